@@ -1,0 +1,200 @@
+"""What the benchmarks share: data to run on, the facts of the machine, tables and figures."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Episodes in a row group of the files written here.
+ROW_GROUP_EPISODES = 64
+
+COLUMNS = ("observations", "actions", "rewards", "dones")
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Episodes end to end, in plain arrays."""
+
+    observations: npt.NDArray[np.float32]  # [N, S]
+    actions: npt.NDArray[np.float32]  # [N, A]
+    rewards: npt.NDArray[np.float32]  # [N]
+    terminals: npt.NDArray[np.bool_]  # [N]
+    lengths: npt.NDArray[np.int64]  # [E]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def steps(self) -> int:
+        return len(self.rewards)
+
+
+def synthetic_episodes(
+    steps: int = 200_000, seed: int = 0, observation_width: int = 11, action_width: int = 3
+) -> Episodes:
+    """Hopper-shaped noise: `steps` steps in episodes of mixed lengths, 8 to 1000 (the last is cut to fit)."""
+    random = np.random.default_rng(seed)
+    drawn = random.integers(8, 1001, size=steps // 8 + 1)
+    lengths = drawn[: int(np.searchsorted(np.cumsum(drawn), steps)) + 1]
+    lengths[-1] -= lengths.sum() - steps
+    terminals = np.zeros(steps, np.bool_)
+    terminals[np.cumsum(lengths) - 1] = True
+    return Episodes(
+        observations=random.standard_normal((steps, observation_width), dtype=np.float32),
+        actions=random.uniform(-1, 1, (steps, action_width)).astype(np.float32),
+        rewards=random.uniform(0, 4, steps).astype(np.float32),
+        terminals=terminals,
+        lengths=lengths,
+    )
+
+
+def nested(values: npt.NDArray[Any], offsets: npt.NDArray[np.int32]) -> pa.Array:
+    """[N] or [N, width] as one list an episode."""
+    rows = pa.array(values.reshape(-1))
+    if values.ndim == 2:
+        inner = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
+        rows = pa.ListArray.from_arrays(pa.array(inner), rows)
+    return pa.ListArray.from_arrays(pa.array(offsets), rows)
+
+
+def write_parquet(episodes: Episodes, path: Path) -> None:
+    """One row an episode, columns as in the Decision Transformer datasets on the HF hub."""
+    offsets = np.concatenate([[0], np.cumsum(episodes.lengths)]).astype(np.int32)
+    values = (episodes.observations, episodes.actions, episodes.rewards, episodes.terminals)
+    table = pa.table({name: nested(array, offsets) for name, array in zip(COLUMNS, values, strict=True)})
+    pq.write_table(table, path, row_group_size=ROW_GROUP_EPISODES)
+
+
+def parquet_files(source: Path) -> list[Path]:
+    files = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
+    if not files:
+        raise FileNotFoundError(f"no .parquet file under {source}")
+    return files
+
+
+def read_parquet(source: Path) -> Episodes:
+    """The same, read back; `dones` and `rewards` may be [T] or [T, 1]."""
+    table = pa.concat_tables([pq.read_table(file, columns=list(COLUMNS)) for file in parquet_files(source)])
+
+    def leaves(name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        column = table[name].combine_chunks()
+        lengths = np.asarray(column.value_lengths(), np.int64)
+        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            column = column.flatten()
+        return column.to_numpy(zero_copy_only=False), lengths
+
+    observations, lengths = leaves("observations")
+    actions, rewards, dones = leaves("actions")[0], leaves("rewards")[0], leaves("dones")[0]
+    steps = int(lengths.sum())
+    return Episodes(
+        observations=observations.reshape(steps, -1).astype(np.float32),
+        actions=actions.reshape(steps, -1).astype(np.float32),
+        rewards=rewards.reshape(steps).astype(np.float32),
+        terminals=dones.reshape(steps).astype(np.bool_),
+        lengths=lengths,
+    )
+
+
+def write_npz(episodes: Episodes, path: Path) -> None:
+    np.savez(
+        path,
+        observations=episodes.observations,
+        actions=episodes.actions,
+        rewards=episodes.rewards,
+        terminals=episodes.terminals,
+        lengths=episodes.lengths,
+    )
+
+
+def processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a checkout that is not installed
+    return found
+
+
+def machine_facts() -> dict[str, Any]:
+    return {
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        # Taken before anything is measured: other people's work shows here.
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "versions": versions(("gear-data", "numpy", "pyarrow", "polars", "numba", "torch")),
+    }
+
+
+def describe_machine(facts: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    machine = f"{facts['processor']}, {facts['cores']} cores (load {facts['load_average']} at the start)"
+    return f"{machine}, {facts['system']}, Python {facts['python']}, {packages}"
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """A number for a table: `digits` significant ones, thousands apart, a dash for none."""
+    if value is None:
+        return "-"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that also reads well as plain text; a column of numbers is set to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    right = [all(cell[:1].isdigit() or cell == "-" for cell in column) for column in zip(*rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        placed = (
+            cell.rjust(width) if at_right else cell.ljust(width)
+            for cell, width, at_right in zip(cells, widths, right, strict=True)
+        )
+        return f"| {' | '.join(placed)} |"
+
+    rule = "|".join(
+        "-" * (width + 1) + (":" if at_right else "-") for width, at_right in zip(widths, right, strict=True)
+    )
+    return "\n".join([line(header), f"|{rule}|", *map(line, rows)])
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def progress(text: str) -> None:
+    """One line that overwrites itself, for somebody watching; nothing in a log. An empty text clears it."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

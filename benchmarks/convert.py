@@ -1,0 +1,361 @@
+"""How fast and in how much memory gear_data.convert turns Parquet into shards, against a floor.
+
+The floor is pyarrow alone: read_table of the same files, written as one uncompressed Arrow IPC file. Both ways end with
+fsync of what they wrote and of its folder; the source is in the page cache for both. Times are of a warm process,
+turn about, and the table gives medians.
+
+Peak memory is that of a fresh process for each conversion, less that of a process that only imports the same things.
+It is measured on one episode (what any conversion costs: modules loaded on the way, memory pools), on the data once,
+and on copies of its files: what grows with the copies is not bounded. gear-data's bound is a few row groups plus one
+shard's write buffer, so it shows where the data is larger than a shard: hence the second, small shard size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+from common import (
+    ROOT,
+    describe_machine,
+    figure,
+    format_table,
+    machine_facts,
+    parquet_files,
+    progress,
+    spread,
+    synthetic_episodes,
+    write_json,
+    write_parquet,
+)
+
+MIB = 1 << 20
+MEMORY_REPETITIONS = 3
+WAYS = ("floor", "gear")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The source's files, so many times over; 0 copies: its first episode alone."""
+
+    copies: int
+    folder: Path
+    parquet_bytes: int
+    arrow_bytes: int
+
+    @property
+    def label(self) -> str:
+        return label(self.copies)
+
+
+@dataclass(frozen=True)
+class Timing:
+    copies: int
+    shard_bytes: int
+    floor_seconds: dict[str, float]
+    gear_seconds: dict[str, float]
+    gear_to_floor: float  # throughput; median over the rounds
+
+
+@dataclass(frozen=True)
+class Memory:
+    copies: int
+    way: str
+    shard_bytes: int | None
+    baseline_bytes: float
+    above_baseline_bytes: dict[str, float]
+
+
+def label(copies: int) -> str:
+    return f"{copies}x" if copies else "1 episode"
+
+
+def fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def convert_floor(source: Path, destination: Path, shard_bytes: int) -> None:
+    """The least a conversion can do; it has one file, so shard_bytes does not matter to it."""
+    destination.mkdir()
+    table = pa.concat_tables([pq.read_table(file) for file in parquet_files(source)])
+    target = destination / "data.arrow"
+    with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    fsync(target)
+    fsync(destination)
+
+
+def convert_gear(source: Path, destination: Path, shard_bytes: int) -> None:
+    import gear_data  # here, so that the floor's process does without it
+
+    gear_data.convert(source, destination, shard_bytes=shard_bytes, progress=False)
+
+
+CONVERSIONS: dict[str, Callable[[Path, Path, int], None]] = {"floor": convert_floor, "gear": convert_gear}
+
+
+def timed(way: str, source: Path, destination: Path, shard_bytes: int) -> float:
+    start = time.perf_counter()
+    CONVERSIONS[way](source, destination, shard_bytes)
+    elapsed = time.perf_counter() - start
+    shutil.rmtree(destination)
+    return elapsed
+
+
+def peak_bytes() -> int:
+    """This process's largest resident size.
+
+    ru_maxrss alone would not do on Linux: it carries over what the parent had resident before exec, while VmHWM starts
+    anew. Children are added through ru_maxrss, should a conversion ever have some.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 + children
+    except OSError:
+        pass  # not Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit + children
+
+
+def run_worker(way: str, source: Path | None, destination: Path, shard_bytes: int) -> None:
+    """In a fresh process: one conversion, or without a source the imports alone; prints the peak."""
+    if way == "gear":
+        import gear_data
+
+        _ = gear_data.convert  # names are loaded when first used
+    if source is not None:
+        CONVERSIONS[way](source, destination, shard_bytes)
+    print(json.dumps({"peak_bytes": peak_bytes()}))
+
+
+def fresh_peak(way: str, source: Path | None, scratch: Path, shard_bytes: int) -> int:
+    destination = scratch / "fresh"
+    command = [sys.executable, str(Path(__file__).resolve()), "--worker", way, "--destination", str(destination)]
+    command += ["--shard-bytes", str(shard_bytes)]
+    if source is not None:
+        command += ["--source", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=worker_environment())
+    if done.returncode:
+        raise SystemExit(f"measuring {way} failed:\n{done.stderr}")
+    if destination.exists():
+        shutil.rmtree(destination)
+    answer: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return answer["peak_bytes"]
+
+
+def worker_environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def make_scale(files: Sequence[Path], copies: int, scratch: Path) -> Scale:
+    folder = scratch / f"source-{copies}x"
+    folder.mkdir()
+    if copies:
+        for copy in range(copies):
+            for index, file in enumerate(files):
+                shutil.copyfile(file, folder / f"part-{copy:04d}-{index:04d}.parquet")
+    else:
+        with pq.ParquetFile(files[0]) as file:
+            pq.write_table(file.read_row_group(0).slice(0, 1), folder / "part.parquet")
+    made = parquet_files(folder)
+    return Scale(
+        copies=copies,
+        folder=folder,
+        parquet_bytes=sum(path.stat().st_size for path in made),
+        arrow_bytes=sum(pq.read_table(path).nbytes for path in made),
+    )
+
+
+def measure_times(scale: Scale, shard_sizes: Sequence[int], repetitions: int, scratch: Path) -> list[Timing]:
+    """One floor measurement and one of gear-data for each shard size in every round, after a round that warms up."""
+    jobs = [("floor", shard_sizes[0]), *(("gear", size) for size in shard_sizes)]
+    seconds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
+    for repetition in range(repetitions + 1):
+        for way, size in jobs:
+            progress(f"{scale.label}: time, round {repetition} of {repetitions}: {way}")
+            elapsed = timed(way, scale.folder, scratch / "timed", size)
+            if repetition:
+                seconds[way, size].append(elapsed)
+    progress("")
+    floor = seconds[jobs[0]]
+    return [
+        Timing(
+            copies=scale.copies,
+            shard_bytes=size,
+            floor_seconds=spread(floor),
+            gear_seconds=spread(seconds["gear", size]),
+            gear_to_floor=statistics.median(
+                least / ours for least, ours in zip(floor, seconds["gear", size], strict=True)
+            ),
+        )
+        for size in shard_sizes
+    ]
+
+
+def measure_memory(
+    scale: Scale, shard_sizes: Sequence[int], baselines: Mapping[str, float], scratch: Path
+) -> list[Memory]:
+    records = []
+    for way, size in [("floor", None), *(("gear", size) for size in shard_sizes)]:
+        progress(f"{scale.label}: memory of {way}")
+        peaks = [fresh_peak(way, scale.folder, scratch, size or shard_sizes[0]) for _ in range(MEMORY_REPETITIONS)]
+        above = spread([peak - baselines[way] for peak in peaks])
+        records.append(Memory(scale.copies, way, size, baselines[way], above))
+    progress("")
+    return records
+
+
+def largest_row_group(files: Sequence[Path]) -> int:
+    """In Arrow bytes, which is what a reader holds of it."""
+    largest = 0
+    for path in files:
+        with pq.ParquetFile(path) as file:
+            for index in range(file.num_row_groups):
+                largest = max(largest, file.read_row_group(index).nbytes)
+    return largest
+
+
+def print_times(scales: Sequence[Scale], timings: Sequence[Timing]) -> None:
+    sizes = {scale.copies: scale.arrow_bytes for scale in scales}
+    rows = []
+    for timing in timings:
+        gigabytes = sizes[timing.copies] / 1e9
+        floor, gear = timing.floor_seconds["median"], timing.gear_seconds["median"]
+        rows.append(
+            [
+                label(timing.copies),
+                f"{timing.shard_bytes // MIB}",
+                figure(sizes[timing.copies] / MIB),
+                figure(floor),
+                figure(gear),
+                figure(gigabytes / floor),
+                figure(gigabytes / gear),
+                figure(timing.gear_to_floor),
+            ]
+        )
+    header = ["data", "shard MiB", "Arrow MiB", "floor s", "gear s", "floor GB/s", "gear GB/s", "gear / floor, GB/s"]
+    print(format_table(header, rows))
+
+
+def print_memory(records: Sequence[Memory]) -> None:
+    rows = [
+        [
+            label(record.copies),
+            record.way,
+            "-" if record.shard_bytes is None else f"{record.shard_bytes // MIB}",
+            figure(record.baseline_bytes / MIB),
+            figure(record.above_baseline_bytes["median"] / MIB),
+            figure(record.above_baseline_bytes["max"] / MIB),
+        ]
+        for record in records
+    ]
+    header = ["data", "way", "shard MiB", "imports alone MiB", "peak above them MiB", "largest of them MiB"]
+    print(format_table(header, rows))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="example: python benchmarks/convert.py --source episodes.parquet --scale 64 --json convert.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--source",
+        type=Path,
+        help="Parquet file or folder, a row an episode: observations, actions, rewards, dones "
+        "(default: 200,000 Hopper-shaped steps made on the fly)",
+    )
+    parser.add_argument("--repetitions", type=int, default=5, help="timed conversions of each (default 5)")
+    parser.add_argument(
+        "--scale", type=int, action="append", default=[], help="measure so many copies too, besides 1 and 8"
+    )
+    parser.add_argument("--shard-bytes", type=int, default=512 * MIB, help="default 512 MiB, as in convert")
+    parser.add_argument("--small-shard-bytes", type=int, default=16 * MIB, help="default 16 MiB")
+    parser.add_argument("--scratch", type=Path, help="folder to work in; its disk is part of the measurement")
+    parser.add_argument("--json", type=Path, help="write the full record here")
+    parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--destination", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.source is not None and not args.source.exists():
+        parser.error(f"--source {args.source}: no such file or folder")
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    if args.worker is not None:
+        run_worker(args.worker, args.source, args.destination, args.shard_bytes)
+        return
+    # The checkout's own gear_data, installed or not.
+    sys.path.insert(0, str(ROOT))
+    shard_sizes = (args.shard_bytes, args.small_shard_bytes)
+    facts = machine_facts()
+    with tempfile.TemporaryDirectory(prefix="gear-bench-", dir=args.scratch) as name:
+        scratch = Path(name)
+        if args.source is None:
+            made = scratch / "episodes.parquet"
+            write_parquet(synthetic_episodes(), made)
+            files = [made]
+        else:
+            files = parquet_files(args.source)
+        row_group = largest_row_group(files)
+        baselines = {
+            way: statistics.median(fresh_peak(way, None, scratch, args.shard_bytes) for _ in range(MEMORY_REPETITIONS))
+            for way in WAYS
+        }
+        scales, timings, memory = [], [], []
+        for copies in sorted({0, 1, 8, *args.scale}):
+            scale = make_scale(files, copies, scratch)
+            scales.append(scale)
+            if copies:
+                timings += measure_times(scale, shard_sizes, args.repetitions, scratch)
+            memory += measure_memory(scale, shard_sizes, baselines, scratch)
+            shutil.rmtree(scale.folder)
+
+    origin = "synthetic" if args.source is None else "given source"
+    print(describe_machine(facts))
+    print(
+        f"{origin}: {len(files)} Parquet files of {scales[1].parquet_bytes / MIB:.1f} MiB; largest row group "
+        f"{row_group / MIB:.2f} MiB as Arrow; fsync in both ways; median of {args.repetitions}, interleaved"
+    )
+    print("\nTime (warm process)\n")
+    print_times(scales, timings)
+    print(f"\nPeak memory (fresh process each, median and largest of {MEMORY_REPETITIONS})\n")
+    print_memory(memory)
+    if args.json is not None:
+        record: dict[str, Any] = {
+            "benchmark": "convert",
+            "machine": facts,
+            "settings": {"source": origin, "repetitions": args.repetitions, "fsync": "both ways"},
+            "largest_row_group_bytes": row_group,
+            "scales": [{key: value for key, value in asdict(scale).items() if key != "folder"} for scale in scales],
+            "timings": [asdict(timing) for timing in timings],
+            "memory": [asdict(one) for one in memory],
+        }
+        write_json(args.json, record)
+
+
+if __name__ == "__main__":
+    main()

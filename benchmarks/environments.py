@@ -1,0 +1,69 @@
+"""Virtual environments of the peers, one each: their requirements clash."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+#: The newest CPython a peer has wheels for, where that is an old one.
+NEWEST_PYTHON = {"reverb": (3, 11)}
+
+
+class ContenderError(Exception):
+    """It is not installed, or it stopped; the message says which and why."""
+
+
+def venv_python(folder: Path) -> Path:
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def requirements(environment: str) -> Path:
+    return HERE / "requirements" / f"{environment}.txt"
+
+
+def receipt(folder: Path) -> Path:
+    """A copy of the requirements, written once they are all there: a half-made environment does not count."""
+    return folder / "installed-requirements.txt"
+
+
+def is_installed(folder: Path, environment: str) -> bool:
+    return receipt(folder).is_file() and receipt(folder).read_text() == requirements(environment).read_text()
+
+
+def base_interpreter(environment: str) -> str:
+    newest = NEWEST_PYTHON.get(environment)
+    if newest is None or sys.version_info[:2] <= newest:
+        return sys.executable
+    name = f"python{newest[0]}.{newest[1]}"
+    found = shutil.which(name)
+    if found is None:
+        raise ContenderError(f"needs CPython {newest[0]}.{newest[1]}, and there is no {name} on the path")
+    return found
+
+
+def install(venvs: Path, environment: str) -> None:
+    """Make the environment and fill it; one that is complete is left alone."""
+    folder = venvs / environment
+    if is_installed(folder, environment):
+        return
+    venvs.mkdir(parents=True, exist_ok=True)
+    print(f"installing {environment} into {folder}", file=sys.stderr)
+    wanted = requirements(environment)
+    for command in (
+        [base_interpreter(environment), "-m", "venv", str(folder)],
+        [str(venv_python(folder)), "-m", "pip", "install", "--quiet", "-r", str(wanted)],
+    ):
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise ContenderError(f"not installable: {last_line(done.stderr)}")
+    shutil.copyfile(wanted, receipt(folder))
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

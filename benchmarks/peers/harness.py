@@ -1,0 +1,163 @@
+"""What every contender shares: its arguments, its data, the measured loop and the one line of JSON it prints.
+
+Standard library and NumPy alone, because each contender runs in an environment of its own and their requirements clash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Every episode's steps, end to end, with the two columns a sequence model adds."""
+
+    observations: FloatArray  # [N, S]
+    actions: FloatArray  # [N, A]
+    rewards: FloatArray  # [N]
+    terminals: npt.NDArray[np.bool_]  # [N]
+    returns_to_go: FloatArray  # [N], undiscounted
+    timesteps: IntArray  # [N], from 0 in each episode
+    lengths: IntArray  # [E]
+    starts: IntArray  # [E]
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A contender that is set up: every call of `next_batch` makes one more batch."""
+
+    next_batch: Callable[[], Mapping[str, Any]]  # arrays that know their nbytes, shape and dtype
+    windows: int | None  # in a batch; None where a batch is bytes alone
+    notes: str
+    versions: Mapping[str, str]  # of the packages that did the work
+    uncounted: frozenset[str] = frozenset()  # delivered beside the padded arrays, so left out of the bytes
+    held: tuple[Any, ...] = ()  # what must live as long as batches are drawn: a server, a folder
+
+
+def load_steps(path: Path) -> Steps:
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    lengths = arrays["lengths"].astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    rewards = arrays["rewards"].astype(np.float32)
+    returns_to_go = np.empty_like(rewards)
+    for start, length in zip(starts, lengths, strict=True):
+        rows = slice(start, start + length)
+        returns_to_go[rows] = np.cumsum(rewards[rows][::-1], dtype=np.float64)[::-1]
+    return Steps(
+        observations=arrays["observations"].astype(np.float32),
+        actions=arrays["actions"].astype(np.float32),
+        rewards=rewards,
+        terminals=arrays["terminals"].astype(np.bool_),
+        returns_to_go=returns_to_go,
+        timesteps=np.arange(len(rewards)) - np.repeat(starts, lengths),
+        lengths=lengths,
+        starts=starts,
+    )
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
+def padded_bytes(feed: Feed, batch: Mapping[str, Any]) -> int:
+    return sum(int(array.nbytes) for name, array in batch.items() if name not in feed.uncounted)
+
+
+def touch(batch: Mapping[str, Any]) -> float:
+    """Read one element, so that a batch that was never really made cannot count."""
+    array = next(iter(batch.values()))
+    return float(array[(0,) * array.ndim])
+
+
+def measure(feed: Feed, seconds: float) -> dict[str, Any]:
+    """Batches drawn in `seconds`, after a warm-up that empties what was prefetched while nobody asked."""
+    warm_until = time.perf_counter() + min(0.5, seconds / 4)
+    while time.perf_counter() < warm_until:
+        batch = feed.next_batch()
+    expected, touched, batches = padded_bytes(feed, batch), 0.0, 0
+    start = now = time.perf_counter()
+    while now < start + seconds:
+        # The name holds the batch before until the new one is there, as a training loop does.
+        batch = feed.next_batch()
+        touched += touch(batch)
+        batches += 1
+        now = time.perf_counter()
+    if padded_bytes(feed, batch) != expected:
+        raise RuntimeError("batches differ in size, so bytes per batch times batches would be wrong")
+    elapsed = now - start
+    return {
+        "seconds": elapsed,
+        "batches": batches,
+        "touched": touched,
+        "padded_gb_per_s": batches * expected / elapsed / 1e9,
+        "windows_per_s": None if feed.windows is None else batches * feed.windows / elapsed,
+        "padded_bytes_per_batch": expected,
+        "delivers": {
+            name: [list(array.shape), str(array.dtype).removeprefix("torch.")] for name, array in batch.items()
+        },
+        "notes": feed.notes,
+        "versions": dict(feed.versions),
+    }
+
+
+def claim_stdout() -> TextIO:
+    """The real standard output for our JSON; whatever the libraries print goes to standard error instead."""
+    ours = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return ours
+
+
+def say(out: TextIO, record: Mapping[str, Any]) -> None:
+    print(json.dumps(record), file=out, flush=True)
+
+
+def main(
+    build: Callable[[argparse.Namespace], Feed],
+    description: str,
+    configure: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> None:
+    """Run one contender: `build` sets it up from the arguments, `configure` adds arguments of its own."""
+    script = Path(sys.argv[0]).name
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog=f"example: python benchmarks/peers/{script} --data steps.npz --seconds 2",
+    )
+    parser.add_argument("--data", type=Path, required=True, help="what to feed from; feed.py writes it")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a measurement (default 2)")
+    parser.add_argument("--batch-size", type=int, default=256, help="windows in a batch (default 256)")
+    parser.add_argument("--context", type=int, default=20, help="steps in a window (default 20)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default 0)")
+    parser.add_argument(
+        "--on-request", action="store_true", help="stay set up and measure once for every line on standard input"
+    )
+    if configure is not None:
+        configure(parser)
+    args = parser.parse_args()
+    out = claim_stdout()
+    begun = time.perf_counter()
+    feed = build(args)
+    if not args.on_request:
+        say(out, measure(feed, args.seconds))
+        return
+    say(out, {"ready": True, "setup_seconds": time.perf_counter() - begun})
+    for _ in sys.stdin:
+        say(out, measure(feed, args.seconds))

@@ -1,0 +1,105 @@
+"""Reverb: a table of windows, read back through TrajectoryDataset by the process that serves it (no gRPC between).
+
+Every step of every episode ends one item of `context` steps. Reverb has no padding, so each episode is written behind
+`context - 1` zero steps with mask 0, which makes the same left-padded windows. Chunks of `context` steps and two
+sampler workers a core were the fastest of those tried.
+"""
+
+# mypy: disable-error-code="import-not-found, import-untyped"
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow when it is imported
+
+import numpy as np
+import reverb
+import tensorflow as tf
+from harness import Feed, Steps, load_steps, main, versions_of
+
+TABLE = "windows"
+UNFLUSHED_ITEMS = 200
+
+
+def signature(steps: Steps, context: int) -> dict[str, tf.TensorSpec]:
+    return {
+        "states": tf.TensorSpec([context, steps.observations.shape[1]], tf.float32),
+        "actions": tf.TensorSpec([context, steps.actions.shape[1]], tf.float32),
+        "rewards": tf.TensorSpec([context, 1], tf.float32),
+        "returns_to_go": tf.TensorSpec([context, 1], tf.float32),
+        "timesteps": tf.TensorSpec([context], tf.int64),
+        "mask": tf.TensorSpec([context], tf.float32),
+    }
+
+
+def fill(client: reverb.Client, steps: Steps, columns: list[str], context: int) -> None:
+    writer = client.trajectory_writer(num_keep_alive_refs=context)
+    for name in columns:
+        writer.configure((name,), num_keep_alive_refs=context, max_chunk_length=context)
+
+    def row(index: int) -> dict[str, Any]:
+        return {
+            "states": steps.observations[index],
+            "actions": steps.actions[index],
+            "rewards": steps.rewards[index : index + 1],
+            "returns_to_go": steps.returns_to_go[index : index + 1],
+            "timesteps": steps.timesteps[index],
+            "mask": np.float32(1),
+        }
+
+    padding = {name: np.zeros_like(value) for name, value in row(0).items()}
+    for start, length in zip(steps.starts, steps.lengths, strict=True):
+        for _ in range(context - 1):
+            writer.append(padding)
+        for index in range(start, start + length):
+            writer.append(row(index))
+            writer.create_item(TABLE, 1.0, {name: writer.history[name][-context:] for name in columns})
+            if index % UNFLUSHED_ITEMS == 0:
+                writer.flush(block_until_num_items=UNFLUSHED_ITEMS // 2)
+        writer.end_episode()
+    writer.close()
+
+
+def build(args: argparse.Namespace) -> Feed:
+    steps = load_steps(args.data)
+    specs = signature(steps, args.context)
+    server = reverb.Server(
+        [
+            reverb.Table(
+                name=TABLE,
+                sampler=reverb.selectors.Uniform(),
+                remover=reverb.selectors.Fifo(),
+                max_size=len(steps),
+                rate_limiter=reverb.rate_limiters.MinSize(1),
+                signature=specs,
+            )
+        ]
+    )
+    address = f"localhost:{server.port}"
+    fill(reverb.Client(address), steps, list(specs), args.context)
+    dataset = reverb.TrajectoryDataset.from_table_signature(
+        server_address=address,
+        table=TABLE,
+        max_in_flight_samples_per_worker=2 * args.batch_size,
+        num_workers_per_iterator=2 * (os.cpu_count() or 1),
+    ).batch(args.batch_size, drop_remainder=True)
+    batches = iter(dataset.prefetch(2))
+
+    def next_batch() -> dict[str, Any]:
+        return {name: tensor.numpy() for name, tensor in next(batches).data.items()}
+
+    return Feed(
+        next_batch=next_batch,
+        windows=args.batch_size,
+        notes="TrajectoryDataset in the server's process, uniform, one item a step, left padding stored as zero steps; "
+        "NumPy views of TensorFlow tensors; two sampler workers a core, prefetch 2",
+        versions=versions_of("dm-reverb", "tensorflow", "numpy"),
+        held=(server,),
+    )
+
+
+if __name__ == "__main__":
+    main(build, "Feed rate of Reverb's TrajectoryDataset; --data is the .npz that feed.py writes.")

@@ -1,0 +1,75 @@
+"""gear-data: trajectory datasets in Arrow shards, fed as padded sequence batches to offline RL.
+
+    gear_data.convert("hf_dataset/", "dataset/")
+    ds = gear_data.open("dataset/")
+    for batch in gear_data.SequenceLoader(ds, batch_size=256, context=20, preset="decision_transformer"):
+        ...
+
+Names are loaded when first used: `import gear_data` brings neither torch nor Numba.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gear_data import errors
+    from gear_data.dataset import Dataset, Episode
+    from gear_data.dataset import open_dataset as open
+    from gear_data.errors import GearError
+    from gear_data.exports import export
+    from gear_data.exports.batches import export_batches
+    from gear_data.ingest.convert import ConvertReport, convert
+    from gear_data.loaders.sequence import SequenceLoader
+    from gear_data.schema import ColumnSpec, Schema
+    from gear_data.storage.verify import verify
+
+__version__ = "0.1.0"
+
+#: Public name -> (module, name there).
+_PUBLIC = {
+    "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
+    "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
+    "Dataset": ("gear_data.dataset", "Dataset"),
+    "Episode": ("gear_data.dataset", "Episode"),
+    "GearError": ("gear_data.errors", "GearError"),
+    "Schema": ("gear_data.schema", "Schema"),
+    "SequenceLoader": ("gear_data.loaders.sequence", "SequenceLoader"),
+    "convert": ("gear_data.ingest.convert", "convert"),
+    "export": ("gear_data.exports", "export"),
+    "export_batches": ("gear_data.exports.batches", "export_batches"),
+    "open": ("gear_data.dataset", "open_dataset"),
+    "verify": ("gear_data.storage.verify", "verify"),
+}
+
+__all__ = [
+    "ColumnSpec",
+    "ConvertReport",
+    "Dataset",
+    "Episode",
+    "GearError",
+    "Schema",
+    "SequenceLoader",
+    "convert",
+    "errors",
+    "export",
+    "export_batches",
+    "open",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("gear_data.errors")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'gear_data' has no attribute '{name}'")
+    module, attribute = _PUBLIC[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

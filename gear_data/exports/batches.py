@@ -1,0 +1,140 @@
+"""Batches -> files with a manifest, so that an evaluation can be repeated bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
+from gear_data.exports.folder import whole_folder
+from gear_data.exports.nested import nested_rows
+from gear_data.progress import progress_bar
+from gear_data.storage.atomic import checksum
+
+if TYPE_CHECKING:
+    from gear_data.loaders.sequence import Batch, SequenceLoader
+
+BATCHES_MANIFEST = "batches.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class BatchExportReport:
+    """What was written: file names in the destination's folder, and their bytes together."""
+
+    files: tuple[str, ...]
+    bytes: int
+    batches: int
+    windows: int
+    seed: int
+    first_step: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "files": list(self.files)}
+
+
+def export_batches(
+    loader: SequenceLoader,
+    destination: str | os.PathLike[str],
+    *,
+    batches: int,
+    format: str = "safetensors",
+    progress: bool | None = None,
+) -> BatchExportReport:
+    """Writes a loader's batches, from step 0 or the state it was given last, a file each, and `batches.json`: dataset
+    fingerprint, every argument of the loader, and for each file its step, keys, dtypes, shapes, size and checksum.
+
+    Args:
+        loader: iterated anew: where it was iterated before, that is not gone on with.
+        destination: a folder that does not exist or is empty.
+        batches: how many; a loader that ends sooner gives fewer.
+        format: `safetensors`, `npz` or `parquet` (a row a window, lists as nested as the array).
+        progress: show a bar; None shows one on a terminal.
+
+    Raises:
+        UnknownNameError: no such format.
+        InvalidArgumentError: `batches` below 1, or bfloat16 tensors in npz or parquet, which have no such type.
+        EmptySourceError: the loader has no batch left.
+        DestinationExistsError, StorageFullError: the destination cannot be written.
+    """
+    if format not in BATCH_WRITERS:
+        raise unknown_name("batch format", format, BATCH_WRITERS)
+    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+        raise InvalidArgumentError(f"batches must be at least 1, not {batches!r}")
+    target = Path(destination)
+    entries: list[dict[str, Any]] = []
+    with whole_folder(target) as folder, progress_bar(batches, "export", "batch", progress) as bar:
+        for batch in islice(loader, batches):
+            step = loader.state_dict()["step"] - 1
+            name = f"batch-{len(entries):06d}.{format}"
+            on_host = {key: tensor.cpu().contiguous() for key, tensor in batch.items()}
+            BATCH_WRITERS[format](on_host, folder / name)
+            entries.append(_entry(on_host, folder / name, step))
+            bar.update(1)
+        if not entries:
+            raise EmptySourceError("the loader has no batch left to export", file=str(target))
+        manifest = {"format": "gear-batches", "version": _VERSION, **loader.spec(), "files": entries}
+        (folder / BATCHES_MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return BatchExportReport(
+        files=(*(entry["file"] for entry in entries), BATCHES_MANIFEST),
+        bytes=sum(entry["bytes"] for entry in entries),
+        batches=len(entries),
+        windows=sum(entry["windows"] for entry in entries),
+        seed=loader.seed,
+        first_step=entries[0]["step"],
+    )
+
+
+def _entry(batch: Batch, path: Path, step: int) -> dict[str, Any]:
+    return {
+        "file": path.name,
+        "step": step,
+        "windows": len(batch["valid_count"]),
+        "bytes": path.stat().st_size,
+        "checksum": checksum(path),
+        "tensors": {
+            key: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+            for key, tensor in batch.items()
+        },
+    }
+
+
+def _write_safetensors(batch: Batch, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(batch, path)
+
+
+def _write_npz(batch: Batch, path: Path) -> None:
+    np.savez(path, **_arrays(batch))
+
+
+def _write_parquet(batch: Batch, path: Path) -> None:
+    pq.write_table(pa.table({key: nested_rows(array, key) for key, array in _arrays(batch).items()}), path)
+
+
+def _arrays(batch: Batch) -> dict[str, Any]:
+    for key, tensor in batch.items():
+        if tensor.dtype == torch.bfloat16:
+            raise InvalidArgumentError(
+                "NumPy and Parquet have no bfloat16", column=key, hint="use --format safetensors, or another dtype"
+            )
+    return {key: tensor.numpy() for key, tensor in batch.items()}
+
+
+#: Name -> writer, as `format=` takes them.
+BATCH_WRITERS: dict[str, Callable[[Batch, Path], None]] = {
+    "safetensors": _write_safetensors,
+    "npz": _write_npz,
+    "parquet": _write_parquet,
+}

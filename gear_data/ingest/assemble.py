@@ -1,0 +1,104 @@
+"""From a stream of steps to blocks of whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.ingest.findings import Finding, Findings
+from gear_data.storage.block import EpisodeBlock, Position
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """Consecutive steps of one file.
+
+    Attributes:
+        file, name: the file's number and name.
+        rows: int64 [n], source rows.
+        episodes: int64 [n], a running number that grows by one at every episode's first step, over all parts.
+        keep: bool [n], False for steps that could not be read; their whole episode is left out.
+        columns: name -> [keep.sum(), *shape].
+        facts: name -> [n], values of which an episode takes its first step's.
+        finals: name -> [n, *shape], of which an episode takes its last step's as final observation.
+    """
+
+    file: int
+    name: str
+    rows: npt.NDArray[np.int64]
+    episodes: npt.NDArray[np.int64]
+    keep: npt.NDArray[np.bool_]
+    columns: Mapping[str, npt.NDArray[Any]]
+    facts: Mapping[str, npt.NDArray[Any]]
+    finals: Mapping[str, npt.NDArray[Any]]
+
+    def cut(self, start: int, stop: int) -> StepPart:
+        first, last = int(self.keep[:start].sum()), int(self.keep[:stop].sum())
+        return StepPart(
+            file=self.file,
+            name=self.name,
+            rows=self.rows[start:stop],
+            episodes=self.episodes[start:stop],
+            keep=self.keep[start:stop],
+            columns={name: values[first:last] for name, values in self.columns.items()},
+            facts={name: values[start:stop] for name, values in self.facts.items()},
+            finals={name: values[start:stop] for name, values in self.finals.items()},
+        )
+
+
+def assemble(parts: Iterator[StepPart], findings: Findings, *, has_final: bool) -> Iterator[EpisodeBlock]:
+    """Blocks of whole episodes; the last episode ends with the stream.
+
+    An episode may run over any number of parts and files. What is held is one part and the episode at its end.
+    """
+    held: list[StepPart] = []
+    for part in parts:
+        last = int(np.searchsorted(part.episodes, part.episodes[-1]))
+        ends_held = bool(held) and part.episodes[0] != held[-1].episodes[-1]
+        if last > 0 or ends_held:
+            whole = [*held, part.cut(0, last)] if last > 0 else held
+            yield _block(whole, findings, has_final)
+            held = []
+        held.append(part.cut(last, len(part.rows)))
+    if held:
+        yield _block(held, findings, has_final)
+
+
+def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> EpisodeBlock:
+    episodes = np.concatenate([part.episodes for part in parts])
+    rows = np.concatenate([part.rows for part in parts])
+    keep = np.concatenate([part.keep for part in parts])
+    files = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
+    starts = np.flatnonzero(np.diff(episodes, prepend=episodes[0] - 1))
+    lengths = np.diff(starts, append=len(episodes))
+    whole = np.logical_and.reduceat(keep, starts)
+    columns = {name: _concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    if not whole.all():
+        bad = np.flatnonzero(~whole)
+        first = starts[bad[0]] + int(np.argmin(keep[starts[bad[0]] :]))
+        findings.add(
+            Finding("bad-episode", "unreadable steps; skipped", len(bad), parts[files[first]].name, int(rows[first]))
+        )
+        wanted = np.repeat(whole, lengths)[keep]
+        columns = {name: values[wanted] for name, values in columns.items()}
+    good = starts[whole]
+    last = good + lengths[whole] - 1
+    return EpisodeBlock(
+        position=Position(parts[0].file, int(rows[0])),
+        lengths=lengths[whole].astype(np.int64),
+        columns=columns,
+        sources=[parts[i].name for i in files[good]],
+        rows=rows[good],
+        has_final=np.full(len(good), has_final),
+        finals={name: _concatenate([part.finals[name] for part in parts])[last] for name in parts[0].finals},
+        metadata={name: _concatenate([part.facts[name] for part in parts])[good].tolist() for name in parts[0].facts},
+        source_rows=len(rows),
+    )
+
+
+def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

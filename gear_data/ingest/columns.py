@@ -1,0 +1,32 @@
+"""Which of a source's columns are read, and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gear_data.errors import unknown_name
+from gear_data.ingest.names import DONES, name_map
+from gear_data.ingest.source import SourceOptions
+
+#: End flags are structure: they are read whatever `columns` says.
+END_FLAGS = frozenset({DONES, "terminated", "truncated"})
+
+#: Columns of one value a step: a source's [T, 1] becomes [T].
+SCALARS = END_FLAGS | {"rewards"}
+
+
+def choose_columns(names: Iterable[str], options: SourceOptions) -> dict[str, str]:
+    """Source name -> canonical name of the columns to read.
+
+    Raises:
+        UnknownNameError: `options.columns` has a name, source or canonical, that is not there.
+        InvalidArgumentError: see `name_map`.
+    """
+    mapping = name_map(names, options.rename)
+    if options.columns is None:
+        return mapping
+    wanted = set(options.columns)
+    for name in options.columns:
+        if name not in mapping and name not in mapping.values():
+            raise unknown_name("column", name, mapping.values())
+    return {source: name for source, name in mapping.items() if source in wanted or name in wanted or name in END_FLAGS}

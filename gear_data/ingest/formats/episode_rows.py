@@ -1,0 +1,253 @@
+"""Tables with a row an episode: every step column a list (of lists).
+
+The layout of `decision_transformer_gym_replay` and JAT on the HuggingFace hub, and of our own Parquet export.
+Scalar columns are facts about the episode and go to the episode table; `final_observations` columns hold one
+step, the observation after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.errors import BadEpisodeError, EmptySourceError, UnknownFormatError, UnsupportedColumnError
+from gear_data.ingest.arrow_tables import TablePart, TableStream, open_tables, read_ahead, require_tables
+from gear_data.ingest.arrow_values import (
+    Irregular,
+    inner_shape,
+    is_list,
+    leaf_dtype,
+    list_depth,
+    list_lengths,
+    null_rows,
+    storage_array,
+    to_numpy,
+)
+from gear_data.ingest.columns import SCALARS, choose_columns
+from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.location import Location
+from gear_data.ingest.names import canonical_name
+from gear_data.ingest.source import Format, SourceOptions
+from gear_data.schema import ColumnSpec
+from gear_data.storage.block import EpisodeBlock, Position, offsets_of
+
+_FINAL = "final_"
+_HEAD_ROWS = 64
+
+
+class _BadRows(Exception):
+    """Rows (episodes) of a table that cannot be read, and why, for one column."""
+
+    def __init__(self, rows: npt.NDArray[np.int64], column: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rows = rows
+        self.column = column
+        self.reason = reason
+
+
+def probe(location: Location) -> str | None:
+    tables = open_tables(location)
+    if tables is None:
+        return None
+    for field in tables.schema:
+        name, depth = canonical_name(field.name), list_depth(_storage_type(field.type))
+        if name in SCALARS and depth:
+            return f"a row is an episode: '{field.name}' is a list"
+    for field in tables.schema:
+        if list_depth(_storage_type(field.type)) >= 2 and not any(
+            canonical_name(other.name) in SCALARS for other in tables.schema
+        ):
+            return f"a row is an episode: '{field.name}' is a list of lists"
+    return None
+
+
+def open_(location: Location, options: SourceOptions) -> EpisodeRows:
+    return EpisodeRows(location, require_tables(location), options)
+
+
+class EpisodeRows:
+    """An `EpisodeSource` over tables with a row an episode."""
+
+    rows_are_steps = False
+
+    def __init__(self, location: Location, tables: TableStream, options: SourceOptions) -> None:
+        self.findings = Findings()
+        self.notes: dict[str, Any] = {}
+        self.metadata: Mapping[str, Any] = {}
+        self.num_rows = tables.num_rows
+        self._tables = tables
+        self._options = options
+        self._location = location
+        types = {field.name: _storage_type(field.type) for field in tables.schema}
+        chosen = choose_columns(types, options)
+        lists = {source: name for source, name in chosen.items() if is_list(types[source])}
+        # `final_observations` beside `observations`; a `final_reward` without a `reward` is a column like others.
+        self._finals = {
+            source: name.removeprefix(_FINAL)
+            for source, name in lists.items()
+            if name.startswith(_FINAL) and name.removeprefix(_FINAL) in lists.values()
+        }
+        self._steps = {source: name for source, name in lists.items() if source not in self._finals}
+        self._facts = {s: n for s, n in chosen.items() if s not in self._steps and s not in self._finals}
+        if not self._steps:
+            raise UnknownFormatError("no column is a list of steps", file=location.name)
+        for source in self._facts:
+            if pa.types.is_nested(types[source]) or _is_bytes(types[source]):
+                raise UnsupportedColumnError(
+                    f"holds {types[source]}", file=location.name, column=source, hint="leave it out with --columns"
+                )
+        # Lengths are compared with this one's.
+        self._reference = next((s for s, n in self._steps.items() if n == "observations"), next(iter(self._steps)))
+        tables.select([*self._steps, *self._finals, *self._facts])
+        self.columns = self._infer_columns(types)
+
+    def _infer_columns(self, types: Mapping[str, pa.DataType]) -> tuple[ColumnSpec, ...]:
+        dtypes = {s: leaf_dtype(types[s], file=self._location.name, column=s) for s in (*self._steps, *self._finals)}
+        for source, name in self._finals.items():
+            steps = next(step for step, known in self._steps.items() if known == name)
+            if dtypes[source] != dtypes[steps]:
+                raise UnsupportedColumnError(
+                    f"holds {dtypes[source]}, where '{steps}' holds {dtypes[steps]}",
+                    file=self._location.name,
+                    column=source,
+                    hint="cast one of the two to the dtype of the other, or leave this one out with --columns",
+                )
+        head = self._tables.head(_HEAD_ROWS)
+        if head is None:
+            raise EmptySourceError("the source holds no episode", file=self._location.name)
+        specs = []
+        for source, name in self._steps.items():
+            steps = storage_array(storage_array(head.column(source)).flatten())
+            if len(steps) == 0 and self._options.skip_bad is False:
+                # The first rows are empty episodes; let the reader name the first of them.
+                shape: tuple[int, ...] = (1,) * list_depth(steps.type)
+            else:
+                shape = inner_shape(steps)
+            if name in SCALARS and shape == (1,):
+                shape = ()
+            if 0 in shape:
+                raise EmptySourceError(
+                    f"no step with values in the first {len(head)} rows", file=self._location.name, column=source
+                )
+            known_as = None if source == name else source
+            specs.append(ColumnSpec(name, dtypes[source], shape, False, known_as, name in self._finals.values()))
+        return tuple(specs)
+
+    def blocks(self, start: Position) -> Iterator[EpisodeBlock]:
+        position: Position | None = None
+        used = 0
+        for part in read_ahead(self._tables.parts(start)):
+            # A part of bad episodes alone makes no block: the next one then starts where that part did.
+            position, used = position or part.position, used + len(part.table)
+            block = self._block(part)
+            if block is not None:
+                yield replace(block, position=position, source_rows=used)
+                position, used = None, 0
+
+    def _block(self, part: TablePart) -> EpisodeBlock | None:
+        table = part.table
+        rows = np.arange(len(table), dtype=np.int64) + part.position.row
+        while len(table):
+            try:
+                return self._read(table, rows, part)
+            except _BadRows as bad:
+                first = int(rows[bad.rows[0]])
+                if not self._options.skip_bad:
+                    raise BadEpisodeError(
+                        bad.reason,
+                        file=part.name,
+                        column=bad.column,
+                        row=first,
+                        hint="mend the source, or leave such episodes out with --on-bad-episode skip",
+                    ) from None
+                self.findings.add(
+                    Finding("bad-episode", f"{bad.reason}; skipped", len(bad.rows), part.name, first, bad.column)
+                )
+                keep = np.ones(len(table), np.bool_)
+                keep[bad.rows] = False
+                table, rows = table.filter(pa.array(keep)), rows[keep]
+        return None
+
+    def _read(self, table: pa.Table, rows: npt.NDArray[np.int64], part: TablePart) -> EpisodeBlock:
+        lists = {source: storage_array(table.column(source)) for source in self._steps}
+        lengths = self._lengths(lists)
+        offsets = offsets_of(lengths)
+        columns = {}
+        for source, spec in zip(self._steps, self.columns, strict=True):
+            steps = storage_array(lists[source].flatten())
+            try:
+                values = to_numpy(steps, spec.shape or (1,) * list_depth(steps.type))
+            except Irregular as error:
+                episodes = np.unique(np.searchsorted(offsets, error.rows, side="right") - 1)
+                step = int(error.rows[0] - offsets[episodes[0]])
+                raise _BadRows(episodes, source, f"step {step} {error.reason}") from error
+            columns[spec.name] = values.reshape(len(values), *spec.shape)
+        has_final, finals = self._read_finals(table)
+        return EpisodeBlock(
+            position=part.position,
+            lengths=lengths,
+            columns=columns,
+            sources=[part.name] * len(table),
+            rows=rows,
+            has_final=has_final,
+            finals=finals,
+            metadata={name: table.column(source).to_pylist() for source, name in self._facts.items()},
+        )
+
+    def _lengths(self, lists: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:
+        for source, array in lists.items():
+            missing = null_rows(array)
+            if len(missing):
+                raise _BadRows(missing, source, "is null")
+        lengths = list_lengths(lists[self._reference])
+        for source, array in lists.items():
+            own = list_lengths(array)
+            differ = np.flatnonzero(own != lengths)
+            if len(differ):
+                first = differ[0]
+                reason = f"has {own[first]} steps, where '{self._reference}' has {lengths[first]}"
+                raise _BadRows(differ.astype(np.int64), source, reason)
+        empty = np.flatnonzero(lengths == 0)
+        if len(empty):
+            raise _BadRows(empty.astype(np.int64), self._reference, "the episode has no steps")
+        return lengths
+
+    def _read_finals(self, table: pa.Table) -> tuple[npt.NDArray[np.bool_], dict[str, npt.NDArray[Any]]]:
+        has_final = np.zeros(len(table), np.bool_)
+        finals = {}
+        shapes = {spec.name: spec.shape for spec in self.columns}
+        for i, (source, name) in enumerate(self._finals.items()):
+            array = storage_array(table.column(source))
+            present = ~np.asarray(array.is_null())
+            if i and (differ := np.flatnonzero(present != has_final)).size:
+                raise _BadRows(differ.astype(np.int64), source, "is null where other final observations are not")
+            has_final = present
+            try:
+                finals[name] = to_numpy(array.drop_null(), shapes[name])
+            except Irregular as error:
+                raise _BadRows(np.flatnonzero(present)[error.rows], source, error.reason) from error
+        return has_final, finals
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_))
+
+
+def _storage_type(type_: pa.DataType) -> pa.DataType:
+    while isinstance(type_, pa.ExtensionType):
+        type_ = type_.storage_type
+    return type_
+
+
+FORMAT = Format(
+    name="episode-rows",
+    summary="Parquet or HuggingFace dataset, a row an episode (Decision Transformer, JAT)",
+    probe=probe,
+    open=open_,
+    priority=30,
+)

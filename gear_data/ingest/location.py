@@ -1,0 +1,208 @@
+"""Where a source is: local files, files behind an fsspec URL, or a HuggingFace dataset object."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import IO, Any
+
+from gear_data.errors import CorruptSourceError, InvalidArgumentError, SourceNotFoundError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".json", ".csv")
+_LFS_POINTER = b"version https://git-lfs"
+_SPLITS = ("train", "validation", "valid", "val", "test", "dev", "eval")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a source.
+
+    Attributes:
+        path: as its file system knows it.
+        name: relative to the source's root, for messages and the episode table.
+        size: bytes.
+        stamp: changes when the file does: modification time or ETag.
+        filesystem: an fsspec file system, or None for a local file.
+    """
+
+    path: str
+    name: str
+    size: int
+    stamp: str = ""
+    filesystem: Any = None
+
+    def open(self) -> IO[bytes]:
+        if self.filesystem is None:
+            return open(self.path, "rb")
+        return self.filesystem.open(self.path, "rb")  # type: ignore[no-any-return]
+
+    def check_readable(self) -> None:
+        """Raises CorruptSourceError for an empty file and for a Git-LFS pointer."""
+        if self.size == 0:
+            raise CorruptSourceError("the file is empty", file=self.name, hint="download it again")
+        with self.open() as file:
+            head = file.read(len(_LFS_POINTER))
+        if head == _LFS_POINTER:
+            raise CorruptSourceError(
+                "this is a Git-LFS pointer, not the file itself",
+                file=self.name,
+                hint="fetch the contents with 'git lfs pull'",
+            )
+
+
+@dataclass(frozen=True)
+class Location:
+    """A source found: `files` for paths and URLs, `dataset` for a HuggingFace dataset object."""
+
+    name: str
+    files: tuple[SourceFile, ...] = ()
+    dataset: Any = None
+    folder: bool = False
+
+    def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:
+        return tuple(file for file in self.files if file.path.lower().endswith(suffixes))
+
+    def file(self, name: str) -> SourceFile | None:
+        """A file by its name relative to the root."""
+        return next((file for file in self.files if file.name == name), None)
+
+
+def locate(source: Any, split: str | None) -> Location:
+    """Finds a source: a path, a URL, a hub id, or a `datasets` object.
+
+    Raises:
+        SourceNotFoundError: nothing there.
+        InvalidArgumentError: several splits and none chosen, or a split that is not there.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return _dataset_object(source, split)
+    text = os.fspath(source)
+    if "://" in text:
+        return _choose_split(_remote(text), split)
+    if os.path.isdir(text):
+        return _choose_split(_local_folder(text), split)
+    if os.path.exists(text):
+        if split is not None:
+            raise InvalidArgumentError("a single file has no splits", file=text, hint="leave --split out")
+        return Location(text, (_local_file(text, os.path.basename(text)),))
+    if _HUB_ID.fullmatch(text) and not text.lower().endswith(_DATA_SUFFIXES):
+        return _hub(text, split)
+    raise SourceNotFoundError("no such file or folder", file=text)
+
+
+def _local_folder(root: str) -> Location:
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names:
+            path = os.path.join(folder, name)
+            if not name.startswith("."):
+                files.append(_local_file(path, os.path.relpath(path, root)))
+    return Location(root, tuple(sorted(files, key=_natural)), folder=True)
+
+
+def _local_file(path: str, name: str) -> SourceFile:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise CorruptSourceError(
+            f"cannot be read: {error.strerror}", file=name, hint="a link whose target is gone? download it again"
+        ) from error
+    return SourceFile(path, name, status.st_size, str(status.st_mtime_ns))
+
+
+def _remote(url: str) -> Location:
+    import fsspec
+
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url)
+        found = filesystem.find(root, detail=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise SourceNotFoundError(f"cannot be listed: {error}", file=url) from error
+    if not found:
+        raise SourceNotFoundError("no such file or folder", file=url)
+    folder = root not in found
+    files = []
+    for path, info in found.items():
+        name = str(PurePosixPath(path).relative_to(root)) if folder else PurePosixPath(path).name
+        if not any(part.startswith(".") for part in PurePosixPath(name).parts):
+            stamp = next((str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified") if info.get(key)), "")
+            files.append(SourceFile(path, name, int(info["size"]), stamp, filesystem))
+    return Location(url, tuple(sorted(files, key=_natural)), folder=folder)
+
+
+def _natural(file: SourceFile) -> list[Any]:
+    """Sorts episode_2 before episode_10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)]
+
+
+def _choose_split(location: Location, split: str | None) -> Location:
+    """Keeps the Parquet files of one split, by the hub's naming: `train-00000-of-00002.parquet`, `train/...`."""
+    if not location.folder:
+        return location
+    splits: dict[str, list[SourceFile]] = {}
+    for file in location.files:
+        if (name := _split_of(file.name)) is not None:
+            splits.setdefault(name, []).append(file)
+    if split is not None:
+        if split not in splits:
+            raise InvalidArgumentError(
+                f"there is no split '{split}'",
+                file=location.name,
+                hint=f"splits here: {', '.join(sorted(splits)) or 'none'}",
+            )
+        return Location(location.name, tuple(splits[split]), folder=True)
+    if len(splits) > 1:
+        raise InvalidArgumentError(
+            f"there are several splits: {', '.join(sorted(splits))}",
+            file=location.name,
+            hint="choose one with --split (split=)",
+        )
+    return location
+
+
+def _split_of(name: str) -> str | None:
+    path = PurePosixPath(name)
+    if path.suffix != ".parquet":
+        return None
+    for split in _SPLITS:
+        if split in path.parts[:-1] or re.match(rf"{split}([-_.]|$)", path.name):
+            return split
+    return None
+
+
+def _dataset_object(source: Any, split: str | None) -> Location:
+    import datasets
+
+    if isinstance(source, dict):  # DatasetDict and IterableDatasetDict
+        if split is None and len(source) == 1:
+            split = next(iter(source))
+        if split not in source:
+            raise InvalidArgumentError(
+                f"choose one of the splits: {', '.join(source)}", hint="split=... (--split on the command line)"
+            )
+        source, split = source[split], None
+    if not isinstance(source, datasets.Dataset | datasets.IterableDataset):
+        raise InvalidArgumentError(
+            f"a source is a path, a URL, a hub id or a datasets.Dataset, not {type(source).__name__}"
+        )
+    if split is not None and str(source.split) != split:
+        raise InvalidArgumentError(f"this dataset is the split '{source.split}', not '{split}'", hint="leave split out")
+    return Location(f"datasets.{type(source).__name__}", dataset=source)
+
+
+def _hub(name: str, split: str | None) -> Location:
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(name, split=split, streaming=True)
+    except Exception as error:  # datasets raises many kinds, its own and its HTTP client's
+        raise SourceNotFoundError(
+            f"no such file or folder, and as a hub dataset it cannot be read: {type(error).__name__}: {error}",
+            file=name,
+        ) from error
+    location = _dataset_object(loaded, split if isinstance(loaded, dict) else None)
+    return Location(name, dataset=location.dataset)

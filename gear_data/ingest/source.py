@@ -1,0 +1,83 @@
+"""The protocol every source format implements, and what a format module provides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gear_data.ingest.findings import Findings
+from gear_data.ingest.location import Location
+from gear_data.schema import ColumnSpec
+from gear_data.storage.block import EpisodeBlock, Position
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What the user asked for, for every format alike.
+
+    Attributes:
+        columns: canonical or source names to keep; None keeps all.
+        rename: source name -> canonical name.
+        skip_bad: leave bad episodes out and report them, instead of raising.
+    """
+
+    columns: tuple[str, ...] | None = None
+    rename: Mapping[str, str] | None = None
+    skip_bad: bool = False
+
+
+class EpisodeSource(Protocol):
+    """A source opened: its columns are known, its episodes can be streamed.
+
+    Columns carry canonical names (`gear_data.ingest.names`). End flags are given as far as the source has them:
+    `dones`, `terminated`, `truncated`, as bool; `gear_data.ingest.ends` completes them.
+    """
+
+    findings: Findings
+    #: What a resumed run must know of the episodes before its start, JSON-able: saved with every block, and put back
+    #: before `blocks` is called again.
+    notes: dict[str, Any]
+
+    @property
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        """The step columns, end flags included."""
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of the source, for the progress bar; None if not known."""
+
+    @property
+    def rows_are_steps(self) -> bool:
+        """Whether a source row is a step (else an episode)."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The source's own facts about itself, JSON-able, kept in the manifest."""
+
+    def blocks(self, start: Position) -> Iterator[EpisodeBlock]:
+        """Episodes in source order from a position that an earlier run's block had (or (0, 0)).
+
+        Raises:
+            BadEpisodeError: a malformed episode, unless `skip_bad`.
+            CorruptSourceError: a file that cannot be read.
+        """
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a module in `gear_data.ingest.formats` provides as `FORMAT`.
+
+    Attributes:
+        name: as given to `--format`.
+        summary: one line for `--help`.
+        probe: says why a location has this format, or None if it does not.
+        open: opens a location that has it.
+        priority: formats are probed from the highest down.
+    """
+
+    name: str
+    summary: str
+    probe: Callable[[Location], str | None]
+    open: Callable[[Location, SourceOptions], EpisodeSource]
+    priority: int = 0

@@ -1,0 +1,107 @@
+"""inspect: what a dataset holds, for scripts and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.dataset import Dataset
+
+_BARS = 12
+_BAR_WIDTH = 40
+
+
+def summarize(dataset: Dataset) -> dict[str, Any]:
+    """Counts, columns, the range of returns and lengths, fingerprint and source, JSON-able. `return` is of the
+    finite ones, and null where there are none."""
+    return {
+        "episodes": dataset.num_episodes,
+        "steps": dataset.num_steps,
+        "columns": {spec.name: {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in dataset.schema},
+        "return": _range(_returns(dataset)),
+        "length": _range(dataset.lengths.astype(np.float64)),
+        "fingerprint": dataset.fingerprint,
+        "source": dataset.manifest.provenance.get("source"),
+        "format": dataset.manifest.provenance.get("format"),
+        "shards": len(dataset.manifest.shards),
+        "bytes": sum(entry.bytes for entry in dataset.manifest.files),
+        "findings": [dict(finding) for finding in dataset.manifest.findings],
+    }
+
+
+def describe(dataset: Dataset) -> str:
+    """The same as text: a table of columns with statistics, and histograms of returns and lengths."""
+    facts = summarize(dataset)
+    lines = [
+        f"{dataset.path}: {facts['episodes']:,} episodes, {facts['steps']:,} steps, {format_bytes(facts['bytes'])} in "
+        f"{facts['shards']} shards",
+        f"source {facts['source']} ({facts['format']}), fingerprint {facts['fingerprint']}",
+        "",
+        *_columns_table(dataset),
+    ]
+    for name, values in (("return", _returns(dataset)), ("length", dataset.lengths.astype(np.float64))):
+        if len(values):
+            lines += ["", f"{name} of an episode", *histogram(values)]
+    if facts["findings"]:
+        lines += ["", "noticed at conversion", *(f"  {_finding(finding)}" for finding in facts["findings"])]
+    return "\n".join(lines)
+
+
+def histogram(values: npt.NDArray[np.float64]) -> list[str]:
+    """A line a bin: its lower edge, a bar, its count."""
+    counts, edges = np.histogram(values, bins=_BARS if values.min() < values.max() else 1)
+    widest = counts.max()
+    return [
+        f"  {edge:>12,.1f} {'█' * int(np.ceil(count / widest * _BAR_WIDTH)):<{_BAR_WIDTH}} {count:,}"
+        for edge, count in zip(edges[:-1], counts, strict=True)
+    ]
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as aligned columns, the first row underlined."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [lines[0], "  ".join("─" * width for width in widths), *lines[1:]]
+
+
+def _columns_table(dataset: Dataset) -> list[str]:
+    rows = [["column", "dtype", "shape", "mean", "std", "min", "max", ""]]
+    for spec in dataset.schema:
+        stats = dataset.statistics[spec.name]
+        shape = "x".join(str(n) for n in spec.shape) or "scalar"
+        note = "derived" if spec.derived else f"from {spec.source}" if spec.source else ""
+        if len(stats.mean) == 1:
+            numbers = [f"{float(v[0]):.4g}" for v in (stats.mean, stats.std, stats.min, stats.max)]
+        else:
+            # Per element there are too many to show; the range over all of them says enough.
+            numbers = ["…", "…", f"{np.nanmin(stats.min):.4g}", f"{np.nanmax(stats.max):.4g}"]
+        rows.append([spec.name, spec.dtype, shape, *numbers, note])
+    return table(rows)
+
+
+def _returns(dataset: Dataset) -> npt.NDArray[np.float64]:
+    returns: npt.NDArray[np.float64] = dataset.episode_table.column("return").to_numpy()
+    return returns[np.isfinite(returns)]
+
+
+def _range(values: npt.NDArray[np.float64]) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
+
+
+def _finding(finding: Mapping[str, Any]) -> str:
+    column = f" column '{finding['column']}'" if finding["column"] else ""
+    return f"{finding['code']}:{column} {finding['message']} ({finding['count']}x)"

@@ -1,0 +1,1 @@
+"""Which windows a batch is made of: pure functions of (seed, step)."""

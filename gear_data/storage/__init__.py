@@ -1,0 +1,1 @@
+"""GEAR shards on disk: block (what is written), writer, manifest, reader, verify."""

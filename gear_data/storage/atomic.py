@@ -1,0 +1,95 @@
+"""Files that are either whole or not there: written beside their name, fsynced, renamed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from gear_data.errors import GearError, StorageFullError, UnwritableError, is_disk_full
+
+_CHUNK = 8 << 20
+# Of renameat2(2).
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Turns a full disk, however the writing library reports it, into StorageFullError, and what else the system
+    refuses into UnwritableError."""
+    try:
+        yield
+    except GearError:
+        raise
+    except OSError as error:
+        if is_disk_full(error):
+            raise StorageFullError(
+                "no space left on the device", file=str(path), hint="free some space, or choose another disk"
+            ) from error
+        raise UnwritableError(f"cannot be written: {error.strerror or error}", file=str(path)) from error
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary path; renames it to `path` when the body succeeds, removes it when it fails.
+
+    Raises:
+        StorageFullError: the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with writing_to(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            _fsync(temporary)
+            os.replace(temporary, path)
+            _fsync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small text file atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Swaps two folders. Linux does it in one step; where the file system cannot, there is a moment without `second`,
+    and `first` stays whole.
+
+    Raises:
+        UnwritableError: neither can be moved.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    swap = getattr(libc, "renameat2", None)
+    if swap is not None and swap(_AT_FDCWD, bytes(first), _AT_FDCWD, bytes(second), _RENAME_EXCHANGE) == 0:
+        return
+    aside = second.with_name(f".{second.name}.gear-old")
+    with writing_to(second):
+        os.replace(second, aside)
+        os.replace(first, second)
+        os.replace(aside, first)
+
+
+def checksum(path: Path) -> str:
+    """xxh3-128 of a file's bytes, as `xxh3-128:HEX`."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return f"xxh3-128:{digest.hexdigest()}"
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,219 @@
+"""manifest.json: what a dataset holds and where. Written last; a folder without one is no dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import xxhash
+
+from gear_data.errors import DatasetNotFoundError, GearError, ManifestError, VersionError
+from gear_data.schema import Schema
+from gear_data.storage.atomic import write_text
+from gear_data.storage.statistics import ColumnStatistics, statistics_width
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a dataset: path relative to the dataset's folder, size in bytes, `xxh3-128:HEX`."""
+
+    file: str
+    bytes: int
+    checksum: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": self.file, "bytes": self.bytes, "checksum": self.checksum}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> FileEntry:
+        return FileEntry(str(data["file"]), _count(data["bytes"]), str(data["checksum"]))
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard: its file, episodes, steps, and the byte offset in the file of each column's buffer."""
+
+    entry: FileEntry
+    episodes: int
+    steps: int
+    buffers: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.entry.to_json(), "episodes": self.episodes, "steps": self.steps, "buffers": dict(self.buffers)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ShardEntry:
+        buffers = {str(name): _count(offset) for name, offset in data["buffers"].items()}
+        return ShardEntry(FileEntry.from_json(data), _count(data["episodes"]), _count(data["steps"]), buffers)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole of manifest.json.
+
+    Attributes:
+        fingerprint: hash of the schema and of the episodes' content hashes in order (`fingerprint`).
+        tables: `episodes`, and `finals` where the dataset has final observations.
+        provenance: source, format, why that format, options, the source's own metadata.
+        findings: what the conversion noticed: code, message, count, first place, what was done.
+    """
+
+    episodes: int
+    steps: int
+    fingerprint: str
+    schema: Schema
+    shards: tuple[ShardEntry, ...]
+    tables: Mapping[str, FileEntry]
+    statistics: Mapping[str, ColumnStatistics]
+    provenance: Mapping[str, Any]
+    findings: tuple[Mapping[str, Any], ...]
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        return (*self.tables.values(), *(shard.entry for shard in self.shards))
+
+    def save(self, folder: Path) -> None:
+        document = {
+            "format": "gear",
+            "version": FORMAT_VERSION,
+            "episodes": self.episodes,
+            "steps": self.steps,
+            "fingerprint": self.fingerprint,
+            "schema": self.schema.to_json(),
+            "shards": [shard.to_json() for shard in self.shards],
+            "tables": {name: entry.to_json() for name, entry in self.tables.items()},
+            "statistics": {name: item.to_json() for name, item in self.statistics.items()},
+            "provenance": dict(self.provenance),
+            "findings": [dict(finding) for finding in self.findings],
+        }
+        write_text(folder / MANIFEST_NAME, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+    @staticmethod
+    def load(folder: Path) -> Manifest:
+        """Reads and checks a manifest, without looking at the files it lists.
+
+        Raises:
+            DatasetNotFoundError: no folder, or no manifest in it.
+            VersionError: written by a newer gear-data.
+            ManifestError: malformed, or naming a file outside the folder.
+        """
+        path = folder / MANIFEST_NAME
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise _not_a_dataset(folder) from error
+        except NotADirectoryError as error:
+            raise DatasetNotFoundError("is a file, not a dataset folder", file=str(folder)) from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ManifestError(f"cannot be read: {error}", file=str(path)) from error
+        try:
+            data = json.loads(text)
+            if data["format"] != "gear":
+                raise ManifestError(f"its format is {data['format']!r}, not 'gear'", file=str(path))
+            if _count(data["version"]) > FORMAT_VERSION:
+                raise VersionError(
+                    f"format version {data['version']} is newer than {FORMAT_VERSION}, the newest known here",
+                    file=str(path),
+                    hint="upgrade gear-data",
+                )
+            manifest = Manifest(
+                episodes=_count(data["episodes"]),
+                steps=_count(data["steps"]),
+                fingerprint=str(data["fingerprint"]),
+                schema=Schema.from_json(data["schema"]),
+                shards=tuple(ShardEntry.from_json(item) for item in data["shards"]),
+                tables={str(name): FileEntry.from_json(item) for name, item in data["tables"].items()},
+                statistics={name: ColumnStatistics.from_json(item) for name, item in data["statistics"].items()},
+                provenance=dict(data["provenance"]),
+                findings=tuple(dict(finding) for finding in data["findings"]),
+            )
+        except GearError as error:
+            error.file = error.file or str(path)
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise ManifestError(f"malformed: {type(error).__name__}: {error}", file=str(path)) from error
+        manifest._check(path)
+        return manifest
+
+    def _check(self, path: Path) -> None:
+        """What must hold within the manifest, before any of its numbers is used as an address."""
+        for entry in self.files:
+            check_inside(entry.file, path)
+        if "episodes" not in self.tables:
+            raise ManifestError("lists no episode table", file=str(path))
+        if ("finals" in self.tables) != bool(self.schema.final_columns):
+            raise ManifestError("the table of final observations and the schema disagree", file=str(path))
+        if len(set(self.schema.names)) != len(self.schema):
+            raise ManifestError("two columns have one name", file=str(path))
+        for column in self.schema:
+            known = self.statistics.get(column.name)
+            if known is None or not known.has_width(statistics_width(column)):
+                raise ManifestError("the statistics are missing or do not fit", file=str(path), column=column.name)
+        if sum(shard.steps for shard in self.shards) != self.steps:
+            raise ManifestError("the shards' steps do not add up to the dataset's", file=str(path))
+        if sum(shard.episodes for shard in self.shards) != self.episodes:
+            raise ManifestError("the shards' episodes do not add up to the dataset's", file=str(path))
+        for shard in self.shards:
+            if not shard.episodes or not shard.steps:
+                raise ManifestError(f"shard {shard.entry.file} is said to be empty", file=str(path))
+            for column in self.schema:
+                offset = shard.buffers.get(column.name)
+                if offset is None or offset + shard.steps * column.row_bytes > shard.entry.bytes:
+                    raise ManifestError(
+                        f"the buffer offset for shard {shard.entry.file} is missing or past the shard's end",
+                        file=str(path),
+                        column=column.name,
+                    )
+
+
+def _count(value: Any) -> int:
+    """A number of things. Raises ValueError for what is none."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def check_inside(name: str, manifest: Path) -> None:
+    """Raises ManifestError for a path that is absolute or climbs out of the dataset's folder."""
+    parts = PurePosixPath(name).parts
+    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
+        raise ManifestError(
+            f"lists the file {name!r}, which is outside the dataset's folder",
+            file=str(manifest),
+            hint="do not use this dataset: its manifest was made to reach other files",
+        )
+
+
+def fingerprint(schema: Schema, contents: list[bytes]) -> str:
+    """xxh3-128 over the source columns' names, dtypes and shapes and the episodes' content hashes in order.
+
+    Neither layout (shards, sizes) nor provenance enters it: equal contents have equal fingerprints.
+    """
+    digest = xxhash.xxh3_128()
+    columns = [[c.name, c.dtype, list(c.shape), c.has_final] for c in schema.source_columns]
+    digest.update(json.dumps(sorted(columns)).encode())
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _not_a_dataset(folder: Path) -> DatasetNotFoundError:
+    if not folder.exists():
+        return DatasetNotFoundError("no such dataset", file=str(folder))
+    if (folder / ".progress").exists():
+        return DatasetNotFoundError(
+            "this conversion did not finish",
+            file=str(folder),
+            hint="run the same convert again with --resume (resume=True)",
+        )
+    return DatasetNotFoundError(
+        f"no gear dataset here: it has no {MANIFEST_NAME}",
+        file=str(folder),
+        hint="make one with 'gear-data convert SRC DST'",
+    )

@@ -1,0 +1,97 @@
+"""Shards mapped into memory, on first touch, as zero-copy NumPy views."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.errors import CorruptShardError, DatasetNotFoundError
+from gear_data.schema import Schema
+from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """That every file the manifest lists is there with its size. Reads none of them.
+
+    Raises:
+        CorruptShardError: one is missing, or of another size.
+    """
+    for entry in manifest.files:
+        check_size(folder, entry)
+
+
+def check_size(folder: Path, entry: FileEntry) -> None:
+    """Raises CorruptShardError if a file is missing or of another size than the manifest says."""
+    path = folder / entry.file
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise CorruptShardError("the file is missing", file=str(path), hint="restore it, or convert again") from error
+    if size != entry.bytes:
+        raise CorruptShardError(
+            f"the file has {size} bytes, the manifest says {entry.bytes}",
+            file=str(path),
+            hint="it was cut short or changed: restore it, or convert again",
+        )
+
+
+def map_file(path: Path) -> pa.Buffer:
+    """A whole file as a read-only buffer. It holds no file descriptor.
+
+    Kernel read-ahead is off: with it, reading a window at a random place reads megabytes.
+    """
+    try:
+        with pa.memory_map(str(path)) as source:
+            buffer = source.read_buffer()
+    except FileNotFoundError as error:
+        raise DatasetNotFoundError("the file is gone", file=str(path)) from error
+    _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), mmap.MADV_RANDOM)
+    return buffer
+
+
+class MappedShards:
+    """All shards of a dataset; each is mapped when first needed and stays so.
+
+    Attributes:
+        addresses: int64 [shards, columns], where each column's first byte is; 0 until `touch` mapped the shard.
+    """
+
+    def __init__(self, folder: Path, schema: Schema, shards: tuple[ShardEntry, ...]) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._shards = shards
+        self._buffers: dict[int, pa.Buffer] = {}
+        self._ready: set[int] = set()
+        self.addresses: npt.NDArray[np.int64] = np.zeros((len(shards), len(schema)), np.int64)
+
+    def touch(self, shard: int) -> pa.Buffer:
+        """Maps a shard. Safe to call from several threads."""
+        if shard not in self._ready:
+            entry = self._shards[shard]
+            check_size(self._folder, entry.entry)
+            # setdefault is atomic: of two threads here at once one's mapping stays, and both use its addresses. The
+            # other's is dropped before anyone has read from it.
+            buffer = self._buffers.setdefault(shard, map_file(self._folder / entry.entry.file))
+            self.addresses[shard] = [buffer.address + entry.buffers[column.name] for column in self._schema]
+            # Last: whoever finds a shard ready finds its addresses.
+            self._ready.add(shard)
+        return self._buffers[shard]
+
+    @property
+    def all_mapped(self) -> bool:
+        """Whether `addresses` holds those of every shard."""
+        return len(self._ready) == len(self._shards)
+
+    def column(self, shard: int, index: int) -> npt.NDArray[Any]:
+        """[steps, *shape] read-only view of a shard's column."""
+        entry, spec = self._shards[shard], self._schema.columns[index]
+        values = np.frombuffer(self.touch(shard), spec.storage_dtype, entry.steps * spec.size, entry.buffers[spec.name])
+        return values.view(spec.numpy_dtype).reshape(entry.steps, *spec.shape)

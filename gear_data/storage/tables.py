@@ -1,0 +1,167 @@
+"""episodes.arrow and finals.arrow: one row an episode, one row a final observation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.errors import CorruptShardError, UnsupportedColumnError
+from gear_data.schema import Schema
+from gear_data.storage.atomic import atomic_file
+from gear_data.storage.block import EpisodeBlock
+
+#: The columns every episode table has; the source's own metadata follows them.
+EPISODE_SCHEMA = pa.schema(
+    [
+        pa.field("episode_id", pa.int64(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("length", pa.int64(), nullable=False),
+        pa.field("return", pa.float64()),
+        pa.field("terminated", pa.bool_(), nullable=False),
+        pa.field("truncated", pa.bool_(), nullable=False),
+        pa.field("source", pa.large_string(), nullable=False),
+        pa.field("task", pa.large_string()),
+        pa.field("content", pa.binary(16), nullable=False),
+    ]
+)
+
+
+def episode_rows(
+    block: EpisodeBlock, contents: Sequence[bytes], *, first_id: int, shard: int, first_step: int
+) -> pa.Table:
+    """The episode table's rows for a block that goes into `shard` from row `first_step` on.
+
+    `return` is the float64 sum of the rewards, null where the dataset has none, or several a step. Metadata that has
+    the name of one of the table's own columns is kept as `metadata.NAME`.
+    """
+    count, offsets = len(block), block.offsets
+    last = offsets[1:] - 1
+    rewards = block.columns.get("rewards")
+    returns = None if rewards is None or rewards.ndim > 1 else np.add.reduceat(rewards.astype(np.float64), offsets[:-1])
+    metadata = dict(block.metadata)
+    values: dict[str, Any] = {
+        "episode_id": np.arange(first_id, first_id + count),
+        "shard": np.full(count, shard, np.int32),
+        "start": offsets[:-1] + first_step,
+        "length": block.lengths,
+        "return": pa.nulls(count, pa.float64()) if returns is None else returns,
+        "terminated": block.columns["terminated"][last],
+        "truncated": block.columns["truncated"][last],
+        "source": list(block.sources),
+        "task": [None if task is None else str(task) for task in metadata.pop("task", [None] * count)],
+        "content": list(contents),
+    }
+    table = pa.table([pa.array(values[field.name], field.type) for field in EPISODE_SCHEMA], schema=EPISODE_SCHEMA)
+    for name, items in metadata.items():
+        free = f"metadata.{name}" if name in EPISODE_SCHEMA.names else name
+        table = table.append_column(free, _metadata_array(name, items))
+    return table
+
+
+def _metadata_array(name: str, items: Sequence[Any]) -> pa.Array:
+    try:
+        array = pa.array(items)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise UnsupportedColumnError(f"episode metadata of mixed or unknown type: {error}", column=name) from error
+    return array.cast(pa.large_string()) if pa.types.is_string(array.type) else array
+
+
+def final_rows(block: EpisodeBlock, schema: Schema, first_id: int) -> pa.Table:
+    """The finals table's rows for a block: `episode_id` and the final-observation columns."""
+    ids = np.flatnonzero(block.has_final) + first_id
+    fields = [pa.field("episode_id", pa.int64(), nullable=False)]
+    arrays: list[pa.Array] = [pa.array(ids, pa.int64())]
+    for column in schema.final_columns:
+        fields.append(column.arrow_field)
+        arrays.append(column_array(block.finals[column.name], column.arrow_type))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def column_array(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
+    """Wraps contiguous rows as an Arrow array of `ColumnSpec.arrow_type`, without copying."""
+    storage = values.view(np.uint8) if values.dtype == np.bool_ else values
+    flat = np.ascontiguousarray(storage).reshape(-1)
+    if pa.types.is_fixed_size_list(type_):
+        items = pa.Array.from_buffers(type_.value_type, len(flat), [None, pa.py_buffer(flat)])
+        return pa.FixedSizeListArray.from_arrays(items, type=type_)
+    return pa.Array.from_buffers(type_, len(flat), [None, pa.py_buffer(flat)])
+
+
+def array_values(array: pa.Array) -> npt.NDArray[Any]:
+    """The flat values of an array made by `column_array`, zero-copy."""
+    items = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
+    return items.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Writes a table as an uncompressed Arrow IPC file of one record batch, atomically."""
+    table = table.combine_chunks()
+    with atomic_file(path) as temporary:
+        write_ipc(temporary, table)
+
+
+def write_ipc(path: Path, data: pa.Table | pa.RecordBatch) -> None:
+    """Writes an uncompressed Arrow IPC file."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, data.schema) as writer:
+        writer.write(data)
+
+
+def read_table(path: Path) -> pa.Table:
+    """Maps a table. Raises CorruptShardError if it is not an Arrow IPC file."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+            # Indices of dictionary columns out of range would bring other readers down.
+            table.validate(full=True)
+            return table
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptShardError(f"cannot be read: {error}", file=str(path)) from error
+
+
+def read_episodes(path: Path) -> pa.Table:
+    """Maps an episode table. Raises CorruptShardError if it is none."""
+    table = read_table(path)
+    _check_fields(table, EPISODE_SCHEMA, path)
+    return table
+
+
+def read_finals(path: Path, schema: Schema) -> pa.Table:
+    """Maps a table of final observations. Raises CorruptShardError if it is none of this schema."""
+    table = read_table(path)
+    fields = [EPISODE_SCHEMA.field("episode_id"), *(column.arrow_field for column in schema.final_columns)]
+    _check_fields(table, pa.schema(fields), path)
+    return table
+
+
+def _check_fields(table: pa.Table, schema: pa.Schema, path: Path) -> None:
+    for field in schema:
+        index = table.schema.get_field_index(field.name)  # -1 also for a name that stands there twice
+        found = None if index < 0 else table.schema.field(index).type
+        if found is not None and pa.types.is_dictionary(found):
+            found = found.value_type
+        if found != field.type or (not field.nullable and table.column(index).null_count):
+            raise CorruptShardError(f"should hold {field.type}, without gaps", file=str(path), column=field.name)
+
+
+def join_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
+    """The whole episode table: names that few episodes differ in are dictionary-encoded."""
+    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    for name in table.column_names:
+        if pa.types.is_large_string(table.schema.field(name).type):
+            index = table.schema.get_field_index(name)
+            encoded = table.column(name).combine_chunks().dictionary_encode()
+            field = pa.field(name, encoded.type, nullable=table.schema.field(name).nullable)
+            table = table.set_column(index, field, encoded)
+    return table
+
+
+def episode_metadata_names(names: Sequence[str]) -> list[str]:
+    """Those columns of an episode table that the source brought along, `task` included."""
+    own = set(EPISODE_SCHEMA.names) - {"task"}
+    return [name for name in names if name not in own]

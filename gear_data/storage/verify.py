@@ -1,0 +1,187 @@
+"""verify: whether a dataset's files are what its manifest says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gear_data.errors import CorruptShardError, GearError
+from gear_data.progress import progress_bar
+from gear_data.storage.atomic import checksum
+from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.content import content_hashes
+from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
+from gear_data.storage.reader import check_size
+from gear_data.storage.tables import array_values, read_episodes, read_finals
+from gear_data.storage.writer import buffer_offsets
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """One file's result; `error` is None if it is sound."""
+
+    file: str
+    ok: bool
+    error: str | None
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The result for every file: tables first, then shards in order."""
+
+    ok: bool
+    shards: tuple[FileCheck, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, "shards": [asdict(check) for check in self.shards]}
+
+
+def verify(path: str | Path, *, progress: bool | None = None) -> VerifyReport:
+    """Reads a whole dataset and checks sizes, checksums, schema, Arrow's full validation, and that the episode
+    table fits the shards, down to every episode's content hash.
+
+    Raises:
+        GearError: the manifest itself cannot be used. What is wrong with the files is reported, not raised.
+    """
+    folder = Path(path)
+    manifest = Manifest.load(folder)
+    checks = []
+    with progress_bar(sum(entry.bytes for entry in manifest.files), "verify", "B", progress) as bar:
+        for entry, run in _checks(folder, manifest):
+            try:
+                run()
+                checks.append(FileCheck(entry.file, True, None))
+            except GearError as error:
+                checks.append(FileCheck(entry.file, False, str(error)))
+            bar.update(entry.bytes)
+    return VerifyReport(all(check.ok for check in checks), tuple(checks))
+
+
+def _checks(folder: Path, manifest: Manifest) -> Iterator[tuple[FileEntry, Any]]:
+    tables: dict[str, pa.Table] = {}
+
+    def check_table(name: str, entry: FileEntry) -> None:
+        _check_bytes(folder, entry)
+        path = folder / entry.file
+        if name == "episodes":
+            table = read_episodes(path)
+            _validate(table, path)
+            _check_episode_table(table, manifest, path)
+        else:
+            table = read_finals(path, manifest.schema)
+            _validate(table, path)
+        tables[name] = table
+
+    def check_shard(index: int, shard: ShardEntry) -> None:
+        _check_bytes(folder, shard.entry)
+        batch = _read_shard(folder, manifest, shard)
+        if "episodes" in tables and (tables.keys() == manifest.tables.keys()):
+            _check_contents(batch, index, manifest, tables, folder / shard.entry.file)
+
+    for name, entry in manifest.tables.items():
+        yield entry, lambda name=name, entry=entry: check_table(name, entry)
+    for index, shard in enumerate(manifest.shards):
+        yield shard.entry, lambda index=index, shard=shard: check_shard(index, shard)
+
+
+def _check_bytes(folder: Path, entry: FileEntry) -> None:
+    check_size(folder, entry)
+    found = checksum(folder / entry.file)
+    if found != entry.checksum:
+        raise CorruptShardError(
+            f"its checksum is {found}, the manifest says {entry.checksum}",
+            file=str(folder / entry.file),
+            hint="its bytes were changed: restore it, or convert again",
+        )
+
+
+def _validate(data: pa.Table | pa.RecordBatch, path: Path) -> None:
+    try:
+        data.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise CorruptShardError(f"not valid Arrow data: {error}", file=str(path)) from error
+
+
+def _check_episode_table(table: pa.Table, manifest: Manifest, path: Path) -> None:
+    if len(table) != manifest.episodes:
+        raise CorruptShardError(f"has {len(table)} rows, the manifest {manifest.episodes} episodes", file=str(path))
+    if not np.array_equal(table.column("episode_id").to_numpy(), np.arange(len(table))):
+        raise CorruptShardError("the episode ids are not 0 to n - 1", file=str(path), column="episode_id")
+    shard, start, length = (table.column(name).to_numpy() for name in ("shard", "start", "length"))
+    if not np.array_equal(shard, np.repeat(np.arange(len(manifest.shards)), [s.episodes for s in manifest.shards])):
+        raise CorruptShardError("the episodes are not spread over the shards as in the manifest", file=str(path))
+    for index, (mine, entry) in enumerate(zip(_shard_rows(manifest), manifest.shards, strict=True)):
+        ends = np.cumsum(length[mine])
+        tiled = np.array_equal(start[mine], ends - length[mine]) and (length[mine] > 0).all()
+        if not tiled or int(ends[-1]) != entry.steps:
+            raise CorruptShardError(
+                f"the episodes of shard {index} do not fill its {entry.steps} rows", file=str(path), column="start"
+            )
+    found = fingerprint(manifest.schema, table.column("content").to_pylist())
+    if found != manifest.fingerprint:
+        raise CorruptShardError("the content hashes do not give the manifest's fingerprint", file=str(path))
+
+
+def _shard_rows(manifest: Manifest) -> list[slice]:
+    """Which rows of the episode table are each shard's: episodes stand in shard order."""
+    ends = np.cumsum([shard.episodes for shard in manifest.shards]).tolist()
+    return [slice(end - shard.episodes, end) for end, shard in zip(ends, manifest.shards, strict=True)]
+
+
+def _read_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordBatch:
+    path = folder / shard.entry.file
+    try:
+        with pa.memory_map(str(path)) as source:
+            reader = pa.ipc.open_file(source)
+            if reader.num_record_batches != 1:
+                raise CorruptShardError(f"has {reader.num_record_batches} record batches, not 1", file=str(path))
+            batch = reader.get_batch(0)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptShardError(f"not an Arrow IPC file: {error}", file=str(path)) from error
+    _validate(batch, path)
+    if not batch.schema.equals(manifest.schema.to_arrow(), check_metadata=False):
+        raise CorruptShardError("its columns are not the manifest's", file=str(path))
+    if len(batch) != shard.steps:
+        raise CorruptShardError(f"has {len(batch)} rows, the manifest says {shard.steps}", file=str(path))
+    if buffer_offsets(path, manifest.schema) != shard.buffers:
+        raise CorruptShardError("its columns do not begin where the manifest says", file=str(path))
+    return batch
+
+
+def _check_contents(
+    batch: pa.RecordBatch, index: int, manifest: Manifest, tables: dict[str, pa.Table], path: Path
+) -> None:
+    rows = _shard_rows(manifest)[index]
+    episodes = tables["episodes"].slice(rows.start, rows.stop - rows.start)
+    ids = episodes.column("episode_id").to_numpy()
+    has_final = np.zeros(len(ids), np.bool_)
+    finals = {}
+    if "finals" in tables:
+        final_ids = tables["finals"].column("episode_id").to_numpy()
+        has_final = np.isin(ids, final_ids)
+        mine = tables["finals"].take(np.flatnonzero(np.isin(final_ids, ids))).combine_chunks()
+        for column in manifest.schema.final_columns:
+            array = mine.column(column.name).combine_chunks()
+            finals[column.name] = array_values(array).reshape(len(mine), *column.shape)
+    block = EpisodeBlock(
+        position=Position(0, 0),
+        lengths=episodes.column("length").to_numpy(),
+        columns={c.name: array_values(batch.column(c.name)).reshape(len(batch), *c.shape) for c in manifest.schema},
+        sources=[""] * len(ids),
+        rows=np.zeros(len(ids), np.int64),
+        has_final=has_final,
+        finals=finals,
+    )
+    expected = episodes.column("content").to_pylist()
+    for episode, (found, wanted) in enumerate(zip(content_hashes(block, manifest.schema), expected, strict=True)):
+        if found != wanted:
+            raise CorruptShardError(
+                "an episode differs from its content hash in the episode table",
+                file=str(path),
+                row=int(episodes.column("start")[episode].as_py()),
+            )

@@ -1,0 +1,1 @@
+"""Compiled kernels. `cpu` is Numba; GPU kernels stand beside it."""

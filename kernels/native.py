@@ -1,0 +1,80 @@
+"""How Numba kernels reach raw memory: addresses as pointers, libc's memcpy and memset, and the compile cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+
+def _ensure_cache_folder() -> None:
+    """Numba refuses to compile with `cache=True` where neither the package nor the home folder can be written."""
+    if numba.config.CACHE_DIR:
+        return
+    here = Path(__file__).resolve().parent
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    while not home.exists() and home != home.parent:
+        home = home.parent
+    if not (os.access(here, os.W_OK) or os.access(home, os.W_OK)):
+        numba.config.CACHE_DIR = _private_folder()
+
+
+def _private_folder() -> str:
+    """One folder a user, for all their processes; where that is not private, one for this process alone."""
+    user = os.geteuid()
+    folder = Path(tempfile.gettempdir(), f"gear-data-numba-{user}")
+    try:
+        folder.mkdir(0o700, exist_ok=True)
+        # The cache is code: no other user may put something there. Not `stat`, which follows a link.
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == user and found.st_mode & 0o777 == 0o700:
+            return str(folder)
+    except OSError:
+        # A file of that name.
+        pass
+    alone = tempfile.mkdtemp(prefix="gear-data-numba-")
+    # Unlike atexit, it runs in multiprocessing's children, and not in other forked ones, whose folder it is not.
+    Finalize(None, shutil.rmtree, (alone,), {"ignore_errors": True}, exitpriority=0)
+    return alone
+
+
+_ensure_cache_folder()
+
+#: libc, found by LLVM in the running process. Addresses are passed as integers.
+memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
+memset = types.ExternalFunction("memset", types.intp(types.intp, types.int32, types.uintp))
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Asks for the cache line at an address ahead of its use; harmless wherever it points."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        line = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t] + [ir.IntType(32)] * 3)
+        hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # For reading, to be kept in all cache levels, data.
+        builder.call(hint, [line, cgutils.int32_t(0), cgutils.int32_t(3), cgutils.int32_t(1)])
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+@intrinsic
+def pointer(typing_context: Any, address: Any) -> Any:
+    """An integer address as a void pointer, for `numba.carray`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate

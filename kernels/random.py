@@ -1,0 +1,151 @@
+"""Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011), exact on every device.
+
+A draw is a function of (seed, domain, step, slot, attempt). NumPy's own Philox is the 4x64 variant, so its bits are
+others. In Numba every literal is wrapped in uint64: mixed with a Python int an unsigned becomes a float64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+_MASK32 = uint64(0xFFFFFFFF)
+_SHIFT32 = uint64(32)
+_M0, _M1 = uint64(0xD2511F53), uint64(0xCD9E8D57)
+_W0, _W1 = uint64(0x9E3779B9), uint64(0xBB67AE85)
+
+#: What a counter is drawn for; it keeps the streams of different uses apart.
+DOMAIN_UNIFORM = 1
+DOMAIN_SHUFFLE = 2
+DOMAIN_FEISTEL = 3
+
+
+@njit(nogil=True, cache=True, inline="always")
+def philox(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
+    """Ten rounds on the counter (c0..c3) with the key (k0, k1), all uint64 below 2^32; four uint64 below 2^32."""
+    for _ in range(10):
+        p0, p1 = _M0 * c0, _M1 * c2
+        c0, c1, c2, c3 = (
+            (p1 >> _SHIFT32) ^ c1 ^ k0,
+            p1 & _MASK32,
+            (p0 >> _SHIFT32) ^ c3 ^ k1,
+            p0 & _MASK32,
+        )
+        k0, k1 = (k0 + _W0) & _MASK32, (k1 + _W1) & _MASK32
+    return c0, c1, c2, c3
+
+
+@njit(nogil=True, cache=True, inline="always")
+def word64(seed, domain, step, slot, attempt):  # type: ignore[no-untyped-def]
+    """A uint64 for the counter (slot, step low, step high, domain << 24 | attempt) under the key `seed`."""
+    c0, c1, _, _ = philox(
+        uint64(slot) & _MASK32,
+        uint64(step) & _MASK32,
+        uint64(step) >> _SHIFT32,
+        (uint64(domain) << uint64(24)) | uint64(attempt),
+        uint64(seed) & _MASK32,
+        uint64(seed) >> _SHIFT32,
+    )
+    return (c1 << _SHIFT32) | c0
+
+
+@njit(nogil=True, cache=True, inline="always")
+def multiply_high(a, b):  # type: ignore[no-untyped-def]
+    """(high, low) 64 bits of the 128-bit product of two uint64."""
+    a0, a1, b0, b1 = a & _MASK32, a >> _SHIFT32, b & _MASK32, b >> _SHIFT32
+    low = a0 * b0
+    middle = a1 * b0 + (low >> _SHIFT32)
+    cross = a0 * b1 + (middle & _MASK32)
+    high = a1 * b1 + (middle >> _SHIFT32) + (cross >> _SHIFT32)
+    return high, (cross << _SHIFT32) | (low & _MASK32)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
+    """An int below `bound`, exactly uniform: Lemire's multiply and reject (ACM TOMACS 2019)."""
+    bound = uint64(bound)
+    high, low = multiply_high(word64(seed, domain, step, slot, 0), bound)
+    if low < bound:
+        threshold = (uint64(0) - bound) % bound
+        attempt = 1
+        while low < threshold:
+            high, low = multiply_high(word64(seed, domain, step, slot, attempt), bound)
+            attempt += 1
+    return np.int64(high)
+
+
+@njit(nogil=True, cache=True)
+def draw_below(seed, domain, step, bound, out):  # type: ignore[no-untyped-def]
+    """out[i] = uniform below `bound` for slot i of `step`."""
+    for i in range(len(out)):
+        out[i] = below(seed, domain, step, i, bound)
+
+
+@njit(nogil=True, cache=True)
+def shuffled(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
+    """out = a permutation of 0..n-1, by Fisher and Yates."""
+    for i in range(len(out)):
+        out[i] = i
+    for i in range(len(out) - 1, 0, -1):
+        j = below(seed, domain, epoch, i, i + 1)
+        out[i], out[j] = out[j], out[i]
+
+
+@njit(nogil=True, cache=True)
+def round_keys(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
+    """uint64 keys of a Feistel network, one a round."""
+    for i in range(len(out)):
+        out[i] = word64(seed, domain, epoch, i, 0)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _mix(value, key):  # type: ignore[no-untyped-def]
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014) over value ^ key."""
+    z = value ^ key
+    z = (z ^ (z >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return z ^ (z >> uint64(31))
+
+
+@njit(nogil=True, cache=True)
+def permuted(first, keys, size, out):  # type: ignore[no-untyped-def]
+    """out[i] = the image of first + i under the permutation of 0..size-1 with these keys; nothing is stored.
+
+    A Feistel network over the smallest power of two that holds `size`, walked until it lands below `size` (Black
+    and Rogaway, 2002). Of an odd number of bits the halves differ by one and swap widths every round.
+    """
+    bits = uint64(1)
+    while (uint64(1) << bits) < uint64(size):
+        bits += uint64(1)
+    small = bits >> uint64(1)
+    large = bits - small
+    for i in range(len(out)):
+        value = uint64(first) + uint64(i)
+        while True:
+            left_bits, right_bits = large, small
+            left, right = value >> small, value & ((uint64(1) << small) - uint64(1))
+            for key in keys:
+                left, right = right, left ^ (_mix(right, key) & ((uint64(1) << left_bits) - uint64(1)))
+                left_bits, right_bits = right_bits, left_bits
+            value = (left << right_bits) | right
+            if value < uint64(size):
+                break
+        out[i] = np.int64(value)
+
+
+@njit(nogil=True, cache=True)
+def locate(positions, offsets, context, episode, start, length):  # type: ignore[no-untyped-def]
+    """The windows that start at global steps: the episode e with offsets[e] <= position < offsets[e + 1], the step
+    there, and how many steps follow, itself included, up to `context`."""
+    for i in range(len(positions)):
+        position = positions[i]
+        low, high = 0, len(offsets) - 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if offsets[middle] <= position:
+                low = middle
+            else:
+                high = middle
+        episode[i] = low
+        start[i] = position - offsets[low]
+        length[i] = min(offsets[low + 1] - position, context)

@@ -1,0 +1,1 @@
+"""Feeding training: presets, prefetching, the torch loader."""

@@ -1,0 +1,95 @@
+"""Checks of what a SequenceLoader is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gear_data.dataset import Dataset
+from gear_data.errors import DeviceError, InvalidArgumentError
+from gear_data.loaders.presets import normalization_columns
+
+#: What `dtype=` takes, and the dtype the collector writes for it; half precisions are cast from float32.
+_DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
+
+
+def check_range(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raises InvalidArgumentError unless `value` is an integer from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidArgumentError(f"{name} must be an integer, not {value!r}")
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"{low} to {high}"
+        raise InvalidArgumentError(f"{name} must be {limit}, not {value}")
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """Raises DeviceError if there is no such device here."""
+    try:
+        result = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceError(f"unknown device {device!r}", hint="use 'cpu', 'cuda' or 'cuda:N'") from error
+    if result.type == "cuda" and (result.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(
+            f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices",
+            hint="use device='cpu'; 'gear-data doctor' says what is missing",
+        )
+    return result
+
+
+def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, str | None]:
+    """(torch dtype to cast to after collecting or None, NumPy dtype the collector writes or None).
+
+    Raises InvalidArgumentError for another dtype.
+    """
+    if dtype is None:
+        return None, None
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise InvalidArgumentError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}")
+    half = getattr(torch, name) if _DTYPES[name] != name else None
+    return half, _DTYPES[name]
+
+
+def check_offsets(offsets: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
+    """Column -> (first, last), first < last. Raises InvalidArgumentError."""
+    result = {}
+    for name, value in (offsets or {}).items():
+        if not isinstance(value, Sequence) or len(value) != 2:
+            raise InvalidArgumentError(f"offsets are (first, last), not {value!r}", column=name)
+        first, last = value
+        check_range("offsets", first, -(1 << 31), 1 << 31)
+        check_range("offsets", last, -(1 << 31), 1 << 31)
+        if last <= first:
+            raise InvalidArgumentError(f"offsets are (first, last) with first < last, not {value!r}", column=name)
+        result[name] = (int(first), int(last))
+    return result
+
+
+def normalization_statistics(
+    dataset: Dataset, normalize: bool | str | Sequence[str] | Mapping[str, tuple[Any, Any]] | None
+) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+    """Column -> (mean, std), float64, of the columns to normalise.
+
+    Raises:
+        UnknownNameError: no such column.
+        InvalidArgumentError: not what `normalize` takes.
+    """
+    if normalize is None:
+        return {}
+    if isinstance(normalize, Mapping):
+        normalization_columns(dataset.schema, tuple(normalize))
+        return {name: _mean_and_std(name, value) for name, value in normalize.items()}
+    names = normalization_columns(dataset.schema, normalize)
+    return {name: (dataset.statistics[name].mean, dataset.statistics[name].std) for name in names}
+
+
+def _mean_and_std(name: str, value: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    try:
+        mean, std = value
+        return np.asarray(mean, np.float64), np.asarray(std, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"normalize takes (mean, std), not {value!r}", column=name) from error

@@ -1,0 +1,129 @@
+"""Batches made ahead of time, in threads, in order."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from gear_data.errors import InvalidArgumentError
+
+T = TypeVar("T")
+
+#: Prefetchers to end before the interpreter does: a thread inside a kernel would read memory already unmapped.
+_alive: weakref.WeakSet[Prefetcher[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for prefetcher in list(_alive):
+        prefetcher.close()
+
+
+class Prefetcher(Generic[T]):
+    """Makes items 0, 1, 2, ... ahead of their consumer.
+
+    Whoever is free makes the next item nobody makes yet: a thread, or the consumer itself instead of sleeping until
+    the item it wants is there. Being put to sleep and woken costs about as long as making a small batch, so a consumer
+    that only waits is slower than one without any threads. An exception is handed over like an item.
+
+    Args:
+        make: item number -> item; called from the threads and from `get`.
+        count: how many items there are; None for no end.
+        depth: how many items may be ready, beside those in the making.
+        threads: how many make them beside the consumer.
+    """
+
+    def __init__(self, make: Callable[[int], T], count: int | None, depth: int, threads: int) -> None:
+        self._make = make
+        self._count = count
+        self._limit = depth + threads + 1  # every maker may have one in hand
+        self._process = os.getpid()
+        self._closed = False
+        self._changed = threading.Condition(threading.Lock())
+        self._ready: dict[int, T | BaseException] = {}
+        self._begun = 0  # items made or in the making
+        self._taken = 0
+        self._threads = [
+            threading.Thread(target=self._run, name=f"gear-prefetch-{k}", daemon=True) for k in range(threads)
+        ]
+        _alive.add(self)
+        for thread in self._threads:
+            thread.start()
+
+    def _begin(self) -> int | None:
+        """The next item to make, if there is leave to make one. Called with the lock held."""
+        item = self._begun
+        if item >= self._taken + self._limit or (self._count is not None and item >= self._count):
+            return None
+        self._begun = item + 1
+        return item
+
+    def _finish(self, item: int, result: T | BaseException) -> None:
+        with self._changed:
+            self._ready[item] = result
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while (item := self._begin()) is None and not self._closed:
+                    self._changed.wait()
+                if self._closed or item is None:
+                    return
+            try:
+                result: T | BaseException = self._make(item)
+            except BaseException as error:  # handed to the consumer, who raises it
+                result = error
+            self._finish(item, result)
+            del result  # a thread that waits must not keep a batch's memory
+
+    def get(self, item: int) -> T:
+        """Item number `item`; must be asked for in order. Raises what `make` raised.
+
+        Raises:
+            InvalidArgumentError: asked for in a process forked off since, where no thread makes items.
+        """
+        if os.getpid() != self._process:
+            raise InvalidArgumentError(
+                f"this iterator belongs to process {self._process}: its threads do not exist in a forked child",
+                hint="make a new iterator in the child",
+            )
+        while True:
+            with self._changed:
+                if item in self._ready:
+                    result = self._ready.pop(item)
+                    self._taken = item + 1
+                    self._changed.notify_all()
+                    break
+                mine = self._begin()
+                if mine is None:
+                    self._changed.wait()
+                    continue
+            try:
+                made: T | BaseException = self._make(mine)
+            except Exception as error:  # raised when its turn comes
+                made = error
+            self._finish(mine, made)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def close(self) -> None:
+        """Ends the threads; items that are ready are dropped."""
+        # At interpreter exit an iterator still alive closes once more, when this module's names are gone.
+        if self._closed:
+            return
+        # A forked child has none of the threads, and its copy of the lock may be held for ever.
+        if os.getpid() != self._process:
+            self._closed = True
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._ready.clear()

@@ -1,0 +1,89 @@
+"""What the copies of a loader in DataLoader workers let the loader itself know."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+from multiprocessing.context import get_spawning_popen
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.utils.data._utils.worker import WorkerInfo
+
+#: What the first integers are; then comes, for each worker, the load it took last.
+_STEP, _LOADS, _TAKER, _USED, _WORKERS = range(5)
+#: Workers beyond these are told apart by their DataLoader's seed alone.
+_MAX_WORKERS = 1024
+#: Who takes the loaded step: the next pass, or no other. Else it is the seed of the pass that did.
+_NEXT_PASS, _NO_PASS = -1, -2
+
+
+class WorkerMark:
+    """A few integers shared by a loader and its copies in the workers of its process's DataLoaders.
+
+    A DataLoader iterates copies, forked or spawned, so that what they do is lost on the loader they are copies of:
+    that a loaded state was used up by one pass over the data, and that there was a pass at all. One pass of several
+    workers has one seed; each worker takes the step once.
+
+    Args:
+        step: where the next pass starts; None: nothing was loaded.
+    """
+
+    def __init__(self, step: int | None = None) -> None:
+        self._process = os.getpid()
+        self._cells = multiprocessing.RawArray(ctypes.c_int64, _WORKERS + _MAX_WORKERS)
+        self._cells[_TAKER] = _NO_PASS
+        if step is not None:
+            self.load(step)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Memory is shared with processes being started, and with no other copy.
+        if get_spawning_popen() is not None:
+            return self.__dict__
+        return {"step": self._cells[_STEP] if self._cells[_TAKER] == _NEXT_PASS else None, "used": self.used}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_cells" in state:
+            self.__dict__.update(state)
+        else:
+            self.__init__(state["step"])  # type: ignore[misc]
+            self._cells[_USED] = state["used"]
+
+    def reaches(self, worker: WorkerInfo | None) -> bool:
+        """Whether this is the process that made it, or a DataLoader's worker of that process."""
+        if worker is None:
+            return os.getpid() == self._process
+        parent = multiprocessing.parent_process()
+        return parent is not None and parent.pid == self._process
+
+    def load(self, step: int) -> None:
+        """The next pass starts at this step."""
+        self._cells[_STEP] = step
+        self._cells[_LOADS] += 1
+        self._cells[_TAKER] = _NEXT_PASS
+        self._cells[_USED] = 0
+
+    def take(self, worker: WorkerInfo | None) -> int:
+        """The step that a pass starts at, here or in a worker: the loaded one, for one pass, else 0."""
+        cells = self._cells
+        cells[_USED] = worker is not None
+        if worker is None:
+            waiting = cells[_TAKER] == _NEXT_PASS
+            cells[_TAKER] = _NO_PASS
+            return cells[_STEP] if waiting else 0
+        seed = worker.seed - worker.id
+        if cells[_TAKER] not in (_NEXT_PASS, seed):
+            return 0
+        # Two passes have the same seed where torch was seeded alike before both.
+        if worker.id < _MAX_WORKERS:
+            if cells[_WORKERS + worker.id] == cells[_LOADS]:
+                return 0
+            cells[_WORKERS + worker.id] = cells[_LOADS]
+        cells[_TAKER] = seed
+        return cells[_STEP]
+
+    @property
+    def used(self) -> bool:
+        """Whether workers were the last to iterate, and no state was loaded since."""
+        return bool(self._cells[_USED])

@@ -1,0 +1,45 @@
+"""Job 1: a HuggingFace trajectory dataset into GEAR shards."""
+
+from __future__ import annotations
+
+import argparse
+
+import gear_data
+
+parser = argparse.ArgumentParser(
+    description=__doc__,
+    epilog="example:\n  python scripts/convert_hf_dataset.py path/to/parquet/ hopper/ --rename reward=rewards",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+)
+parser.add_argument("source", help="a folder or file, an hf:// path, or a hub id such as user/name")
+parser.add_argument("destination", help="the dataset's folder, to be made")
+parser.add_argument("--split", help="which split of the source, where it has several")
+parser.add_argument("--rename", action="append", default=[], metavar="A=B", help="source column A becomes B")
+parser.add_argument("--resume", action="store_true", help="go on with a half-done conversion")
+
+
+def main() -> None:
+    options = parser.parse_args()
+    if not all("=" in pair for pair in options.rename):
+        parser.error("--rename takes OLD=NEW")
+    rename = dict(pair.split("=", 1) for pair in options.rename)
+    report = gear_data.convert(
+        options.source, options.destination, split=options.split, rename=rename, resume=options.resume
+    )
+    for warning in report.warnings:
+        print(f"noticed {warning}")
+
+    dataset = gear_data.open(options.destination)
+    print(f"{dataset.num_episodes:,} episodes, {dataset.num_steps:,} steps, {report.bytes / 1e6:,.1f} MB")
+    for column in dataset.schema:
+        print(f"  {column.name}: {column.dtype} {list(column.shape)}")
+    print(dataset.episodes.select("length", "return").describe())
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (gear_data.errors.InvalidArgumentError, gear_data.errors.UnknownNameError) as error:
+        parser.error(str(error))
+    except gear_data.GearError as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")

@@ -1,0 +1,32 @@
+"""torch.distributed: a loader made without a rank takes the group's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from gear_data import SequenceLoader
+
+SCRIPT = Path(__file__).with_name("feed_rank.py")
+STEPS, BATCH = 6, 11
+
+
+def test_two_processes_share_the_global_batches(dataset, tmp_path):
+    arguments = [sys.executable, str(SCRIPT), str(dataset.path), str(tmp_path / "out"), str(tmp_path / "store")]
+    processes = [subprocess.Popen([*arguments, str(rank), "2"]) for rank in range(2)]
+    try:
+        assert [process.wait(timeout=240) for process in processes] == [0] * len(processes)
+    finally:
+        for process in processes:
+            process.kill()
+    loader = SequenceLoader(dataset, batch_size=BATCH, context=5, seed=21, steps=STEPS)
+    whole = np.stack([batch["observations"].numpy() for batch in loader])
+    for rank, rows in enumerate((slice(0, 5), slice(5, 11))):
+        results = np.load(tmp_path / f"out-{rank}.npz")
+        mine = whole[:, rows].reshape(-1, *whole.shape[2:])
+        for name in ("early", "inline", "workers", "travelled"):
+            assert np.array_equal(results[name], mine), (rank, name)
+        assert np.array_equal(results["all"], whole.reshape(-1, *whole.shape[2:]))

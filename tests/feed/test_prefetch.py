@@ -1,0 +1,234 @@
+"""The prefetcher: order, hand-over of errors, and no thread left behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from gear_data import SequenceLoader
+from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.prefetch import Prefetcher
+
+SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (8, 2), (5, 3)]  # depth, threads
+every_shape = pytest.mark.parametrize(("depth", "threads"), SHAPES)
+WAIT = 30.0
+
+
+def alive():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("gear-prefetch")]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left():
+    assert not alive()
+    yield
+    assert not alive()
+
+
+@every_shape
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 50])
+def test_items_come_in_order_and_each_is_made_once(depth, threads, count):
+    made: Counter[int] = Counter()
+
+    def make(item):
+        # Makers overtake each other.
+        time.sleep(0.002 if item % 3 == 0 else 0)
+        made[item] += 1
+        return item * item
+
+    prefetcher = Prefetcher(make, count, depth, threads)
+    assert [prefetcher.get(item) for item in range(count)] == [item * item for item in range(count)]
+    prefetcher.close()
+    assert made == Counter(range(count))
+
+
+@every_shape
+def test_no_more_than_depth_items_are_ahead_of_the_consumer(depth, threads):
+    taken, worst = 0, 0
+    lock = threading.Lock()
+
+    def make(item):
+        nonlocal worst
+        with lock:
+            worst = max(worst, item - taken)
+        return item
+
+    prefetcher = Prefetcher(make, None, depth, threads)
+    for item in range(60):
+        prefetcher.get(item)
+        with lock:
+            taken = item + 1
+    prefetcher.close()
+    # get(item) hands the leave back just before `taken` is counted up: one more may be on its way.
+    assert worst <= depth + threads - 1 + 1
+
+
+@every_shape
+def test_an_error_comes_in_its_turn(depth, threads):
+    def make(item):
+        if item == 5:
+            raise KeyError("item 5")
+        return item
+
+    prefetcher = Prefetcher(make, None, depth, threads)
+    assert [prefetcher.get(item) for item in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyError, match="item 5"):
+        prefetcher.get(5)
+    prefetcher.close()
+
+
+class Stop(BaseException):
+    pass
+
+
+def test_what_is_no_exception_is_handed_over_too():
+    def make(item):
+        raise Stop
+
+    prefetcher = Prefetcher(make, None, 2, 2)
+    with pytest.raises(Stop):
+        prefetcher.get(0)
+    prefetcher.close()
+
+
+@every_shape
+def test_closing_at_any_moment_ends_the_threads(depth, threads):
+    """Closing races with threads that take their leave from the same queue; a lost race would wait for ever."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads change over within every few instructions
+    try:
+        for turn in range(400):
+            prefetcher = Prefetcher(lambda item: item, None, depth, threads)
+            for item in range(turn % 4):
+                prefetcher.get(item)
+            closing = threading.Thread(target=prefetcher.close, daemon=True)
+            closing.start()
+            closing.join(WAIT)
+            assert not closing.is_alive()
+            assert not alive()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_closing_twice_and_after_the_end_is_fine():
+    prefetcher = Prefetcher(lambda item: item, 3, 4, 2)
+    assert [prefetcher.get(item) for item in range(3)] == [0, 1, 2]
+    prefetcher.close()
+    prefetcher.close()
+
+
+def test_closing_waits_for_what_is_being_made():
+    started, let_go, finished = threading.Event(), threading.Event(), []
+
+    def make(item):
+        started.set()
+        let_go.wait(WAIT)
+        finished.append(item)
+        return item
+
+    prefetcher = Prefetcher(make, None, 1, 1)
+    assert started.wait(WAIT)
+    closing = threading.Thread(target=prefetcher.close)
+    closing.start()
+    assert closing.is_alive()
+    let_go.set()
+    closing.join(WAIT)
+    assert finished == [0]
+
+
+class Item:
+    """Says when it dies."""
+
+    living: set[int] = set()  # noqa: RUF012
+
+    def __init__(self, number):
+        self.number = number
+        self.living.add(number)
+
+    def __del__(self):
+        self.living.discard(self.number)
+
+
+def test_an_item_is_let_go_once_it_was_handed_over():
+    prefetcher = Prefetcher(Item, 40, 2, 2)
+    for item in range(40):
+        prefetcher.get(item)
+        assert item not in Item.living
+    prefetcher.close()
+    del prefetcher
+    gc.collect()
+    assert not Item.living
+
+
+def test_the_interpreter_ends_while_items_are_being_made():
+    code = (
+        "import time\n"
+        "from gear_data.loaders.prefetch import Prefetcher\n"
+        "p = Prefetcher(lambda item: time.sleep(0.01) or item, None, 8, 2)\n"
+        "print(p.get(0))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "0\n", "")
+
+
+def test_an_iterator_alive_at_exit_ends_quietly(dataset):
+    """Its generator is closed after the modules' names are gone, and closes the prefetcher a second time."""
+    code = (
+        "import gear_data\n"
+        f"iterator = iter(gear_data.SequenceLoader(gear_data.open({str(dataset.path)!r}), 2, 3))\n"
+        "print(len(next(iterator)['valid_count']))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "2\n", "")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_is_told_to_make_its_own_iterator(dataset):
+    context = multiprocessing.get_context("fork")
+    received, sent = context.Pipe(duplex=False)
+    loader = SequenceLoader(dataset, 2, 3)
+    iterator = iter(loader)
+    next(iterator)
+
+    def child():
+        try:
+            # Past what the parent's threads had ready.
+            for _ in range(9):
+                next(iterator)
+        except InvalidArgumentError as error:
+            sent.send(str(error))
+        own = iter(loader)
+        sent.send(len(next(own)["valid_count"]))
+        own.close()
+
+    process = context.Process(target=child)
+    process.start()
+    process.join(WAIT)
+    hung = process.is_alive()
+    process.kill()
+    assert not hung
+    assert "make a new iterator in the child" in received.recv()
+    assert received.recv() == 2
+    assert process.exitcode == 0
+    assert len(next(iterator)["valid_count"]) == 2
+    iterator.close()
+
+
+def test_closing_in_a_forked_child_returns():
+    """The child's copies of the queues and threads are of no use, whatever state they were in at the fork."""
+    prefetcher = Prefetcher(lambda item: item, None, 4, 2)
+    process = multiprocessing.get_context("fork").Process(target=prefetcher.close)
+    process.start()
+    process.join(WAIT)
+    hung = process.is_alive()
+    process.kill()
+    assert not hung
+    assert prefetcher.get(0) == 0
+    prefetcher.close()

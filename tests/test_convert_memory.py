@@ -1,0 +1,36 @@
+"""Memory of a conversion: bounded by what is read at once and one shard, whatever the size of the source."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_CONVERT = """
+import sys, gear_data
+report = gear_data.convert(sys.argv[1], sys.argv[2], shard_bytes=4 << 20)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) << 10, report.bytes)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak memory from")
+def test_eight_times_the_data_takes_no_more_memory(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(100, seed=1, max_length=1000, states=36, actions=8)
+    file = sources.write_episodes(tmp_path / "one.parquet", rollouts, row_group=10)
+    peaks, sizes = [], []
+    for times in (1, 8):
+        (tmp_path / f"source{times}").mkdir()
+        for i in range(times):
+            os.link(file, tmp_path / f"source{times}" / f"{i}.parquet")
+        command = [sys.executable, "-c", _CONVERT, str(tmp_path / f"source{times}"), str(tmp_path / f"out{times}")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peak, size = (int(word) for word in done.stdout.split())
+        peaks.append(peak)
+        sizes.append(size)
+    assert sizes[1] - sizes[0] > 50 << 20
+    assert peaks[1] - peaks[0] < (sizes[1] - sizes[0]) // 2

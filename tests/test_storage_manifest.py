@@ -1,0 +1,215 @@
+"""The manifest: what opening makes of newer, hostile and broken ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gear_data
+from gear_data.errors import CorruptShardError, DatasetNotFoundError, GearError, ManifestError, VersionError
+
+
+@pytest.fixture
+def dataset(rollouts_path: Path, tmp_path: Path) -> Path:
+    shutil.copytree(rollouts_path, tmp_path / "d")
+    return tmp_path / "d"
+
+
+@pytest.fixture
+def edit(dataset: Path) -> Callable[[Callable[[dict[str, Any]], Any]], Path]:
+    """Changes the manifest of `dataset` in place."""
+
+    def change(action: Callable[[dict[str, Any]], Any]) -> Path:
+        path = dataset / "manifest.json"
+        data = json.loads(path.read_text())
+        action(data)
+        path.write_text(json.dumps(data))
+        return dataset
+
+    return change
+
+
+def test_manifest_says_what_there_is(rollouts: list[Any], rollouts_path: Path) -> None:
+    data = json.loads((rollouts_path / "manifest.json").read_text())
+    assert (data["format"], data["version"]) == ("gear", 1)
+    assert data["episodes"] == len(rollouts)
+    assert data["steps"] == sum(len(r) for r in rollouts)
+    for entry in (*data["shards"], *data["tables"].values()):
+        assert (rollouts_path / entry["file"]).stat().st_size == entry["bytes"]
+        assert entry["checksum"].startswith("xxh3-128:")
+    assert [c["name"] for c in data["schema"] if c["derived"]] == ["returns_to_go"]
+    assert [c["name"] for c in data["schema"] if c["has_final"]] == ["observations"]
+    assert data["provenance"]["source_files"][0][0] == "source.hdf5"
+    assert data["provenance"]["options"]["shard_bytes"] == 2048
+
+
+def test_save_and_load(rollouts_path: Path, tmp_path: Path) -> None:
+    manifest = gear_data.open(rollouts_path).manifest
+    manifest.save(tmp_path)
+    assert (tmp_path / "manifest.json").read_bytes() == (rollouts_path / "manifest.json").read_bytes()
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    for name, message in (("nothing", "no such"), ("file", "is a file"), ("folder", "no gear dataset here")):
+        with pytest.raises(DatasetNotFoundError, match=message) as error:
+            gear_data.open(tmp_path / name)
+        assert isinstance(error.value, FileNotFoundError)
+        assert error.value.file == str(tmp_path / name)
+
+
+def test_newer_version(edit: Any) -> None:
+    path = edit(lambda data: data.update(version=2, schema="of another kind"))
+    with pytest.raises(VersionError, match="version 2 is newer than 1") as error:
+        gear_data.open(path)
+    assert "upgrade" in str(error.value)
+    assert error.value.file == str(path / "manifest.json")
+
+
+@pytest.mark.parametrize("name", ["../other.arrow", "/etc/passwd", "shards/../../x", "..", "", "a\\b", "a\0b"])
+def test_a_path_that_leaves_the_folder(name: str, edit: Any, rollouts_path: Path) -> None:
+    for place in (lambda data: data["shards"][1], lambda data: data["tables"]["episodes"]):
+        path = edit(lambda data, place=place: place(data).update(file=name))
+        with pytest.raises(ManifestError, match="outside the dataset's folder"):
+            gear_data.open(path)
+        with pytest.raises(ManifestError, match="outside the dataset's folder"):
+            gear_data.verify(path)
+        shutil.copy(rollouts_path / "manifest.json", path)
+
+
+def test_opening_reads_no_shard(dataset: Path, rollouts_path: Path) -> None:
+    for shard in gear_data.open(rollouts_path).manifest.shards:
+        (dataset / shard.entry.file).write_bytes(b"?" * shard.entry.bytes)
+    ds = gear_data.open(dataset)
+    assert ds.num_steps == gear_data.open(rollouts_path).num_steps
+    assert ds.episodes.equals(gear_data.open(rollouts_path).episodes)
+    assert not ds._shards.addresses.any()
+    report = gear_data.verify(dataset)
+    assert not report.ok
+    assert [check.ok for check in report.shards] == [True, True] + [False] * len(ds.manifest.shards)
+
+
+@pytest.mark.parametrize("file", ["shards/000001.arrow", "episodes.arrow", "finals.arrow"])
+@pytest.mark.parametrize("change", [-1, 1, None])
+def test_a_file_of_another_size(file: str, change: int | None, dataset: Path) -> None:
+    data = (dataset / file).read_bytes()
+    if change is None:
+        (dataset / file).unlink()
+    else:
+        (dataset / file).write_bytes((data + b"x")[: len(data) + change])
+    with pytest.raises(CorruptShardError, match="missing" if change is None else "bytes, the manifest says") as error:
+        gear_data.open(dataset)
+    assert error.value.file == str(dataset / file)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "7", '"gear"', '{"format": "parquet", "version": 1}', "[" * 100_000, "\xff\xfe"]
+)
+def test_a_manifest_that_is_none(text: str, dataset: Path) -> None:
+    (dataset / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ManifestError) as error:
+        gear_data.open(dataset)
+    assert error.value.file == str(dataset / "manifest.json")
+
+
+def _column(data: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(column for column in data["schema"] if column["name"] == name)
+
+
+def _places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value in a document."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from _places(value, (*path, key))
+
+
+_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 2, 1.5, 1 << 40, 1 << 70, float("inf"), "", "x", [], [1], [[-1]], [1 << 40], {}, {"x": 1},
+)  # fmt: skip
+
+
+def _use(path: Path) -> None:
+    """Reads everything of a dataset."""
+    ds = gear_data.open(path)
+    ds.episodes.to_dicts()
+    for i in range(ds.num_episodes):
+        episode = ds.episode(i)
+        for name in episode:
+            np.array(episode[name])
+        ds.final(i)
+    for column in ds.schema:
+        assert len(ds.statistics[column.name].mean) in (1, *column.shape)
+
+
+def test_a_broken_manifest_is_a_gear_error_or_harmless(dataset: Path) -> None:
+    """Every value removed or replaced: a GearError, or a dataset that can be used in full; never another error."""
+    path = dataset / "manifest.json"
+    whole = json.loads(path.read_text())
+    # A shard is like the next: the first of them stands for all.
+    places = [p for p in _places(whole) if p[0] not in ("provenance", "findings") and p[:1] + p[1:2] != ("shards", 2)]
+    places = [p for p in places if not (p[0] == "shards" and len(p) > 1 and p[1] > 0)]
+    places += [("provenance",), ("findings",)]
+    rng = random.Random(3)
+    refused = 0
+    for place in places:
+        for value in [*rng.sample(_VALUES, 3), "removed"]:
+            data = json.loads(json.dumps(whole))
+            inner = data
+            for key in place[:-1]:
+                inner = inner[key]
+            if value == "removed":
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = value
+            path.write_text(json.dumps(data))
+            try:
+                _use(dataset)
+            except GearError:
+                refused += 1
+            except Exception as error:
+                raise AssertionError(f"{place} = {value!r}: {type(error).__name__}: {error}") from error
+    assert refused > len(places)
+
+
+@pytest.mark.parametrize(
+    "key", ["format", "version", "episodes", "steps", "fingerprint", "schema", "shards", "tables", "statistics",
+            "provenance", "findings"]
+)  # fmt: skip
+def test_a_manifest_lacks_something(key: str, edit: Any) -> None:
+    path = edit(lambda data: data.pop(key))
+    with pytest.raises(ManifestError, match=key):
+        gear_data.open(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(episodes=data["episodes"] + 1), "episodes do not add up"),
+        (lambda data: data.update(steps=data["steps"] - 1), "steps do not add up"),
+        (lambda data: data["tables"].pop("episodes"), "no episode table"),
+        (lambda data: data["tables"].pop("finals"), "final observations"),
+        (lambda data: _column(data, "observations").update(has_final=False), "final observations"),
+        (lambda data: _column(data, "actions").update(name="observations"), "one name"),
+        (lambda data: data["schema"][0].update(dtype="object"), "no column can have dtype"),
+        (lambda data: data["schema"][0].update(shape=[3, -1]), "no column can have"),
+        (lambda data: _column(data, "observations").update(shape=[1 << 32, 1 << 32]), "observations"),
+        (lambda data: data["shards"][0]["buffers"].pop("rewards"), "missing or past"),
+        (lambda data: data["shards"][0]["buffers"].update(rewards=-8), "no count"),
+        (lambda data: data["shards"][0]["buffers"].update(rewards=1 << 40), "missing or past"),
+        (lambda data: data["statistics"].pop("rewards"), "statistics"),
+        (lambda data: data["statistics"]["observations"].update(mean=[0.0]), "statistics"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself(change: Any, message: str, edit: Any) -> None:
+    path = edit(change)
+    with pytest.raises(ManifestError, match=message):
+        gear_data.open(path)

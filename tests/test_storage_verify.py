@@ -1,0 +1,208 @@
+"""verify: finds whatever is not as it was written."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import gear_data
+from gear_data.storage.atomic import checksum
+from gear_data.storage.tables import read_table, write_table
+
+
+@pytest.fixture
+def dataset(rollouts_path: Path, tmp_path: Path) -> Path:
+    shutil.copytree(rollouts_path, tmp_path / "d")
+    return tmp_path / "d"
+
+
+def _failed(dataset: Path) -> dict[str, str]:
+    report = gear_data.verify(dataset)
+    assert report.ok is all(check.ok for check in report.shards)
+    assert all((check.error is None) is check.ok for check in report.shards)
+    return {check.file: str(check.error) for check in report.shards if not check.ok}
+
+
+def _sign(dataset: Path, file: str) -> None:
+    """Makes the manifest agree with a changed file's size and checksum, as one who changes it on purpose would."""
+    path = dataset / "manifest.json"
+    data = json.loads(path.read_text())
+    for entry in (*data["shards"], *data["tables"].values()):
+        if entry["file"] == file:
+            entry.update(bytes=(dataset / file).stat().st_size, checksum=checksum(dataset / file))
+    path.write_text(json.dumps(data))
+
+
+def test_a_sound_dataset(dataset: Path) -> None:
+    report = gear_data.verify(dataset)
+    assert report.ok
+    shards = [shard.entry.file for shard in gear_data.open(dataset).manifest.shards]
+    assert [check.file for check in report.shards] == ["episodes.arrow", "finals.arrow", *shards]
+    assert json.loads(json.dumps(report.to_json()))["shards"][0] == {
+        "file": "episodes.arrow",
+        "ok": True,
+        "error": None,
+    }
+
+
+@pytest.mark.parametrize("file", ["shards/000000.arrow", "shards/000002.arrow", "episodes.arrow", "finals.arrow"])
+def test_one_flipped_bit(file: str, dataset: Path) -> None:
+    whole = (dataset / file).read_bytes()
+    rng = random.Random(4)
+    for place in (0, len(whole) // 2, len(whole) - 1, *rng.sample(range(len(whole)), 5)):
+        data = bytearray(whole)
+        data[place] ^= 1 << rng.randrange(8)
+        (dataset / file).write_bytes(data)
+        failed = _failed(dataset)
+        assert list(failed) == [file]
+        assert "checksum" in failed[file]
+
+
+def test_a_bit_flipped_in_the_values_with_its_checksum_made_good(dataset: Path) -> None:
+    """The content hash in the episode table finds it, and says where."""
+    file = "shards/000001.arrow"
+    shard = gear_data.open(dataset).manifest.shards[1]
+    data = bytearray((dataset / file).read_bytes())
+    data[shard.buffers["actions"] + 8 * (shard.steps - 1)] ^= 1
+    (dataset / file).write_bytes(data)
+    _sign(dataset, file)
+    failed = _failed(dataset)
+    assert list(failed) == [file]
+    assert "content hash" in failed[file]
+    starts = [start for start, s in gear_data.open(dataset).episodes.select("start", "shard").rows() if s == 1]
+    assert f"row {starts[-1]}:" in failed[file]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, None])
+def test_a_shard_cut_short_or_missing(cut: int | None, dataset: Path) -> None:
+    path = dataset / "shards/000001.arrow"
+    if cut is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:cut])
+    failed = _failed(dataset)
+    assert list(failed) == ["shards/000001.arrow"]
+    assert ("missing" if cut is None else f"has {cut} bytes") in failed["shards/000001.arrow"]
+
+
+@pytest.mark.parametrize("file", ["shards/000001.arrow", "episodes.arrow", "finals.arrow"])
+@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0" + b"\0" * 200 + b"ARROW1", b"?" * 5000])
+def test_another_file_signed_in_its_place(file: str, content: bytes, dataset: Path) -> None:
+    (dataset / file).write_bytes(content)
+    _sign(dataset, file)
+    if file.startswith("shards") and len(content) < 5000:  # its buffers are past its end
+        with pytest.raises(gear_data.errors.ManifestError, match=file):
+            gear_data.verify(dataset)
+    else:
+        assert list(_failed(dataset)) == [file]
+
+
+def test_shards_changed_for_one_another(dataset: Path) -> None:
+    a, b = dataset / "shards/000000.arrow", dataset / "shards/000001.arrow"
+    for path, content in ((a, b.read_bytes()), (b, a.read_bytes())):
+        path.write_bytes(content)
+    assert _failed(dataset).keys() == {"shards/000000.arrow", "shards/000001.arrow"}
+
+
+def _drop_row(table: pa.Table) -> pa.Table:
+    return table.slice(1)
+
+
+def _replaced(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[pa.Table], pa.Table]:
+    def replace(table: pa.Table) -> pa.Table:
+        index = table.schema.get_field_index(name)
+        field = table.schema.field(index)
+        return table.set_column(index, field, pa.array(change(table.column(name).to_pylist()), field.type))
+
+    replace.__name__ = name
+    return replace
+
+
+def _without(name: str) -> Callable[[pa.Table], pa.Table]:
+    def drop(table: pa.Table) -> pa.Table:
+        return table.drop_columns([name])
+
+    drop.__name__ = f"without-{name}"
+    return drop
+
+
+def _as_text(table: pa.Table) -> pa.Table:
+    return table.set_column(3, "length", table.column("length").cast(pa.string()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _drop_row,
+        _replaced("episode_id", lambda ids: ids[::-1]),
+        _replaced("length", lambda lengths: [lengths[0] + 1, *lengths[1:]]),
+        _replaced("length", lambda lengths: [-1, *lengths[1:]]),
+        _replaced("start", lambda starts: [1, *starts[1:]]),
+        _replaced("start", lambda starts: [1 << 40, *starts[1:]]),
+        _replaced("shard", lambda shards: [99, *shards[1:]]),
+        _replaced("shard", lambda shards: [-1, *shards[1:]]),
+        _replaced("content", lambda contents: [*contents[:-1], contents[0]]),
+        _without("start"),
+        _without("content"),
+        _as_text,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_an_episode_table_that_does_not_fit(change: Callable[[pa.Table], pa.Table], dataset: Path) -> None:
+    path = dataset / "episodes.arrow"
+    table = change(read_table(path))
+    path.unlink()
+    write_table(path, table)
+    _sign(dataset, "episodes.arrow")
+    assert "episodes.arrow" in _failed(dataset)
+    # Nor does it become an address: it is refused, or the wrong table gives rows that are there.
+    try:
+        ds = gear_data.open(dataset)
+        for i in range(ds.num_episodes):
+            assert len(ds.episode(i)["rewards"]) > 0
+    except gear_data.GearError as error:
+        assert "episodes.arrow" in str(error)
+
+
+def test_final_observations_that_were_changed(dataset: Path) -> None:
+    path = dataset / "finals.arrow"
+    table = read_table(path)
+    values = table.column("observations").to_pylist()
+    values[-1][0] += 1
+    column = pa.array(values, table.schema.field("observations").type)
+    table = table.set_column(1, table.schema.field("observations"), column)
+    path.unlink()
+    write_table(path, table)
+    _sign(dataset, "finals.arrow")
+    failed = _failed(dataset)
+    assert list(failed) == [gear_data.open(dataset).manifest.shards[-1].entry.file]
+    table = table.drop_columns(["observations"])
+    path.unlink()
+    write_table(path, table)
+    _sign(dataset, "finals.arrow")
+    assert "finals.arrow" in _failed(dataset)
+    with pytest.raises(gear_data.GearError, match="observations"):
+        gear_data.open(dataset).final(0)
+
+
+def test_buffer_offsets_that_were_changed(dataset: Path) -> None:
+    path = dataset / "manifest.json"
+    data = json.loads(path.read_text())
+    data["shards"][1]["buffers"]["actions"] += 8
+    path.write_text(json.dumps(data))
+    failed = _failed(dataset)
+    assert list(failed) == ["shards/000001.arrow"]
+    assert "do not begin where" in failed["shards/000001.arrow"]
+
+
+def test_a_manifest_that_cannot_be_used_is_raised(dataset: Path) -> None:
+    (dataset / "manifest.json").write_text("{}")
+    with pytest.raises(gear_data.errors.ManifestError):
+        gear_data.verify(dataset)
