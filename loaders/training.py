@@ -23,6 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
+
+# DistributedDataParallel imports this when it is first used, and its functions take the default process group of that
+# moment as the default of an argument: imported after init_process_group, it keeps the group alive for ever.
+# Gloo's threads then outlive destroy_process_group, and one that still frees a tensor while the interpreter ends aborts
+# the process. Imported here, before any group is, there is nothing for it to keep.
+import torch.distributed.nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -389,3 +391,29 @@ def test_loss_curve(tmp_path: Path, count: int) -> None:
         colors = image.convert("RGB").getcolors(1 << 20)
         assert colors is not None and len(colors) > 10  # something is drawn
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["loss.json", "loss.png"]
+
+
+def test_no_thread_outlives_the_process_group(tmp_path: Path) -> None:
+    """A thread of Gloo's that still frees a tensor while the interpreter ends aborts the process, now and then."""
+    program = f"""
+import os
+import torch
+import gear_data.loaders.training
+
+def threads():
+    names = [open(f"/proc/self/task/{{task}}/comm").read() for task in os.listdir("/proc/self/task")]
+    return sum("gloo" in name for name in names)
+
+torch.distributed.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+network(torch.ones(1, 2)).sum().backward()
+before = threads()
+del network
+torch.distributed.destroy_process_group()
+print(before, threads())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    before, after = map(int, ended.stdout.split())
+    assert before > 0
+    assert after == 0
