@@ -7,6 +7,7 @@ array over it dies. So no consumer can see a batch overwritten, however long it 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,6 +29,15 @@ TIMESTEPS = "timesteps"
 MASK = "mask"
 
 
+class Padding(enum.StrEnum):
+    """What stands where an output has no valid step."""
+
+    FILL = "fill"  # `Output.fill`
+    EDGE = "edge"  # the nearest valid step
+    FIRST = "first"  # the first valid step
+    RUN_ON = "run_on"  # TIMESTEPS alone: counting goes on
+
+
 @dataclass(frozen=True)
 class Output:
     """One array of a batch: [B, width, *shape].
@@ -42,6 +52,14 @@ class Output:
         fill: one padding step, [*shape] or a scalar; what the batch holds, after normalising.
         mean, scale: output = (value - mean) * scale, float64 [elements] or [1]; None copies (or casts).
         column: whether `source` is a column.
+        within_window: steps outside the window are padding; else only those outside the episode are.
+        padding: what padding is. Where a window has no valid step at all, `fill`.
+        origin: TIMESTEPS: the number of an episode's first step.
+        valid: MASK: the value at valid steps; `fill` is that of padding.
+        following: each step's row is that of the step after it, and of the last step the final observation. Where an
+            episode has none, that row is padding (in a MASK: 0 there).
+        discounts: output = sum over j of discounts[j] * value[t + j], as far as the episode goes; computed in float64.
+            For n-step returns 1, gamma, ..., gamma^(n - 1).
     """
 
     key: str
@@ -55,6 +73,12 @@ class Output:
     mean: npt.NDArray[np.float64] | None = None
     scale: npt.NDArray[np.float64] | None = None
     column: bool = True
+    within_window: bool = True
+    padding: Padding = Padding.FILL
+    origin: int = 0
+    valid: Any = 1
+    following: bool = False
+    discounts: tuple[float, ...] | None = None
 
     @property
     def step_bytes(self) -> int:
