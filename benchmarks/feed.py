@@ -1,225 +1,142 @@
 """How fast batches come, side by side: gear-data, its peers, and a plain memory copy.
 
-Every contender is a process with an interpreter of its own (their requirements clash). All are set up first; then they
-are measured one at a time, turn about, so that what a machine does between two rounds falls on all of them alike. The
-table gives medians; `--json` adds the least and the most, each contender's versions, and what it delivers.
+A table for every shape. Every contender is a process with an interpreter of its own (their requirements clash). All are
+set up first; then they are measured one at a time, turn about, so that what a machine does between two rounds falls on
+all of them alike. The tables give medians; `--json` adds the least and the most, each contender's versions, and what it
+delivers.
 
-Padded bytes are the bytes of the arrays a contender delivers in a batch, the same count for all. The ratio is the
-median over rounds of gear-data's figure by the contender's in the same round.
+Padded bytes are the bytes of the arrays a contender delivers in a batch, the same count for all: the steps' columns
+with padding, timesteps and mask. The ratios are medians over rounds of gear-data's figure, called inline (prefetch=0)
+and through its prefetch thread (prefetch=2), by the contender's in the same round. `memcpy` is one thread's copy of
+1 GiB to 1 GiB, both cold; a shape's name that ends in -large is data of at least ten times the last-level cache.
+
+`--wait`, `--leak` and `--profile` look closer at gear-data alone; given without `--all`, they are all that is run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from common import (
-    ROOT,
-    describe_machine,
-    figure,
-    format_table,
-    machine_facts,
-    parquet_files,
-    progress,
-    read_parquet,
-    spread,
-    synthetic_episodes,
-    write_json,
-    write_npz,
-    write_parquet,
+from common import ROOT, command_line, describe_machine, machine_facts, progress, spread, write_json
+from contenders import (
+    CONTENDERS,
+    INLINE,
+    SETUP_TIMEOUT_SECONDS,
+    THREADS,
+    Contender,
+    Process,
+    chosen_contenders,
+    find_python,
+    run_rounds,
+    run_script,
 )
-from environments import HERE, ContenderError, install, is_installed, last_line, requirements, venv_python
-
-SETUP_TIMEOUT_SECONDS = 600.0
-GEAR = "gear"
-
-
-@dataclass(frozen=True)
-class Contender:
-    name: str
-    title: str
-    script: str
-    data: Literal["parquet", "npz"]
-    #: Its environment, and its file under requirements/; None: the interpreter that runs this.
-    environment: str | None = None
-    arguments: tuple[str, ...] = ()
-
-
-CONTENDERS = (
-    Contender(GEAR, "gear-data", "gear_loader.py", "parquet"),
-    Contender("gear-serial", "gear-data, prefetch=0", "gear_loader.py", "parquet", arguments=("--prefetch", "0")),
-    Contender("torchrl", "TorchRL SliceSampler (memory)", "torchrl_slices.py", "npz", "torchrl"),
-    Contender("dt", "Decision Transformer loader", "dt_numpy.py", "npz"),
-    Contender(
-        "dt-published",
-        "Decision Transformer loader, returns summed per window",
-        "dt_numpy.py",
-        "npz",
-        arguments=("--returns", "published"),
-    ),
-    Contender("d3rlpy", "d3rlpy", "d3rlpy_trajectories.py", "npz", "d3rlpy"),
-    Contender("reverb", "Reverb TrajectoryDataset (same process)", "reverb_trajectories.py", "npz", "reverb"),
-    Contender("hf", "HF datasets rows + collator (states only)", "hf_rows.py", "parquet", "hf"),
-    Contender(
-        "hf-arrow",
-        "HF datasets Arrow rows + collator (states only)",
-        "hf_rows.py",
-        "parquet",
-        "hf",
-        ("--rows", "arrow"),
-    ),
-    Contender("memcpy", "memcpy, 1 thread", "memcpy_ceiling.py", "npz"),
+from environments import ContenderError, install, requirements
+from feed_data import Data, DataStore
+from feed_report import (
+    contender_notes,
+    contender_table,
+    memory_table,
+    profile_table,
+    summarise,
+    wait_table,
 )
+from scenarios import FAMILIES, SCENARIOS, Scenario, chosen_scenarios
+
+#: Where the system does not say: that of a large server, so that a large copy is large there too.
+ASSUMED_CACHE_BYTES = 64 << 20
+MEMORY_BATCH = ("--batch-size", "16", "--context", "20")
 
 
-def environment_variables(contender: Contender, scratch: Path) -> dict[str, str]:
-    # What a contender leaves behind when it is killed goes with the scratch folder.
-    variables = {**os.environ, "TMPDIR": str(scratch)}
-    if contender.environment is None:
-        # The checkout's own gear_data, installed or not; environments of peers stay as they are.
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return variables
+def options(scenario: Scenario, data: Data, args: argparse.Namespace) -> list[str]:
+    return [
+        *("--seconds", str(args.seconds), "--seed", str(args.seed), "--contract", data.contract),
+        *("--batch-size", str(scenario.batch_size), "--context", str(scenario.context)),
+    ]
 
 
-class Process:
-    """One contender, set up and waiting; it measures when it is told to."""
-
-    def __init__(self, contender: Contender, python: Path, data: Path, options: Sequence[str], log: Path) -> None:
-        self.contender, self.log = contender, log
-        command = [str(python), str(HERE / "peers" / contender.script), "--data", str(data), "--on-request"]
-        with log.open("w") as errors:
-            self.child = subprocess.Popen(
-                [*command, *options, *contender.arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment_variables(contender, log.parent),
-            )
-
-    def hear(self, timeout: float) -> dict[str, Any]:
-        watchdog = threading.Timer(timeout, self.child.kill)
-        watchdog.start()
+def start_all(
+    contenders: Sequence[Contender], scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path
+) -> tuple[dict[str, Process], dict[str, str]]:
+    """(set-up processes, why the others are not): all start at once, then each is waited for."""
+    given = dict(args.python)
+    started: dict[str, Process] = {}
+    failures: dict[str, str] = {}
+    for contender in contenders:
+        environment = contender.environment
         try:
-            line = self.child.stdout.readline() if self.child.stdout else ""
-        finally:
-            watchdog.cancel()
-        if not line:
-            self.child.wait()
-            raise ContenderError(f"failed: {last_line(self.log.read_text(errors='replace'))}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def measure(self, seconds: float) -> dict[str, Any]:
-        if self.child.stdin is None or self.child.poll() is not None:
-            raise ContenderError(f"failed: {last_line(self.log.read_text(errors='replace'))}")
-        print("measure", file=self.child.stdin, flush=True)
-        return self.hear(60 + 10 * seconds)
-
-    def close(self) -> None:
-        if self.child.stdin is not None:
-            self.child.stdin.close()
+            if args.install and environment is not None and environment not in given:
+                install(args.venvs, environment)
+            own = ["--data", str(getattr(data, contender.data)), *options(scenario, data, args)]
+            python = find_python(contender, args.venvs, given)
+            started[contender.name] = Process(contender, python, own, logs / f"{scenario.name}-{contender.name}.log")
+        except (ContenderError, OSError) as error:
+            failures[contender.name] = str(error)
+    for name, process in started.items():
+        progress(f"{scenario.name}: setting up {name}")
         try:
-            self.child.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
-            self.child.wait()
-
-
-def find_python(contender: Contender, venvs: Path, given: Mapping[str, Path]) -> Path:
-    if contender.environment is None:
-        return Path(sys.executable)
-    if contender.environment in given:
-        return given[contender.environment]
-    folder = venvs / contender.environment
-    if not is_installed(folder, contender.environment):
-        raise ContenderError("not installed (run with --install)")
-    return venv_python(folder)
-
-
-def run_rounds(
-    processes: Mapping[str, Process], seconds: float, repetitions: int, failures: dict[str, str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Every contender's measurements, turn about; one that stops goes to `failures` and its turns are over."""
-    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
-    for repetition in range(repetitions):
-        for name, process in processes.items():
-            if name in failures:
-                continue
-            progress(f"round {repetition + 1} of {repetitions}: {name}")
-            try:
-                measured[name].append(process.measure(seconds))
-            except (ContenderError, OSError) as error:
-                failures[name] = str(error)
+            process.hear(SETUP_TIMEOUT_SECONDS)
+        except ContenderError as error:
+            failures[name] = str(error)
     progress("")
-    return {name: records for name, records in measured.items() if name not in failures}
+    return started, failures
 
 
-def ratio(gear: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], quantity: str) -> float | None:
-    pairs = [(ours[quantity], theirs[quantity]) for ours, theirs in zip(gear, other, strict=True)]
-    if not pairs or any(theirs is None for _, theirs in pairs):
-        return None
-    return float(statistics.median(ours / theirs for ours, theirs in pairs))
+def race(scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path) -> list[dict[str, Any]]:
+    """A row for every contender of the scenario."""
+    contenders = [c for c in chosen_contenders(args.peers) if c.name in {INLINE, THREADS, *scenario.peers}]
+    processes, failures = start_all(contenders, scenario, data, args, logs)
+    try:
+        live = {name: process for name, process in processes.items() if name not in failures}
+        measured = run_rounds(live, args.seconds, args.repetitions, failures)
+    finally:
+        for process in processes.values():
+            process.close()
+    return [
+        summarise(contender, measured, scenario.targets.get(contender.name))
+        if contender.name in measured
+        else {"name": contender.name, "title": contender.title, "failure": failures[contender.name]}
+        for contender in contenders
+    ]
 
 
-def summarise(
-    contender: Contender, records: Sequence[Mapping[str, Any]], gear: Sequence[Mapping[str, Any]] | None
-) -> dict[str, Any]:
-    last = records[-1]
-    windows = [record["windows_per_s"] for record in records]
-    return {
-        "name": contender.name,
-        "title": contender.title,
-        "padded_gb_per_s": spread([record["padded_gb_per_s"] for record in records]),
-        "windows_per_s": None if None in windows else spread(windows),
-        "gear_ratio_gb": None if gear is None else ratio(gear, records, "padded_gb_per_s"),
-        "gear_ratio_windows": None if gear is None else ratio(gear, records, "windows_per_s"),
-        **{key: last[key] for key in ("padded_bytes_per_batch", "delivers", "versions", "notes")},
-    }
+def gear_script(script: str, scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path) -> dict[str, Any]:
+    progress(f"{scenario.name}: {script}")
+    own = ["--data", str(data.dataset), *options(scenario, data, args), "--repetitions", str(args.repetitions)]
+    record = run_script(script, *own, log=logs / f"{scenario.name}-{script}.log")
+    progress("")
+    return {"scenario": scenario.name, **record}
 
 
-def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    cells = []
-    for row in rows:
-        if "failure" in row:
-            cells.append([row["title"], "-", "-", "-", "-", row["failure"]])
-            continue
-        rate = row["windows_per_s"]
-        cells.append(
-            [
-                row["title"],
-                figure(row["padded_gb_per_s"]["median"]),
-                "-" if rate is None else f"{rate['median']:,.0f}",
-                figure(row["gear_ratio_gb"]),
-                figure(row["gear_ratio_windows"]),
-                row["notes"],
-            ]
-        )
-    print(
-        format_table(["contender", "padded GB/s", "windows/s", "gear / it, GB/s", "gear / it, windows", "notes"], cells)
-    )
+def wait_rows(scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path) -> list[dict[str, Any]]:
+    """A row for every kind of step a trainer makes."""
+    rounds = gear_script("gear_wait.py", scenario, data, args, logs)["rounds"]
+    return [
+        {
+            "scenario": scenario.name,
+            "consumer": consumer,
+            **{
+                quantity: spread([record[quantity] for record in rounds if record["consumer"] == consumer])
+                for quantity in ("wait_fraction", "wait_us_median", "wait_us_p99")
+            },
+        }
+        for consumer in dict.fromkeys(record["consumer"] for record in rounds)
+    ]
 
 
-def chosen(names: str | None) -> list[Contender]:
-    """gear-data always, because the ratios are to it; of the others those named, or all."""
-    known = {contender.name: contender for contender in CONTENDERS}
-    if names is None:
-        return list(CONTENDERS)
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        raise SystemExit(f"unknown peers {', '.join(unknown)}; known: {', '.join(known)}")
-    return [contender for contender in CONTENDERS if contender.name in {GEAR, *wanted}]
+def memory_rows(data: Data, args: argparse.Namespace, logs: Path) -> list[dict[str, Any]]:
+    rows = []
+    for prefetch in ("0", "2"):
+        progress(f"memory, prefetch={prefetch}")
+        own = ["--data", str(data.dataset), "--contract", data.contract, *MEMORY_BATCH]
+        extra = ["--prefetch", prefetch, "--batches", str(args.leak_batches)]
+        rows.append(run_script("gear_memory.py", *own, *extra, log=logs / f"memory-{prefetch}.log"))
+    progress("")
+    return rows
 
 
 def named_path(text: str) -> tuple[str, Path]:
@@ -229,24 +146,41 @@ def named_path(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
+def named_source(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not separator or name not in FAMILIES:
+        raise argparse.ArgumentTypeError(f"give DATA=PATH, where DATA is one of {', '.join(FAMILIES)}")
+    if not Path(path).exists():
+        raise argparse.ArgumentTypeError(f"{path}: no such file or folder")
+    return name, Path(path).resolve()
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        epilog="example: python benchmarks/feed.py --install --peers torchrl,d3rlpy,memcpy --json feed.json",
+        epilog="example: python benchmarks/feed.py --install --source hopper=hopper.parquet --all --json feed.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--source",
-        type=Path,
-        help="Parquet file or folder, a row an episode: observations, actions, rewards, dones "
-        "(default: 200,000 Hopper-shaped steps made on the fly)",
+        type=named_source,
+        action="append",
+        default=[],
+        metavar="DATA=PATH",
+        help="use this source, in any format that gear_data.convert reads, instead of made-up data of the same shape; "
+        f"DATA is one of {', '.join(FAMILIES)}; Hopper in Parquet, a row an episode; may be given several times",
     )
+    shapes = ", ".join(scenario.name for scenario in SCENARIOS)
+    parser.add_argument("--shapes", help=f"comma-separated names (default all: {shapes})")
     names = ", ".join(contender.name for contender in CONTENDERS)
     parser.add_argument("--peers", help=f"comma-separated names (default all: {names})")
+    parser.add_argument("--wait", action="store_true", help="a trainer's wait for batches, of steps of 5 ms")
+    parser.add_argument("--leak", action="store_true", help="growth of memory over many batches")
+    parser.add_argument("--profile", action="store_true", help="where the time of a batch goes")
+    parser.add_argument("--all", action="store_true", help="the tables of all contenders, and these three")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement (default 2)")
     parser.add_argument("--repetitions", type=int, default=5, help="measurements of each (default 5)")
-    parser.add_argument("--batch-size", type=int, default=256, help="windows in a batch (default 256)")
-    parser.add_argument("--context", type=int, default=20, help="steps in a window (default 20)")
+    parser.add_argument("--leak-batches", type=int, default=100_000, help="batches drawn by --leak (default 100,000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the draw (default 0)")
     parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peers' environments")
     parser.add_argument("--install", action="store_true", help="make the environments that are missing")
@@ -260,92 +194,68 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write the full record here")
     args = parser.parse_args()
-    if args.source is not None and not args.source.exists():
-        parser.error(f"--source {args.source}: no such file or folder")
+    if args.all:
+        args.wait = args.leak = args.profile = True
+    args.race = args.all or not (args.wait or args.leak or args.profile)
     return args
 
 
-def start_all(
-    contenders: Sequence[Contender], args: argparse.Namespace, data: Mapping[str, Path], logs: Path
-) -> tuple[dict[str, Process], dict[str, str]]:
-    """(set-up processes, why the others are not): all start at once, then each is waited for."""
-    options = [
-        *("--seconds", str(args.seconds), "--batch-size", str(args.batch_size)),
-        *("--context", str(args.context), "--seed", str(args.seed)),
-    ]
-    given = dict(args.python)
-    started: dict[str, Process] = {}
-    failures: dict[str, str] = {}
-    for contender in contenders:
-        environment = contender.environment
-        try:
-            if args.install and environment is not None and environment not in given:
-                install(args.venvs, environment)
-            python = find_python(contender, args.venvs, given)
-            log = logs / f"{contender.name}.log"
-            started[contender.name] = Process(contender, python, data[contender.data], options, log)
-        except (ContenderError, OSError) as error:
-            failures[contender.name] = str(error)
-    for name, process in started.items():
-        progress(f"setting up {name}")
-        try:
-            process.hear(SETUP_TIMEOUT_SECONDS)
-        except ContenderError as error:
-            failures[name] = str(error)
-    progress("")
-    return started, failures
+def show(title: str, *lines: str) -> None:
+    """A part of the report, as soon as it is there: a run takes a while."""
+    print(f"\n## {title}\n", *lines, sep="\n", flush=True)
 
 
 def main() -> None:
     args = parse_arguments()
-    contenders = chosen(args.peers)
+    scenarios = chosen_scenarios(args.shapes)
     facts = machine_facts()
+    cache = facts["last_level_cache_bytes"] or ASSUMED_CACHE_BYTES
+    print(f"`{command_line()}`\n\n{describe_machine(facts)}")
+    print(f"median of {args.repetitions} x {args.seconds:g} s, turn about", flush=True)
+    record: dict[str, Any] = {"benchmark": "feed", "machine": facts, "command": command_line(), "scenarios": []}
+    wait: list[dict[str, Any]] = []
+    profile: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as scratch:
-        folder = Path(scratch)
-        if args.source is None:
-            episodes = synthetic_episodes(seed=args.seed)
-            source = folder / "episodes.parquet"
-            write_parquet(episodes, source)
-        else:
-            source = args.source.resolve()
-            parquet_files(source)
-            episodes = read_parquet(source)
-        write_npz(episodes, folder / "steps.npz")
-        data = {"parquet": source, "npz": folder / "steps.npz"}
-        processes, failures = start_all(contenders, args, data, folder)
-        try:
-            live = {name: process for name, process in processes.items() if name not in failures}
-            measured = run_rounds(live, args.seconds, args.repetitions, failures)
-        finally:
-            for process in processes.values():
-                process.close()
-
-    gear = measured.get(GEAR)
-    rows = [
-        summarise(contender, measured[contender.name], gear)
-        if contender.name in measured
-        else {"name": contender.name, "title": contender.title, "failure": failures[contender.name]}
-        for contender in contenders
-    ]
-    origin = "synthetic" if args.source is None else "given source"
-    print(describe_machine(facts))
-    print(
-        f"{origin}: {episodes.steps:,} steps, {len(episodes):,} episodes, {episodes.observations.shape[1]} "
-        f"observations, {episodes.actions.shape[1]} actions; batch {args.batch_size} x {args.context}; "
-        f"median of {args.repetitions} x {args.seconds:g} s, interleaved"
+        store = DataStore(Path(scratch), dict(args.source), args.seed, cache)
+        for scenario in scenarios:
+            data = store.get(scenario.family, scenario.large)
+            facts_of_data = {
+                "scenario": scenario.name,
+                "data": data.describe(),
+                "batch": [scenario.batch_size, scenario.context],
+            }
+            if args.race:
+                rows = race(scenario, data, args, Path(scratch))
+                show(f"{FAMILIES[scenario.family].title}: {scenario.name}", data.describe(), "", contender_table(rows))
+                record["scenarios"].append({**facts_of_data, "contenders": rows})
+            if args.wait:
+                wait += wait_rows(scenario, data, args, Path(scratch))
+            if args.profile:
+                profile.append(gear_script("gear_profile.py", scenario, data, args, Path(scratch)))
+        if args.race:
+            show("What the figures are of", contender_notes([entry["contenders"] for entry in record["scenarios"]]))
+        if args.wait:
+            show("A trainer's wait (prefetch=2)", wait_table(wait))
+        if args.leak:
+            memory = memory_rows(store.get(scenarios[0].family, large=False), args, Path(scratch))
+            show(f"Memory over {args.leak_batches:,} batches of 16 x 20", memory_table(memory))
+            record["memory"] = memory
+        if args.profile:
+            show("Where a batch's time goes (prefetch=0), microseconds", profile_table(profile))
+    record.update(
+        wait=wait, profile=profile, settings={name: getattr(args, name) for name in ("seconds", "repetitions", "seed")}
     )
-    print()
-    print_table(rows)
     if args.json is not None:
-        settings = {
-            "source": origin,
-            "steps": episodes.steps,
-            "episodes": len(episodes),
-            **{name: getattr(args, name) for name in ("batch_size", "context", "seconds", "repetitions", "seed")},
-        }
-        write_json(args.json, {"benchmark": "feed", "machine": facts, "settings": settings, "contenders": rows})
-    if gear is None:
-        sys.exit(f"gear-data was not measured: {failures[GEAR]}")
+        write_json(args.json, record)
+    check_measured(record["scenarios"])
+
+
+def check_measured(scenarios: Sequence[Mapping[str, Any]]) -> None:
+    """Raises SystemExit where gear-data itself failed: the other figures then stand alone."""
+    for scenario in scenarios:
+        for row in scenario["contenders"]:
+            if row["name"] in (INLINE, THREADS) and "failure" in row:
+                sys.exit(f"{scenario['scenario']}: {row['title']} was not measured: {row['failure']}")
 
 
 if __name__ == "__main__":

@@ -170,12 +170,23 @@ def _size(text: str) -> int:
 def _add_inspect(commands: Any) -> None:
     parser = _command(commands, "inspect", _inspect, "show what a dataset holds", "gear-data inspect hopper/")
     parser.add_argument("dataset", metavar="DST")
+    _add_where(parser)
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    help = "only these episodes: SQL over the episode table, such as 'return > 100 AND length >= 20'"
+    parser.add_argument("--where", metavar="SQL", help=help)
+
+
+def _open(options: argparse.Namespace) -> gear_data.Dataset:
+    dataset = gear_data.open(options.dataset)
+    return dataset if options.where is None else dataset.filter(options.where)
 
 
 def _inspect(options: argparse.Namespace) -> int:
     from gear_data.inspect import describe, summarize
 
-    dataset = gear_data.open(options.dataset)
+    dataset = _open(options)
     if options.json:
         _print_json(summarize(dataset))
     else:
@@ -205,6 +216,9 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _add_batch_options(parser: argparse.ArgumentParser) -> None:
+    _add_where(parser)
+    help = "only windows that begin at such a step: SQL over the step columns, such as 'rewards > 0'"
+    parser.add_argument("--where-steps", metavar="SQL", help=help)
     parser.add_argument("--batch-size", type=int, default=256, metavar="B", help="windows a batch, default 256")
     parser.add_argument("--context", type=int, default=20, metavar="K", help="steps a window, default 20")
     parser.add_argument("--preset", default="raw", help="raw (default) or decision_transformer")
@@ -212,9 +226,14 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler", default="uniform", help="uniform (default) or shuffle")
 
 
-def _loader(options: argparse.Namespace, **arguments: Any) -> Any:
+def _open_windows(options: argparse.Namespace) -> gear_data.Dataset:
+    dataset = _open(options)
+    return dataset if options.where_steps is None else dataset.filter_steps(options.where_steps)
+
+
+def _loader(options: argparse.Namespace, dataset: gear_data.Dataset, **arguments: Any) -> Any:
     return gear_data.SequenceLoader(
-        gear_data.open(options.dataset),
+        dataset,
         batch_size=options.batch_size,
         context=options.context,
         preset=options.preset,
@@ -238,10 +257,11 @@ def _feed(options: argparse.Namespace) -> int:
 
     if options.steps < 1:
         raise InvalidArgumentError(f"steps must be at least 1, not {options.steps}")
+    dataset = _open_windows(options)
     # The first batches compile kernels and fault pages in.
-    for _ in _loader(options, prefetch=options.prefetch, steps=min(options.steps, 20)):
+    for _ in _loader(options, dataset, prefetch=options.prefetch, steps=min(options.steps, 20)):
         pass
-    loader = _loader(options, prefetch=options.prefetch, steps=options.steps)
+    loader = _loader(options, dataset, prefetch=options.prefetch, steps=options.steps)
     with progress_bar(options.steps, "feed", "batch", None) as bar:
         for _ in loader:
             bar.update(1)
@@ -260,7 +280,7 @@ def _feed(options: argparse.Namespace) -> int:
 def _add_export(commands: Any) -> None:
     summary = "write a dataset, or batches of it, in another format"
     example = (
-        "gear-data export hopper/ hopper-parquet/\n"
+        "gear-data export hopper/ hopper-parquet/ --where 'return > 3000'\n"
         "  gear-data export hopper/ eval/ --batches 100 --preset decision_transformer --seed 1"
     )
     parser = _command(commands, "export", _export, summary, example)
@@ -273,12 +293,13 @@ def _add_export(commands: Any) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     report: Any
+    dataset = _open_windows(options)
     if options.batches is None:
-        report = gear_data.export(gear_data.open(options.dataset), options.output, options.format or "parquet")
+        report = gear_data.export(dataset, options.output, options.format or "parquet")
         what = f"{report.episodes:,} episodes, {report.steps:,} steps"
     else:
         report = gear_data.export_batches(
-            _loader(options), options.output, batches=options.batches, format=options.format or "safetensors"
+            _loader(options, dataset), options.output, batches=options.batches, format=options.format or "safetensors"
         )
         what = f"{report.batches:,} batches, {report.windows:,} windows"
     if options.json:

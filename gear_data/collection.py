@@ -22,6 +22,9 @@ from gear_data.selection.windows import Int64Array, Windows
 _ALIGNMENT = 256
 #: Buffers kept for reuse; more than prefetching holds at once need not stay hot.
 _IDLE_BUFFERS = 8
+#: Elements that means and scales are repeated for: 16 KiB of them, which stay in the cache.
+_AFFINE_ELEMENTS = 1024
+_NO_ROWS: Int64Array = np.empty(0, np.int64)
 #: Far above any memory, and far below where a batch's sizes would overflow int64.
 _MAX_BATCH_BYTES = 1 << 40
 
@@ -57,7 +60,10 @@ class Output:
         origin: TIMESTEPS: the number of an episode's first step.
         valid: MASK: the value at valid steps; `fill` is that of padding.
         following: each step's row is that of the step after it, and of the last step the final observation. Where an
-            episode has none, that row is padding (in a MASK: 0 there).
+            episode has none, that row is padding.
+        preceding: each step's row is that of the step before it, and of an episode's first step `fill`.
+        about: MASK with `following`: the column whose final observations count.
+        single: the array is [B, *shape], without the axis of steps; `width` is 1.
         discounts: output = sum over j of discounts[j] * value[t + j], as far as the episode goes; computed in float64.
             For n-step returns 1, gamma, ..., gamma^(n - 1).
     """
@@ -78,6 +84,9 @@ class Output:
     origin: int = 0
     valid: Any = 1
     following: bool = False
+    preceding: bool = False
+    about: str | None = None
+    single: bool = False
     discounts: tuple[float, ...] | None = None
 
     @property
@@ -99,22 +108,31 @@ def check_batch_bytes(outputs: Sequence[Output], rows: int) -> None:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the outputs of one batch go, and how: see `gear_data.kernels.cpu.collect`.
+    """Where the outputs go, and how: see `gear_data.kernels.cpu.collect`.
 
     Attributes:
         plan: int64 [outputs, PLAN_FIELDS].
         addresses: int64 [outputs].
+        rows: int64 [B], the row of the output each window goes to; empty: window b to row b.
+        per: windows of a batch, where there are several.
+        valid: int64 [batches], filled with each batch's bytes of valid steps.
     """
 
     plan: Int64Array
     addresses: Int64Array
+    rows: Int64Array
+    per: int
+    valid: Int64Array
 
 
 class ColumnReader(Protocol):
     """Reads windows of columns to their places: from this process's memory, or another node's."""
 
-    def read(self, windows: Windows, places: Places) -> int:
-        """Fills the places and returns the bytes of valid steps written."""
+    def read(self, windows: Windows, places: Places) -> None:
+        """Fills the places."""
+
+    def final_address(self, column: str) -> int:
+        """Address of the column's final observations, which stay there as long as the reader; 0 if there are none."""
 
 
 class _Lease:
@@ -122,10 +140,10 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_buffer", "_idle")
 
-    def __init__(self, buffer: npt.NDArray[np.uint8], idle: list[npt.NDArray[np.uint8]]) -> None:
+    def __init__(self, buffer: _Buffer, idle: list[_Buffer]) -> None:
         self._buffer = buffer
         self._idle = idle
-        self.__array_interface__ = buffer.__array_interface__
+        self.__array_interface__ = buffer.memory.__array_interface__
 
     def __del__(self, limit: int = _IDLE_BUFFERS) -> None:
         # `limit` is bound here since a module's names are gone when leases end at interpreter exit.
@@ -133,29 +151,39 @@ class _Lease:
             self._idle.append(self._buffer)
 
 
+@dataclass(frozen=True)
+class _Buffer:
+    """uint8 [size], aligned to 256 bytes, and int64 [parts]: the address of each part of it."""
+
+    memory: npt.NDArray[np.uint8]
+    addresses: Int64Array
+
+
 class BufferPool:
     """Buffers of one size, last in first out: the one used last is the one still in the cache.
 
     Args:
         size: bytes.
+        parts: int64, where in the buffer its parts begin.
         reuse: False gives every batch memory of its own, for batches handed to other processes.
     """
 
-    def __init__(self, size: int, *, reuse: bool) -> None:
+    def __init__(self, size: int, parts: Int64Array, *, reuse: bool) -> None:
         self._size = size
+        self._parts = parts
         self._reuse = reuse
         # list.append and list.pop are atomic, and leases end in whatever thread drops the last array.
-        self._idle: list[npt.NDArray[np.uint8]] = []
+        self._idle: list[_Buffer] = []
 
-    def lease(self) -> npt.NDArray[np.uint8]:
-        """uint8 [size], aligned to 256 bytes; its memory is not used again while it or a view of it lives."""
+    def lease(self) -> tuple[npt.NDArray[np.uint8], Int64Array]:
+        """uint8 [size], whose memory is not used again while it or a view of it lives, and its parts' addresses."""
         try:
             buffer = self._idle.pop()
         except IndexError:
             raw = np.empty(self._size + _ALIGNMENT, np.uint8)
             skip = -raw.ctypes.data % _ALIGNMENT
-            buffer = raw[skip : skip + self._size]
-        return np.asarray(_Lease(buffer, self._idle)) if self._reuse else buffer
+            buffer = _Buffer(raw[skip : skip + self._size], self._parts + (raw.ctypes.data + skip))
+        return np.asarray(_Lease(buffer, self._idle)) if self._reuse else buffer.memory, buffer.addresses
 
 
 @dataclass(frozen=True)
@@ -167,78 +195,108 @@ class Collected:
     valid_bytes: int
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one dataset contributes: where its steps are, its columns, and the outputs made of them."""
+
+    reader: ColumnReader
+    schema: Schema
+    outputs: tuple[Output, ...]
+
+
 class Collector:
     """Fills batches of given outputs.
 
     Args:
-        reader: where the steps are.
-        schema: the dataset's.
-        outputs: what a batch is made of.
+        shares: one a dataset. Their outputs have the same keys, widths, shapes and dtypes.
         rows: windows of a full batch; shorter ones are fine.
+        batches: how many are collected in one call, at most.
         reuse: see `BufferPool`.
 
     Raises:
-        InvalidArgumentError: a batch would be too large.
+        InvalidArgumentError: a batch would be too large, or outputs that differ.
         UnsupportedColumnError: an output that cannot be computed from its column.
     """
 
-    def __init__(
-        self, reader: ColumnReader, schema: Schema, outputs: Sequence[Output], rows: int, *, reuse: bool
-    ) -> None:
+    def __init__(self, shares: Sequence[Share], rows: int, *, batches: int = 1, reuse: bool) -> None:
+        outputs = shares[0].outputs
         check_batch_bytes(outputs, rows)
-        self._reader = reader
-        self._outputs = tuple(outputs)
-        # Templates the plan points to; they live as long as the plan.
+        for share in shares[1:]:
+            _check_alike(outputs, share.outputs)
+        self._readers = [share.reader for share in shares]
+        # Templates the plans point to; they live as long as the plans.
         self._templates: list[npt.NDArray[Any]] = []
-        self._plan = np.array([self._plan_row(output, schema) for output in outputs], np.int64)
-        sizes = np.array([rows * output.width * output.step_bytes for output in outputs], np.int64)
-        padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
-        self._offsets: Int64Array = np.cumsum(padded) - padded
-        self._row_bytes = sum(output.width * output.step_bytes for output in outputs)
-        self._layout = [
-            (output.key, (output.width, *output.shape), np.dtype(output.dtype), int(offset))
-            for output, offset in zip(outputs, self._offsets, strict=True)
+        self._plans = [
+            np.array([self._plan_row(output, share) for output in share.outputs], np.int64) for share in shares
         ]
-        self._pool = BufferPool(max(1, int(padded.sum())), reuse=reuse)
+        sizes = np.array([batches * rows * output.width * output.step_bytes for output in outputs], np.int64)
+        padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        offsets: Int64Array = np.cumsum(padded) - padded
+        self._row_bytes = sum(output.width * output.step_bytes for output in outputs)
+        # Key, shape of a row, dtype, where the array begins, bytes of a row.
+        self._layout = [
+            (
+                output.key,
+                output.shape if output.single else (output.width, *output.shape),
+                np.dtype(output.dtype),
+                int(offset),
+                output.width * output.step_bytes,
+            )
+            for output, offset in zip(outputs, offsets, strict=True)
+        ]
+        self._pool = BufferPool(max(1, int(padded.sum())), offsets, reuse=reuse)
 
-    def _plan_row(self, output: Output, schema: Schema) -> list[int]:
+    def _plan_row(self, output: Output, share: Share) -> list[int]:
         from gear_data.kernels import cpu
 
         row = [0] * cpu.PLAN_FIELDS
         row[cpu.OUT_BYTES] = output.step_bytes
         row[cpu.FIRST], row[cpu.WIDTH], row[cpu.PAD_LEFT] = output.first, output.width, int(output.pad_left)
+        row[cpu.WITHIN], row[cpu.SHIFT] = int(output.within_window), int(output.following) - int(output.preceding)
+        row[cpu.PADDING] = tuple(Padding).index(output.padding)
         row[cpu.FILL] = self._template(output, output.fill)
+        followed = output.source if output.column else output.about
+        if output.following and followed is not None:
+            row[cpu.FINALS] = share.reader.final_address(followed)
         if not output.column:
             if output.source == TIMESTEPS:
-                row[cpu.KIND] = cpu.KIND_TIMESTEP
+                row[cpu.KIND], row[cpu.ORIGIN] = cpu.KIND_TIMESTEP, output.origin
+                row[cpu.OUT_TYPE] = cpu.TIMESTEP_TYPES.index(output.dtype)
             else:
                 row[cpu.KIND] = cpu.KIND_CONSTANT
-                row[cpu.VALID] = self._template(output, 1)
+                row[cpu.VALID] = self._template(output, output.valid, constant=True)
             return row
-        spec = schema[output.source]
-        row[cpu.COLUMN] = schema.index(output.source)
+        spec = share.schema[output.source]
+        row[cpu.COLUMN] = share.schema.index(output.source)
         row[cpu.SOURCE_BYTES] = spec.row_bytes
-        if output.mean is None and np.dtype(output.dtype) == spec.numpy_dtype:
+        if output.mean is None and output.discounts is None and np.dtype(output.dtype) == spec.numpy_dtype:
             row[cpu.KIND] = cpu.KIND_COPY
             return row
         source_type = str(spec.storage_dtype)
         if source_type not in cpu.SOURCE_TYPES or output.dtype not in cpu.OUT_TYPES:
             raise UnsupportedColumnError(f"cannot be turned from {spec.dtype} into {output.dtype}", column=spec.name)
-        row[cpu.KIND] = cpu.KIND_CONVERT
         row[cpu.ELEMENTS] = spec.size
         row[cpu.SOURCE_TYPE] = cpu.SOURCE_TYPES.index(source_type)
         row[cpu.OUT_TYPE] = cpu.OUT_TYPES.index(output.dtype)
-        affine = np.empty((2, spec.size))
+        if output.discounts is not None:
+            row[cpu.KIND] = cpu.KIND_DISCOUNTED
+            row[cpu.DISCOUNTS] = self._keep(np.array(output.discounts, np.float64))
+            row[cpu.HORIZON] = len(output.discounts)
+            return row
+        row[cpu.KIND] = cpu.KIND_CONVERT
+        # Repeated for several rows: the kernel's loop over elements is then long enough for vector instructions.
+        repeats = max(1, min(output.width, _AFFINE_ELEMENTS // spec.size))
+        affine = np.empty((2, repeats, spec.size))
         affine[0] = 0.0 if output.mean is None else np.ravel(output.mean)
         affine[1] = 1.0 if output.scale is None else np.ravel(output.scale)
-        row[cpu.AFFINE] = self._keep(affine)
+        row[cpu.AFFINE], row[cpu.AFFINE_ROWS] = self._keep(affine), repeats
         return row
 
-    def _template(self, output: Output, step: Any) -> int:
-        """Address of `width` copies of a step; 0 stands for zero bytes."""
+    def _template(self, output: Output, step: Any, *, constant: bool = False) -> int:
+        """Address of `width` copies of a step; 0 stands for zero bytes, unless it is a `constant` to copy."""
         rows = np.empty((output.width, *output.shape), output.dtype)
         rows[:] = np.asarray(step).astype(output.dtype)
-        if not rows.view(np.uint8).any():
+        if not constant and not rows.view(np.uint8).any():
             return 0
         return self._keep(rows)
 
@@ -246,11 +304,45 @@ class Collector:
         self._templates.append(array)
         return int(array.ctypes.data)
 
-    def collect(self, windows: Windows) -> Collected:
-        """One batch, a row a window."""
-        buffer = self._pool.lease()
-        places = Places(self._plan, self._offsets + buffer.__array_interface__["data"][0])
-        valid_bytes = self._reader.read(windows, places)
-        rows = len(windows)
-        arrays = {key: np.ndarray((rows, *shape), dtype, buffer, offset) for key, shape, dtype, offset in self._layout}
+    def collect(self, windows: Windows, per: int | None = None) -> list[Collected]:
+        """The batches of the first dataset's windows, `per` windows each (the last may have fewer); None: one batch. A
+        row a window. Batches collected in one call share a buffer, which is used again when all of them are gone."""
+        total = len(windows)
+        per = max(1, total if per is None else per)
+        buffer, addresses = self._pool.lease()
+        valid = np.empty(max(1, -(-total // per)), np.int64)
+        self._readers[0].read(windows, Places(self._plans[0], addresses, _NO_ROWS, per, valid))
+        return [
+            self._batch(buffer, batch * per, min(per, total - batch * per), bytes_)
+            for batch, bytes_ in enumerate(valid.tolist())
+        ]
+
+    def collect_joined(self, windows: Windows, source: Int64Array) -> Collected:
+        """One batch whose row i is window i, of the dataset number source[i] (int64 [B])."""
+        buffer, addresses = self._pool.lease()
+        total = 0
+        for number in np.unique(source).tolist():
+            rows = np.flatnonzero(source == number)
+            valid = np.empty(1, np.int64)
+            self._readers[number].read(windows[rows], Places(self._plans[number], addresses, rows, len(rows), valid))
+            total += int(valid[0])
+        return self._batch(buffer, 0, len(windows), total)
+
+    def _batch(self, buffer: npt.NDArray[np.uint8], first: int, rows: int, valid_bytes: int) -> Collected:
+        arrays = {
+            key: np.ndarray((rows, *shape), dtype, buffer, offset + first * row_bytes)
+            for key, shape, dtype, offset, row_bytes in self._layout
+        }
         return Collected(arrays, rows * self._row_bytes, valid_bytes)
+
+
+def _check_alike(outputs: Sequence[Output], others: Sequence[Output]) -> None:
+    """Raises InvalidArgumentError where batches of two datasets cannot be one."""
+    mine, theirs = ({o.key: (o.width, o.shape, o.dtype, o.single) for o in each} for each in (outputs, others))
+    for key in {**mine, **theirs}:
+        if mine.get(key) != theirs.get(key):
+            raise InvalidArgumentError(
+                f"the datasets' batches differ in '{key}': (steps, shape, dtype, single) are {mine.get(key)} "
+                f"and {theirs.get(key)}",
+                hint="choose common columns, or batches of one dataset each",
+            )

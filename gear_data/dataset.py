@@ -1,208 +1,329 @@
-"""Dataset: a folder of GEAR shards, opened."""
+"""Dataset: a folder of GEAR shards, opened, or a view of some of its episodes and steps."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from gear_data import expressions, views
 from gear_data.collection import ColumnReader
-from gear_data.errors import InvalidArgumentError, ManifestError
-from gear_data.residency import MmapReader, check_residency
+from gear_data.errors import EmptySourceError, InvalidArgumentError, ManifestError, unknown_name
+from gear_data.root import Root
 from gear_data.schema import Schema
+from gear_data.selection.step_mask import MODES, StepMask
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.block import offsets_of
-from gear_data.storage.manifest import Manifest
-from gear_data.storage.reader import MappedShards, check_files
 from gear_data.storage.statistics import ColumnStatistics
-from gear_data.storage.tables import array_values, read_episodes, read_finals
+from gear_data.views import View
 
 if TYPE_CHECKING:
     import polars as pl
 
+_MAX_SEED = (1 << 64) - 1
+
 
 class Episode(Mapping[str, npt.NDArray[Any]]):
-    """One episode: column name -> read-only array [T, *shape], a view of the shard's memory."""
+    """One episode: column name -> read-only array [T, *shape], a view of the shard's memory. Text and encoded bytes
+    come as an object array [T] of str or bytes, made anew each time."""
 
-    def __init__(self, dataset: Dataset, shard: int, start: int, length: int) -> None:
-        self._dataset = dataset
-        self._shard = shard
-        self._start = start
-        self._length = length
+    def __init__(self, root: Root, index: int) -> None:
+        self._root = root
+        self._index = index
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Raises UnknownNameError, which lists the columns."""
-        column = self._dataset._shards.column(self._shard, self._dataset.schema.index(name))
-        return column[self._start : self._start + self._length]
+        shard, start = (int(values[self._index]) for values in self._root.placement)
+        return self._root.shards.column(shard, self._root.schema.index(name), start, start + self.num_steps)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._dataset.schema
+        return name in self._root.schema
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._dataset.schema.names)
+        return iter(self._root.schema.names)
 
     def __len__(self) -> int:
-        return len(self._dataset.schema)
+        return len(self._root.schema)
 
     @property
     def num_steps(self) -> int:
-        return self._length
+        return int(self._root.lengths[self._index])
 
 
 class Dataset:
-    """A GEAR dataset. Made by `gear_data.open`; can be pickled, and opens again where it is unpickled.
+    """A GEAR dataset, or a view of one. Made by `gear_data.open`, and by `filter`, `filter_steps` and `split`, which
+    copy nothing. Can be pickled, and opens again where it is unpickled.
 
-    Columns are mapped from disk on first touch; nothing is copied.
+    An episode's id is its place in the whole dataset, and stays so in every view. `path`, `manifest` and `schema` are
+    the whole dataset's.
     """
 
-    def __init__(self, path: str | os.PathLike[str], residency: str = "mmap") -> None:
-        check_residency(residency)
-        self.path = Path(path)
-        self.residency = residency
-        self.manifest = Manifest.load(self.path)
-        check_files(self.path, self.manifest)
-        self._shards = MappedShards(self.path, self.manifest.schema, self.manifest.shards)
+    def __init__(self, root: Root, view: View) -> None:
+        self._root = root
+        self._view = view
+        self.path = root.path
+        self.residency = root.residency
+        self.manifest = root.manifest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Dataset, (self.path, self.residency))
+        return (_open_again, (self._root, self._view, self.manifest.fingerprint))
 
     def __repr__(self) -> str:
-        return f"Dataset({str(self.path)!r}, {self.num_episodes:,} episodes, {self.num_steps:,} steps)"
+        filtered = "" if self.step_mask is None else f", {self.step_mask_mode} steps filtered"
+        return f"Dataset({str(self.path)!r}, {self.num_episodes:,} episodes, {self.num_steps:,} steps{filtered})"
 
     @property
     def num_episodes(self) -> int:
-        return self.manifest.episodes
+        return self.manifest.episodes if self.episode_ids is None else len(self.episode_ids)
 
     @property
     def num_steps(self) -> int:
-        return self.manifest.steps
+        """Steps of its episodes, those included that a step filter leaves out."""
+        return self.manifest.steps if self.episode_ids is None else int(self.offsets[-1])
 
     @property
     def schema(self) -> Schema:
-        return self.manifest.schema
+        return self._root.schema
 
     @property
+    def episode_ids(self) -> Int64Array | None:
+        """int64 [episodes], ascending: the ids of a view's episodes; None where it has all."""
+        return self._view.ids
+
+    @property
+    def step_mask(self) -> StepMask | None:
+        """The steps of the whole dataset that satisfy the step filters; None where there are none."""
+        return self._view.mask
+
+    @property
+    def step_mask_mode(self) -> str | None:
+        """Which steps of a window must satisfy them: `first` or `all`; None where there is no step filter."""
+        return self._view.mode
+
+    @cached_property
     def fingerprint(self) -> str:
-        """Hash of the contents: equal for equal episodes, whatever the shards."""
-        return self.manifest.fingerprint
+        """Hash of the contents: equal for equal episodes, whatever the shards. A view has that of its episodes, as if
+        they were a dataset; with a step filter, that and the steps."""
+        ids = self.episode_ids
+        episodes = self.manifest.fingerprint if ids is None else views.view_fingerprint(self._root, ids)
+        if self._view.mask is None or self._view.mode is None:
+            return episodes
+        return views.filtered_fingerprint(episodes, self._view.mask, self._view.mode)
 
-    @property
+    @cached_property
     def statistics(self) -> Mapping[str, ColumnStatistics]:
-        """Column name -> count, mean, std, min, max of its finite values, float64."""
-        return self.manifest.statistics
+        """Column name -> count, mean, std, min, max of its finite values, float64, over all steps of its episodes.
+
+        A view works its own out on first use, which reads its steps once."""
+        if self.episode_ids is None:
+            return self._root.statistics
+        return views.view_statistics(self._root, self.episode_ids)
 
     @cached_property
     def episodes(self) -> pl.DataFrame:
         """The episode table: `episode_id`, `shard`, `start`, `length`, `return`, `terminated`, `truncated`, `source`,
         `task`, `content`, and the source's own facts; a row an episode, in source order."""
-        import polars as pl
-
-        frame = pl.from_arrow(self.episode_table)
-        if not isinstance(frame, pl.DataFrame):
-            raise ManifestError("the episode table is not a table", file=str(self.path))
-        return frame
+        return self._root.episodes if self.episode_ids is None else self._root.episodes[self.episode_ids]
 
     @cached_property
     def episode_table(self) -> Any:
-        """The episode table as a `pyarrow.Table`, mapped from its file."""
-        entry = self.manifest.tables["episodes"]
-        table = read_episodes(self.path / entry.file)
-        if len(table) != self.num_episodes:
-            raise ManifestError(
-                f"the episode table has {len(table)} rows, the manifest {self.num_episodes} episodes",
-                file=str(self.path / entry.file),
-            )
-        return table
-
-    def _int64(self, name: str) -> Int64Array:
-        return self.episode_table.column(name).to_numpy().astype(np.int64, copy=False)  # type: ignore[no-any-return]
+        """The same as a `pyarrow.Table`; the whole dataset's is mapped from its file."""
+        table = self._root.episode_table
+        return table if self.episode_ids is None else table.take(self.episode_ids)
 
     @cached_property
     def lengths(self) -> Int64Array:
         """int64 [episodes], steps of each."""
-        return self._int64("length")
+        return self._root.lengths if self.episode_ids is None else self._root.lengths[self.episode_ids]
 
     @cached_property
     def offsets(self) -> Int64Array:
-        """int64 [episodes + 1]: episode e is steps offsets[e] to offsets[e + 1] of the dataset."""
-        offsets = offsets_of(self.lengths)
-        if offsets[-1] != self.num_steps or (self.lengths <= 0).any():
-            raise ManifestError(
-                f"the episodes' lengths add up to {offsets[-1]} steps, the manifest says {self.num_steps}",
-                file=str(self.path / self.manifest.tables["episodes"].file),
-                column="length",
-            )
-        return offsets
+        """int64 [episodes + 1]: the i-th episode is steps offsets[i] to offsets[i + 1] of this dataset or view."""
+        return self._root.offsets if self.episode_ids is None else offsets_of(self.lengths)
 
-    @cached_property
-    def _placement(self) -> tuple[Int64Array, Int64Array]:
-        """int64 [episodes] each: shard, and row there of the first step; checked, since they become addresses."""
-        shard, start = self._int64("shard"), self._int64("start")
-        steps = np.array([entry.steps for entry in self.manifest.shards], np.int64)
-        inside = (shard >= 0) & (shard < len(steps)) & (start >= 0) & (self.lengths > 0)
-        if inside.all():
-            # Not start + length, which may overflow.
-            inside = self.lengths <= steps[shard] - start
-        if not inside.all():
-            raise ManifestError(
-                "an episode lies outside its shard",
-                file=str(self.path / self.manifest.tables["episodes"].file),
-                row=int(np.argmin(inside)),
-                hint="run 'gear-data verify'; convert again",
-            )
-        return shard, start
+    @property
+    def root_offsets(self) -> Int64Array:
+        """int64 [n + 1]: the episode of id e is steps root_offsets[e] to root_offsets[e + 1] of the whole dataset."""
+        return self._root.offsets
+
+    def _ids(self, first: int, last: int) -> Int64Array:
+        """The ids of the first-th to last-th episode."""
+        return np.arange(first, last) if self.episode_ids is None else self.episode_ids[first:last]
 
     def reader(self) -> ColumnReader:
-        """What collects windows of this dataset."""
-        shard, start = self._placement
-        return MmapReader(self._shards, shard, start, self.lengths)
+        """What collects windows, by episode id."""
+        return self._root.reader()
 
-    def steps(self, shard: int, name: str, first: int, last: int) -> npt.NDArray[Any]:
-        """[last - first, *shape]: a column's steps `first` to `last` of the whole dataset, all in one shard; a view."""
-        before = sum(entry.steps for entry in self.manifest.shards[:shard])
-        return self._shards.column(shard, self.schema.index(name))[first - before : last - before]
+    def steps(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
+        """[steps, *shape]: a column's steps of the first-th to last-th episode, `last` not included, one after another.
+        A view of the shard's memory where they follow each other there, else a copy.
+
+        Raises:
+            UnknownNameError: no such column; lists the columns.
+        """
+        return self._root.steps(name, self._ids(first, last))
+
+    def values(self, name: str, first: int, last: int) -> pa.Array:
+        """A column of variable length as `steps` gives others: `LargeStringArray` or `LargeBinaryArray`.
+
+        Raises:
+            UnknownNameError: no such column; lists the columns.
+            CorruptShardError: damaged values.
+        """
+        return self._root.values(name, self._ids(first, last))
+
+    def sizes(self, first: int, last: int) -> Int64Array:
+        """int64 [last - first]: bytes of each of the first-th to last-th episode over all columns."""
+        return self._root.sizes(self._ids(first, last))
 
     def _check_episode(self, index: int) -> int:
-        if not 0 <= index < self.num_episodes:
-            raise InvalidArgumentError(f"there is no episode {index}: they are 0 to {self.num_episodes - 1}")
+        count, ids = self.manifest.episodes, self.episode_ids
+        if not 0 <= index < count:
+            raise InvalidArgumentError(f"there is no episode {index}: they are 0 to {count - 1}")
+        if ids is not None:
+            place = int(np.searchsorted(ids, index))
+            if place == len(ids) or ids[place] != index:
+                raise InvalidArgumentError(
+                    f"episode {index} is not among the {len(ids):,} of this view",
+                    hint="episodes keep their ids in a view; ds.episodes['episode_id'] lists them",
+                )
         return int(index)
 
     def episode(self, index: int) -> Episode:
-        """Episode `index` in source order.
+        """The episode of id `index`: its place in the whole dataset, in source order.
 
         Raises:
             InvalidArgumentError: no such episode.
         """
-        index = self._check_episode(index)
-        shard, start = self._placement
-        return Episode(self, int(shard[index]), int(start[index]), int(self.lengths[index]))
-
-    @cached_property
-    def _finals(self) -> tuple[Int64Array, dict[str, npt.NDArray[Any]]]:
-        """int64 ids of the episodes with a final observation, and those observations."""
-        entry = self.manifest.tables.get("finals")
-        if entry is None:
-            return np.empty(0, np.int64), {}
-        table = read_finals(self.path / entry.file, self.schema)
-        columns = {}
-        for column in self.schema.final_columns:
-            values = array_values(table.column(column.name).combine_chunks()).view(column.numpy_dtype)
-            columns[column.name] = values.reshape(len(table), *column.shape)
-        return table.column("episode_id").to_numpy(), columns
+        return Episode(self._root, self._check_episode(index))
 
     def final(self, index: int) -> dict[str, npt.NDArray[Any]] | None:
-        """The observation after the last step of episode `index`, column name -> [*shape]; None if it has none."""
+        """The observation after the last step of the episode of id `index`, column name -> [*shape]; None if it has
+        none. Raises as `episode` does."""
         index = self._check_episode(index)
-        ids, columns = self._finals
+        ids, columns = self._root.finals
         place = int(np.searchsorted(ids, index))
         if place == len(ids) or ids[place] != index:
             return None
         return {name: values[place] for name, values in columns.items()}
+
+    def evaluate(self, expression: pl.Expr | str, what: str) -> npt.NDArray[np.float64]:
+        """float64 [episodes]: a numeric expression over the episode table, such as weights; see `filter`. Null becomes
+        NaN, true 1; one value stands for all episodes.
+
+        Args:
+            what: what the values are for, in errors: "weights".
+
+        Raises:
+            UnknownNameError: no such column; lists the columns.
+            InvalidArgumentError: not numeric, or not a value an episode.
+        """
+        return expressions.row_values(*self._over_episodes(expression), what)
+
+    def _over_episodes(self, expression: pl.Expr | str) -> tuple[pl.DataFrame, pl.Expr]:
+        """The episode table as an expression wants it, and the expression."""
+        parsed = expressions.parse(expression, self.episodes.columns)
+        return expressions.with_plain_text(self.episodes, parsed), parsed
+
+    def filter(self, expression: pl.Expr | str) -> Dataset:
+        """A view of the episodes for which an expression over the episode table (`episodes`) holds.
+
+        Args:
+            expression: a Boolean Polars expression, or SQL text for one (`polars.sql_expr`); null counts as false.
+                Aggregates (`pl.col("return").quantile(0.9)`) are over this dataset's or view's episodes.
+
+        Raises:
+            UnknownNameError: no such column; lists the columns.
+            InvalidArgumentError: not Boolean, or not a value an episode.
+            EmptySourceError: no episode satisfies it.
+        """
+        frame, parsed = self._over_episodes(expression)
+        found = expressions.true_rows(frame, parsed)
+        if not found.any():
+            raise expressions.nothing_holds(frame, parsed, "episode")
+        ids = np.flatnonzero(found) if self.episode_ids is None else self.episode_ids[found]
+        return Dataset(self._root, View(ids, self._view.mask, self._view.mode))
+
+    def filter_steps(self, expression: pl.Expr | str, mode: str = "first") -> Dataset:
+        """A view from which only those windows are drawn whose steps satisfy an expression over the step columns.
+
+        It has the same episodes, whole: `num_steps`, `statistics` and `episode(i)` stay. Steps are read once, block by
+        block. Of two step filters both must hold.
+
+        Args:
+            expression: as for `filter`, for each step by itself. Vectors are `polars.Array` columns:
+                `pl.col("observations").arr.get(0) > 0`.
+            mode: `first`: a window's first step satisfies it; `all`: every step of a window does.
+
+        Raises:
+            UnknownNameError: no such column or mode; lists those there are.
+            InvalidArgumentError: not Boolean; looks at more than one step at a time; or an earlier step filter has
+                another mode.
+            EmptySourceError: no step satisfies it.
+        """
+        if mode not in MODES:
+            raise unknown_name("mode", mode, MODES)
+        if self.step_mask_mode not in (None, mode):
+            raise InvalidArgumentError(f"this view filters steps with mode={self.step_mask_mode!r}, not {mode!r}")
+        parsed = expressions.parse(expression, self.schema.names)
+        mask = views.satisfying_steps(self._root, self._ids(0, self.num_episodes), parsed)
+        if self.step_mask is not None:
+            mask = mask & self.step_mask
+            if not mask.count:
+                raise EmptySourceError(f"no step satisfies {parsed} and the earlier step filters")
+        return Dataset(self._root, View(self.episode_ids, mask, mode))
+
+    @property
+    def discount(self) -> float:
+        """That of the column `returns_to_go`."""
+        return 1.0 if self._root.discount is None else self._root.discount
+
+    def with_discount(self, discount: float) -> Dataset:
+        """The same episodes and steps with `returns_to_go` of a discount, float32: rewards[t] + discount *
+        rewards[t + 1] + ..., as far as the episode goes, summed in float64. It is worked out once, and kept in a folder
+        `sidecars` of the dataset; fingerprints do not count it.
+
+        Args:
+            discount: 0 to 1; 1 is what conversion stores, with which a dataset is itself.
+
+        Raises:
+            InvalidArgumentError: not such a number.
+            MissingColumnError: the dataset has no rewards, or several a step.
+            StorageFullError: the disk is full.
+        """
+        root = self._root.with_discount(discount)
+        return self if root is self._root else Dataset(root, self._view)
+
+    def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
+        """Views that divide the episodes at random: every episode is in one of them, and the same one on every machine.
+
+        Args:
+            fractions: part -> fraction of the episodes; together 1. Sizes are rounded by largest remainder.
+            seed: 0 to 2^64 - 1.
+
+        Raises:
+            InvalidArgumentError: fractions that are not positive, or do not add up to 1; or a part without an episode.
+        """
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MAX_SEED:
+            raise InvalidArgumentError(f"seed must be an integer from 0 to 2^64 - 1, not {seed!r}")
+        sizes = views.split_sizes(fractions, self.num_episodes)
+        ids = self._ids(0, self.num_episodes)
+        return {
+            name: Dataset(self._root, View(ids[places], self._view.mask, self._view.mode))
+            for name, places in views.split_places(sizes, int(seed)).items()
+        }
+
+
+def _open_again(root: Root, view: View, fingerprint: str) -> Dataset:
+    """In another process. Ids and steps of a view mean nothing in another dataset."""
+    if root.manifest.fingerprint != fingerprint:
+        raise ManifestError("the dataset was replaced since it was opened", file=str(root.path), hint="open it again")
+    return Dataset(root, view)
 
 
 def open_dataset(path: str | os.PathLike[str], residency: str = "mmap") -> Dataset:
@@ -211,10 +332,13 @@ def open_dataset(path: str | os.PathLike[str], residency: str = "mmap") -> Datas
 
     Args:
         path: the dataset's folder.
-        residency: where column bytes live; `mmap`.
+        residency: where column bytes live. `mmap`: in the page cache, read from disk as they are needed. `host`: in one
+            copy in memory, made now by the first process of this machine and user, and shared by those that come while
+            any of them holds it; it goes with the last. On Linux, without a trace, however they end.
 
     Raises:
         DatasetNotFoundError: nothing there, or a conversion that did not finish.
         VersionError, ManifestError, CorruptShardError: it cannot be used.
+        HostMemoryError: `host`, and the columns are larger than the memory that is available.
     """
-    return Dataset(path, residency)
+    return Dataset(Root(path, residency), View())

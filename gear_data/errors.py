@@ -102,7 +102,7 @@ class NonFiniteError(GearError, ValueError):
 
 
 class EmptySourceError(GearError, ValueError):
-    """A source holds no episode."""
+    """A source holds no episode, or a filter leaves none."""
 
 
 class DestinationExistsError(GearError, FileExistsError):
@@ -159,6 +159,10 @@ class MissingExtraError(GearError, ImportError):
 
 class DeviceError(GearError, RuntimeError):
     """A device that was asked for is not there."""
+
+
+class HostMemoryError(GearError, MemoryError):
+    """This machine has not the memory that was asked for."""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:

@@ -79,9 +79,14 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _columns_table(dataset: Dataset) -> list[str]:
     rows = [["column", "dtype", "shape", "mean", "std", "min", "max", ""]]
     for spec in dataset.schema:
+        note = "derived" if spec.derived else f"from {spec.source}" if spec.source else ""
+        if spec.variable_length:
+            total = sum(shard.variable[spec.name].bytes for shard in dataset.manifest.shards)
+            shape = f"{format_bytes(total / dataset.manifest.steps)} a step"
+            rows.append([spec.name, spec.dtype, shape, "", "", "", "", note])
+            continue
         stats = dataset.statistics[spec.name]
         shape = "x".join(str(n) for n in spec.shape) or "scalar"
-        note = "derived" if spec.derived else f"from {spec.source}" if spec.source else ""
         if len(stats.mean) == 1:
             numbers = [f"{float(v[0]):.4g}" for v in (stats.mean, stats.std, stats.min, stats.max)]
         else:

@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gear_data.errors import ManifestError, unknown_name
+from gear_data.errors import ManifestError, UnsupportedColumnError, unknown_name
 
-#: dtypes a step column may have. `bool` is stored as uint8 0/1: Arrow packs booleans into bits, and
-#: bits cannot be gathered by copying bytes.
+#: dtypes of columns whose steps all take the same bytes. `bool` is stored as uint8 0/1: Arrow packs booleans into
+#: bits, and bits cannot be gathered by copying bytes.
 DTYPES = (
     "bool",
     "uint8", "uint16", "uint32", "uint64",
     "int8", "int16", "int32", "int64",
     "float16", "float32", "float64",
 )  # fmt: skip
+
+#: dtypes of columns of one value of any length a step: text, and bytes such as an encoded image.
+VARIABLE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary()}
 
 
 class Role(enum.StrEnum):
@@ -58,8 +61,9 @@ class ColumnSpec:
 
     Attributes:
         name: canonical name, such as `observations` or `infos.qpos`.
-        dtype: NumPy name of the element type, one of `DTYPES`.
-        shape: shape of one step; `()` for a scalar.
+        dtype: NumPy name of the element type, one of `DTYPES`; or, of a column of variable length, one of
+            `VARIABLE_TYPES`.
+        shape: shape of one step; `()` for a scalar and for a column of variable length.
         derived: computed at conversion (return-to-go); left out of exports and of the fingerprint.
         source: the name the column had in the source, if it was another.
         has_final: the column belongs to the final observation kept after the last step.
@@ -77,13 +81,27 @@ class ColumnSpec:
         return role_of(self.name)
 
     @property
+    def variable_length(self) -> bool:
+        """Whether steps differ in bytes: text and encoded bytes. Stored as values and their offsets."""
+        return self.dtype in VARIABLE_TYPES
+
+    @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype users see."""
-        return np.dtype(self.dtype)
+        """The dtype users see: `object` for a column of variable length, whose values are str or bytes."""
+        return np.dtype(object) if self.variable_length else np.dtype(self.dtype)
 
     @property
     def storage_dtype(self) -> np.dtype[Any]:
-        """The dtype in the shard: as `numpy_dtype`, with uint8 for bool."""
+        """The dtype in the shard: as `numpy_dtype`, with uint8 for bool.
+
+        Raises UnsupportedColumnError for a column of variable length, which has none; so does `row_bytes`.
+        """
+        if self.variable_length:
+            raise UnsupportedColumnError(
+                f"holds {self.dtype} values of variable length, where rows of a fixed size are needed",
+                column=self.name,
+                hint="leave the column out",
+            )
         return np.dtype("uint8") if self.dtype == "bool" else np.dtype(self.dtype)
 
     @property
@@ -98,7 +116,10 @@ class ColumnSpec:
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """Primitive for a scalar, else one flat `FixedSizeList` (the shape is in the field's metadata)."""
+        """Primitive for a scalar, else one flat `FixedSizeList` (the shape is in the field's metadata); `large_string`
+        or `large_binary` for a column of variable length."""
+        if self.variable_length:
+            return VARIABLE_TYPES[self.dtype]
         value = pa.from_numpy_dtype(self.storage_dtype)
         return pa.list_(pa.field("item", value, nullable=False), self.size) if self.shape else value
 
@@ -122,8 +143,9 @@ class ColumnSpec:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ColumnSpec:
         """Raises ManifestError for a dtype or shape that no column can have."""
-        shape = tuple(data["shape"])
-        if data["dtype"] not in DTYPES or not all(type(n) is int and n > 0 for n in shape):
+        shape, variable = tuple(data["shape"]), data["dtype"] in VARIABLE_TYPES
+        known = data["dtype"] in DTYPES and all(type(n) is int and n > 0 for n in shape)
+        if not known and not (variable and shape == () and not data["has_final"]):
             raise ManifestError(
                 f"no column can have dtype {data['dtype']!r} and shape {shape!r}", column=str(data.get("name"))
             )
@@ -169,8 +191,18 @@ class Schema:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of one step over all columns."""
-        return sum(column.row_bytes for column in self.columns)
+        """Bytes of one step over all columns of a fixed size."""
+        return sum(column.row_bytes for column in self.fixed_columns)
+
+    @property
+    def fixed_columns(self) -> tuple[ColumnSpec, ...]:
+        """The columns whose steps all take the same bytes."""
+        return tuple(column for column in self.columns if not column.variable_length)
+
+    @property
+    def variable_columns(self) -> tuple[ColumnSpec, ...]:
+        """The columns of text and of encoded bytes."""
+        return tuple(column for column in self.columns if column.variable_length)
 
     @property
     def source_columns(self) -> tuple[ColumnSpec, ...]:

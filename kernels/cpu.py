@@ -16,8 +16,15 @@ from gear_data.kernels.native import memcpy, memset, pointer, prefetch
 #: What is written to an output's valid rows.
 KIND_COPY = 0  # the column's bytes
 KIND_CONVERT = 1  # (value - mean) * scale of every element, computed in float64
-KIND_TIMESTEP = 2  # int64 step number in the episode
+KIND_TIMESTEP = 2  # step number in the episode, plus ORIGIN
 KIND_CONSTANT = 3  # the template at VALID (masks)
+KIND_DISCOUNTED = 4  # sum over j of the discount j * the value j steps later, as far as the episode goes
+
+#: What is written to the other rows.
+PAD_FILL = 0  # the template at FILL
+PAD_EDGE = 1  # the nearest valid row
+PAD_FIRST = 2  # the first valid row
+PAD_RUN_ON = 3  # KIND_TIMESTEP: counting goes on
 
 #: Fields of a plan's row; a plan is int64 [outputs, PLAN_FIELDS].
 (
@@ -27,21 +34,30 @@ KIND_CONSTANT = 3  # the template at VALID (masks)
     OUT_BYTES,  # bytes of an output row
     ELEMENTS,  # elements of a row, for KIND_CONVERT
     SOURCE_TYPE,  # index in SOURCE_TYPES
-    OUT_TYPE,  # index in OUT_TYPES
+    OUT_TYPE,  # index in OUT_TYPES; for KIND_TIMESTEP, in TIMESTEP_TYPES
     FIRST,  # first step wanted, relative to the window's start
     WIDTH,  # rows of the output
     PAD_LEFT,  # 1: valid rows stand at the end; 0: each stands at its own step's place
+    WITHIN,  # 1: steps outside the window are padding; 0: those outside the episode
+    PADDING,  # PAD_...
     FILL,  # address of WIDTH padding rows; 0 for zero bytes
     VALID,  # address of WIDTH valid rows, for KIND_CONSTANT
-    AFFINE,  # address of float64 mean[ELEMENTS] and scale[ELEMENTS]
+    AFFINE,  # address of float64 mean[AFFINE_ROWS * ELEMENTS] and scale of the same size
+    AFFINE_ROWS,  # rows that means and scales are repeated for, so that the loop over elements is long
+    ORIGIN,  # number of an episode's first step, for KIND_TIMESTEP
+    SHIFT,  # 1: each step's row is that of the next, the last one's the final observation; -1: that of the one before
+    FINALS,  # address of the column's final observations; 0 if there are none
+    DISCOUNTS,  # address of float64 discounts, for KIND_DISCOUNTED
+    HORIZON,  # how many discounts
     PLAN_FIELDS,
-) = range(14)
+) = range(22)
 
 SOURCE_TYPES = (
     "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64",
     "float16",
 )  # fmt: skip
 OUT_TYPES = ("float32", "float64")
+TIMESTEP_TYPES = ("int64", "int32", "float32", "float64")
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -59,16 +75,20 @@ def _half(bits):  # type: ignore[no-untyped-def]
 
 def _converter(source: str, out: str) -> Any:
     source_type, out_type = np.dtype("uint16" if source == "float16" else source).type, np.dtype(out).type
+    source_bytes, out_bytes = np.dtype(source).itemsize, np.dtype(out).itemsize
     value = _half if source == "float16" else np.float64
 
     @njit(nogil=True)  # type: ignore[untyped-decorator]
-    def convert(source_address, out_address, rows, elements, affine_address):  # type: ignore[no-untyped-def]
-        values = carray(pointer(source_address), (rows, elements), source_type)
-        result = carray(pointer(out_address), (rows, elements), out_type)
-        affine = carray(pointer(affine_address), (2, elements), np.float64)
-        for row in range(rows):
-            for i in range(elements):
-                result[row, i] = out_type((value(values[row, i]) - affine[0, i]) * affine[1, i])
+    def convert(source_address, out_address, count, affine_address, period):  # type: ignore[no-untyped-def]
+        mean = carray(pointer(affine_address), (period,), np.float64)
+        scale = carray(pointer(affine_address + 8 * period), (period,), np.float64)
+        # Views that begin where each round does: with an index that is a sum there would be no vector instructions.
+        for first in range(0, count, period):
+            length = min(period, count - first)
+            values = carray(pointer(source_address + first * source_bytes), (length,), source_type)
+            result = carray(pointer(out_address + first * out_bytes), (length,), out_type)
+            for i in range(length):
+                result[i] = out_type((value(values[i]) - mean[i]) * scale[i])
 
     return convert
 
@@ -78,29 +98,29 @@ def _dispatcher(out: str) -> Any:
     u8, u16, u32, u64, i8, i16, i32, i64, f32, f64, f16 = (_converter(name, out) for name in SOURCE_TYPES)
 
     @njit(nogil=True)  # type: ignore[untyped-decorator]
-    def convert(kind, source, target, rows, elements, affine):  # type: ignore[no-untyped-def]
+    def convert(kind, source, target, count, affine, period):  # type: ignore[no-untyped-def]
         if kind == 8:
-            f32(source, target, rows, elements, affine)
+            f32(source, target, count, affine, period)
         elif kind == 9:
-            f64(source, target, rows, elements, affine)
+            f64(source, target, count, affine, period)
         elif kind == 0:
-            u8(source, target, rows, elements, affine)
+            u8(source, target, count, affine, period)
         elif kind == 1:
-            u16(source, target, rows, elements, affine)
+            u16(source, target, count, affine, period)
         elif kind == 2:
-            u32(source, target, rows, elements, affine)
+            u32(source, target, count, affine, period)
         elif kind == 3:
-            u64(source, target, rows, elements, affine)
+            u64(source, target, count, affine, period)
         elif kind == 4:
-            i8(source, target, rows, elements, affine)
+            i8(source, target, count, affine, period)
         elif kind == 5:
-            i16(source, target, rows, elements, affine)
+            i16(source, target, count, affine, period)
         elif kind == 6:
-            i32(source, target, rows, elements, affine)
+            i32(source, target, count, affine, period)
         elif kind == 10:
-            f16(source, target, rows, elements, affine)
+            f16(source, target, count, affine, period)
         else:
-            i64(source, target, rows, elements, affine)
+            i64(source, target, count, affine, period)
 
     return convert
 
@@ -117,65 +137,156 @@ def _fill(out, rows, row_bytes, template):  # type: ignore[no-untyped-def]
             memcpy(out, template, np.uint64(rows * row_bytes))
 
 
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _repeat(out, rows, row_bytes, row):  # type: ignore[no-untyped-def]
+    for i in range(rows):
+        memcpy(out + i * row_bytes, row, np.uint64(row_bytes))
+
+
+def _counter(dtype: str) -> Any:
+    scalar = np.dtype(dtype).type
+
+    @njit(nogil=True)  # type: ignore[untyped-decorator]
+    def count(out, rows, first):  # type: ignore[no-untyped-def]
+        steps = carray(pointer(out), (rows,), scalar)
+        for i in range(rows):
+            steps[i] = scalar(first + i)
+
+    return count
+
+
+_count_int64, _count_int32, _count_float32, _count_float64 = (_counter(name) for name in TIMESTEP_TYPES)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _count(fields, out, rows, step):  # type: ignore[no-untyped-def]
+    """Numbers of so many steps from `step` on."""
+    kind, first = fields[OUT_TYPE], step + fields[ORIGIN]
+    if kind == 0:
+        _count_int64(out, rows, first)
+    elif kind == 1:
+        _count_int32(out, rows, first)
+    elif kind == 2:
+        _count_float32(out, rows, first)
+    else:
+        _count_float64(out, rows, first)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _write(fields, source, target, rows):  # type: ignore[no-untyped-def]
+    """Rows of a column, copied or converted."""
+    if fields[KIND] == KIND_COPY:
+        memcpy(target, source, np.uint64(rows * fields[OUT_BYTES]))
+        return
+    count, period = rows * fields[ELEMENTS], fields[AFFINE_ROWS] * fields[ELEMENTS]
+    if fields[OUT_TYPE] == 0:
+        _convert_float32(fields[SOURCE_TYPE], source, target, count, fields[AFFINE], period)
+    else:
+        _convert_float64(fields[SOURCE_TYPE], source, target, count, fields[AFFINE], period)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _write_discounted(fields, source, target, rows, left):  # type: ignore[no-untyped-def]
+    """Discounted sums of a column, element by element, over at most `left` source rows."""
+    elements, horizon = fields[ELEMENTS], fields[HORIZON]
+    discounts = carray(pointer(fields[DISCOUNTS]), (horizon,), np.float64)
+    one, affine = np.empty(1, np.float64), np.array([0.0, 1.0])
+    for row in range(rows):
+        for i in range(elements):
+            total = 0.0
+            for j in range(min(horizon, left - row)):
+                # One element to float64, whatever its type.
+                place = source + (row + j) * fields[SOURCE_BYTES] + i * (fields[SOURCE_BYTES] // elements)
+                _convert_float64(fields[SOURCE_TYPE], place, one.ctypes.data, 1, affine.ctypes.data, 1)
+                total += discounts[j] * one[0]
+            if fields[OUT_TYPE] == 0:
+                carray(pointer(target), (rows, elements), np.float32)[row, i] = np.float32(total)
+            else:
+                carray(pointer(target), (rows, elements), np.float64)[row, i] = total
+
+
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def collect(episode, start, shards, bases, lengths, addresses, plan, outputs):  # type: ignore[no-untyped-def]
-    """Fills every output of a batch and returns the bytes of its valid rows.
+def collect(episode, start, length, rows_of, shards, bases, lengths, finals, addresses, plan, outputs, per, valid):  # type: ignore[no-untyped-def]
+    """Fills every output of a batch, or of several.
 
     Args:
-        episode, start: int64 [B]: each window's episode, and its first step there.
+        episode, start, length: int64 [B]: each window's episode, its first step there, its steps.
+        rows_of: int64 [B]: the row of the batch each window goes to; empty: window b to row b.
         shards, bases, lengths: int64 [episodes]: each episode's shard, the row there of its first step, its steps.
+        finals: int64 [episodes]: row of each episode's final observation, -1 without; empty: no episode has one.
         addresses: int64 [shards, columns], of each column's first byte. Every window's shard must be mapped.
         plan: int64 [outputs, PLAN_FIELDS].
-        outputs: int64 [outputs], addresses of arrays [B, WIDTH, OUT_BYTES].
+        outputs: int64 [outputs], addresses of arrays [batch rows, WIDTH, OUT_BYTES].
+        per, valid: int, and int64 [batches]: the bytes of valid rows are counted, for every `per` windows on their own.
 
     The caller answers for the addresses; nothing is checked here.
     """
     # Once a window, not once a window and output: a large episode table is not in the cache.
+    count = len(episode)
     shard, base, total = shards[episode], bases[episode], lengths[episode]
-    valid_bytes = np.int64(0)
+    valid[:] = 0
     for k in range(len(plan)):
-        kind, width, out_bytes = plan[k, KIND], plan[k, WIDTH], plan[k, OUT_BYTES]
-        source_bytes, fill = plan[k, SOURCE_BYTES], plan[k, FILL]
-        reads_column = kind in (KIND_COPY, KIND_CONVERT)
+        fields = plan[k]
+        kind, width, out_bytes, source_bytes = fields[KIND], fields[WIDTH], fields[OUT_BYTES], fields[SOURCE_BYTES]
+        wanted, left, within, shift = fields[FIRST], fields[PAD_LEFT], fields[WITHIN], fields[SHIFT]
+        column, padding, fill = fields[COLUMN], fields[PADDING], fields[FILL]
+        reads_column = kind in (KIND_COPY, KIND_CONVERT, KIND_DISCOUNTED)
         # Windows lie anywhere: without asking ahead every one of them begins with a wait for memory. Long rows are
         # left to the processor's own prefetching after their first kilobyte.
-        lines = min((width * source_bytes + 63) // 64, 16)
-        for b in range(len(episode)):
+        lines = min((width * source_bytes + 63) // 64, 16) if reads_column else 0
+        for b in range(count):
             ahead = b + 4
-            if reads_column and ahead < len(episode):
-                line = addresses[shard[ahead], plan[k, COLUMN]] + (base[ahead] + start[ahead]) * source_bytes
+            if reads_column and ahead < count:
+                line = addresses[shard[ahead], column] + (base[ahead] + start[ahead]) * source_bytes
                 for i in range(lines):
                     prefetch(line + 64 * i)
-            first = start[b] + plan[k, FIRST]
-            low = max(first, np.int64(0))
-            high = min(first + width, total[b])
+            first = start[b] + wanted
+            if within:
+                low, high = max(first, start[b]), min(first + width, start[b] + length[b])
+            else:
+                low, high = max(first, np.int64(0)), min(first + width, total[b])
+            final = np.int64(-1)
+            if shift > 0 and high == total[b] and high > low:
+                if fields[FINALS] != 0:
+                    final = finals[episode[b]]
+                if final < 0:
+                    high -= 1
             rows = max(high - low, np.int64(0))
             if rows == 0:
                 head = width
-            elif plan[k, PAD_LEFT]:
+            elif left:
                 head = width - rows
             else:
                 head = low - first
-            out = outputs[k] + b * width * out_bytes
-            _fill(out, head, out_bytes, fill)
+            out = outputs[k] + (rows_of[b] if len(rows_of) else b) * width * out_bytes
             target = out + head * out_bytes
+            tail = width - head - rows
             if rows > 0:
-                valid_bytes += rows * out_bytes
-                if kind == KIND_COPY:
-                    source = addresses[shard[b], plan[k, COLUMN]] + (base[b] + low) * source_bytes
-                    memcpy(target, source, np.uint64(rows * out_bytes))
-                elif kind == KIND_CONVERT:
-                    source = addresses[shard[b], plan[k, COLUMN]] + (base[b] + low) * source_bytes
-                    elements, affine, code = plan[k, ELEMENTS], plan[k, AFFINE], plan[k, SOURCE_TYPE]
-                    if plan[k, OUT_TYPE] == 0:
-                        _convert_float32(code, source, target, rows, elements, affine)
+                valid[b // per] += rows * out_bytes
+                if reads_column:
+                    source = addresses[shard[b], column] + (base[b] + low + shift) * source_bytes
+                    if kind == KIND_DISCOUNTED:
+                        _write_discounted(fields, source, target, rows, total[b] - low)
+                    elif shift < 0 and low == 0:
+                        _fill(target, 1, out_bytes, fill)
+                        _write(fields, source + source_bytes, target + out_bytes, rows - 1)
+                    elif final < 0:
+                        _write(fields, source, target, rows)
                     else:
-                        _convert_float64(code, source, target, rows, elements, affine)
+                        _write(fields, source, target, rows - 1)
+                        place = fields[FINALS] + final * source_bytes
+                        _write(fields, place, target + (rows - 1) * out_bytes, 1)
                 elif kind == KIND_TIMESTEP:
-                    steps = carray(pointer(target), (rows,), np.int64)
-                    for i in range(rows):
-                        steps[i] = low + i
+                    _count(fields, target, rows, low)
                 else:
-                    memcpy(target, plan[k, VALID], np.uint64(rows * out_bytes))
-            _fill(target + rows * out_bytes, width - head - rows, out_bytes, fill)
-    return valid_bytes
+                    memcpy(target, fields[VALID], np.uint64(rows * out_bytes))
+            if padding == PAD_FILL or rows == 0:
+                _fill(out, head, out_bytes, fill)
+                _fill(target + rows * out_bytes, tail, out_bytes, fill)
+            elif padding == PAD_RUN_ON:
+                _count(fields, out, head, low - head)
+                _count(fields, target + rows * out_bytes, tail, high)
+            else:
+                _repeat(out, head, out_bytes, target)
+                last = target if padding == PAD_FIRST else target + (rows - 1) * out_bytes
+                _repeat(target + rows * out_bytes, tail, out_bytes, last)

@@ -18,6 +18,11 @@ _W0, _W1 = uint64(0x9E3779B9), uint64(0xBB67AE85)
 DOMAIN_UNIFORM = 1
 DOMAIN_SHUFFLE = 2
 DOMAIN_FEISTEL = 3
+DOMAIN_SPLIT = 64
+DOMAIN_MIXTURE = 65  # seeds of a mixture's datasets
+DOMAIN_EPISODE = 4  # an episode, by weight
+DOMAIN_ANCHOR = 5  # one of its anchors
+DOMAIN_PLACE = 6  # where in its window an anchor stands
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -60,7 +65,7 @@ def multiply_high(a, b):  # type: ignore[no-untyped-def]
     return high, (cross << _SHIFT32) | (low & _MASK32)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True)
 def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
     """An int below `bound`, exactly uniform: Lemire's multiply and reject (ACM TOMACS 2019)."""
     bound = uint64(bound)
@@ -75,10 +80,21 @@ def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def draw_below(seed, domain, step, bound, out):  # type: ignore[no-untyped-def]
-    """out[i] = uniform below `bound` for slot i of `step`."""
+def draw_words(seed, domain, step, out):  # type: ignore[no-untyped-def]
+    """out[i] = the bits of word64 for slot i of `step`, attempt 0, as int64. A loop that compilers vectorise."""
     for i in range(len(out)):
-        out[i] = below(seed, domain, step, i, bound)
+        out[i] = np.int64(word64(seed, domain, step, i, 0))
+
+
+@njit(nogil=True, cache=True)
+def draw_below(seed, domain, step, bound, out):  # type: ignore[no-untyped-def]
+    """out[i] = `below` for slot i of `step`."""
+    draw_words(seed, domain, step, out)
+    size = uint64(bound)
+    threshold = (uint64(0) - size) % size
+    for i in range(len(out)):
+        high, low = multiply_high(uint64(out[i]), size)
+        out[i] = np.int64(high) if low >= threshold else below(seed, domain, step, i, bound)
 
 
 @njit(nogil=True, cache=True)
@@ -131,21 +147,3 @@ def permuted(first, keys, size, out):  # type: ignore[no-untyped-def]
             if value < uint64(size):
                 break
         out[i] = np.int64(value)
-
-
-@njit(nogil=True, cache=True)
-def locate(positions, offsets, context, episode, start, length):  # type: ignore[no-untyped-def]
-    """The windows that start at global steps: the episode e with offsets[e] <= position < offsets[e + 1], the step
-    there, and how many steps follow, itself included, up to `context`."""
-    for i in range(len(positions)):
-        position = positions[i]
-        low, high = 0, len(offsets) - 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if offsets[middle] <= position:
-                low = middle
-            else:
-                high = middle
-        episode[i] = low
-        start[i] = position - offsets[low]
-        length[i] = min(offsets[low + 1] - position, context)

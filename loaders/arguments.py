@@ -26,6 +26,31 @@ def check_range(name: str, value: Any, low: int, high: int | None = None) -> Non
         raise InvalidArgumentError(f"{name} must be {limit}, not {value}")
 
 
+def check_placement(rank: int | None, world_size: int | None) -> None:
+    """Raises InvalidArgumentError unless both are given, and fit, or neither is."""
+    if (rank is None) != (world_size is None):
+        raise InvalidArgumentError("give both rank and world_size, or neither")
+    if rank is not None and world_size is not None:
+        check_range("world_size", world_size, 1)
+        check_range("rank", rank, 0, world_size - 1)
+
+
+def check_dataset(dataset: Any) -> Dataset:
+    """Raises InvalidArgumentError for what is no dataset."""
+    if not isinstance(dataset, Dataset):
+        raise InvalidArgumentError(
+            f"a loader takes a Dataset or a Mixture, not {dataset!r}", hint="gear_data.open(path)"
+        )
+    return dataset
+
+
+def check_pin_memory(pin_memory: bool | None, device: torch.device) -> bool:
+    """Whether to pin. Raises DeviceError where it was asked for and there is no GPU to pin memory for."""
+    if pin_memory and not torch.cuda.is_available():
+        raise DeviceError("memory is pinned for a GPU, and torch sees none here", hint="leave pin_memory out")
+    return device.type == "cuda" if pin_memory is None else pin_memory
+
+
 def check_device(device: str | torch.device) -> torch.device:
     """Raises DeviceError if there is no such device here."""
     try:

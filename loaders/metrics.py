@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
+from typing import Any
+
+import numpy as np
+
+from gear_data.loaders.making import Made
 
 
 class Meter:
-    """Counts batches on the consumer's side: a few additions a batch."""
+    """Counts batches on the consumer's side: a few additions a batch.
 
-    def __init__(self) -> None:
+    Args:
+        datasets: how many the loader draws from.
+    """
+
+    def __init__(self, datasets: int = 1) -> None:
         self._batches = 0
         self._windows = 0
         self._padded = 0
@@ -16,25 +25,29 @@ class Meter:
         self._waited = 0.0
         self._seconds = 0.0
         self._resumed = 0.0
+        self._sources = np.zeros(datasets, np.int64)
 
     def start(self) -> None:
         self._resumed = time.perf_counter()
 
-    def add(self, windows: int, padded: int, valid: int, waited: float) -> None:
+    def add(self, made: Made, waited: float) -> None:
         now = time.perf_counter()
         self._seconds += now - self._resumed
         self._resumed = now
         self._batches += 1
-        self._windows += windows
-        self._padded += padded
-        self._valid += valid
+        self._windows += made.windows
+        self._padded += made.padded_bytes
+        self._valid += made.valid_bytes
         self._waited += waited
+        if made.sources is not None:
+            self._sources += made.sources
 
-    def result(self) -> dict[str, float | int]:
+    def result(self) -> dict[str, Any]:
         """`batches`, `windows`, `seconds`, `windows_per_s`, `padded_bytes_per_s`, `valid_bytes_per_s`,
-        `pad_fraction` (of the padded bytes) and `wait_fraction` (of the time, spent waiting for a batch)."""
+        `pad_fraction` (of the padded bytes) and `wait_fraction` (of the time, spent waiting for a batch); for a mixture
+        also `mixture`, the share of the windows that came from each dataset."""
         seconds = self._seconds or float("inf")
-        return {
+        result: dict[str, Any] = {
             "batches": self._batches,
             "windows": self._windows,
             "seconds": self._seconds,
@@ -44,3 +57,6 @@ class Meter:
             "pad_fraction": 1 - self._valid / self._padded if self._padded else 0.0,
             "wait_fraction": self._waited / seconds,
         }
+        if len(self._sources) > 1:
+            result["mixture"] = (self._sources / max(1, int(self._sources.sum()))).tolist()
+        return result

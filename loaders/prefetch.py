@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from gear_data.errors import InvalidArgumentError
@@ -111,6 +112,12 @@ class Prefetcher(Generic[T]):
         if isinstance(result, BaseException):
             raise result
         return result
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[int]:
+        """No item is begun inside the context; gives the number of the next one."""
+        with self._changed:
+            yield self._begun
 
     def close(self) -> None:
         """Ends the threads; items that are ready are dropped."""

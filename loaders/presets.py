@@ -1,19 +1,39 @@
-"""Presets: named batch conventions. Each turns a dataset's schema into the outputs of a batch."""
+"""Presets: what a batch convention asks of a dataset, as the outputs of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection import MASK, TIMESTEPS, Output
-from gear_data.errors import InvalidArgumentError, MissingColumnError, unknown_name
+from gear_data.collection import MASK, TIMESTEPS, Output, Padding
+from gear_data.errors import InvalidArgumentError, MissingColumnError
+from gear_data.loaders import gato
+from gear_data.loaders.conventions import PRESETS, Convention, Tokens, resolve_preset
 from gear_data.schema import ColumnSpec, Role, Schema
 
+__all__ = [
+    "PRESETS",
+    "BatchRequest",
+    "Convention",
+    "batch_finish",
+    "batch_outputs",
+    "normalization_columns",
+    "resolve_preset",
+    "text_columns",
+]
+
+#: Takes a batch, key -> tensor [B, ...] or list of B.
+Finish = Callable[[dict[str, Any]], dict[str, Any]]
 Normalization = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
+
+#: `next_X` is X of the following step.
+_NEXT = "next_"
+_N_STEP = "n_step_returns"
 
 
 @dataclass(frozen=True)
@@ -23,10 +43,13 @@ class BatchRequest:
     Attributes:
         schema: the dataset's.
         context: steps of a sequence.
-        columns: raw: the columns wanted; other presets: columns to add to theirs. None: all, or none added.
+        columns: columns to add to the preset's own; for a preset of every column, the columns wanted. None: none added,
+            or all. `next_X`, where the dataset has no such column, is column X of the following step.
         offsets: column -> (first, last) steps around the window's first step, last not included.
         normalize: column -> (mean, std), float64 [elements] or [1].
-        float_dtype: what float columns become; None leaves them as they are.
+        float_dtype: what float columns become; None leaves that to the preset.
+        n_step: where not None, `n_step_returns` are discounted sums of so many rewards.
+        discount: of `n_step`.
     """
 
     schema: Schema
@@ -35,81 +58,32 @@ class BatchRequest:
     offsets: Mapping[str, tuple[int, int]]
     normalize: Normalization
     float_dtype: str | None
+    n_step: int | None = None
+    discount: float = 1.0
 
 
-Preset = Callable[[BatchRequest], list[Output]]
+@dataclass(frozen=True)
+class _Wanted:
+    """One column of a batch.
 
-
-def raw(request: BatchRequest) -> list[Output]:
-    """The dataset's columns under their own names, [B, context, *shape], right-padded with zeros (after normalising);
-    `mask` bool [B, context], True = valid; `timesteps` int64 [B, context], 0 in padding."""
-    names = request.schema.names if request.columns is None else request.columns
-    for reserved in ("mask", "timesteps", "valid_count"):
-        if reserved in names:
-            raise InvalidArgumentError(
-                f"the dataset's column '{reserved}' has the name of a key that every batch has",
-                column=reserved,
-                hint="leave it out with columns=[...], or convert with --rename",
-            )
-    outputs = [_plain(request, request.schema[name], pad_left=False) for name in names]
-    outputs.append(Output("timesteps", TIMESTEPS, "int64", (), 0, request.context, column=False))
-    outputs.append(Output("mask", MASK, "bool", (), 0, request.context, column=False))
-    return outputs + _offset_masks(request, names)
-
-
-def decision_transformer(request: BatchRequest) -> list[Output]:
-    """The batch of Decision Transformer (Chen et al., 2021) as `transformers.DecisionTransformerModel` takes it.
-
-    Left-padded, float32: `states` [B, K, S] (padding is a zero state, then normalised like any other; std + 1e-6),
-    `actions` [B, K, A] (padding -10), `rewards` and `returns_to_go` [B, K, 1] (padding 0; return-to-go / 1000),
-    `timesteps` int64 [B, K] (padding 0), `attention_mask` [B, K] (1 = valid). Convention: the data collator of
-    HuggingFace's "Train your first Decision Transformer" (2022).
+    Attributes:
+        spec: the column read.
+        name: as it was asked for: `spec.name`, or with `next_` before it.
+        key: its key.
+        own: whether it is the convention's own.
     """
-    sources = {
-        "states": ("observations", 0.0, 1.0),
-        "actions": ("actions", -10.0, 1.0),
-        "rewards": ("rewards", 0.0, 1.0),
-        "returns_to_go": ("returns_to_go", 0.0, 1e-3),
-    }
-    missing = [name for name, _, _ in sources.values() if name not in request.schema]
-    if missing:
-        raise MissingColumnError(
-            f"preset 'decision_transformer' needs the columns {', '.join(missing)}, which the dataset lacks",
-            column=missing[0],
-            hint=f"it has: {', '.join(request.schema.names)}",
-        )
-    outputs = []
-    for key, (name, fill, scale) in sources.items():
-        spec = request.schema[name]
-        if len(spec.shape) > 1:
-            raise InvalidArgumentError(
-                f"preset 'decision_transformer' needs vectors, and this column has shape {spec.shape}", column=name
-            )
-        first, width, pad_left = _range(request, name, pad_left=True)
-        mean, inverse = _affine(request, name, epsilon=1e-6)
-        padding: Any = fill
-        if mean is not None and inverse is not None:
-            padding = (fill - mean) * inverse * scale
-        if scale != 1.0:
-            mean = np.zeros(1) if mean is None else mean
-            inverse = np.full(1, scale) if inverse is None else inverse * scale
-        shape = spec.shape or (1,)
-        dtype = request.float_dtype or "float32"
-        outputs.append(Output(key, name, dtype, shape, first, width, pad_left, padding, mean, inverse))
-    context = request.context
-    outputs.append(Output("timesteps", TIMESTEPS, "int64", (), 0, context, True, column=False))
-    outputs.append(Output("attention_mask", MASK, "float32", (), 0, context, True, column=False))
-    extra = request.columns or ()
-    outputs += [_plain(request, request.schema[name], pad_left=True) for name in extra]
-    own = [name for name, _, _ in sources.values()]
-    return outputs + _offset_masks(request, dict.fromkeys([*own, *extra]))
+
+    spec: ColumnSpec
+    name: str
+    key: str
+    own: bool
+
+    @property
+    def following(self) -> bool:
+        return self.name != self.spec.name
 
 
-#: Name -> preset, as `preset=` takes them.
-PRESETS: dict[str, Preset] = {"raw": raw, "decision_transformer": decision_transformer}
-
-
-def batch_outputs(preset: str, request: BatchRequest) -> list[Output]:
+def batch_outputs(preset: str | Convention, request: BatchRequest) -> list[Output]:
     """The outputs of a batch.
 
     Raises:
@@ -117,27 +91,43 @@ def batch_outputs(preset: str, request: BatchRequest) -> list[Output]:
         MissingColumnError: the preset needs a column the dataset lacks.
         InvalidArgumentError: a column the preset cannot take.
     """
-    if preset not in PRESETS:
-        raise unknown_name("preset", preset, PRESETS)
-    for name in (*request.offsets, *(request.columns or ())):
+    convention = resolve_preset(preset)
+    for name in request.offsets:
         request.schema.index(name)
-    outputs = PRESETS[preset](request)
-    keys = {"valid_count"}
-    for output in outputs:
-        if output.key in keys:
-            raise InvalidArgumentError(
-                f"preset '{preset}' would put two things under the key '{output.key}'",
-                column=output.source if output.column else output.key,
-                hint="name each column once, and convert with --rename where a column has the name of another key",
-            )
-        keys.add(output.key)
-    used = {output.source for output in outputs if output.column}
+    everything = _wanted(convention, request)
+    wanted = [item for item in everything if not item.spec.variable_length]
+    outputs = [_column(convention, request, item) for item in wanted]
+    if request.n_step is not None:
+        outputs.append(_n_step_returns(convention, request))
+    outputs += _common(convention, request)
+    outputs += _own_masks(convention, request, wanted)
+    _check_keys(convention, outputs, [item for item in everything if item.spec.variable_length])
+    used = {item.spec.name for item in wanted}
     for name in request.offsets:
         if name not in used:
             raise InvalidArgumentError(
-                f"offsets name a column that preset '{preset}' does not put in the batch", column=name
+                f"offsets name a column that preset '{convention.name}' does not put in the batch", column=name
             )
     return outputs
+
+
+def text_columns(preset: str | Convention, request: BatchRequest) -> dict[str, str]:
+    """Columns of variable length that belong to the batch -> their keys; they are no outputs of a collector.
+
+    Raises what `batch_outputs` raises for unknown and missing columns.
+    """
+    wanted = _wanted(resolve_preset(preset), request)
+    return {item.spec.name: item.key for item in wanted if item.spec.variable_length}
+
+
+def batch_finish(preset: str | Convention, request: BatchRequest) -> Finish | None:
+    """What is left to do with the tensors of a collected batch, which holds `valid_count`; None: nothing. Picklable.
+
+    Raises:
+        InvalidArgumentError: observations or actions with offsets, where they become tokens.
+    """
+    convention = resolve_preset(preset)
+    return None if convention.tokens is None else _tokens(convention, convention.tokens, request)
 
 
 def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str]) -> tuple[str, ...]:
@@ -145,11 +135,13 @@ def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str])
 
     Raises:
         UnknownNameError: no such column.
-        InvalidArgumentError: a column of booleans, or no names.
+        InvalidArgumentError: a column of booleans or of variable length, or no names.
     """
     if isinstance(normalize, bool):
         return tuple(
-            c.name for c in schema if normalize and c.role is Role.OBSERVATION and np.dtype(c.dtype).kind == "f"
+            c.name
+            for c in schema
+            if normalize and c.role is Role.OBSERVATION and not c.variable_length and c.numpy_dtype.kind == "f"
         )
     if not isinstance(normalize, str | Sequence):
         raise InvalidArgumentError(
@@ -157,29 +149,170 @@ def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str])
         )
     names = (normalize,) if isinstance(normalize, str) else tuple(normalize)
     for name in names:
-        if schema[name].dtype == "bool":
-            raise InvalidArgumentError("booleans cannot be normalised", column=name)
+        if schema[name].dtype == "bool" or schema[name].variable_length:
+            raise InvalidArgumentError("booleans, text and bytes cannot be normalised", column=name)
     return names
 
 
-def _plain(request: BatchRequest, spec: ColumnSpec, *, pad_left: bool) -> Output:
-    """A column under its own name; padding is zero after normalising. A constant element (std 0) becomes 0."""
-    first, width, pad_left = _range(request, spec.name, pad_left=pad_left)
-    mean, inverse = _affine(request, spec.name, epsilon=0.0)
-    dtype = spec.dtype
-    if np.dtype(dtype).kind == "f" and request.float_dtype is not None:
-        dtype = request.float_dtype
-    elif mean is not None and dtype not in ("float32", "float64"):
-        dtype = request.float_dtype or "float32"
-    return Output(spec.name, spec.name, dtype, spec.shape, first, width, pad_left, 0, mean, inverse)
+def _wanted(convention: Convention, request: BatchRequest) -> list[_Wanted]:
+    """Every column of the batch, in order."""
+    schema, asked = request.schema, request.columns
+    missing = [name for name in convention.needs if name not in schema]
+    if missing:
+        raise MissingColumnError(
+            f"preset '{convention.name}' needs the columns {', '.join(missing)}, which the dataset lacks",
+            column=missing[0],
+            hint=f"it has: {', '.join(schema.names)}",
+        )
+    roles = convention.roles
+    names = [*convention.needs, *(c.name for c in schema if roles is None or c.role.value in roles)]
+    if roles is None and asked is not None:
+        names, asked = list(asked), ()
+    else:
+        names = list(dict.fromkeys(names))
+    own = [_one(convention, schema, name, own=True) for name in names]
+    return own + [_one(convention, schema, name, own=name.removeprefix(_NEXT) in names) for name in asked or ()]
 
 
-def _range(request: BatchRequest, name: str, *, pad_left: bool) -> tuple[int, int, bool]:
-    """(first, width, pad_left): a column with offsets of its own has every step at its own place."""
-    if name not in request.offsets:
-        return 0, request.context, pad_left
-    first, last = request.offsets[name]
-    return first, last - first, False
+def _one(convention: Convention, schema: Schema, name: str, *, own: bool) -> _Wanted:
+    followed = name.removeprefix(_NEXT)
+    if name not in schema and followed != name and followed in schema:
+        spec = schema[followed]
+        if spec.variable_length:
+            raise InvalidArgumentError("text and bytes have no column of the following step", column=followed)
+        return _Wanted(spec, name, name, own)
+    spec = schema[name]
+    key = spec.source if convention.source_names and spec.source is not None else name
+    return _Wanted(spec, name, convention.keys.get(name, key) if own else key, own)
+
+
+def _column(convention: Convention, request: BatchRequest, item: _Wanted) -> Output:
+    """An element of standard deviation 0 becomes 0, where nothing is added to the deviation."""
+    spec = item.spec
+    if item.own and convention.vectors and len(spec.shape) > 1:
+        raise InvalidArgumentError(
+            f"preset '{convention.name}' needs vectors, and this column has shape {spec.shape}", column=spec.name
+        )
+    mean, scale = _affine(request, spec.name, epsilon=convention.std_epsilon if item.own else 0.0)
+    factor = convention.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
+    if factor != 1.0:
+        mean = np.zeros(1) if mean is None else mean
+        scale = np.full(1, factor) if scale is None else scale * factor
+    fill: Any = convention.fill.get(spec.name, 0.0) if item.own else 0.0
+    if item.own and convention.normalize_padding and mean is not None and scale is not None:
+        fill = (fill - mean) * scale
+    return Output(
+        item.key,
+        spec.name,
+        _dtype(convention, request, item, normalised=mean is not None),
+        _shape(convention, item),
+        fill=fill,
+        mean=mean,
+        scale=scale,
+        padding=convention.pads_with,
+        following=item.following,
+        preceding=item.own and not item.following and spec.name in convention.preceding,
+        **_places(convention, request, spec),
+    )
+
+
+def _places(convention: Convention, request: BatchRequest, spec: ColumnSpec) -> dict[str, Any]:
+    """Which steps an output of this column has, and where they stand: arguments of `Output`."""
+    if spec.name in request.offsets:
+        first, last = request.offsets[spec.name]
+        return {"first": first, "width": last - first, "within_window": False}
+    if convention.sequences is not None and spec.role.value not in convention.sequences:
+        return {"first": 0, "width": 1, "single": True}
+    return {"first": 0, "width": request.context, "pad_left": convention.pad_left}
+
+
+def _dtype(convention: Convention, request: BatchRequest, item: _Wanted, *, normalised: bool) -> str:
+    kind, dtype = item.spec.numpy_dtype.kind, item.spec.dtype
+    if item.own and convention.dtype is not None and (kind == "f" or convention.cast_integers):
+        return request.float_dtype or convention.dtype
+    if kind == "f" and request.float_dtype is not None:
+        return request.float_dtype
+    if normalised and dtype not in ("float32", "float64"):
+        return request.float_dtype or "float32"
+    return dtype
+
+
+def _shape(convention: Convention, item: _Wanted) -> tuple[int, ...]:
+    return (1,) if item.own and not item.spec.shape and item.spec.name in convention.trailing_axis else item.spec.shape
+
+
+def _n_step_returns(convention: Convention, request: BatchRequest) -> Output:
+    if "rewards" not in request.schema:
+        raise MissingColumnError(
+            "n_step needs the column rewards, which the dataset lacks",
+            column="rewards",
+            hint=f"it has: {', '.join(request.schema.names)}",
+        )
+    spec = request.schema["rewards"]
+    item = _Wanted(spec, spec.name, _N_STEP, own=True)
+    return Output(
+        _N_STEP,
+        spec.name,
+        request.float_dtype or convention.dtype or ("float64" if spec.dtype == "float64" else "float32"),
+        _shape(convention, item),
+        padding=convention.pads_with,
+        discounts=tuple(request.discount**j for j in range(request.n_step or 0)),
+        **_places(convention, request, spec),
+    )
+
+
+def _common(convention: Convention, request: BatchRequest) -> list[Output]:
+    """Timesteps, mask and loss weight: [B, context]."""
+    outputs = []
+    sequence: dict[str, Any] = {"first": 0, "width": request.context, "pad_left": convention.pad_left, "column": False}
+    if convention.timesteps_key is not None:
+        origin, padding = convention.timesteps_origin, Padding(convention.timesteps_padding)
+        dtype = convention.timesteps_dtype
+        outputs.append(
+            Output(convention.timesteps_key, TIMESTEPS, dtype, (), origin=origin, padding=padding, **sequence)
+        )
+    if convention.mask_key is not None:
+        valid = int(convention.mask_valid)
+        outputs.append(
+            Output(convention.mask_key, MASK, convention.mask_dtype, (), valid=valid, fill=1 - valid, **sequence)
+        )
+    if convention.loss_weight is not None:
+        weight = convention.loss_weight
+        outputs.append(Output("loss_weight", MASK, "float32", (), valid=weight, fill=weight, **sequence))
+    return outputs
+
+
+def _own_masks(convention: Convention, request: BatchRequest, wanted: Sequence[_Wanted]) -> list[Output]:
+    """Masks, bool, of the columns whose valid steps are not those of the window."""
+    masks = []
+    valid = int(convention.mask_valid)
+    for item in wanted:
+        places = _places(convention, request, item.spec)
+        alone = convention.mask_key is None and "single" not in places
+        if item.spec.name in request.offsets or item.following or alone:
+            key = convention.column_mask.replace("{column}", item.name).replace("{key}", item.key)
+            about = item.spec.name if item.following else None
+            masks.append(
+                Output(
+                    key, MASK, "bool", (), column=False, valid=valid, fill=1 - valid,
+                    following=item.following, about=about, **places,
+                )
+            )  # fmt: skip
+    return masks
+
+
+def _check_keys(convention: Convention, outputs: Sequence[Output], text: Sequence[_Wanted]) -> None:
+    named = [(output.key, output.source if output.column else output.key) for output in outputs]
+    named += [(item.key, item.spec.name) for item in text]
+    keys = {"valid_count"} if convention.tokens is None else {"valid_count", gato.TOKENS, gato.TARGETS}
+    for key, column in named:
+        if key in keys:
+            raise InvalidArgumentError(
+                f"preset '{convention.name}' would put two things under the key '{key}'",
+                column=column,
+                hint="name each column once, and convert with --rename where a column has the name of another key",
+            )
+        keys.add(key)
 
 
 def _affine(
@@ -200,11 +333,26 @@ def _affine(
     return mean.reshape(shape), inverse.reshape(shape)
 
 
-def _offset_masks(request: BatchRequest, names: Iterable[str]) -> list[Output]:
-    """`NAME_mask` bool [B, width], True = valid, for each column with offsets of its own."""
-    return [
-        Output(f"{name}_mask", MASK, "bool", (), request.offsets[name][0], _range(request, name, pad_left=False)[1],
-               column=False)
-        for name in names
-        if name in request.offsets
-    ]  # fmt: skip
+def _tokens(convention: Convention, tokens: Tokens, request: BatchRequest) -> Finish:
+    """Observations and actions in the order of their names; images are left beside the tokens."""
+    wanted = [item for item in _wanted(convention, request) if not item.spec.variable_length]
+    parts: dict[Role, list[str]] = {Role.OBSERVATION: [], Role.ACTION: []}
+    for item in sorted(wanted, key=lambda item: item.name):
+        is_image = item.spec.role is Role.OBSERVATION and len(item.spec.shape) > 2
+        if item.own and not item.following and item.spec.role in parts and not is_image:
+            parts[item.spec.role].append(item.key)
+            if item.name in request.offsets:
+                raise InvalidArgumentError(
+                    f"preset '{convention.name}' makes tokens of whole steps, so this column cannot have offsets",
+                    column=item.name,
+                )
+    sequences = [item.key for item in wanted if item.spec.name not in request.offsets]
+    return functools.partial(
+        gato.finish,
+        tokens=tokens,
+        observations=tuple(parts[Role.OBSERVATION]),
+        actions=tuple(parts[Role.ACTION]),
+        sequences=(*sequences, convention.timesteps_key or "", "loss_weight", _N_STEP),
+        pad_left=convention.pad_left,
+        mask_key=convention.mask_key,
+    )

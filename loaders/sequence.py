@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,29 +14,41 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from gear_data.collection import Collector, check_batch_bytes
+from gear_data.collection import check_batch_bytes
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, StateMismatchError
+from gear_data.loaders.agree import is_distributed
 from gear_data.loaders.arguments import (
+    check_dataset,
     check_device,
     check_dtype,
     check_offsets,
+    check_pin_memory,
+    check_placement,
     check_range,
-    normalization_statistics,
 )
+from gear_data.loaders.draws import ByTurns, Drawer, Joined, OneDataset
+from gear_data.loaders.making import Batch, BatchMaker, Finish, Made, Transform, each_tensor
 from gear_data.loaders.metrics import Meter
+from gear_data.loaders.mixture import Component, Mixture
+from gear_data.loaders.parts import Normalize, Part, PartArguments, make_parts, part_spec
 from gear_data.loaders.prefetch import Prefetcher
-from gear_data.loaders.presets import BatchRequest, batch_outputs
-from gear_data.loaders.worker_mark import WorkerMark
-from gear_data.selection.samplers import make_sampler
-from gear_data.selection.windows import StepTable, Windows
+from gear_data.loaders.presets import Convention
+from gear_data.loaders.updates import check_updatable, spread_update
+from gear_data.loaders.variable import Decoder
+from gear_data.loaders.worker_mark import WorkerMark, worker_place
+from gear_data.selection.cycle import Cycle
+from gear_data.selection.samplers import Sampler
+from gear_data.selection.weights import WeightedSelector
+from gear_data.selection.windows import WindowRule
 
-Batch = dict[str, torch.Tensor]
-Transform = Callable[[Batch, np.random.Generator], Batch]
-#: A batch, its windows, and its bytes with and without padding.
-_Made = tuple[Batch, int, int, int]
-
-_STATE_VERSION = 1
+_STATE_VERSION = 2
+#: Small batches are made several at a time, so that threads meet less often: as many as fit here, and at most
+#: `_MOST_AT_ONCE`.
+_BYTES_AT_ONCE = 2 << 20
+_MOST_AT_ONCE = 4
+#: After an update of weights, `windows` knows so many steps behind the next one.
+_STEPS_KEPT = 1024
 
 
 class SequenceLoader(IterableDataset[Batch]):
@@ -48,13 +62,15 @@ class SequenceLoader(IterableDataset[Batch]):
     the DataLoader puts them in order.
 
     Args:
-        dataset: what to draw from.
+        dataset: what to draw from, or a `Mixture` of datasets.
         batch_size: windows of a global batch. Rank r of w gets rows [r * B // w, (r + 1) * B // w) of it.
-        context: steps of a sequence.
-        preset: `raw` or `decision_transformer`: names, padding and dtypes of the batch; see `PRESETS`.
-        sampler: `uniform` (a window starts at a step drawn from all steps) or `shuffle` (every step once an epoch).
+        context: most steps of a sequence.
+        preset: names, padding and dtypes of the batch: a name of `PRESETS`, or a `Convention`.
+        sampler: `uniform` (a window starts at a step drawn from all steps), `shuffle` (every step once an epoch),
+            `fifo`, or an instance: `Uniform`, `Weighted`, `TopK`, `Fifo`, `Shuffle`.
         seed: 0 to 2^64 - 1.
-        columns: `raw`: the columns wanted; other presets: columns to add. None: all, or none added.
+        columns: `raw`: the columns wanted; other presets: columns to add. None: all, or none added. `next_X` is column
+            X of the following step, and after the last the final observation.
         offsets: column -> (first, last): its own range of steps around the window's first step, `last` not
             included, each at its own place, with a mask `COLUMN_mask`. Others have `context` steps.
         normalize: True (float observations), a column or several, by the dataset's statistics; or column -> (mean,
@@ -64,9 +80,19 @@ class SequenceLoader(IterableDataset[Batch]):
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
         rank, world_size: None reads torch.distributed where it is initialised, else 0 of 1.
         device: where tensors go.
-        prefetch: batches kept ready, made ahead in a thread; 0 makes each when it is asked for.
+        prefetch: batches kept ready, made ahead in a thread; 0 makes each when it is asked for. Small batches are made
+            several at a time, and a few more are kept.
         steps: number of batches; None for no end.
         epochs: end after so many passes over all steps; with `shuffle` the last batch may be short.
+        preset_options: fields of the preset to change, such as {"side": "right"}; see `Convention`.
+        stride: windows hang on every stride-th step of an episode.
+        anchor: `start`: a window starts at its step; `end`: it ends there; `random`: its step is somewhere in it.
+        short_windows: whether a window may have fewer steps than `context`, where an episode ends (or begins).
+        n_step: adds `n_step_returns`, the discounted sum of so many rewards, as far as the episode goes.
+        discount: of `n_step_returns` and of `returns_to_go`, 0 to 1.
+        decoders: column of text or bytes -> what makes tensors of it; see `gear_data.loaders.variable`.
+        pin_memory: whether batches are copied to pinned memory, from which copies to a GPU run beside other work. None:
+            where `device` is a GPU.
 
     Raises:
         UnknownNameError: no such preset, sampler or column; lists the known ones.
@@ -77,15 +103,15 @@ class SequenceLoader(IterableDataset[Batch]):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | Mixture,
         batch_size: int = 256,
         context: int = 20,
-        preset: str = "raw",
-        sampler: str = "uniform",
+        preset: str | Convention = "raw",
+        sampler: str | Sampler = "uniform",
         seed: int = 0,
         columns: Sequence[str] | None = None,
         offsets: Mapping[str, tuple[int, int]] | None = None,
-        normalize: bool | str | Sequence[str] | Mapping[str, tuple[Any, Any]] | None = None,
+        normalize: Normalize = None,
         dtype: str | torch.dtype | None = None,
         transform: Transform | None = None,
         rank: int | None = None,
@@ -94,64 +120,77 @@ class SequenceLoader(IterableDataset[Batch]):
         prefetch: int = 2,
         steps: int | None = None,
         epochs: int | None = None,
+        preset_options: Mapping[str, Any] | None = None,
+        stride: int = 1,
+        anchor: str = "start",
+        short_windows: bool = True,
+        n_step: int | None = None,
+        discount: float = 1.0,
+        decoders: Mapping[str, Decoder] | None = None,
+        pin_memory: bool | None = None,
     ) -> None:
         super().__init__()
         check_range("batch_size", batch_size, 1)
         check_range("context", context, 1)
         check_range("prefetch", prefetch, 0)
         check_range("seed", seed, 0, (1 << 64) - 1)
-        for name, value in (("steps", steps), ("epochs", epochs)):
+        check_range("stride", stride, 1)
+        for name, value, low in (("steps", steps, 0), ("epochs", epochs, 0), ("n_step", n_step, 1)):
             if value is not None:
-                check_range(name, value, 0)
+                check_range(name, value, low)
         if steps is not None and epochs is not None:
             raise InvalidArgumentError("give steps or epochs, not both")
-        if (rank is None) != (world_size is None):
-            raise InvalidArgumentError("give both rank and world_size, or neither")
-        if rank is not None and world_size is not None:
-            check_range("world_size", world_size, 1)
-            check_range("rank", rank, 0, world_size - 1)
-        if isinstance(columns, str):
-            raise InvalidArgumentError("columns is a list of names, not a string")
+        check_placement(rank, world_size)
+        if not 0 <= discount <= 1:
+            raise InvalidArgumentError(f"discount must be from 0 to 1, not {discount!r}")
         self.dataset = dataset
         # NumPy integers become plain ones: the state is JSON.
         self.batch_size = batch_size = int(batch_size)
         self.context = context = int(context)
-        self.preset = preset
         self.seed = seed = int(seed)
         self._rank, self._world_size = rank, world_size
         self._device = check_device(device)
-        self._transform = transform
+        self._pin = check_pin_memory(pin_memory, self._device)
         self._prefetch = prefetch
-        self._half, float_dtype = check_dtype(dtype)
+        half, float_dtype = check_dtype(dtype)
         self._dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
-        self._request = BatchRequest(
-            schema=dataset.schema,
-            context=context,
-            columns=None if columns is None else tuple(columns),
-            offsets=check_offsets(offsets),
-            normalize=normalization_statistics(dataset, normalize),
-            float_dtype=float_dtype,
-        )
-        self._outputs = batch_outputs(preset, self._request)
-        check_batch_bytes(self._outputs, batch_size)
-        self._floats = frozenset(o.key for o in self._outputs if o.column and np.dtype(o.dtype).kind == "f")
-        self._sampler_name = sampler
-        self._sampler = make_sampler(sampler, StepTable(dataset.offsets, context), seed)
+        self._rule = WindowRule(context, int(stride), anchor, short_windows)
+        mixture = dataset if isinstance(dataset, Mixture) else None
+        self._joined = mixture is not None and mixture.join
+        self._parts = make_parts(
+            mixture.components if mixture is not None else (Component(check_dataset(dataset), 1.0, {}),),
+            PartArguments(
+                columns, normalize, preset_options, sampler, preset, self._rule, check_offsets(offsets), float_dtype,
+                None if n_step is None else int(n_step), float(discount),
+            ),
+            seed,
+            join=self._joined,
+            ask_first_rank=rank is None and get_worker_info() is None and is_distributed(),
+        )  # fmt: skip
+        self.preset = self._parts[0].convention.name
+        for part in self._parts:
+            check_batch_bytes(part.outputs, batch_size)
+        self._finish = Finish(half, dict(decoders or {}), transform, seed, context)
+        self._drawer, self._cycle = _drawer(mixture, self._parts)
         self._steps, self._last_rows = self._end(steps, epochs)
         self._next_step = 0
         # Whether a state was loaded and this process did not iterate since; and what a worker loaded: (step, its own).
         self._loaded = False
         self._worker_state: tuple[int, bool] | None = None
         self._mark = WorkerMark()
-        self._meter = Meter()
+        self._meter = Meter(len(self._parts))
+        # Of iterations under way: the step of their first item, and steps from one item to the next.
+        self._ahead: weakref.WeakKeyDictionary[Prefetcher[list[Made]], tuple[int, int]] = weakref.WeakKeyDictionary()
 
     def _end(self, steps: int | None, epochs: int | None) -> tuple[int | None, int]:
         """(number of batches or None, windows of the last one)."""
         if epochs is None:
             return steps, self.batch_size
-        slots = self._sampler.epoch_slots(epochs)
+        if isinstance(self.dataset, Mixture):
+            raise InvalidArgumentError("a mixture has no epochs", hint="give steps=, or no end")
+        slots = self._drawer.epoch_slots(epochs)
         whole = epochs * self.dataset.num_steps
-        count = -(-whole // self.batch_size)
+        count = -(-(whole if slots is None else slots) // self.batch_size)
         return count, self.batch_size if slots is None or not count else slots - (count - 1) * self.batch_size
 
     def __len__(self) -> int:
@@ -167,7 +206,10 @@ class SequenceLoader(IterableDataset[Batch]):
     def __getstate__(self) -> dict[str, Any]:
         # A DataLoader's spawned worker has no process group: the rank travels with the loader.
         rank, world_size = self._placement()
-        own = {"_rank": rank, "_world_size": world_size, "_meter": Meter(), "_mark": copy.copy(self._shared_mark())}
+        own = {
+            "_rank": rank, "_world_size": world_size, "_meter": Meter(len(self._parts)),
+            "_mark": copy.copy(self._shared_mark()), "_ahead": weakref.WeakKeyDictionary(),
+        }  # fmt: skip
         return {**self.__dict__, **own}
 
     def _shared_mark(self) -> WorkerMark:
@@ -183,21 +225,23 @@ class SequenceLoader(IterableDataset[Batch]):
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
 
-    def _select(self, step: int) -> Windows:
-        windows = self._sampler.select(step, self.batch_size)
-        return windows[: self._last_rows] if self._steps is not None and step == self._steps - 1 else windows
+    def _size(self, step: int) -> int:
+        """Windows of the global batch."""
+        return self._last_rows if self._steps is not None and step == self._steps - 1 else self.batch_size
 
     def windows(self, step: int) -> dict[str, npt.NDArray[np.int64]]:
-        """The global selection of a step, int64 [B] each: `dataset` (0), `episode_id`, `start` (first step in the
-        episode) and `length` (valid steps).
+        """The global selection of a step, int64 [B] each: `dataset` (0, or its number in a mixture), `episode_id`,
+        `start` (first step in the episode) and `length` (valid steps).
 
         Raises:
-            InvalidArgumentError: a negative step, or one past the end.
+            InvalidArgumentError: a negative step, one past the end, or one so far back that its weights are gone.
         """
         check_range("step", step, 0, None if self._steps is None else self._steps - 1)
-        windows = self._select(step)
+        # As many slots as every batch has: without replacement, a shorter batch is the beginning of a whole one.
+        draw = self._drawer.draw(int(step), self.batch_size).rows(0, self._size(step))
+        windows = draw.windows
         return {
-            "dataset": np.zeros(len(windows), np.int64),
+            "dataset": np.broadcast_to(np.asarray(draw.source, np.int64), len(windows)).copy(),
             "episode_id": windows.episode_id,
             "start": windows.start,
             "length": windows.length,
@@ -209,7 +253,7 @@ class SequenceLoader(IterableDataset[Batch]):
         if self._worker_state is not None:
             first, own = self._worker_state
         self._loaded, self._worker_state = False, None
-        stride, owned = 1, worker is not None
+        stride = 1
         if worker is not None:
             # The DataLoader asks worker 0 first, wherever the state stands: worker k makes the steps first + k,
             # first + k + n, ... A state that was saved in a worker has that worker's own next step.
@@ -217,53 +261,112 @@ class SequenceLoader(IterableDataset[Batch]):
             first += 0 if own else worker.id
         self._next_step = first
         rank, world_size = self._placement()
-        rows = -(-self.batch_size // world_size)
-        collector = Collector(self.dataset.reader(), self.dataset.schema, self._outputs, rows, reuse=not owned)
-
-        def make(item: int) -> _Made:
-            return self._make(collector, first + item * stride, rank, world_size)
-
+        at_once = self._at_once(world_size) if self._prefetch else 1
+        maker = BatchMaker(
+            self._parts, self._drawer, self.batch_size, self._size, self._finish, joined=self._joined, rank=rank,
+            world_size=world_size, rows=-(-self.batch_size // world_size), batches=at_once, reuse=worker is None,
+        )  # fmt: skip
         count = None if self._steps is None else max(0, -(-(self._steps - first) // stride))
-        return self._iterate(make, first, stride, count)
+        return self._iterate(maker, first, stride, count, at_once)
 
-    def _iterate(self, make: Callable[[int], _Made], first: int, stride: int, count: int | None) -> Iterator[Batch]:
-        # One thread, and the consumer where it would wait: a second thread contends with both for the interpreter.
-        prefetcher = Prefetcher(make, count, self._prefetch, threads=1) if self._prefetch else None
+    def _at_once(self, world_size: int) -> int:
+        """How many batches are made in one go."""
+        widest = max(sum(o.width * o.step_bytes for o in part.outputs) for part in self._parts)
+        rank_bytes = max(1, widest * self.batch_size // world_size)
+        return max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // rank_bytes))
+
+    def _iterate(self, maker: BatchMaker, first: int, stride: int, count: int | None, at_once: int) -> Iterator[Batch]:
+        def make(item: int) -> list[Made]:
+            last = (item + 1) * at_once if count is None else min((item + 1) * at_once, count)
+            return maker.make([first + n * stride for n in range(item * at_once, last)])
+
+        prefetcher = None
+        if self._prefetch:
+            items = None if count is None else -(-count // at_once)
+            # One thread, and the consumer where it would wait: a second thread contends with both for the interpreter.
+            prefetcher = Prefetcher(make, items, -(-self._prefetch // at_once), threads=1)
+            self._ahead[prefetcher] = first, stride * at_once
         get = make if prefetcher is None else prefetcher.get
+        waiting: list[Made] = []
         self._meter.start()
         try:
-            item = 0
-            while count is None or item < count:
+            n = 0
+            while count is None or n < count:
                 asked = time.perf_counter()
-                batch, rows, padded, valid = get(item)
-                if self._device.type != "cpu":
-                    batch = {key: tensor.to(self._device, non_blocking=True) for key, tensor in batch.items()}
-                item += 1
-                self._meter.add(rows, padded, valid, time.perf_counter() - asked)
-                self._next_step = first + item * stride
-                yield batch
+                if not waiting:
+                    waiting = get(n // at_once)[::-1]
+                n += 1
+                # No name here holds the batch while its consumer has it, so its memory is free when they let go of it.
+                yield self._hand_over(waiting.pop(), asked, first + n * stride)
         finally:
             if prefetcher is not None:
                 prefetcher.close()
 
-    def _make(self, collector: Collector, step: int, rank: int, world_size: int) -> _Made:
-        windows = self._select(step)
-        total = len(windows)
-        mine = windows[rank * total // world_size : (rank + 1) * total // world_size]
-        collected = collector.collect(mine)
-        batch = {key: torch.from_numpy(array) for key, array in collected.arrays.items()}
-        if self._half is not None:
-            batch = {key: t.to(self._half) if key in self._floats else t for key, t in batch.items()}
-        batch["valid_count"] = torch.from_numpy(np.ascontiguousarray(mine.length))
-        if self._transform is not None:
-            rng = np.random.Generator(np.random.Philox(key=np.array([self.seed, step], np.uint64)))
-            batch = self._transform(batch, rng)
-        return batch, len(mine), collected.padded_bytes, collected.valid_bytes
+    def _hand_over(self, made: Made, asked: float, next_step: int) -> Batch:
+        batch = made.batch
+        if self._pin:
+            batch = {key: each_tensor(value, torch.Tensor.pin_memory) for key, value in batch.items()}
+        if self._device.type != "cpu":
+            batch = {key: each_tensor(value, self._move) for key, value in batch.items()}
+        self._meter.add(made, time.perf_counter() - asked)
+        self._next_step = next_step
+        return batch
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+    def update_weights(
+        self,
+        episode_ids: Sequence[int] | npt.NDArray[np.int64],
+        values: Sequence[float] | npt.NDArray[np.float64],
+        *,
+        from_step: int | None = None,
+        dataset: int = 0,
+    ) -> int:
+        """New weights for some episodes, with `sampler=Weighted(...)`. They hold from a step on that is beyond every
+        batch made ahead, so no batch that exists is another than it would have been.
+
+        Where torch.distributed is initialised every rank calls this, with updates of its own; they are applied in the
+        order of the ranks, on all of them, and hold from one step on.
+
+        Args:
+            episode_ids: int [n]. An episode that comes twice has the last of its values.
+            values: float [n], finite and not negative.
+            from_step: hold from this step on. None: as soon as possible.
+            dataset: number of the dataset, in a mixture.
+
+        Returns:
+            The step from which they hold. `batch["weights_version"]` counts the updates that drew a batch.
+
+        Raises:
+            InvalidArgumentError: another sampler, an episode that is not in the dataset, a value that no weight can be,
+                a `from_step` too early, or a call where DataLoader workers make the batches. Nothing is applied.
+        """
+        selector = check_updatable(self._parts, dataset, in_worker=get_worker_info() is not None)
+        if self._shared_mark().used:
+            raise InvalidArgumentError(
+                "a DataLoader's workers make the batches, and the weights are theirs too",
+                hint="iterate the loader itself, with prefetch=, where weights change",
+            )
+        with contextlib.ExitStack() as held:
+            # No batch is begun until the update is there for it.
+            ahead = [first + held.enter_context(p.held()) * span for p, (first, span) in list(self._ahead.items())]
+            soonest = max([self._next_step, *ahead])
+            (ids, weights), first_step = spread_update(
+                episode_ids, values, from_step, soonest, spread=self._rank is None
+            )
+            selector.update(self._own_step(dataset, first_step), ids, weights)
+            selector.compact(self._own_step(dataset, max(0, self._next_step - _STEPS_KEPT)))
+        return first_step
+
+    def _own_step(self, dataset: int, step: int) -> int:
+        """What a step of the loader is to the selector of one dataset."""
+        return step if self._cycle is None or self._joined else self._cycle.had(dataset, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where iteration stands: the next step, and what its meaning depends on. Small, JSON-able, and valid for any
-        number of ranks and workers. A state saved inside a DataLoader's worker, as torchdata's StatefulDataLoader does,
-        has the worker's own next step and says so; only that worker takes it.
+        """Where iteration stands: the next step, what its meaning depends on, and changed weights. JSON-able, and valid
+        for any number of ranks and workers. A state saved inside a DataLoader's worker, as torchdata's
+        StatefulDataLoader does, has the worker's own next step and says so; only that worker takes it.
 
         Raises:
             StateMismatchError: a DataLoader's workers iterated last; how far they came the DataLoader alone knows.
@@ -274,29 +377,36 @@ class SequenceLoader(IterableDataset[Batch]):
                 hint="save the state of torchdata's StatefulDataLoader; or take this state before iterating, count "
                 'batches, and save {**state, "step": n}',
             )
-        return {"version": _STATE_VERSION, "step": self._next_step, **_worker_place(), **self._identity()}
+        weights = [
+            part.selector.state() if isinstance(part.selector, WeightedSelector) else None for part in self._parts
+        ]
+        return {
+            "version": _STATE_VERSION, "step": self._next_step, **worker_place(), **self._identity(),
+            "weights": weights if any(weights) else None,
+        }  # fmt: skip
 
     def _identity(self) -> dict[str, Any]:
+        names = [part.sampler for part in self._parts]
         return {
             "fingerprint": self.dataset.fingerprint,
-            "sampler": self._sampler_name,
+            "sampler": names[0] if len(names) == 1 else names,
             "seed": self.seed,
             "batch_size": self.batch_size,
-            "context": self.context,
+            **self._rule.identity(),
+            **self._drawer.identity(),
         }
 
     def spec(self) -> dict[str, Any]:
         """Every argument that says what the batches hold, JSON-able: enough to make them again."""
-        request = self._request
         rank, world_size = self._placement()
+        transform = self._finish.transform
+        parts = [part_spec(part) for part in self._parts]
         return {
             **self._identity(),
             "preset": self.preset,
-            "columns": None if request.columns is None else list(request.columns),
-            "offsets": {name: list(span) for name, span in request.offsets.items()},
-            "normalize": {name: [mean.tolist(), std.tolist()] for name, (mean, std) in request.normalize.items()},
+            **(parts[0] if len(parts) == 1 else {"datasets": parts}),
             "dtype": self._dtype_name,
-            "transform": getattr(self._transform, "__qualname__", None if self._transform is None else "unnamed"),
+            "transform": getattr(transform, "__qualname__", None if transform is None else "unnamed"),
             "rank": rank,
             "world_size": world_size,
         }
@@ -319,11 +429,15 @@ class SequenceLoader(IterableDataset[Batch]):
         if type(step) is not int or step < 0:
             raise StateMismatchError(f"the loader state has step {step!r}")
         place = state.get("worker")
-        if place is not None and place != _worker_place().get("worker"):
+        if place is not None and place != worker_place().get("worker"):
             raise StateMismatchError(
                 f"the loader state is of one DataLoader worker (number and count: {place!r})",
                 hint="load the StatefulDataLoader's whole state, with as many workers as when it was saved",
             )
+        weights = state.get("weights") or [None] * len(self._parts)
+        for part, saved in zip(self._parts, weights, strict=True):
+            if isinstance(part.selector, WeightedSelector):
+                part.selector.load(saved)
         self._next_step = step
         if get_worker_info() is not None:
             self._worker_state = step, place is not None
@@ -331,12 +445,22 @@ class SequenceLoader(IterableDataset[Batch]):
         self._loaded = True
         self._shared_mark().load(step)
 
-    def metrics(self) -> dict[str, float | int]:
-        """Counts and rates since the loader was made; see `gear_data.loaders.metrics.Meter.result`."""
-        return self._meter.result()
+    def metrics(self) -> dict[str, Any]:
+        """Counts and rates since the loader was made, see `gear_data.loaders.metrics.Meter.result`; with a `Weighted`
+        sampler also `effective_sample_size` and `raised_weights`, lists of them for a mixture."""
+        result = self._meter.result()
+        selectors = [part.selector for part in self._parts if isinstance(part.selector, WeightedSelector)]
+        if selectors:
+            sizes, raised = [s.effective_sample_size() for s in selectors], [s.raised for s in selectors]
+            one = len(self._parts) == 1
+            result["effective_sample_size"] = sizes[0] if one else sizes
+            result["raised_weights"] = raised[0] if one else raised
+        return result
 
 
-def _worker_place() -> dict[str, list[int]]:
-    """{"worker": [number, count]} in a DataLoader's worker, else nothing."""
-    worker = get_worker_info()
-    return {} if worker is None else {"worker": [worker.id, worker.num_workers]}
+def _drawer(mixture: Mixture | None, parts: tuple[Part, ...]) -> tuple[Drawer, Cycle | None]:
+    selectors = tuple(part.selector for part in parts)
+    if mixture is None:
+        return OneDataset(selectors[0]), None
+    cycle = Cycle(mixture.proportions)
+    return (Joined if mixture.join else ByTurns)(selectors, cycle), cycle

@@ -8,6 +8,8 @@ import os
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import get_worker_info
+
 if TYPE_CHECKING:
     from torch.utils.data._utils.worker import WorkerInfo
 
@@ -87,3 +89,9 @@ class WorkerMark:
     def used(self) -> bool:
         """Whether workers were the last to iterate, and no state was loaded since."""
         return bool(self._cells[_USED])
+
+
+def worker_place() -> dict[str, list[int]]:
+    """{"worker": [number, count]} in a DataLoader's worker, else nothing."""
+    worker = get_worker_info()
+    return {} if worker is None else {"worker": [worker.id, worker.num_workers]}

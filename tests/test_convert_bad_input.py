@@ -347,9 +347,10 @@ def test_d4rl_unequal_datasets(refuse: Any, sources: Any, some: list[Any], tmp_p
 @pytest.mark.parametrize(
     "values",
     [
-        pa.array([["text"] * 3], pa.list_(pa.string())),
-        pa.array([[b"\x80\x04."] * 3], pa.list_(pa.binary())),
-        pa.array([[{"bytes": b"x", "path": ""}] * 3]),
+        pa.array([[["text"]] * 3], pa.list_(pa.list_(pa.string()))),
+        pa.array([[b"\x80\x04."] * 3], pa.list_(pa.binary(3))),
+        pa.array([[{"bytes": b"x", "name": ""}] * 3]),
+        pa.array([[{"bytes": "x", "path": ""}] * 3]),
         pa.array([b"\x80\x04."]),
         pa.array([b"\x80\x04."], pa.large_binary()),
         pa.array([b"\x80\x04."], pa.binary(3)),
@@ -368,7 +369,7 @@ def test_object_columns_of_episodes(values: pa.Array, refuse: Any, sources: Any,
     assert "infos" not in gear_data.open(tmp_path / "d").schema
 
 
-@pytest.mark.parametrize("values", [["text"] * 3, [b"\x80\x04."] * 3, [{"a": 1}] * 3, [None] * 3], ids=str)
+@pytest.mark.parametrize("values", [[["text"]] * 3, [[b"\x80\x04."]] * 3, [{"a": 1}] * 3, [None] * 3], ids=str)
 def test_object_columns_of_steps(values: list[Any], refuse: Any, sources: Any, tmp_path: Path) -> None:
     columns = [{"observations": np.ones((3, 2)), "rewards": np.ones(3)}]
     table = sources.step_table(columns, episode=[0, 0, 1], note=pa.array(values))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gear_data
-from gear_data.errors import EmptySourceError, UnsupportedColumnError
+from gear_data.errors import EmptySourceError
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +116,25 @@ def test_jat(
     assert first == ds.num_episodes
 
 
-@pytest.mark.parametrize(("task", "column"), [("atari-pong", "image_observations"), ("babyai", "text_observations")])
-def test_jat_tasks_with_object_columns_name_them(task: str, column: str, shared_data: Path, tmp_path: Path) -> None:
-    source = shared_data / "gato_jat" / task
-    with pytest.raises(UnsupportedColumnError) as error:
-        gear_data.convert(source, tmp_path / "d")
-    assert error.value.column == column
-    gear_data.convert(source, tmp_path / "d", columns=["actions", "rewards"])
-    rows = [row for file in sorted(source.glob("*.parquet")) for row in pq.read_table(file)["rewards"].to_pylist()]
-    ds = gear_data.open(tmp_path / "d")
-    assert [ds.episode(i)["rewards"].tolist() for i in range(ds.num_episodes)] == rows
+def test_jat_text_and_encoded_images(converted: Any, shared_data: Path) -> None:
+    for task, column, name, dtype in (
+        ("atari-pong", "image_observations", "observations.image", "binary"),
+        ("babyai", "text_observations", "observations.text", "string"),
+    ):
+        ds, report = converted(f"gato_jat/{task}")
+        assert (ds.schema[name].dtype, ds.schema[name].source) == (dtype, column)
+        assert report.shards == len(ds.manifest.shards) > 1
+        rows = [
+            row
+            for file in sorted((shared_data / "gato_jat" / task).glob("*.parquet"))
+            for row in pq.read_table(file, columns=[column, "discrete_actions"]).to_pylist()
+        ]
+        assert ds.num_episodes == len(rows)
+        for i, row in enumerate(rows):
+            expected = row[column] if dtype == "string" else [image["bytes"] for image in row[column]]
+            assert ds.episode(i)[name].tolist() == expected
+            assert ds.episode(i)["actions"].tolist() == row["discrete_actions"]
+    assert ds.schema["observations.discrete"].shape == (148,)
 
 
 def test_lerobot_g1(converted: Any, shared_data: Path) -> None:
@@ -171,7 +180,16 @@ def test_npz_is_refused_by_name(shared_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [HOPPER_HF, HOPPER_D4RL, "gato_jat/cartpole", "lerobot_v21_g1", "robot_soccer_d4rl/trajectories.hdf5"]
+    "name",
+    [
+        HOPPER_HF,
+        HOPPER_D4RL,
+        "gato_jat/cartpole",
+        "gato_jat/atari-pong",
+        "gato_jat/babyai",
+        "lerobot_v21_g1",
+        "robot_soccer_d4rl/trajectories.hdf5",
+    ],
 )
 def test_all_of_it_verifies(name: str, converted: Any) -> None:
     ds, _ = converted(name)

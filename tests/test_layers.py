@@ -14,11 +14,13 @@ ROOT = Path(gear_data.__file__).parent
 #: From the ground up; modules of one line may import each other.
 LAYERS = (
     ("errors",),
-    ("schema", "progress", "extras"),
+    ("schema", "progress", "extras", "expressions"),
     ("storage", "kernels"),
     ("ingest", "selection"),
     ("collection",),
     ("residency",),
+    ("root",),
+    ("views",),
     ("dataset",),
     ("inspect",),
     ("doctor", "loaders"),

@@ -17,15 +17,16 @@ DELIVERED = ("observations", "actions", "rewards", "returns_to_go", "terminals",
 def build(args: argparse.Namespace) -> Feed:
     np.random.seed(args.seed)
     steps = load_steps(args.data)
+    columns = steps.columns
     episodes = []
-    for start, length in zip(steps.starts, steps.lengths, strict=True):
+    for start, length, terminated in zip(steps.starts, steps.lengths, steps.terminated, strict=True):
         rows = slice(start, start + length)
         episodes.append(
             d3rlpy.dataset.Episode(
-                steps.observations[rows],
-                steps.actions[rows],
-                steps.rewards[rows, None],
-                terminated=bool(steps.terminals[start + length - 1]),
+                columns["observations"][rows],
+                columns["actions"][rows],
+                columns["rewards"][rows],
+                terminated=bool(terminated),
             )
         )
     buffer = d3rlpy.dataset.create_infinite_replay_buffer(episodes)
@@ -44,4 +45,4 @@ def build(args: argparse.Namespace) -> Feed:
 
 
 if __name__ == "__main__":
-    main(build, "Feed rate of d3rlpy's trajectory batches; --data is the .npz that feed.py writes.")
+    main(build, "Feed rate of d3rlpy's trajectory batches; --data is a folder of steps.")

@@ -8,6 +8,9 @@ Nothing slows it down on purpose: columns are float32 from the start, so that no
 padding; normalising is done once a batch; the done flags, which training never reads, are left out; and by default the
 return-to-go is sliced from a column made once. `--returns published` sums it anew for every window in a Python loop
 from the window's first step to the episode's end, as the published code does.
+
+Steps without rewards (the raw contract) go through the same loop, with neither return-to-go nor normalising, padded
+with zeros.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from harness import Feed, FloatArray, Steps, load_steps, main, versions_of
+from harness import Feed, Steps, load_steps, main, versions_of
 
 Array = npt.NDArray[Any]
 
 MAX_EPISODE_STEPS = 1000
 RETURN_SCALE = 1000.0
+#: What padding is, of the Decision Transformer's columns; zero elsewhere.
+FILL = {"actions": -10.0}
 
 
-def summed_returns(rewards: FloatArray) -> FloatArray:
+def summed_returns(rewards: Array) -> Array:
     totals = np.zeros_like(rewards)
     running = np.float32(0)
     for step in range(len(rewards) - 1, -1, -1):
@@ -46,15 +51,14 @@ class Loader:
         self.batch_size, self.context, self.sum_returns = batch_size, context, sum_returns
         self.random = np.random.default_rng(seed)
         self.probability = steps.lengths / steps.lengths.sum()
-        self.state_mean = steps.observations.mean(axis=0)
-        self.state_std = steps.observations.std(axis=0) + np.float32(1e-6)
+        self.fill = FILL if "returns_to_go" in steps.columns else {}
+        self.normalised = "returns_to_go" in steps.columns
+        if self.normalised:
+            observations = steps.columns["observations"]
+            self.state_mean = observations.mean(axis=0)
+            self.state_std = observations.std(axis=0) + np.float32(1e-6)
         self.episodes = [
-            {
-                "states": steps.observations[start : start + length],
-                "actions": steps.actions[start : start + length],
-                "rewards": steps.rewards[start : start + length, None],
-                "returns_to_go": steps.returns_to_go[start : start + length, None],
-            }
+            {name: column[start : start + length] for name, column in steps.columns.items()}
             for start, length in zip(steps.starts, steps.lengths, strict=True)
         ]
 
@@ -62,38 +66,33 @@ class Loader:
         chosen = self.random.choice(len(self.episodes), size=self.batch_size, p=self.probability)
         windows = [self.window(self.episodes[index]) for index in chosen]
         batch = {name: np.stack([window[name] for window in windows]) for name in windows[0]}
-        batch["states"] = (batch["states"] - self.state_mean) / self.state_std
-        batch["returns_to_go"] /= np.float32(RETURN_SCALE)
+        if self.normalised:
+            batch["observations"] = (batch["observations"] - self.state_mean) / self.state_std
+            batch["returns_to_go"] /= np.float32(RETURN_SCALE)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def window(self, episode: dict[str, Array]) -> dict[str, Array]:
-        first = int(self.random.integers(len(episode["rewards"])))
+        count = len(episode["actions"])
+        first = int(self.random.integers(count))
         rows = slice(first, first + self.context)
-        states = episode["states"][rows]
+        window = {name: column[rows] for name, column in episode.items()}
         if self.sum_returns:
-            returns = summed_returns(episode["rewards"][first:])[: self.context]
-        else:
-            returns = episode["returns_to_go"][rows]
-        timesteps = np.minimum(np.arange(first, first + len(states)), MAX_EPISODE_STEPS - 1)
-        return {
-            "states": left_padded(states, self.context, 0),
-            "actions": left_padded(episode["actions"][rows], self.context, -10),
-            "rewards": left_padded(episode["rewards"][rows], self.context, 0),
-            "returns_to_go": left_padded(returns, self.context, 0),
-            "timesteps": left_padded(timesteps, self.context, 0),
-            "mask": left_padded(np.ones(len(states), np.float32), self.context, 0),
-        }
+            window["returns_to_go"] = summed_returns(episode["rewards"][first:])[: self.context]
+        valid = min(count - first, self.context)
+        window["timesteps"] = np.minimum(np.arange(first, first + valid), MAX_EPISODE_STEPS - 1)
+        window["mask"] = np.ones(valid, np.float32)
+        return {name: left_padded(piece, self.context, self.fill.get(name, 0)) for name, piece in window.items()}
 
 
 def build(args: argparse.Namespace) -> Feed:
     published = args.returns == "published"
     loader = Loader(load_steps(args.data), args.batch_size, args.context, args.seed, sum_returns=published)
     returns = "summed anew for every window, as published" if published else "sliced from a column made once"
+    batch = f"return-to-go {returns}; left-padded, normalised" if loader.normalised else "no rewards; left-padded"
     return Feed(
         next_batch=loader.next_batch,
         windows=args.batch_size,
-        notes=f"reimplemented from the published algorithm, return-to-go {returns}; left-padded, normalised; "
-        "torch tensors; one thread",
+        notes=f"reimplemented from the published algorithm, {batch}; torch tensors; one thread",
         versions=versions_of("numpy", "torch"),
     )
 
@@ -108,4 +107,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    main(build, "Feed rate of Decision Transformer's loader; --data is the .npz that feed.py writes.", configure)
+    main(build, "Feed rate of Decision Transformer's loader; --data is a folder of steps.", configure)

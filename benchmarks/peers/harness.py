@@ -19,25 +19,24 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+
+#: The columns a batch is made of, as far as the steps have them, in the order of a batch.
+COLUMNS = ("observations", "actions", "rewards", "returns_to_go")
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Every episode's steps, end to end, with the two columns a sequence model adds."""
+    """Every episode's steps, end to end: the columns of a batch, and what its timesteps are cut from."""
 
-    observations: FloatArray  # [N, S]
-    actions: FloatArray  # [N, A]
-    rewards: FloatArray  # [N]
-    terminals: npt.NDArray[np.bool_]  # [N]
-    returns_to_go: FloatArray  # [N], undiscounted
+    columns: Mapping[str, npt.NDArray[Any]]  # [N, *shape]; rewards and undiscounted returns_to_go [N, 1]
     timesteps: IntArray  # [N], from 0 in each episode
     lengths: IntArray  # [E]
     starts: IntArray  # [E]
+    terminated: npt.NDArray[np.bool_]  # [E]
 
     def __len__(self) -> int:
-        return len(self.rewards)
+        return len(self.timesteps)
 
 
 @dataclass(frozen=True)
@@ -48,29 +47,20 @@ class Feed:
     windows: int | None  # in a batch; None where a batch is bytes alone
     notes: str
     versions: Mapping[str, str]  # of the packages that did the work
-    uncounted: frozenset[str] = frozenset()  # delivered beside the padded arrays, so left out of the bytes
     held: tuple[Any, ...] = ()  # what must live as long as batches are drawn: a server, a folder
 
 
-def load_steps(path: Path) -> Steps:
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    lengths = arrays["lengths"].astype(np.int64)
+def load_steps(folder: Path) -> Steps:
+    """What gear_convert.py wrote, in memory."""
+    lengths = np.load(folder / "lengths.npy", allow_pickle=False)
     starts = np.cumsum(lengths) - lengths
-    rewards = arrays["rewards"].astype(np.float32)
-    returns_to_go = np.empty_like(rewards)
-    for start, length in zip(starts, lengths, strict=True):
-        rows = slice(start, start + length)
-        returns_to_go[rows] = np.cumsum(rewards[rows][::-1], dtype=np.float64)[::-1]
+    files = {name: folder / f"{name}.npy" for name in COLUMNS}
     return Steps(
-        observations=arrays["observations"].astype(np.float32),
-        actions=arrays["actions"].astype(np.float32),
-        rewards=rewards,
-        terminals=arrays["terminals"].astype(np.bool_),
-        returns_to_go=returns_to_go,
-        timesteps=np.arange(len(rewards)) - np.repeat(starts, lengths),
+        columns={name: np.load(file, allow_pickle=False) for name, file in files.items() if file.exists()},
+        timesteps=np.arange(lengths.sum()) - np.repeat(starts, lengths),
         lengths=lengths,
         starts=starts,
+        terminated=np.load(folder / "terminated.npy", allow_pickle=False),
     )
 
 
@@ -78,8 +68,15 @@ def versions_of(*packages: str) -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in packages}
 
 
+def padded(feed: Feed, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays whose bytes count: those with a row for every window and a place for every step."""
+    if feed.windows is None:
+        return dict(batch)
+    return {name: array for name, array in batch.items() if getattr(array, "ndim", 0) >= 2}
+
+
 def padded_bytes(feed: Feed, batch: Mapping[str, Any]) -> int:
-    return sum(int(array.nbytes) for name, array in batch.items() if name not in feed.uncounted)
+    return sum(int(array.nbytes) for array in padded(feed, batch).values())
 
 
 def touch(batch: Mapping[str, Any]) -> float:
@@ -112,7 +109,8 @@ def measure(feed: Feed, seconds: float) -> dict[str, Any]:
         "windows_per_s": None if feed.windows is None else batches * feed.windows / elapsed,
         "padded_bytes_per_batch": expected,
         "delivers": {
-            name: [list(array.shape), str(array.dtype).removeprefix("torch.")] for name, array in batch.items()
+            name: [list(array.shape), str(array.dtype).removeprefix("torch.")]
+            for name, array in padded(feed, batch).items()
         },
         "notes": feed.notes,
         "versions": dict(feed.versions),
@@ -130,28 +128,40 @@ def say(out: TextIO, record: Mapping[str, Any]) -> None:
     print(json.dumps(record), file=out, flush=True)
 
 
-def main(
-    build: Callable[[argparse.Namespace], Feed],
-    description: str,
-    configure: Callable[[argparse.ArgumentParser], None] | None = None,
-) -> None:
-    """Run one contender: `build` sets it up from the arguments, `configure` adds arguments of its own."""
+def parse_arguments(
+    description: str, configure: Callable[[argparse.ArgumentParser], None] | None = None
+) -> argparse.Namespace:
+    """What every script here takes, and the arguments of its own that `configure` adds."""
     script = Path(sys.argv[0]).name
     parser = argparse.ArgumentParser(
-        description=description,
-        epilog=f"example: python benchmarks/peers/{script} --data steps.npz --seconds 2",
+        description=description, epilog=f"example: python benchmarks/peers/{script} --data hopper.steps --seconds 2"
     )
-    parser.add_argument("--data", type=Path, required=True, help="what to feed from; feed.py writes it")
+    parser.add_argument("--data", type=Path, required=True, help="what to feed from; feed.py makes it")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a measurement (default 2)")
     parser.add_argument("--batch-size", type=int, default=256, help="windows in a batch (default 256)")
     parser.add_argument("--context", type=int, default=20, help="steps in a window (default 20)")
+    parser.add_argument(
+        "--contract",
+        choices=("decision_transformer", "raw"),
+        default="decision_transformer",
+        help="what a batch holds (default decision_transformer)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default 0)")
     parser.add_argument(
         "--on-request", action="store_true", help="stay set up and measure once for every line on standard input"
     )
     if configure is not None:
         configure(parser)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main(
+    build: Callable[[argparse.Namespace], Feed],
+    description: str,
+    configure: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> None:
+    """Run one contender: `build` sets it up from the arguments."""
+    args = parse_arguments(description, configure)
     out = claim_stdout()
     begun = time.perf_counter()
     feed = build(args)

@@ -26,10 +26,10 @@ UNFLUSHED_ITEMS = 200
 
 def signature(steps: Steps, context: int) -> dict[str, tf.TensorSpec]:
     return {
-        "states": tf.TensorSpec([context, steps.observations.shape[1]], tf.float32),
-        "actions": tf.TensorSpec([context, steps.actions.shape[1]], tf.float32),
-        "rewards": tf.TensorSpec([context, 1], tf.float32),
-        "returns_to_go": tf.TensorSpec([context, 1], tf.float32),
+        **{
+            name: tf.TensorSpec([context, *column.shape[1:]], tf.as_dtype(column.dtype))
+            for name, column in steps.columns.items()
+        },
         "timesteps": tf.TensorSpec([context], tf.int64),
         "mask": tf.TensorSpec([context], tf.float32),
     }
@@ -42,10 +42,7 @@ def fill(client: reverb.Client, steps: Steps, columns: list[str], context: int) 
 
     def row(index: int) -> dict[str, Any]:
         return {
-            "states": steps.observations[index],
-            "actions": steps.actions[index],
-            "rewards": steps.rewards[index : index + 1],
-            "returns_to_go": steps.returns_to_go[index : index + 1],
+            **{name: column[index] for name, column in steps.columns.items()},
             "timesteps": steps.timesteps[index],
             "mask": np.float32(1),
         }
@@ -102,4 +99,4 @@ def build(args: argparse.Namespace) -> Feed:
 
 
 if __name__ == "__main__":
-    main(build, "Feed rate of Reverb's TrajectoryDataset; --data is the .npz that feed.py writes.")
+    main(build, "Feed rate of Reverb's TrajectoryDataset; --data is a folder of steps.")

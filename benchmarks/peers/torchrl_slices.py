@@ -1,4 +1,4 @@
-"""TorchRL: ReplayBuffer over LazyTensorStorage with a SliceSampler, everything in memory.
+"""TorchRL: ReplayBuffer with a SliceSampler, over LazyTensorStorage (in memory) or LazyMemmapStorage (files mapped).
 
 Set up the fastest way that was found: boundaries cached, no truncation or init markers, no prefetch (its threads slow
 it down on few cores), and as many torch threads as turn out to serve it best.
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 from typing import Any
 
 import torch
 from harness import Feed, load_steps, main, measure, versions_of
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler
-
-DELIVERED = ("observation", "action", "reward", "returns_to_go", "timesteps", "mask")
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SliceSampler
 
 
 def build(args: argparse.Namespace) -> Feed:
@@ -25,20 +24,20 @@ def build(args: argparse.Namespace) -> Feed:
     steps = load_steps(args.data)
     count = len(steps)
     episodes = torch.repeat_interleave(torch.arange(len(steps.lengths)), torch.from_numpy(steps.lengths))
+    delivered = (*steps.columns, "timesteps", "mask")
     data = TensorDict(
         {
-            "observation": torch.from_numpy(steps.observations),
-            "action": torch.from_numpy(steps.actions),
-            "reward": torch.from_numpy(steps.rewards)[:, None],
-            "returns_to_go": torch.from_numpy(steps.returns_to_go)[:, None],
+            **{name: torch.from_numpy(column) for name, column in steps.columns.items()},
             "timesteps": torch.from_numpy(steps.timesteps),
             "mask": torch.ones(count),
             "episode": episodes,
         },
         batch_size=[count],
     )
+    folder = tempfile.TemporaryDirectory(prefix="torchrl-feed-")
+    in_memory = args.storage == "memory"
     buffer = ReplayBuffer(
-        storage=LazyTensorStorage(count),
+        storage=LazyTensorStorage(count) if in_memory else LazyMemmapStorage(count, scratch_dir=folder.name),
         sampler=SliceSampler(
             slice_len=args.context,
             traj_key="episode",
@@ -53,15 +52,16 @@ def build(args: argparse.Namespace) -> Feed:
 
     def next_batch() -> dict[str, Any]:
         sample = buffer.sample()
-        return {name: sample[name].view(args.batch_size, args.context, -1) for name in DELIVERED}
+        return {name: sample[name].view(args.batch_size, args.context, *sample[name].shape[1:]) for name in delivered}
 
     def feed(threads: int) -> Feed:
         return Feed(
             next_batch=next_batch,
             windows=args.batch_size,
             notes="SliceSampler, strict_length: whole windows only, shorter episodes left out, nothing padded; "
-            f"return-to-go, timesteps and a mask of ones stored as columns; torch tensors; torch threads: {threads}",
+            f"what a batch adds is stored as columns, the mask all ones; torch tensors; torch threads: {threads}",
             versions=versions_of("torchrl", "tensordict", "torch", "numpy"),
+            held=(folder,),
         )
 
     # Threads pay or cost according to the machine, so the choice is measured: turn about, to spread its noise.
@@ -75,5 +75,9 @@ def build(args: argparse.Namespace) -> Feed:
     return feed(best)
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--storage", choices=("memory", "memmap"), default="memory", help="where the steps are")
+
+
 if __name__ == "__main__":
-    main(build, "Feed rate of TorchRL's SliceSampler, in memory; --data is the .npz that feed.py writes.")
+    main(build, "Feed rate of TorchRL's SliceSampler; --data is a folder of steps.", configure)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import UnsupportedColumnError
+from gear_data.storage.variable import value_offsets
 
 _MAX_OFFSET = (1 << 31) - 1
 
@@ -36,11 +37,25 @@ def nested_episodes(steps: npt.NDArray[Any], offsets: npt.NDArray[np.int64], nam
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), nested_rows(steps, name))
 
 
-def _check_offsets(last: int, name: str | None) -> None:
+def nested_values(values: pa.Array, offsets: npt.NDArray[np.int64], name: str | None = None) -> pa.Array:
+    """Text or bytes, as `large_string` or `large_binary`, as one list of them an episode.
+
+    Raises:
+        UnsupportedColumnError: 2^31 bytes or more; it names the column `name`.
+    """
+    places = value_offsets(values)
+    _check_offsets(int(places[-1] - places[0]), name, "bytes")
+    # A slice begins in the middle of its buffer, perhaps past what 32 bits reach.
+    compact = pa.concat_arrays([values, values[:0]]) if places[0] else values
+    array = compact.cast(pa.string() if pa.types.is_large_string(values.type) else pa.binary())
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), array)
+
+
+def _check_offsets(last: int, name: str | None, what: str = "elements") -> None:
     """Lists have 32-bit offsets, since `datasets` reads no others; NumPy would wrap larger ones silently."""
     if last > _MAX_OFFSET:
         raise UnsupportedColumnError(
-            f"{last:,} elements in one Parquet list column of a row group, more than 32-bit offsets reach",
+            f"{last:,} {what} in one Parquet list column of a row group, more than 32-bit offsets reach",
             column=name,
             hint="leave the column out at conversion (--columns), or export smaller batches",
         )

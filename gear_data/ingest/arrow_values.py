@@ -47,14 +47,14 @@ def leaf_type(type_: pa.DataType) -> pa.DataType:
 
 
 def leaf_dtype(type_: pa.DataType, *, file: str, column: str) -> str:
-    """The step dtype of a column. Raises UnsupportedColumnError for what has none."""
+    """The step dtype of a column of numbers. Raises UnsupportedColumnError for what has none."""
     leaf = leaf_type(type_)
     name = "bool" if pa.types.is_boolean(leaf) else None
     if pa.types.is_integer(leaf) or pa.types.is_floating(leaf):
         name = str(np.dtype(leaf.to_pandas_dtype()))
     if name not in DTYPES:
         raise UnsupportedColumnError(
-            f"holds {leaf}, which is not a number or a boolean",
+            f"holds {'lists of ' if leaf != type_ else ''}{leaf}, which is not a number or a boolean",
             file=file,
             column=column,
             hint="name the columns to keep with --columns (columns=[...]), leaving this one out",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.storage.block import EpisodeBlock, Position
@@ -23,6 +24,7 @@ class StepPart:
         episodes: int64 [n], a running number that grows by one at every episode's first step, over all parts.
         keep: bool [n], False for steps that could not be read; their whole episode is left out.
         columns: name -> [keep.sum(), *shape].
+        variable: name -> array of keep.sum() values, as `EpisodeBlock.variable`.
         facts: name -> [n], values of which an episode takes its first step's.
         finals: name -> [n, *shape], of which an episode takes its last step's as final observation.
     """
@@ -35,6 +37,7 @@ class StepPart:
     columns: Mapping[str, npt.NDArray[Any]]
     facts: Mapping[str, npt.NDArray[Any]]
     finals: Mapping[str, npt.NDArray[Any]]
+    variable: Mapping[str, pa.Array] = field(default_factory=dict)
 
     def cut(self, start: int, stop: int) -> StepPart:
         first, last = int(self.keep[:start].sum()), int(self.keep[:stop].sum())
@@ -47,6 +50,7 @@ class StepPart:
             columns={name: values[first:last] for name, values in self.columns.items()},
             facts={name: values[start:stop] for name, values in self.facts.items()},
             finals={name: values[start:stop] for name, values in self.finals.items()},
+            variable={name: array[first:last] for name, array in self.variable.items()},
         )
 
 
@@ -77,6 +81,7 @@ def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> Episod
     lengths = np.diff(starts, append=len(episodes))
     whole = np.logical_and.reduceat(keep, starts)
     columns = {name: _concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    variable = {name: pa.concat_arrays([part.variable[name] for part in parts]) for name in parts[0].variable}
     if not whole.all():
         bad = np.flatnonzero(~whole)
         first = starts[bad[0]] + int(np.argmin(keep[starts[bad[0]] :]))
@@ -85,6 +90,7 @@ def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> Episod
         )
         wanted = np.repeat(whole, lengths)[keep]
         columns = {name: values[wanted] for name, values in columns.items()}
+        variable = {name: array.filter(pa.array(wanted)) for name, array in variable.items()}
     good = starts[whole]
     last = good + lengths[whole] - 1
     return EpisodeBlock(
@@ -96,6 +102,7 @@ def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> Episod
         has_final=np.full(len(good), has_final),
         finals={name: _concatenate([part.finals[name] for part in parts])[last] for name in parts[0].finals},
         metadata={name: _concatenate([part.facts[name] for part in parts])[good].tolist() for name in parts[0].facts},
+        variable=variable,
         source_rows=len(rows),
     )
 

@@ -260,20 +260,30 @@ def _blocks_with_state(source: EpisodeSource, start: Position) -> Iterator[tuple
 
 def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
     """That a block's arrays are what the schema says: from here on their bytes are written and hashed as they are."""
+    steps = int(block.lengths.sum())
     for spec in columns:
-        expected = {"columns": int(block.lengths.sum())}
+        if spec.variable_length:
+            array = block.variable[spec.name]
+            if array.type != spec.arrow_type or len(array) != steps or array.null_count:
+                raise _changed(block, spec, str(array.type))
+            continue
+        expected = {"columns": steps}
         if spec.has_final:
             expected["finals"] = int(block.has_final.sum())
         for part, count in expected.items():
             values = getattr(block, part)[spec.name]
             if values.dtype != spec.numpy_dtype or values.shape != (count, *spec.shape):
-                raise CorruptSourceError(
-                    f"holds {values.dtype} {values.shape[1:]} here, and {spec.dtype} {spec.shape} where it began",
-                    file=block.sources[0],
-                    column=spec.source or spec.name,
-                    row=int(block.rows[0]),
-                    hint="bring the column to one type and shape first",
-                )
+                raise _changed(block, spec, f"{values.dtype} {values.shape[1:]}")
+
+
+def _changed(block: EpisodeBlock, spec: ColumnSpec, found: str) -> CorruptSourceError:
+    return CorruptSourceError(
+        f"holds {found} here, and {spec.dtype} {spec.shape} where it began",
+        file=block.sources[0],
+        column=spec.source or spec.name,
+        row=int(block.rows[0]),
+        hint="bring the column to one type and shape first",
+    )
 
 
 def _already_done(folder: Path, identity: Mapping[str, Any], started: float) -> ConvertReport:

@@ -1,83 +1,273 @@
-"""Samplers: from (seed, step) to windows, with no state but that.
+"""Samplers: which windows a batch is made of, as pure functions of (seed, step).
 
-Slot i of step t is the same for any rank, world size, worker count and prefetch depth, so a run resumes from
-the step number alone.
+A sampler is a small frozen value that can be pickled; bound to a dataset's anchors and a seed it becomes a selector.
+Slot i of step t is the same for any rank, world size, worker count and prefetch depth, so a run resumes from the step
+number alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import unknown_name
-from gear_data.selection.windows import Int64Array, StepTable, Windows
+from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.selection.anchors import Anchors, running_sums
+from gear_data.selection.drawer import WindowDrawer
+from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.quanta import check_weights
+from gear_data.selection.weights import WeightedSelector
+from gear_data.selection.windows import Float64Array, Int64Array, Windows
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _FEISTEL_ROUNDS = 12
-#: Below this many steps an epoch's order is a stored permutation: Feistel networks over few bits are biased.
+#: Below this many anchors an epoch's order is a stored permutation: Feistel networks over few bits are biased.
 _FISHER_YATES_BELOW = 1 << 16
 
+_BY = ("step", "episode")
 
-class Sampler(Protocol):
-    """Chooses the windows of every batch."""
 
-    name: str
+@dataclass(frozen=True)
+class Candidates:
+    """What a sampler chooses from.
 
-    def select(self, step: int, batch_size: int) -> Windows:
-        """The windows of batch `step`: a pure function of the sampler, `step` and `batch_size`."""
+    Attributes:
+        anchors: the steps that windows hang on.
+        evaluate: evaluate(expression, what) -> float64 [k], the value of an expression for each of the anchors'
+            episodes, null as NaN; `what` says in errors what it is for.
+    """
+
+    anchors: Anchors
+    evaluate: Callable[[str | pl.Expr, str], Float64Array]
+
+
+class Selector(Protocol):
+    """A sampler bound to anchors and a seed."""
+
+    def select(self, step: int, count: int, position: int) -> Windows:
+        """The windows of slots 0 to count - 1 of batch `step`: a pure function of the selector and the arguments.
+
+        Args:
+            position: how many slots there were before slot 0; for samplers that go through the anchors in an order.
+        """
 
     def epoch_slots(self, epochs: int) -> int | None:
         """How many windows so many epochs have, exactly; None if epochs have no exact end."""
 
+    def identity(self) -> dict[str, Any]:
+        """JSON-able: what else than the seed and the anchors the windows depend on."""
 
+
+class Sampler(Protocol):
+    """Says how windows are chosen."""
+
+    @property
+    def name(self) -> str: ...
+
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        """The selector for these candidates; seed: 0 to 2^64 - 1."""
+
+
+@dataclass(frozen=True)
 class Uniform:
-    """A window starts at a step drawn uniformly from all steps, with replacement."""
+    """Every anchor equally often (`by="step"`), or every episode, and then every anchor of it (`by="episode"`); with
+    replacement.
 
+    Raises:
+        UnknownNameError: another `by`.
+    """
+
+    by: str = "step"
     name = "uniform"
 
-    def __init__(self, table: StepTable, seed: int) -> None:
-        self._table = table
-        self._seed = np.uint64(seed)
+    def __post_init__(self) -> None:
+        _check_by(self.by)
 
-    def select(self, step: int, batch_size: int) -> Windows:
-        from gear_data.kernels.random import DOMAIN_UNIFORM, draw_below
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        from gear_data.kernels.random import DOMAIN_UNIFORM
 
-        positions = np.empty(batch_size, np.int64)
-        draw_below(self._seed, DOMAIN_UNIFORM, step, self._table.num_steps, positions)
-        return self._table.windows(positions)
-
-    def epoch_slots(self, epochs: int) -> int | None:
-        return None
+        drawer = _drawer(candidates.anchors, seed, self.by, DOMAIN_UNIFORM, None)
+        return _DrawSelector(drawer, {"name": self.name, "by": self.by})
 
 
+@dataclass(frozen=True, eq=False)
+class TopK:
+    """Uniform over the k episodes with the largest value of an expression; of equal values the first in order.
+
+    Attributes:
+        expression: over the episode table, a Polars expression or SQL.
+        k: how many episodes.
+        by: as for Uniform.
+
+    Raises:
+        InvalidArgumentError: k is below 1.
+        UnknownNameError: another `by`.
+    """
+
+    expression: str | pl.Expr
+    k: int
+    by: str = "step"
+    name = "topk"
+
+    def __post_init__(self) -> None:
+        _check_by(self.by)
+        if self.k < 1:
+            raise InvalidArgumentError(f"k is {self.k}, not 1 or more")
+
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        """Raises InvalidArgumentError where fewer than k episodes have an anchor and a value that is not null."""
+        from gear_data.kernels.random import DOMAIN_EPISODE
+
+        anchors = candidates.anchors
+        values = candidates.evaluate(self.expression, "topk value")
+        usable = np.flatnonzero((anchors.counts() > 0) & ~np.isnan(values))
+        if self.k > len(usable):
+            raise InvalidArgumentError(
+                f"k is {self.k}, but {len(usable)} episodes have a window and a value", hint="take a smaller k"
+            )
+        chosen = np.zeros(len(anchors), np.bool_)
+        chosen[usable[np.argsort(-values[usable], kind="stable")[: self.k]]] = True
+        drawer = _drawer(anchors, seed, self.by, DOMAIN_EPISODE, chosen)
+        return _DrawSelector(drawer, {"name": self.name, "by": self.by, "k": self.k, "chosen": _digest(chosen)})
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """Episodes, or steps, in proportion to weights.
+
+    Attributes:
+        expression: the weight of an episode over the episode table, a Polars expression or SQL; finite, not negative.
+        by: `episode`: an episode comes in proportion to its weight, and then each of its anchors equally often; `step`:
+            each anchor comes in proportion to the weight of its episode.
+        replacement: if not, no episode comes twice in one batch: slots take episodes one after the other, in
+            proportion to the weights of those left.
+
+    Raises:
+        UnknownNameError: another `by`.
+    """
+
+    expression: str | pl.Expr
+    by: str = "episode"
+    replacement: bool = True
+    name = "weighted"
+
+    def __post_init__(self) -> None:
+        _check_by(self.by)
+
+    def bind(self, candidates: Candidates, seed: int) -> WeightedSelector:
+        """Raises InvalidArgumentError at a weight that is null, NaN, infinite or negative, or if all are zero."""
+        weights = candidates.evaluate(self.expression, "weight")
+        check_weights(weights, "weight", candidates.anchors.ids)
+        return WeightedSelector(candidates.anchors, weights, seed, self.by == "step", self.replacement)
+
+
+@dataclass(frozen=True)
+class Fifo:
+    """Every anchor once an epoch, in the order of the dataset."""
+
+    name = "fifo"
+
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        return _OrderSelector(candidates.anchors, seed, _InOrder(), self.name)
+
+
+@dataclass(frozen=True)
 class Shuffle:
-    """Every step once an epoch, in an order of its own for every epoch; batches run across epoch ends.
+    """Every anchor once an epoch, in an order of its own for every epoch; batches run across epoch ends.
 
-    The order is a keyed permutation computed in place (a Feistel network), so 10^11 steps take no memory.
+    The order is a keyed permutation computed in place (a Feistel network), so 10^11 anchors take no memory.
     """
 
     name = "shuffle"
 
-    def __init__(self, table: StepTable, seed: int) -> None:
-        self._table = table
-        self._seed = seed
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        anchors = candidates.anchors
+        return _OrderSelector(anchors, seed, _Permuted(seed, anchors.total), self.name)
 
-    def select(self, step: int, batch_size: int) -> Windows:
-        size = self._table.num_steps
-        slot, last = step * batch_size, (step + 1) * batch_size
-        parts: list[Int64Array] = []
-        while slot < last:
-            epoch, first = divmod(slot, size)
-            count = min(size - first, last - slot)
-            parts.append(_permutation(self._seed, epoch, size, first, count))
-            slot += count
-        return self._table.windows(np.concatenate(parts))
+
+class _DrawSelector:
+    """Every slot a draw of its own."""
+
+    def __init__(self, drawer: WindowDrawer, identity: dict[str, Any]) -> None:
+        self._drawer = drawer
+        self._identity = identity
+
+    def select(self, step: int, count: int, position: int) -> Windows:
+        return self._drawer.draw(step, count)
 
     def epoch_slots(self, epochs: int) -> int | None:
-        return epochs * self._table.num_steps
+        return None
+
+    def identity(self) -> dict[str, Any]:
+        return dict(self._identity)
+
+
+class _OrderSelector:
+    """Every anchor once an epoch: `order(epoch, first, count)` gives places first to first + count of an epoch."""
+
+    def __init__(self, anchors: Anchors, seed: int, order: Callable[[int, int, int], Int64Array], name: str) -> None:
+        from gear_data.kernels.random import DOMAIN_SHUFFLE
+        from gear_data.kernels.selection import WITHIN_DIFFERENCE
+
+        self._total = anchors.total
+        self._drawer = WindowDrawer(anchors, PrefixTable(anchors.prefix), seed, DOMAIN_SHUFFLE, WITHIN_DIFFERENCE)
+        self._order = order
+        self._name = name
+
+    def select(self, step: int, count: int, position: int) -> Windows:
+        parts: list[Int64Array] = []
+        slot, last = position, position + count
+        while slot < last:
+            epoch, first = divmod(slot, self._total)
+            taken = min(self._total - first, last - slot)
+            parts.append(self._order(epoch, first, taken))
+            slot += taken
+        return self._drawer.windows(parts[0] if len(parts) == 1 else np.concatenate(parts), step)
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        return epochs * self._total
+
+    def identity(self) -> dict[str, Any]:
+        return {"name": self._name}
+
+
+@dataclass(frozen=True)
+class _InOrder:
+    def __call__(self, epoch: int, first: int, count: int) -> Int64Array:
+        return np.arange(first, first + count, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Permuted:
+    seed: int
+    size: int
+
+    def __call__(self, epoch: int, first: int, count: int) -> Int64Array:
+        return _permutation(self.seed, epoch, self.size, first, count)
+
+
+def _check_by(by: str) -> None:
+    if by not in _BY:
+        raise unknown_name("by", by, _BY)
+
+
+def _drawer(anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArray[np.bool_] | None) -> WindowDrawer:
+    """One quantum an anchor, or an episode with one, of the chosen episodes; None: of all."""
+    from gear_data.kernels.selection import WITHIN_DIFFERENCE, WITHIN_DRAWN, WITHIN_QUOTIENT
+
+    if by == "step" and chosen is None:
+        return WindowDrawer(anchors, PrefixTable(anchors.prefix), seed, domain, WITHIN_DIFFERENCE)
+    quanta = anchors.counts() if by == "step" else np.minimum(anchors.counts(), 1)
+    if chosen is not None:
+        quanta *= chosen
+    source = PrefixTable(running_sums(quanta))
+    return WindowDrawer(anchors, source, seed, domain, WITHIN_QUOTIENT if by == "step" else WITHIN_DRAWN)
 
 
 def _permutation(seed: int, epoch: int, size: int, first: int, count: int) -> Int64Array:
@@ -110,12 +300,35 @@ def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
     return keys
 
 
-#: Name -> sampler, as `sampler=` takes them.
-SAMPLERS: dict[str, Callable[[StepTable, int], Sampler]] = {"uniform": Uniform, "shuffle": Shuffle}
+def _digest(values: npt.NDArray[Any]) -> str:
+    import xxhash
+
+    return xxhash.xxh3_128(np.ascontiguousarray(values).data).hexdigest()
 
 
-def make_sampler(name: str, table: StepTable, seed: int) -> Sampler:
-    """Raises UnknownNameError, which lists the samplers."""
-    if name not in SAMPLERS:
-        raise unknown_name("sampler", name, SAMPLERS)
-    return SAMPLERS[name](table, seed)
+#: Name -> sampler, as `sampler=` takes them; weighted and topk need an expression, so they have no default.
+SAMPLERS: dict[str, Sampler | None] = {
+    "uniform": Uniform(),
+    "shuffle": Shuffle(),
+    "fifo": Fifo(),
+    "weighted": None,
+    "topk": None,
+}
+
+
+def as_sampler(sampler: str | Sampler) -> Sampler:
+    """A sampler by name, or itself.
+
+    Raises:
+        UnknownNameError: no such name; lists the samplers.
+        InvalidArgumentError: a name that needs arguments.
+    """
+    if not isinstance(sampler, str):
+        return sampler
+    if sampler not in SAMPLERS:
+        raise unknown_name("sampler", sampler, SAMPLERS)
+    found = SAMPLERS[sampler]
+    if found is None:
+        example = "Weighted(pl.col('return') + 1)" if sampler == "weighted" else "TopK(pl.col('return'), k=100)"
+        raise InvalidArgumentError(f"sampler '{sampler}' needs arguments", hint=f"give an instance: {example}")
+    return found

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 
 class Position(NamedTuple):
@@ -24,12 +25,14 @@ class EpisodeBlock:
     Attributes:
         position: where in the source the block starts; a source asked to start there yields the same episodes.
         lengths: int64 [n], steps of each episode, all positive.
-        columns: name -> [sum(lengths), *shape], C-contiguous; booleans as bool.
+        columns: name -> [sum(lengths), *shape], C-contiguous; booleans as bool. Those of variable length are in
+            `variable`.
         sources: the file (or other name) each episode came from.
         rows: int64 [n], the source row of each episode (of its first step where a row is a step).
         finals: name -> [has_final.sum(), *shape], final observations of the episodes that have one.
         has_final: bool [n].
         metadata: name -> n values, the source's own facts about each episode.
+        variable: name -> `large_string` or `large_binary` array of sum(lengths) values, without nulls.
         source_rows: rows of the source that the block used up, for progress.
     """
 
@@ -41,6 +44,7 @@ class EpisodeBlock:
     has_final: npt.NDArray[np.bool_]
     finals: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    variable: Mapping[str, pa.Array] = field(default_factory=dict)
     source_rows: int = 0
 
     def __len__(self) -> int:
@@ -65,6 +69,7 @@ class EpisodeBlock:
             has_final=self.has_final[start:stop],
             finals={name: column[finals[start] : finals[stop]] for name, column in self.finals.items()},
             metadata={name: values[start:stop] for name, values in self.metadata.items()},
+            variable={name: array[first:last] for name, array in self.variable.items()},
             source_rows=self.source_rows,
         )
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
 
 from gear_data.errors import DatasetNotFoundError, GearError, ManifestError, VersionError
-from gear_data.schema import Schema
+from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import write_text
 from gear_data.storage.statistics import ColumnStatistics, statistics_width
+from gear_data.storage.variable import OFFSET_BYTES, VariableBuffers
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -37,20 +38,46 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard: its file, episodes, steps, and the byte offset in the file of each column's buffer."""
+    """One shard.
+
+    Attributes:
+        entry: its file.
+        episodes, steps: how many it holds.
+        buffers: column -> byte offset in the file of the column's values.
+        variable: column of variable length -> where its offsets are, and how many bytes its values.
+    """
 
     entry: FileEntry
     episodes: int
     steps: int
     buffers: Mapping[str, int]
+    variable: Mapping[str, VariableBuffers] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.entry.to_json(), "episodes": self.episodes, "steps": self.steps, "buffers": dict(self.buffers)}
+        data = {**self.entry.to_json(), "episodes": self.episodes, "steps": self.steps, "buffers": dict(self.buffers)}
+        if self.variable:
+            data["variable"] = {name: item.to_json() for name, item in self.variable.items()}
+        return data
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ShardEntry:
         buffers = {str(name): _count(offset) for name, offset in data["buffers"].items()}
-        return ShardEntry(FileEntry.from_json(data), _count(data["episodes"]), _count(data["steps"]), buffers)
+        variable = {
+            str(name): VariableBuffers(_count(item["offsets"]), _count(item["bytes"]))
+            for name, item in data.get("variable", {}).items()
+        }
+        return ShardEntry(FileEntry.from_json(data), _count(data["episodes"]), _count(data["steps"]), buffers, variable)
+
+    def holds(self, column: ColumnSpec) -> bool:
+        """Whether a column's buffers are known and end within the file."""
+        if column.name not in self.buffers or column.variable_length is not (column.name in self.variable):
+            return False
+        values = self.buffers[column.name]
+        if not column.variable_length:
+            return values + self.steps * column.row_bytes <= self.entry.bytes
+        known = self.variable[column.name]
+        offsets_end = known.offsets + (self.steps + 1) * OFFSET_BYTES
+        return max(offsets_end, values + known.bytes) <= self.entry.bytes
 
 
 @dataclass(frozen=True)
@@ -59,6 +86,7 @@ class Manifest:
 
     Attributes:
         fingerprint: hash of the schema and of the episodes' content hashes in order (`fingerprint`).
+        statistics: column -> statistics; columns of variable length have none.
         tables: `episodes`, and `finals` where the dataset has final observations.
         provenance: source, format, why that format, options, the source's own metadata.
         findings: what the conversion noticed: code, message, count, first place, what was done.
@@ -151,7 +179,7 @@ class Manifest:
             raise ManifestError("the table of final observations and the schema disagree", file=str(path))
         if len(set(self.schema.names)) != len(self.schema):
             raise ManifestError("two columns have one name", file=str(path))
-        for column in self.schema:
+        for column in self.schema.fixed_columns:
             known = self.statistics.get(column.name)
             if known is None or not known.has_width(statistics_width(column)):
                 raise ManifestError("the statistics are missing or do not fit", file=str(path), column=column.name)
@@ -163,8 +191,7 @@ class Manifest:
             if not shard.episodes or not shard.steps:
                 raise ManifestError(f"shard {shard.entry.file} is said to be empty", file=str(path))
             for column in self.schema:
-                offset = shard.buffers.get(column.name)
-                if offset is None or offset + shard.steps * column.row_bytes > shard.entry.bytes:
+                if not shard.holds(column):
                     raise ManifestError(
                         f"the buffer offset for shard {shard.entry.file} is missing or past the shard's end",
                         file=str(path),

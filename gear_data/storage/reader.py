@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptShardError, DatasetNotFoundError
 from gear_data.schema import Schema
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
+from gear_data.storage.variable import OFFSET_BYTES, array_over, checked, python_values
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -43,11 +45,16 @@ def check_size(folder: Path, entry: FileEntry) -> None:
         )
 
 
-def map_file(path: Path) -> pa.Buffer:
+def map_file(folder: Path, entry: FileEntry) -> pa.Buffer:
     """A whole file as a read-only buffer. It holds no file descriptor.
 
     Kernel read-ahead is off: with it, reading a window at a random place reads megabytes.
+
+    Raises:
+        CorruptShardError: it is missing, or of another size than the manifest says.
     """
+    check_size(folder, entry)
+    path = folder / entry.file
     try:
         with pa.memory_map(str(path)) as source:
             buffer = source.read_buffer()
@@ -60,14 +67,20 @@ def map_file(path: Path) -> pa.Buffer:
 class MappedShards:
     """All shards of a dataset; each is mapped when first needed and stays so.
 
+    Args:
+        schema: all columns.
+        shards: what each holds and where in its memory.
+        map_shard: gives a shard's memory.
+
     Attributes:
-        addresses: int64 [shards, columns], where each column's first byte is; 0 until `touch` mapped the shard.
+        addresses: int64 [shards, columns], where each column's first byte is; 0 until `touch` mapped the shard, and
+            for columns of variable length.
     """
 
-    def __init__(self, folder: Path, schema: Schema, shards: tuple[ShardEntry, ...]) -> None:
-        self._folder = folder
+    def __init__(self, schema: Schema, shards: tuple[ShardEntry, ...], map_shard: Callable[[int], pa.Buffer]) -> None:
         self._schema = schema
         self._shards = shards
+        self._map_shard = map_shard
         self._buffers: dict[int, pa.Buffer] = {}
         self._ready: set[int] = set()
         self.addresses: npt.NDArray[np.int64] = np.zeros((len(shards), len(schema)), np.int64)
@@ -76,11 +89,12 @@ class MappedShards:
         """Maps a shard. Safe to call from several threads."""
         if shard not in self._ready:
             entry = self._shards[shard]
-            check_size(self._folder, entry.entry)
             # setdefault is atomic: of two threads here at once one's mapping stays, and both use its addresses. The
             # other's is dropped before anyone has read from it.
-            buffer = self._buffers.setdefault(shard, map_file(self._folder / entry.entry.file))
-            self.addresses[shard] = [buffer.address + entry.buffers[column.name] for column in self._schema]
+            buffer = self._buffers.setdefault(shard, self._map_shard(shard))
+            self.addresses[shard] = [
+                0 if column.variable_length else buffer.address + entry.buffers[column.name] for column in self._schema
+            ]
             # Last: whoever finds a shard ready finds its addresses.
             self._ready.add(shard)
         return self._buffers[shard]
@@ -90,8 +104,31 @@ class MappedShards:
         """Whether `addresses` holds those of every shard."""
         return len(self._ready) == len(self._shards)
 
-    def column(self, shard: int, index: int) -> npt.NDArray[Any]:
-        """[steps, *shape] read-only view of a shard's column."""
+    def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
+        """[steps, *shape] read-only view of a shard's column, or of its rows `first` to `last`.
+
+        A column of variable length gives an object array of str or bytes: the rows asked for, decoded and checked anew
+        at each call.
+
+        Raises:
+            CorruptShardError: values of variable length that are damaged.
+        """
         entry, spec = self._shards[shard], self._schema.columns[index]
+        if spec.variable_length:
+            array = self.values(shard, index)[first:last]
+            return python_values(checked(array, file=entry.entry.file, column=spec.name))
         values = np.frombuffer(self.touch(shard), spec.storage_dtype, entry.steps * spec.size, entry.buffers[spec.name])
-        return values.view(spec.numpy_dtype).reshape(entry.steps, *spec.shape)
+        return values.view(spec.numpy_dtype).reshape(entry.steps, *spec.shape)[first:last]
+
+    def values(self, shard: int, index: int) -> pa.Array:
+        """A shard's column of variable length: `LargeStringArray` or `LargeBinaryArray` [steps] over the mapping.
+
+        Raises:
+            CorruptShardError: its offsets do not fit its values; of those between the first and the last nothing is
+                known: `storage.variable.checked` looks at those of a slice.
+        """
+        entry, spec, buffer = self._shards[shard], self._schema.columns[index], self.touch(shard)
+        known = entry.variable[spec.name]
+        offsets = buffer.slice(known.offsets, (entry.steps + 1) * OFFSET_BYTES)
+        values = buffer.slice(entry.buffers[spec.name], known.bytes)
+        return array_over(spec.arrow_type, entry.steps, offsets, values, file=entry.entry.file, column=spec.name)

@@ -5,7 +5,7 @@ the result does not depend on how a conversion was cut into blocks or shards. Na
 they are counted as findings, and must not poison normalisation.
 
 A vector column has statistics per element; a scalar, or a column of two or more axes (an image, a
-matrix), has one for all its elements.
+matrix), has one for all its elements; a column of variable length has none.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def statistics_width(column: ColumnSpec) -> int:
 
 
 class RunningStatistics:
-    """Statistics of all columns of a schema, fed block by block in episode order.
+    """Statistics of a schema's columns of a fixed size, fed block by block in episode order.
 
     The columns' statistics stand side by side in flat arrays, so that merging an episode is a handful of NumPy
     calls however many columns there are.
     """
 
     def __init__(self, schema: Schema) -> None:
-        self._widths = {column.name: statistics_width(column) for column in schema}
+        self._widths = {column.name: statistics_width(column) for column in schema.fixed_columns}
         total = sum(self._widths.values())
         self._count = np.zeros(total, np.int64)
         self._mean = np.zeros(total)

@@ -148,7 +148,10 @@ def _read_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> pa.Recor
         raise CorruptShardError("its columns are not the manifest's", file=str(path))
     if len(batch) != shard.steps:
         raise CorruptShardError(f"has {len(batch)} rows, the manifest says {shard.steps}", file=str(path))
-    if buffer_offsets(path, manifest.schema) != shard.buffers:
+    for column in manifest.schema:
+        if batch.column(column.name).null_count:
+            raise CorruptShardError("holds nulls", file=str(path), column=column.name)
+    if buffer_offsets(path, manifest.schema) != (shard.buffers, shard.variable):
         raise CorruptShardError("its columns do not begin where the manifest says", file=str(path))
     return batch
 
@@ -171,7 +174,11 @@ def _check_contents(
     block = EpisodeBlock(
         position=Position(0, 0),
         lengths=episodes.column("length").to_numpy(),
-        columns={c.name: array_values(batch.column(c.name)).reshape(len(batch), *c.shape) for c in manifest.schema},
+        columns={
+            c.name: array_values(batch.column(c.name)).reshape(len(batch), *c.shape)
+            for c in manifest.schema.fixed_columns
+        },
+        variable={c.name: batch.column(c.name) for c in manifest.schema.variable_columns},
         sources=[""] * len(ids),
         rows=np.zeros(len(ids), np.int64),
         has_final=has_final,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import DestinationExistsError, GearError, ResumeError
@@ -25,9 +24,9 @@ from gear_data.storage.atomic import atomic_file, checksum, write_text, writing_
 from gear_data.storage.block import EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
+from gear_data.storage.shard_buffer import ShardBuffer
 from gear_data.storage.statistics import RunningStatistics
 from gear_data.storage.tables import (
-    column_array,
     episode_rows,
     final_rows,
     join_episode_tables,
@@ -35,6 +34,7 @@ from gear_data.storage.tables import (
     write_ipc,
     write_table,
 )
+from gear_data.storage.variable import VariableBuffers, value_offsets
 
 PROGRESS = ".progress"
 _LOCK = ".lock"
@@ -83,9 +83,7 @@ class DatasetWriter:
         self._shard_bytes = shard_bytes
         self._shards: list[ShardEntry] = []
         self._statistics = RunningStatistics(schema)
-        self._capacity = max(1, shard_bytes // schema.step_bytes)
-        self._buffers: dict[str, npt.NDArray[Any]] = {}
-        self._steps = 0
+        self._buffer = ShardBuffer(schema, shard_bytes)
         self._episodes: list[pa.Table] = []
         self._finals: list[pa.Table] = []
         self._num_episodes = 0
@@ -160,12 +158,12 @@ class DatasetWriter:
         `state` is kept with every shard that ends within this block, and comes back in `resume_point`.
         """
         first = skip
-        offsets = block.offsets * self._schema.step_bytes
+        sizes = self._buffer.sizes(block)
         while first < len(block):
-            room = self._shard_bytes - self._steps * self._schema.step_bytes
-            last = int(np.searchsorted(offsets, offsets[first] + room, side="right")) - 1
+            room = self._shard_bytes - self._buffer.bytes
+            last = int(np.searchsorted(sizes, sizes[first] + room, side="right")) - 1
             if last <= first:
-                if self._steps:
+                if self._buffer.steps:
                     self._flush(ResumePoint(block.position, first, state))
                     continue
                 last = first + 1
@@ -173,34 +171,17 @@ class DatasetWriter:
             first = last
 
     def _fill(self, block: EpisodeBlock) -> None:
-        """Copies episodes into the shard's buffers and notes their rows."""
-        count = int(block.lengths.sum())
-        if self._steps + count > self._capacity or not self._buffers:
-            self._grow(self._steps + count)
-        for column in self._schema:
-            # A view as stored: bool lands in uint8 by its bytes.
-            self._buffers[column.name][self._steps : self._steps + count] = block.columns[column.name].view(
-                column.storage_dtype
-            )
-        shard = len(self._shards)
+        """Copies episodes into the shard's buffer and notes their rows."""
         contents = content_hashes(block, self._schema)
-        self._episodes.append(
-            episode_rows(block, contents, first_id=self._num_episodes, shard=shard, first_step=self._steps)
+        rows = episode_rows(
+            block, contents, first_id=self._num_episodes, shard=len(self._shards), first_step=self._buffer.steps
         )
+        self._episodes.append(rows)
         if self._schema.final_columns:
             self._finals.append(final_rows(block, self._schema, self._num_episodes))
         self._statistics.update(block.columns, block.lengths)
-        self._steps += count
+        self._buffer.append(block)
         self._num_episodes += len(block)
-
-    def _grow(self, steps: int) -> None:
-        self._capacity = max(self._capacity, steps)
-        for column in self._schema:
-            # Pages of np.empty are not taken until they are written, so a small dataset costs little.
-            buffer = np.empty((self._capacity, *column.shape), column.storage_dtype)
-            if self._steps:
-                buffer[: self._steps] = self._buffers[column.name][: self._steps]
-            self._buffers[column.name] = buffer
 
     def _flush(self, point: ResumePoint) -> None:
         shard = self._write_shard()
@@ -218,24 +199,23 @@ class DatasetWriter:
         }
         write_text(self._note(len(self._shards)), json.dumps(note))
         self._shards.append(shard)
-        self._episodes, self._finals, self._steps = [], [], 0
+        self._episodes, self._finals = [], []
+        self._buffer.clear()
 
     def _write_shard(self) -> ShardEntry:
         name = f"shards/{len(self._shards):06d}.arrow"
         path = self._folder / name
-        arrays = [column_array(self._buffers[c.name][: self._steps], c.arrow_type) for c in self._schema]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema.to_arrow())
         with atomic_file(path) as temporary:
-            write_ipc(temporary, batch)
+            write_ipc(temporary, self._buffer.record_batch())
         entry = FileEntry(name, path.stat().st_size, checksum(path))
         episodes = sum(len(table) for table in self._episodes)
-        return ShardEntry(entry, episodes, self._steps, buffer_offsets(path, self._schema))
+        return ShardEntry(entry, episodes, self._buffer.steps, *buffer_offsets(path, self._schema))
 
     def finish(
         self, state: Mapping[str, Any], provenance: Mapping[str, Any], findings: tuple[Mapping[str, Any], ...]
     ) -> Manifest:
         """Writes the last shard, the tables and the manifest, and removes `.progress/`."""
-        if self._steps:
+        if self._buffer.steps:
             self._flush(ResumePoint(END, 0, state))
         stems = [self._note(i).with_suffix("") for i in range(len(self._shards))]
         episodes = join_episode_tables([read_table(stem.with_suffix(".episodes")) for stem in stems])
@@ -299,15 +279,21 @@ def _lock(progress: Path) -> IO[bytes]:
     return file
 
 
-def buffer_offsets(path: Path, schema: Schema) -> dict[str, int]:
-    """Where in a shard file each column's values begin, in bytes."""
+def buffer_offsets(path: Path, schema: Schema) -> tuple[dict[str, int], dict[str, VariableBuffers]]:
+    """Where in a shard file each column's values begin, in bytes; and what else those of variable length have."""
     with pa.memory_map(str(path)) as source:
         batch = pa.ipc.open_file(source).get_batch(0)
         source.seek(0)
         base = source.read_buffer().address
-        offsets = {}
+        values, variable = {}, {}
         for column in schema:
             array = batch.column(column.name)
-            items = array.values if column.shape else array
-            offsets[column.name] = items.buffers()[1].address - base
-        return offsets
+            if column.variable_length:
+                _, offsets, data = array.buffers()
+                known = VariableBuffers(offsets.address - base, int(value_offsets(array)[-1]))
+                variable[column.name] = known
+                # An empty buffer is nowhere in the file.
+                values[column.name] = data.address - base if known.bytes else known.offsets
+            else:
+                values[column.name] = (array.values if column.shape else array).buffers()[1].address - base
+        return values, variable

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gear_data
-from gear_data.collection import MASK, TIMESTEPS, BufferPool, Collector, Output
+from gear_data.collection import MASK, TIMESTEPS, BufferPool, Collector, Output, Share
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.schema import DTYPES
 from gear_data.selection.windows import Windows
@@ -67,8 +67,8 @@ def all_windows(lengths, context):
 
 
 def collect(dataset, outputs, windows):
-    collector = Collector(dataset.reader(), dataset.schema, outputs, len(windows), reuse=True)
-    collected = collector.collect(windows_of(windows))
+    collector = Collector([Share(dataset.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True)
+    (collected,) = collector.collect(windows_of(windows))
     assert list(collected.arrays) == [output.key for output in outputs]
     return collected
 
@@ -78,9 +78,10 @@ def expected_rows(column, windows, output):
     shape = column[0].shape[1:]
     out = np.empty((len(windows), output.width, *shape), column[0].dtype)
     out[:] = np.asarray(output.fill).astype(out.dtype)
-    for row, (episode, start, _) in enumerate(windows):
+    for row, (episode, start, length) in enumerate(windows):
         steps = list(range(start + output.first, start + output.first + output.width))
-        inside = [s for s in steps if 0 <= s < len(column[episode])]
+        low, high = (start, start + length) if output.within_window else (0, len(column[episode]))
+        inside = [s for s in steps if low <= s < high]
         for s in inside:
             place = output.width - len(inside) + s - inside[0] if output.pad_left else s - steps[0]
             out[row, place] = column[episode][s]
@@ -101,8 +102,8 @@ def test_every_dtype_and_shape_is_copied_bit_for_bit(wide, wide_episodes, name):
     outputs = [
         Output("right", name, dtype, shape, 0, 6),
         Output("left", name, dtype, shape, 0, 6, pad_left=True, fill=1),
-        Output("history", name, dtype, shape, -3, 4, fill=1),
-        Output("before", name, dtype, shape, -50, 3),
+        Output("history", name, dtype, shape, -3, 4, fill=1, within_window=False),
+        Output("before", name, dtype, shape, -50, 3, within_window=False),
     ]
     collected = collect(wide, outputs, windows)
     for output in outputs:
@@ -170,7 +171,9 @@ def test_half_precision_keeps_zeros_subnormals_infinities_and_nan(make_dataset):
 def test_what_cannot_be_computed_is_refused_by_column(wide):
     for name, out in (("x.float32.3", "int32"), ("x.int8.", "uint8"), ("x.float64.", "float16")):
         with pytest.raises(UnsupportedColumnError) as error:
-            Collector(wide.reader(), wide.schema, [Output("x", name, out, COLUMNS[name][1], 0, 2)], 4, reuse=True)
+            Collector(
+                [Share(wide.reader(), wide.schema, (Output("x", name, out, COLUMNS[name][1], 0, 2),))], 4, reuse=True
+            )
         assert error.value.column == name
 
 
@@ -191,7 +194,8 @@ def test_random_datasets_windows_and_outputs(data):
     for i, name in enumerate(names):
         dtype, shape = columns[name]
         first, pad_left = data.draw(st.integers(-6, 6), label="first"), data.draw(st.booleans(), label="left")
-        outputs.append(Output(f"{i}", name, dtype, shape, first, context, pad_left, data.draw(st.integers(0, 1))))
+        fill = data.draw(st.integers(0, 1))
+        outputs.append(Output(f"{i}", name, dtype, shape, first, context, pad_left, fill, within_window=False))
     outputs.append(Output("t", TIMESTEPS, "int64", (), 0, context, data.draw(st.booleans()), column=False))
     outputs.append(Output("m", MASK, "float32", (), 0, context, data.draw(st.booleans()), column=False))
     with tempfile.TemporaryDirectory() as folder:
@@ -279,8 +283,8 @@ def test_the_reader_maps_only_the_shards_it_needs(wide):
     reader = dataset.reader()
     shard = int(dataset.episodes["shard"][5])
     output = Output("x", "x.int8.3", "int8", (3,), 0, 4)
-    Collector(reader, dataset.schema, [output], 1, reuse=True).collect(windows_of([(5, 0, 4)]))
-    mapped = np.flatnonzero(dataset._shards.addresses[:, 0])
+    Collector([Share(reader, dataset.schema, (output,))], 1, reuse=True).collect(windows_of([(5, 0, 4)]))
+    mapped = np.flatnonzero(dataset._root.shards.addresses[:, 0])
     assert mapped.tolist() == [shard]
 
 

@@ -202,17 +202,3 @@ def test_fisher_yates_gives_every_order_equally_often():
         orders[tuple(fisher_yates(3, epoch, 5).tolist())] += 1
     # 119 degrees of freedom, deviation 15.4.
     assert chi_square(np.array(list(orders.values())), 200) < 119 + 5 * 15.4
-
-
-@given(st.integers(0, 2**31))
-@settings(max_examples=30)
-def test_locate_equals_a_linear_scan(seed):
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, 9, rng.integers(1, 40))
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    positions = np.arange(offsets[-1])
-    episode, start, length = (np.empty_like(positions) for _ in range(3))
-    context = int(rng.integers(1, 10))
-    kernels.locate(positions, offsets, context, episode, start, length)
-    expected = [(e, s, min(steps - s, context)) for e, steps in enumerate(lengths) for s in range(steps)]
-    assert list(zip(episode.tolist(), start.tolist(), length.tolist(), strict=True)) == expected

@@ -1,4 +1,4 @@
-"""Tables with a row an episode: every step column a list (of lists).
+"""Tables with a row an episode: every step column a list: of numbers, of lists of them, of texts, of encoded files.
 
 The layout of `decision_transformer_gym_replay` and JAT on the HuggingFace hub, and of our own Parquet export.
 Scalar columns are facts about the episode and go to the episode table; `final_observations` columns hold one
@@ -33,7 +33,8 @@ from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.schema import ColumnSpec
+from gear_data.ingest.variable_values import note_paths, to_variable, variable_dtype
+from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position, offsets_of
 
 _FINAL = "final_"
@@ -107,7 +108,8 @@ class EpisodeRows:
         self.columns = self._infer_columns(types)
 
     def _infer_columns(self, types: Mapping[str, pa.DataType]) -> tuple[ColumnSpec, ...]:
-        dtypes = {s: leaf_dtype(types[s], file=self._location.name, column=s) for s in (*self._steps, *self._finals)}
+        dtypes = {s: self._step_dtype(_storage_type(types[s].value_type), s) for s in self._steps}
+        dtypes |= {s: leaf_dtype(types[s], file=self._location.name, column=s) for s in self._finals}
         for source, name in self._finals.items():
             steps = next(step for step, known in self._steps.items() if known == name)
             if dtypes[source] != dtypes[steps]:
@@ -122,6 +124,10 @@ class EpisodeRows:
             raise EmptySourceError("the source holds no episode", file=self._location.name)
         specs = []
         for source, name in self._steps.items():
+            known_as = None if source == name else source
+            if dtypes[source] in VARIABLE_TYPES:
+                specs.append(ColumnSpec(name, dtypes[source], source=known_as))
+                continue
             steps = storage_array(storage_array(head.column(source)).flatten())
             if len(steps) == 0 and self._options.skip_bad is False:
                 # The first rows are empty episodes; let the reader name the first of them.
@@ -134,9 +140,12 @@ class EpisodeRows:
                 raise EmptySourceError(
                     f"no step with values in the first {len(head)} rows", file=self._location.name, column=source
                 )
-            known_as = None if source == name else source
             specs.append(ColumnSpec(name, dtypes[source], shape, False, known_as, name in self._finals.values()))
         return tuple(specs)
+
+    def _step_dtype(self, type_: pa.DataType, source: str) -> str:
+        dtype = variable_dtype(type_, self._steps[source])
+        return dtype or leaf_dtype(type_, file=self._location.name, column=source)
 
     def blocks(self, start: Position) -> Iterator[EpisodeBlock]:
         position: Position | None = None
@@ -177,16 +186,21 @@ class EpisodeRows:
         lists = {source: storage_array(table.column(source)) for source in self._steps}
         lengths = self._lengths(lists)
         offsets = offsets_of(lengths)
-        columns = {}
+        columns, variable = {}, {}
         for source, spec in zip(self._steps, self.columns, strict=True):
             steps = storage_array(lists[source].flatten())
             try:
-                values = to_numpy(steps, spec.shape or (1,) * list_depth(steps.type))
+                if spec.variable_length:
+                    variable[spec.name] = to_variable(steps, spec.dtype)
+                else:
+                    values = to_numpy(steps, spec.shape or (1,) * list_depth(steps.type))
+                    columns[spec.name] = values.reshape(len(values), *spec.shape)
             except Irregular as error:
                 episodes = np.unique(np.searchsorted(offsets, error.rows, side="right") - 1)
                 step = int(error.rows[0] - offsets[episodes[0]])
                 raise _BadRows(episodes, source, f"step {step} {error.reason}") from error
-            columns[spec.name] = values.reshape(len(values), *spec.shape)
+        for source in self._steps:
+            note_paths(storage_array(lists[source].flatten()), self.findings, part.name, int(rows[0]), source)
         has_final, finals = self._read_finals(table)
         return EpisodeBlock(
             position=part.position,
@@ -197,6 +211,7 @@ class EpisodeRows:
             has_final=has_final,
             finals=finals,
             metadata={name: table.column(source).to_pylist() for source, name in self._facts.items()},
+            variable=variable,
         )
 
     def _lengths(self, lists: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:

@@ -19,6 +19,7 @@ from gear_data.ingest.id_ranges import IdRanges
 from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.variable_values import note_paths, to_variable, variable_dtype
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position
 
@@ -93,14 +94,15 @@ class StepRows:
         self.columns = tuple(self._infer(head, source, name) for source, name in chosen.items())
 
     def _infer(self, head: pa.Table, source: str, name: str) -> ColumnSpec:
-        array = storage_array(head.column(source))
+        array, known_as = storage_array(head.column(source)), None if source == name else source
+        if (dtype := variable_dtype(array.type, name)) is not None:
+            return ColumnSpec(name, dtype, source=known_as)
         shape = inner_shape(array)
         if name in SCALARS and shape == (1,):
             shape = ()
         if 0 in shape:
             raise BadEpisodeError("has no elements", file=self._name, column=source, row=0)
-        dtype = leaf_dtype(array.type, file=self._name, column=source)
-        return ColumnSpec(name, dtype, shape, source=None if source == name else source)
+        return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=known_as)
 
     def blocks(self, start: Position) -> Iterator[EpisodeBlock]:
         yield from assemble(self._parts(start), self.findings, has_final=False)
@@ -111,10 +113,13 @@ class StepRows:
             keep = np.ones(len(part.table), np.bool_)
             while True:
                 try:
-                    columns = self._read(part, keep)
+                    columns, variable = self._read(part, keep)
                     break
                 except Irregular as bad:
                     keep[np.flatnonzero(keep)[bad.rows]] = False
+            for source in self._sources:
+                column = storage_array(part.table.column(source))
+                note_paths(column, self.findings, part.name, part.position.row, source)
             rows = np.arange(len(keep), dtype=np.int64) + part.position.row
             ids = self._ids(part)
             episodes = boundaries.number(ids, self._ends(part, columns, keep), part)
@@ -124,15 +129,22 @@ class StepRows:
                 facts[self._episode] = ids
             if self._tasks is not None and "task_index" in part.table.column_names:
                 facts["task"] = self._task_names(part)
-            yield StepPart(part.position.file, part.name, rows, episodes, keep, columns, facts, {})
+            yield StepPart(part.position.file, part.name, rows, episodes, keep, columns, facts, {}, variable)
 
-    def _read(self, part: TablePart, keep: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
+    def _read(
+        self, part: TablePart, keep: npt.NDArray[np.bool_]
+    ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
+        """The steps to keep: columns of a fixed size, and those of variable length."""
         table = part.table if keep.all() else part.table.filter(pa.array(keep))
-        columns = {}
+        columns, variable = {}, {}
         for source, spec in zip(self._sources, self.columns, strict=True):
             array = storage_array(table.column(source))
             try:
-                values = to_numpy(array, spec.shape if spec.shape or not is_list(array.type) else (1,))
+                if spec.variable_length:
+                    variable[spec.name] = to_variable(array, spec.dtype)
+                else:
+                    values = to_numpy(array, spec.shape if spec.shape or not is_list(array.type) else (1,))
+                    columns[spec.name] = values.reshape(len(values), *spec.shape)
             except Irregular as error:
                 if self._options.skip_bad:
                     raise
@@ -143,8 +155,7 @@ class StepRows:
                     row=int(np.flatnonzero(keep)[error.rows[0]]) + part.position.row,
                     hint="mend the source, or leave such episodes out with --on-bad-episode skip",
                 ) from None
-            columns[spec.name] = values.reshape(len(values), *spec.shape)
-        return columns
+        return columns, variable
 
     def _ids(self, part: TablePart) -> npt.NDArray[np.int64] | None:
         if self._episode is None:

@@ -1,0 +1,175 @@
+"""Who takes part, each in a process with an interpreter of its own, because their requirements clash."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from common import ROOT, progress
+from environments import HERE, ContenderError, is_installed, last_line, venv_python
+
+SETUP_TIMEOUT_SECONDS = 600.0
+INLINE, THREADS = "gear-inline", "gear"
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    title: str
+    script: str
+    #: Which of `feed_data.Data`'s paths it reads.
+    data: Literal["dataset", "source", "steps"]
+    #: Its environment, and its file under requirements/; None: the interpreter that runs this.
+    environment: str | None = None
+    arguments: tuple[str, ...] = ()
+
+
+CONTENDERS = (
+    Contender(INLINE, "gear-data, prefetch=0", "gear_loader.py", "dataset", arguments=("--prefetch", "0")),
+    Contender(THREADS, "gear-data, prefetch=2", "gear_loader.py", "dataset", arguments=("--prefetch", "2")),
+    Contender("torchrl", "TorchRL SliceSampler, memory", "torchrl_slices.py", "steps", "torchrl"),
+    Contender(
+        "torchrl-memmap",
+        "TorchRL SliceSampler, memmap",
+        "torchrl_slices.py",
+        "steps",
+        "torchrl",
+        ("--storage", "memmap"),
+    ),
+    Contender("dt", "Decision Transformer loop", "dt_numpy.py", "steps"),
+    Contender(
+        "dt-published",
+        "Decision Transformer loop, returns summed per window",
+        "dt_numpy.py",
+        "steps",
+        arguments=("--returns", "published"),
+    ),
+    Contender("d3rlpy", "d3rlpy", "d3rlpy_trajectories.py", "steps", "d3rlpy"),
+    Contender("reverb", "Reverb TrajectoryDataset, same process", "reverb_trajectories.py", "steps", "reverb"),
+    Contender("hf", "HF datasets rows + collator, states only", "hf_rows.py", "source", "hf"),
+    Contender(
+        "hf-arrow",
+        "HF datasets Arrow rows + collator, states only",
+        "hf_rows.py",
+        "source",
+        "hf",
+        ("--rows", "arrow"),
+    ),
+    Contender("memcpy", "memcpy, 1 thread", "memcpy_ceiling.py", "steps"),
+    Contender(
+        "memcpy-hot", "memcpy, 1 thread, into a hot batch", "memcpy_ceiling.py", "steps", arguments=("--into", "batch")
+    ),
+)
+
+
+def own_variables(scratch: Path) -> dict[str, str]:
+    """For what runs in this interpreter: the checkout's own gear_data, installed or not."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": path}
+
+
+def run_script(script: str, *arguments: str, log: Path) -> dict[str, Any]:
+    """What a script of peers/ prints when it is run in this interpreter to its end.
+
+    Raises:
+        ContenderError: it failed; with its last line.
+    """
+    command = [sys.executable, str(HERE / "peers" / script), *arguments]
+    with log.open("w") as errors:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False, env=own_variables(log.parent)
+        )
+    if done.returncode:
+        raise ContenderError(f"{script} failed: {last_line(log.read_text(errors='replace'))}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+class Process:
+    """One contender, set up and waiting; it measures when it is told to."""
+
+    def __init__(self, contender: Contender, python: Path, options: Sequence[str], log: Path) -> None:
+        self.contender, self.log = contender, log
+        # What a contender leaves behind when it is killed goes with the scratch folder; peers' environments stay as
+        # they are.
+        own = contender.environment is None
+        variables = own_variables(log.parent) if own else {**os.environ, "TMPDIR": str(log.parent)}
+        command = [str(python), str(HERE / "peers" / contender.script), "--on-request", *options, *contender.arguments]
+        with log.open("w") as errors:
+            self.child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables
+            )
+
+    def hear(self, timeout: float) -> dict[str, Any]:
+        watchdog = threading.Timer(timeout, self.child.kill)
+        watchdog.start()
+        try:
+            line = self.child.stdout.readline() if self.child.stdout else ""
+        finally:
+            watchdog.cancel()
+        if not line:
+            status = self.child.wait()
+            raise ContenderError(f"ended with status {status}: {last_line(self.log.read_text(errors='replace'))}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def measure(self, seconds: float) -> dict[str, Any]:
+        print("measure", file=self.child.stdin, flush=True)
+        return self.hear(60 + 10 * seconds)
+
+    def close(self) -> None:
+        if self.child.stdin is not None:
+            self.child.stdin.close()
+        try:
+            self.child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+
+
+def find_python(contender: Contender, venvs: Path, given: Mapping[str, Path]) -> Path:
+    """Raises ContenderError where its environment is not installed."""
+    if contender.environment is None:
+        return Path(sys.executable)
+    if contender.environment in given:
+        return given[contender.environment]
+    folder = venvs / contender.environment
+    if not is_installed(folder, contender.environment):
+        raise ContenderError("not installed (run with --install)")
+    return venv_python(folder)
+
+
+def run_rounds(
+    processes: Mapping[str, Process], seconds: float, repetitions: int, failures: dict[str, str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Every contender's measurements, turn about; one that stops goes to `failures` and its turns are over."""
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
+    for repetition in range(repetitions):
+        for name, process in processes.items():
+            if name in failures:
+                continue
+            progress(f"round {repetition + 1} of {repetitions}: {name}")
+            try:
+                measured[name].append(process.measure(seconds))
+            except (ContenderError, OSError) as error:
+                failures[name] = str(error)
+    progress("")
+    return {name: records for name, records in measured.items() if name not in failures}
+
+
+def chosen_contenders(names: str | None) -> list[Contender]:
+    """gear-data always, because the ratios are to it; of the others those named, or all. Raises SystemExit."""
+    known = {contender.name: contender for contender in CONTENDERS}
+    if names is None:
+        return list(CONTENDERS)
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if unknown := [name for name in wanted if name not in known]:
+        raise SystemExit(f"unknown peers {', '.join(unknown)}; known: {', '.join(known)}")
+    return [contender for contender in CONTENDERS if contender.name in {INLINE, THREADS, *wanted}]

@@ -1,0 +1,124 @@
+"""The data of a feed benchmark, made once in a scratch folder in every form a contender reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+from common import parquet_files, progress, synthetic_episodes, write_parquet
+from contenders import run_script
+from scenarios import CACHE_MULTIPLE, FAMILIES, Contract, Family
+
+_FRAME_EPISODE = 500
+_WRITTEN_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Data:
+    """One set of steps.
+
+    Attributes:
+        source: what was converted: Parquet of episodes, LeRobot or D4RL HDF5.
+        dataset: gear-data's folder.
+        steps: folder of .npy files, as `load_steps` of peers/harness.py reads it.
+        origin: "given" or "synthetic".
+        copies: how many times over the source is in it.
+        num_steps, num_episodes: counts.
+        step_bytes: bytes of a step in the columns that batches are made of.
+        shapes: column -> shape and dtype of a step, for people.
+    """
+
+    source: Path
+    dataset: Path
+    steps: Path
+    contract: Contract
+    origin: str
+    copies: int
+    num_steps: int
+    num_episodes: int
+    step_bytes: int
+    shapes: dict[str, str]
+
+    def describe(self) -> str:
+        columns = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
+        times = f", {self.copies} copies" if self.copies > 1 else ""
+        size = self.num_steps * self.step_bytes / 2**20
+        return (
+            f"{self.origin} data{times}: {self.num_steps:,} steps, {self.num_episodes:,} episodes, {size:,.0f} MiB "
+            f"({columns})"
+        )
+
+
+class DataStore:
+    """Makes data when it is first asked for, and keeps it for the scenarios to come.
+
+    Args:
+        scratch: where it goes; the caller removes it.
+        given: family -> source to use instead of made-up data.
+        cache_bytes: the last-level cache's size.
+    """
+
+    def __init__(self, scratch: Path, given: dict[str, Path], seed: int, cache_bytes: int) -> None:
+        self._scratch, self._given, self._seed, self._cache_bytes = scratch, given, seed, cache_bytes
+        self._made: dict[tuple[str, bool], Data] = {}
+
+    def get(self, family: str, large: bool) -> Data:
+        """Raises ContenderError where gear-data cannot convert the source, FileNotFoundError where none is there."""
+        key = (family, large)
+        if key not in self._made:
+            progress(f"making {family} data{', large' if large else ''}")
+            self._made[key] = self._large(family) if large else self._plain(family)
+            progress("")
+        return self._made[key]
+
+    def _plain(self, family: str) -> Data:
+        if family in self._given:
+            return self._converted(family, self._given[family], 1)
+        name = "source.hdf5" if len(FAMILIES[family].observation) > 1 else "source.parquet"
+        source = self._scratch / family / name
+        source.parent.mkdir()
+        make_source(FAMILIES[family], source, self._seed)
+        return self._converted(family, source, 1)
+
+    def _large(self, family: str) -> Data:
+        small = self.get(family, large=False)
+        copies = math.ceil(CACHE_MULTIPLE * self._cache_bytes / (small.num_steps * small.step_bytes))
+        folder = self._scratch / f"{family}-large"
+        folder.mkdir()
+        # Links: every reader sees so many files, and the disk holds one.
+        for number, file in enumerate(parquet_files(small.source)):
+            for copy in range(copies):
+                (folder / f"{copy:04d}-{number:04d}.parquet").symlink_to(file)
+        return self._converted(family, folder, copies)
+
+    def _converted(self, family: str, source: Path, copies: int) -> Data:
+        name = f"{family}-{copies}"
+        dataset, steps = self._scratch / f"{name}.gear", self._scratch / f"{name}.steps"
+        contract = FAMILIES[family].contract
+        facts = run_script(
+            "gear_convert.py",
+            *("--source", str(source), "--dataset", str(dataset), "--steps", str(steps), "--contract", contract),
+            log=self._scratch / f"{name}.log",
+        )
+        origin = "given" if family in self._given else "synthetic"
+        return Data(source, dataset, steps, contract, origin, copies, **facts)
+
+
+def make_source(family: Family, path: Path, seed: int) -> None:
+    """Noise of the family's shape, as Parquet of episodes; pictures as D4RL HDF5, which holds them whole."""
+    if len(family.observation) == 1:
+        write_parquet(synthetic_episodes(family.steps, seed, family.observation[0], family.actions), path)
+        return
+    random = np.random.default_rng(seed)
+    ends = np.arange(family.steps) % _FRAME_EPISODE == _FRAME_EPISODE - 1
+    with h5py.File(path, "w") as file:
+        frames = file.create_dataset("observations", (family.steps, *family.observation), np.uint8)
+        for first in range(0, family.steps, _WRITTEN_AT_ONCE):
+            some = frames[first : first + _WRITTEN_AT_ONCE].shape
+            frames[first : first + _WRITTEN_AT_ONCE] = random.integers(0, 256, some, np.uint8)
+        file["actions"] = random.integers(0, 18, family.steps)
+        file["rewards"] = np.zeros(family.steps, np.float32)
+        file["terminals"], file["timeouts"] = np.zeros(family.steps, np.bool_), ends

@@ -1,0 +1,60 @@
+"""Converts a source once for all: to a gear-data dataset, and from that to a folder of arrays for the peers.
+
+The arrays are one .npy file a column, [N, *shape], with rewards and return-to-go as [N, 1], and `lengths` and
+`terminated` of the episodes. They are written episode by episode: the steps are never in memory twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from harness import COLUMNS, claim_stdout, say
+
+import gear_data
+
+RAW_COLUMNS = ("observations", "actions")
+
+
+def write_steps(dataset: gear_data.Dataset, names: tuple[str, ...], folder: Path) -> dict[str, object]:
+    """Writes the arrays; returns the facts of them that feed.py reports."""
+    folder.mkdir()
+    np.save(folder / "lengths.npy", dataset.episodes["length"].to_numpy().astype(np.int64))
+    np.save(folder / "terminated.npy", dataset.episodes["terminated"].to_numpy().astype(np.bool_))
+    shapes, step_bytes = {}, 0
+    for name in names:
+        spec = dataset.schema[name]
+        file = np.lib.format.open_memmap(
+            folder / f"{name}.npy", mode="w+", dtype=spec.numpy_dtype, shape=(dataset.num_steps, *(spec.shape or (1,)))
+        )
+        row = 0
+        for episode in range(dataset.num_episodes):
+            values = dataset.episode(episode)[name]
+            file[row : row + len(values)] = values.reshape(-1, *file.shape[1:])
+            row += len(values)
+        shapes[name] = f"{'x'.join(map(str, spec.shape)) or 'scalar'} {spec.dtype}"
+        step_bytes += spec.row_bytes
+    return {
+        "num_steps": dataset.num_steps,
+        "num_episodes": dataset.num_episodes,
+        "step_bytes": step_bytes,
+        "shapes": shapes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, required=True, help="anything gear_data.convert takes")
+    parser.add_argument("--dataset", type=Path, required=True, help="the gear-data dataset to make")
+    parser.add_argument("--steps", type=Path, required=True, help="the folder of arrays to make")
+    parser.add_argument("--contract", choices=("decision_transformer", "raw"), required=True, help="see feed.py")
+    args = parser.parse_args()
+    out = claim_stdout()
+    raw = args.contract == "raw"
+    gear_data.convert(args.source, args.dataset, columns=RAW_COLUMNS if raw else None, progress=False)
+    say(out, write_steps(gear_data.open(args.dataset), RAW_COLUMNS if raw else COLUMNS, args.steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Where the time of one batch goes, with gear-data's loader called inline.
+
+The stages are timed by clocks put around four functions of the loader while it runs:
+selection (`Drawer.draw`: the step's windows), kernel (`ColumnReader.read`: every byte of the batch), buffers (the rest
+of `Collector.collect`: the lease, arrays over it) and tensors (`torch.from_numpy`). A clock's own cost is measured and
+taken off. The whole is timed without clocks, turn about; `rest` is what no stage accounts for: the iterator, the meter,
+the dict. Medians over the rounds, microseconds.
+
+For comparison, the batch's bytes moved by one call of libc's memmove: between two places that the cache holds (hot),
+and from a source of 1 GiB to a place the cache holds (cold).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from gear_source import open_loader
+from harness import claim_stdout, parse_arguments, say, touch
+
+from gear_data.collection import Collector
+from gear_data.loaders.draws import OneDataset
+
+COLD_BYTES = 1 << 30
+CALIBRATION_CALLS = 100_000
+
+
+class Clock:
+    """Adds up the time inside one function."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.calls = 0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        now = time.perf_counter
+
+        def timed(*args: Any, **options: Any) -> Any:
+            start = now()
+            result = function(*args, **options)
+            self.seconds += now() - start
+            self.calls += 1
+            return result
+
+        return timed
+
+
+def clock_costs() -> tuple[float, float]:
+    """(what a clock counts of its own, what it costs its caller) of one call, in seconds."""
+
+    def nothing() -> None:
+        pass
+
+    clock = Clock()
+    timed = clock.around(nothing)
+    starts = [time.perf_counter()]
+    for function in (nothing, timed):
+        for _ in range(CALIBRATION_CALLS):
+            function()
+        starts.append(time.perf_counter())
+    bare, whole = ((b - a) / CALIBRATION_CALLS for a, b in pairwise(starts))
+    return clock.seconds / CALIBRATION_CALLS, whole - bare
+
+
+@contextmanager
+def clocks_on(places: dict[str, tuple[Any, str]]) -> Iterator[dict[str, Clock]]:
+    clocks = {name: Clock() for name in places}
+    originals = {name: getattr(owner, attribute) for name, (owner, attribute) in places.items()}
+    for name, (owner, attribute) in places.items():
+        setattr(owner, attribute, clocks[name].around(originals[name]))
+    try:
+        yield clocks
+    finally:
+        for name, (owner, attribute) in places.items():
+            setattr(owner, attribute, originals[name])
+
+
+def draw(batches: Iterator[dict[str, torch.Tensor]], seconds: float) -> tuple[int, float, dict[str, torch.Tensor]]:
+    count, start = 0, time.perf_counter()
+    now = start
+    while now < start + seconds:
+        batch = next(batches)
+        touch(batch)
+        count += 1
+        now = time.perf_counter()
+    return count, now - start, batch
+
+
+def stage_times(clocks: dict[str, Clock], batches: int, costs: tuple[float, float]) -> dict[str, float]:
+    """Microseconds a batch of each stage; Raises RuntimeError where the loader no longer calls one of the functions."""
+    for name, clock in clocks.items():
+        if clock.calls < batches:
+            raise RuntimeError(f"the loader does not call what is timed as {name}: put the clock elsewhere")
+    counted, whole = costs
+    net = {name: clock.seconds - clock.calls * counted for name, clock in clocks.items()}
+    # The kernel runs inside the collector, and so does its clock.
+    net["buffers"] -= net["kernel"] + clocks["kernel"].calls * whole
+    return {name: 1e6 * seconds / batches for name, seconds in net.items()}
+
+
+def copy_times(size: int, seconds: float) -> tuple[float, float]:
+    """(hot, cold) microseconds of one memmove of `size` bytes; medians."""
+    source, target = np.ones(COLD_BYTES, np.uint8), np.ones(size, np.uint8)
+    results = []
+    for places in ([0], range(0, COLD_BYTES - size + 1, size)):
+        times: list[float] = []
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            address = source.ctypes.data + places[len(times) % len(places)]
+            start = time.perf_counter()
+            ctypes.memmove(target.ctypes.data, address, size)
+            times.append(time.perf_counter() - start)
+        results.append(1e6 * statistics.median(times))
+    return results[0], results[1]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repetitions", type=int, default=5, help="rounds (default 5)")
+
+
+def main() -> None:
+    args = parse_arguments("Where one batch's time goes; --data is a gear-data dataset.", configure)
+    out = claim_stdout()
+    loader = open_loader(args, 0)
+    batches = iter(loader)
+    _, _, batch = draw(batches, 0.5)
+    size = sum(tensor.nbytes for tensor in batch.values() if isinstance(tensor, torch.Tensor))
+    places = {
+        "selection": (OneDataset, "draw"),
+        "buffers": (Collector, "collect"),
+        "kernel": (type(loader.dataset.reader()), "read"),
+        "tensors": (torch, "from_numpy"),
+    }
+    costs = clock_costs()
+    wholes: list[float] = []
+    stages: list[dict[str, float]] = []
+    for _ in range(args.repetitions):
+        count, seconds, _ = draw(batches, args.seconds / 2)
+        wholes.append(1e6 * seconds / count)
+        with clocks_on(places) as clocks:
+            count, _, _ = draw(batches, args.seconds / 2)
+        stages.append(stage_times(clocks, count, costs))
+    whole = statistics.median(wholes)
+    parts = {name: statistics.median(stage[name] for stage in stages) for name in stages[0]}
+    hot, cold = copy_times(size, args.seconds / 2)
+    record = {"batch_us": whole, "batch_bytes": size, "hot_copy_us": hot, "cold_copy_us": cold}
+    say(out, {**record, "stages_us": {**parts, "rest": whole - sum(parts.values())}})
+
+
+if __name__ == "__main__":
+    main()

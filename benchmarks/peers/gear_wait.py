@@ -1,0 +1,92 @@
+"""How long a trainer waits for gear-data's loader, whose step takes 5 ms, with prefetch threads.
+
+Three kinds of step: `sleep`, as the Python thread of a GPU trainer does until the device is done; `matmul`, one core
+busy outside the interpreter lock, as a CPU trainer; `python`, busy with the interpreter lock held, where a prefetch
+thread gets it only when the interpreter takes it away (every 5 ms, Python's own switch interval).
+
+One line of JSON for each kind and round: wait as a share of the whole step (wait and the 5 ms), its median and 99th
+percentile in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gear_source import open_loader
+from harness import claim_stdout, parse_arguments, say, touch
+
+STEP_SECONDS = 0.005
+WARM_STEPS = 20
+PREFETCH = 2
+
+
+def multiply() -> Callable[[], None]:
+    torch.set_num_threads(1)
+    left, right = torch.rand(128, 128), torch.rand(128, 128)
+    out = torch.empty(128, 128)
+
+    def run() -> None:
+        torch.mm(left, right, out=out)
+
+    return run
+
+
+def busy(work: Callable[[], None]) -> Callable[[], None]:
+    def step() -> None:
+        until = time.perf_counter() + STEP_SECONDS
+        while time.perf_counter() < until:
+            work()
+
+    return step
+
+
+STEPS: dict[str, Callable[[], None]] = {
+    "sleep": lambda: time.sleep(STEP_SECONDS),
+    "matmul": busy(multiply()),
+    "python": busy(lambda: None),
+}
+
+
+def train(batches: Iterator[dict[str, torch.Tensor]], step: Callable[[], None], seconds: float) -> dict[str, Any]:
+    waits: list[float] = []
+    start = asked = time.perf_counter()
+    while asked < start + seconds or len(waits) <= WARM_STEPS:
+        batch = next(batches)
+        waits.append(time.perf_counter() - asked)
+        touch(batch)
+        step()
+        asked = time.perf_counter()
+        if len(waits) == WARM_STEPS:
+            begun = asked
+    counted = np.array(waits[WARM_STEPS:])
+    return {
+        "wait_fraction": float(counted.sum() / (asked - begun)),
+        "wait_us_median": float(np.median(counted) * 1e6),
+        "wait_us_p99": float(np.percentile(counted, 99) * 1e6),
+        "steps": len(counted),
+    }
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repetitions", type=int, default=5, help="rounds (default 5)")
+
+
+def main() -> None:
+    args = parse_arguments("A trainer's wait for gear-data's loader; --data is a gear-data dataset.", configure)
+    out = claim_stdout()
+    batches = iter(open_loader(args, PREFETCH))
+    rounds = [
+        {"consumer": name, **train(batches, step, args.seconds)}
+        for _ in range(args.repetitions)
+        for name, step in STEPS.items()
+    ]
+    say(out, {"rounds": rounds})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,382 @@
+"""What choosing windows costs against the number of episodes, per kind of sampler, beside NumPy's and torch's ways.
+
+    python benchmarks/selection.py --episodes 1000 1000000 100000000 --json selection.json
+
+Every kind and size has a process of its own. Set-up is from the episodes' lengths (and weights) to a selector;
+bytes an episode are what that process holds more afterwards, the dataset's offsets and the weights included, and at the
+peak of the set-up. Draws are of 4,096 windows at a time, median over batches; an update sets 4,096 weights.
+
+    python benchmarks/selection.py --sparse
+
+makes a dataset of 10^10 steps in 10^7 episodes out of sparse files (they take no space on most file systems), opens it,
+reads its episode table, draws from it, and prints the peak memory of the process that did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import ROOT, describe_machine, figure, format_table, machine_facts, progress, write_json
+
+BATCH = 4096
+CONTEXT = 20
+BATCHES = 100
+#: torch.multinomial takes no more.
+MULTINOMIAL_LIMIT = 1 << 24
+SPARSE_EPISODES, SPARSE_STEPS, SPARSE_SHARDS = 10**7, 10**10, 100
+SPARSE_LIMIT_BYTES = 2 << 30
+
+KINDS = (
+    "uniform by step",
+    "uniform by episode",
+    "weighted by episode",
+    "weighted by step",
+    "weighted, no repeats",
+    "weighted, updated",
+    "topk",
+    "fifo",
+    "shuffle",
+    "np.searchsorted",
+    "torch.multinomial",
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    kind: str
+    episodes: int
+    setup_seconds: float
+    bytes_an_episode: float
+    peak_bytes_an_episode: float
+    draw_ms: float
+    update_ms: float | None
+
+
+def memory(field: str) -> int:
+    """A field of /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    raise KeyError(field)
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def random_weights(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """From 1e-12 to 1e12, every decade as often; made without arrays beside it."""
+    weights = np.random.default_rng(1).random(count)
+    weights *= 24
+    weights -= 12
+    return np.power(10.0, weights, out=weights)
+
+
+def median_ms(call: Callable[[int], Any], count: int) -> float:
+    seconds = []
+    for i in range(count):
+        begun = time.perf_counter()
+        call(i)
+        seconds.append(time.perf_counter() - begun)
+    return 1e3 * statistics.median(seconds)
+
+
+def measure(kind: str, episodes: int) -> Cost:
+    lengths = np.random.default_rng(0).integers(1, 1001, episodes)
+    base = memory("RssAnon")
+    weights = (
+        random_weights(episodes) if kind not in ("uniform by step", "uniform by episode", "fifo", "shuffle") else None
+    )
+    forget_peak()
+    begun = time.perf_counter()
+    draw, update = prepare(kind, lengths, weights)
+    setup = time.perf_counter() - begun
+    peak, held = memory("VmHWM"), memory("RssAnon")
+    resident = memory("VmRSS")
+    draw_ms = median_ms(draw, BATCHES)
+    return Cost(
+        kind,
+        episodes,
+        setup,
+        (held - base) / episodes,
+        (peak - resident + held - base) / episodes,
+        draw_ms,
+        None if update is None else median_ms(update, BATCHES),
+    )
+
+
+Prepared = tuple[Callable[[int], Any], Callable[[int], Any] | None]
+
+
+def prepare(kind: str, lengths: Any, weights: Any) -> Prepared:
+    """A function that draws batch i, and one that makes update i."""
+    if kind == "np.searchsorted":
+        rng, sums = np.random.default_rng(2), np.cumsum(weights)
+        return (lambda step: np.searchsorted(sums, rng.random(BATCH) * sums[-1], side="right")), None
+    if kind == "torch.multinomial":
+        import torch
+
+        tensor = torch.from_numpy(weights)
+        return (lambda step: torch.multinomial(tensor, BATCH, replacement=True)), None
+    return prepare_selector(kind, lengths, weights)
+
+
+def prepare_selector(kind: str, lengths: Any, weights: Any) -> Prepared:
+    from gear_data.selection.anchors import Anchors
+    from gear_data.selection.samplers import Candidates, Fifo, Shuffle, TopK, Uniform, Weighted
+    from gear_data.selection.windows import WindowRule
+
+    sampler: Any = {
+        "uniform by step": Uniform(),
+        "uniform by episode": Uniform("episode"),
+        "weighted by episode": Weighted("weight"),
+        "weighted by step": Weighted("weight", by="step"),
+        "weighted, no repeats": Weighted("weight", replacement=False),
+        "weighted, updated": Weighted("weight"),
+        "topk": TopK("weight", max(1, len(lengths) // 10)),
+        "fifo": Fifo(),
+        "shuffle": Shuffle(),
+    }[kind]
+    anchors = Anchors(lengths, None, None, None, WindowRule(CONTEXT))
+    selector = sampler.bind(Candidates(anchors, lambda expression, what: weights), 7)
+    count = min(BATCH, len(lengths) // 2) if kind == "weighted, no repeats" else BATCH
+
+    def draw(step: int) -> Any:
+        return selector.select(step, count, step * count)
+
+    if kind != "weighted, updated":
+        return draw, None
+    rng = np.random.default_rng(3)
+    changes = [(rng.integers(0, len(lengths), BATCH), rng.random(BATCH)) for _ in range(BATCHES + 1)]
+    # The first makes the tree.
+    selector.update(0, *changes[-1])
+    return draw, lambda i: selector.update(BATCHES + i, *changes[i])
+
+
+def warm_up(kind: str) -> None:
+    """Compiles, or loads, what is measured."""
+    draw, update = prepare(kind, np.full(5000, 9), np.full(5000, 0.5))
+    draw(0)
+    if update is not None:
+        update(0)
+
+
+def in_fresh_process(*arguments: str) -> Any:
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def cost_table(costs: list[Cost]) -> str:
+    header = (
+        "kind",
+        "episodes",
+        "set-up s",
+        "bytes/episode",
+        "at the peak",
+        f"ms per {BATCH:,} draws",
+        "ms per update",
+    )
+    return format_table(
+        header,
+        [
+            (
+                cost.kind,
+                f"{cost.episodes:,}",
+                figure(cost.setup_seconds),
+                figure(cost.bytes_an_episode),
+                figure(cost.peak_bytes_an_episode),
+                figure(cost.draw_ms),
+                figure(cost.update_ms),
+            )
+            for cost in costs
+        ],
+    )
+
+
+def write_sparse_dataset(folder: Path) -> None:
+    """10^10 steps in 10^7 episodes of 1 to 1,999: a real manifest and episode table, and shards that are all holes."""
+    from dataclasses import replace
+
+    import pyarrow as pa
+    from common import synthetic_episodes, write_parquet
+
+    import gear_data
+    from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
+    from gear_data.storage.tables import EPISODE_SCHEMA, write_ipc
+
+    source = folder / "source.parquet"
+    write_parquet(synthetic_episodes(2000), source)
+    gear_data.convert(source, folder / "small", progress=False)
+    small = Manifest.load(folder / "small")
+    dataset = folder / "dataset"
+    (dataset / "shards").mkdir(parents=True)
+
+    each = SPARSE_EPISODES // SPARSE_SHARDS
+    rng = np.random.default_rng(0)
+    half = rng.integers(1, 1000, each // 2)
+    # Pairs that add up to 2,000 steps, so that every shard has as many.
+    lengths = np.concatenate([half, 2000 - half])
+    rng.shuffle(lengths)
+    steps = int(lengths.sum())
+    buffers, end = {}, 0
+    for column in small.schema:
+        buffers[column.name] = end
+        end += -(-steps * column.row_bytes // 4096) * 4096
+    shards = []
+    for number in range(SPARSE_SHARDS):
+        entry = FileEntry(f"shards/{number:06d}.arrow", end, "xxh3-128:" + "0" * 32)
+        with (dataset / entry.file).open("wb") as file:
+            file.truncate(end)
+        shards.append(ShardEntry(entry, each, steps, buffers))
+
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    path = dataset / "episodes.arrow"
+    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(each, np.int32)), pa.array(["holes"], pa.large_string()))
+    schema = EPISODE_SCHEMA
+    for name in ("source", "task"):
+        index = schema.get_field_index(name)
+        schema = schema.set(index, pa.field(name, names.type, nullable=schema.field(name).nullable))
+    batches = []
+    for number in range(SPARSE_SHARDS):
+        columns = {
+            "episode_id": np.arange(number * each, (number + 1) * each),
+            "shard": np.full(each, number, np.int32),
+            "start": starts,
+            "length": lengths,
+            "return": rng.random(each) * 100,
+            "terminated": np.ones(each, np.bool_),
+            "truncated": np.zeros(each, np.bool_),
+            "source": names,
+            "task": names,
+            "content": pa.FixedSizeBinaryArray.from_buffers(
+                pa.binary(16), each, [None, pa.py_buffer(rng.bytes(16 * each))]
+            ),
+        }
+        batches.append(
+            pa.record_batch(
+                [
+                    pa.array(columns[field.name], field.type)
+                    if not isinstance(columns[field.name], pa.Array)
+                    else columns[field.name]
+                    for field in schema
+                ],
+                schema=schema,
+            )
+        )
+    write_ipc(path, pa.Table.from_batches(batches).combine_chunks())
+    tables = {"episodes": FileEntry("episodes.arrow", path.stat().st_size, "xxh3-128:" + "0" * 32)}
+    replace(small, episodes=SPARSE_EPISODES, steps=steps * SPARSE_SHARDS, shards=tuple(shards), tables=tables).save(
+        dataset
+    )
+
+
+def measure_sparse(dataset: Path) -> dict[str, float]:
+    """Opens the dataset, reads its episode table and draws, in this process."""
+    import polars as pl
+
+    import gear_data
+    from gear_data.selection.samplers import Weighted
+
+    figures = {"imports_bytes": float(memory("VmHWM"))}
+    begun = time.perf_counter()
+    ds = gear_data.open(dataset)
+    figures["open_seconds"] = time.perf_counter() - begun
+    begun = time.perf_counter()
+    if ds.num_steps != SPARSE_STEPS or ds.episodes["length"].sum() != SPARSE_STEPS:
+        raise SystemExit("the dataset is not what was written")
+    figures["episodes_seconds"] = time.perf_counter() - begun
+    figures["episodes_bytes"] = float(memory("VmHWM"))
+    for name, sampler in (("uniform", "uniform"), ("weighted", Weighted(pl.col("return") + 1))):
+        begun = time.perf_counter()
+        loader = gear_data.SequenceLoader(ds, batch_size=256, context=CONTEXT, sampler=sampler, prefetch=0, steps=20)
+        batches = sum(1 for _ in loader)
+        figures[f"{name}_seconds"] = time.perf_counter() - begun
+        figures[f"{name}_bytes"] = float(memory("VmHWM"))
+        if batches != 20:
+            raise SystemExit("some batches are missing")
+    return figures
+
+
+def run_sparse(scratch: Path | None) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="gear-bench-", dir=scratch) as name:
+        progress("writing the sparse dataset")
+        write_sparse_dataset(Path(name))
+        progress("")
+        found: dict[str, float] = in_fresh_process("--open", str(Path(name) / "dataset"))
+    mib = 1 << 20
+    print(
+        f"{SPARSE_STEPS:.0e} steps in {SPARSE_EPISODES:.0e} episodes: opened in {found['open_seconds']:.2f} s, episode "
+        f"table in {found['episodes_seconds']:.2f} s; 20 batches of 256 windows, loader and all: uniform "
+        f"{found['uniform_seconds']:.2f} s, weighted {found['weighted_seconds']:.2f} s"
+    )
+    print(
+        f"peak memory (MiB): imports {found['imports_bytes'] / mib:.0f}, with the episode table "
+        f"{found['episodes_bytes'] / mib:.0f}, drawn from uniformly {found['uniform_bytes'] / mib:.0f}, by weight "
+        f"{found['weighted_bytes'] / mib:.0f}; target below {SPARSE_LIMIT_BYTES / mib:.0f}: "
+        f"{'met' if found['weighted_bytes'] < SPARSE_LIMIT_BYTES else 'NOT met'}"
+    )
+    return found
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--episodes", type=int, nargs="+", default=[10**k for k in range(3, 9)], help="default 10^3 to 10^8"
+    )
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="default all")
+    parser.add_argument("--sparse", action="store_true", help="measure a dataset of 10^10 steps instead")
+    parser.add_argument("--scratch", type=Path, help="folder for the sparse dataset")
+    parser.add_argument("--json", type=Path, help="write the full record here")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_arguments()
+    # The checkout's own gear_data, installed or not.
+    sys.path.insert(0, str(ROOT))
+    if args.worker is not None:
+        warm_up(args.worker)
+        print(json.dumps(asdict(measure(args.worker, args.episodes[0]))))
+        return
+    if args.open is not None:
+        print(json.dumps(measure_sparse(args.open)))
+        return
+    facts = machine_facts()
+    print(describe_machine(facts))
+    record: dict[str, Any] = {"benchmark": "selection", "machine": facts}
+    if args.sparse:
+        record["sparse"] = run_sparse(args.scratch)
+    else:
+        costs = []
+        for kind in args.kinds:
+            for episodes in args.episodes:
+                if kind == "torch.multinomial" and episodes > MULTINOMIAL_LIMIT:
+                    continue
+                progress(f"{kind}, {episodes:,} episodes")
+                costs.append(Cost(**in_fresh_process("--worker", kind, "--episodes", str(episodes))))
+        progress("")
+        print(f"batches of {BATCH:,} windows, episodes of 1 to 1,000 steps; weights from 1e-12 to 1e12\n")
+        print(cost_table(costs))
+        record["costs"] = [asdict(cost) for cost in costs]
+    if args.json is not None:
+        write_json(args.json, record)
+
+
+if __name__ == "__main__":
+    main()

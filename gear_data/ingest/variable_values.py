@@ -1,0 +1,79 @@
+"""Arrow columns of text and encoded bytes: what a source may call them, brought to the type of a shard's column."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gear_data.ingest.arrow_values import Irregular, null_rows
+from gear_data.ingest.columns import SCALARS
+from gear_data.ingest.findings import Finding, Findings
+from gear_data.schema import VARIABLE_TYPES
+
+
+def variable_dtype(type_: pa.DataType, name: str) -> str | None:
+    """The step dtype of a column `name` whose steps have this Arrow type, if it is one of variable length.
+
+    Text is `string`, bytes are `binary`; so is the struct of `bytes` and `path` by which `datasets` keeps images,
+    sounds and videos. Rewards and end flags are numbers: under their names nothing is text.
+    """
+    if name in SCALARS:
+        return None
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        return "string"
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or _is_file(type_):
+        return "binary"
+    return None
+
+
+def to_variable(array: pa.Array, dtype: str) -> pa.Array:
+    """The values as `large_string` or `large_binary`; their bytes are not copied.
+
+    Raises:
+        Irregular: rows with nulls, with a path in place of its file's bytes, or with text that is not UTF-8.
+    """
+    _refuse(null_rows(array), "holds a null")
+    if _is_file(array.type):
+        files, array = array, pc.struct_field(array, "bytes")
+        missing = null_rows(array)
+        path = pc.struct_field(files, "path")[int(missing[0])].as_py() if len(missing) else None
+        _refuse(missing, "holds a null" if path is None else f"holds only the path {path!r}, not the bytes of the file")
+    array = array.cast(VARIABLE_TYPES[dtype])
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        _refuse(_not_utf8(array), "is not UTF-8")
+        raise
+    return array
+
+
+def note_paths(array: pa.Array, findings: Findings, file: str, row: int, column: str) -> None:
+    """Counts paths that stand beside the bytes of files: they are not kept."""
+    if _is_file(array.type) and (count := len(array) - pc.struct_field(array, "path").null_count):
+        message = "the files' bytes are kept, the paths beside them are left out"
+        findings.add(Finding("paths-left-out", message, count, file, row, column))
+
+
+def _is_file(type_: pa.DataType) -> bool:
+    if not pa.types.is_struct(type_) or {field.name for field in type_} != {"bytes", "path"}:
+        return False
+    content, path = type_.field("bytes").type, type_.field("path").type
+    is_binary = pa.types.is_binary(content) or pa.types.is_large_binary(content)
+    return bool(is_binary and (pa.types.is_string(path) or pa.types.is_large_string(path)))
+
+
+def _refuse(rows: npt.NDArray[np.int64], reason: str) -> None:
+    if len(rows):
+        raise Irregular(rows, reason)
+
+
+def _not_utf8(array: pa.Array) -> npt.NDArray[np.int64]:
+    rows = []
+    for row, value in enumerate(array.cast(pa.large_binary()).to_pylist()):
+        try:
+            value.decode()
+        except UnicodeDecodeError:
+            rows.append(row)
+    return np.array(rows, np.int64)

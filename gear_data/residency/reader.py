@@ -1,0 +1,68 @@
+"""Windows read from shards that this process has mapped, whatever the residency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.collection import Places
+from gear_data.residency.shards import Shards
+from gear_data.selection.windows import Int64Array, Windows
+
+Finals = Callable[[], tuple[Int64Array, dict[str, npt.NDArray[Any]]]]
+
+
+class ShardReader:
+    """A `ColumnReader` over mapped shards.
+
+    Args:
+        shards: the mapped shards.
+        shard, start, length: int64 [episodes], from the episode table.
+        finals: gives int64 ids of the episodes with a final observation, ascending, and the columns of those.
+    """
+
+    def __init__(
+        self, shards: Shards, shard: Int64Array, start: Int64Array, length: Int64Array, finals: Finals
+    ) -> None:
+        self._shards = shards
+        self._shard = shard
+        self._start = start
+        self._length = length
+        self._finals = finals
+        self._final_rows: Int64Array = np.empty(0, np.int64)
+        self._final_columns: dict[str, npt.NDArray[Any]] = {}
+
+    def final_address(self, column: str) -> int:
+        ids, columns = self._finals()
+        if column not in columns or not len(ids):
+            return 0
+        if not len(self._final_rows):
+            self._final_rows = np.full(len(self._length), -1, np.int64)
+            self._final_rows[ids] = np.arange(len(ids))
+        self._final_columns[column] = np.ascontiguousarray(columns[column])
+        return int(self._final_columns[column].ctypes.data)
+
+    def read(self, windows: Windows, places: Places) -> None:
+        from gear_data.kernels.cpu import collect
+
+        if not self._shards.all_mapped:
+            for shard in np.unique(self._shard[windows.episode_id]).tolist():
+                self._shards.touch(shard)
+        collect(
+            windows.episode_id,
+            windows.start,
+            windows.length,
+            places.rows,
+            self._shard,
+            self._start,
+            self._length,
+            self._final_rows,
+            self._shards.addresses,
+            places.plan,
+            places.addresses,
+            places.per,
+            places.valid,
+        )

@@ -1,0 +1,219 @@
+"""Root: a dataset's folder, opened once and shared by the whole dataset and all its views."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from copy import copy
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.collection import ColumnReader
+from gear_data.errors import InvalidArgumentError, ManifestError, MissingColumnError
+from gear_data.residency import JoinedShards, ShardReader, Shards, open_shards
+from gear_data.schema import Schema
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.block import offsets_of
+from gear_data.storage.manifest import Manifest
+from gear_data.storage.reader import check_files
+from gear_data.storage.sidecar import COLUMN, REWARDS, discounted_returns
+from gear_data.storage.tables import array_values, read_episodes, read_finals
+from gear_data.storage.variable import checked, value_offsets
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class Root:
+    """All episodes of a folder, by id: 0 to n - 1 in source order. Can be pickled: it opens again where it is
+    unpickled. Columns are mapped from disk on first touch; nothing is copied.
+
+    Args, errors: see `gear_data.open`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], residency: str = "mmap") -> None:
+        self.path = Path(path)
+        self.residency = residency
+        self.manifest = Manifest.load(self.path)
+        check_files(self.path, self.manifest)
+        self.schema = self.manifest.schema
+        self.statistics = self.manifest.statistics
+        self._stored: Shards = open_shards(residency, self.path, self.schema, self.manifest.shards)
+        self.shards = self._stored
+        #: Of `returns_to_go`; None for the column as it is stored, if it is.
+        self.discount: float | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_open_again, (self.path, self.residency, self.discount))
+
+    def with_discount(self, discount: float) -> Root:
+        """These episodes with `returns_to_go` of a discount, see `Dataset.with_discount`; shares all that is open."""
+        number = isinstance(discount, int | float | np.integer | np.floating) and not isinstance(discount, bool)
+        if not number or not 0 <= discount <= 1:
+            raise InvalidArgumentError(f"discount must be a number from 0 to 1, not {discount!r}")
+        stored = self.manifest.schema
+        if REWARDS not in stored or stored[REWARDS].shape:
+            raise MissingColumnError(
+                f"{COLUMN.name} needs one reward a step; the columns are {', '.join(stored.names)}",
+                file=str(self.path),
+                column=REWARDS,
+            )
+        # Zero may come with a sign, and one number must have one name.
+        wanted = None if discount == 1 and COLUMN.name in stored else abs(float(discount))
+        if wanted == self.discount:
+            return self
+        root = copy(self)
+        root.discount = wanted
+        if wanted is None:
+            root.schema, root.statistics, root.shards = stored, self.manifest.statistics, self._stored
+        else:
+            sidecar = discounted_returns(self.path, self.manifest, *self.placement, self.lengths, wanted)
+            index = stored.index(COLUMN.name) if COLUMN.name in stored else len(stored)
+            root.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
+            root.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
+            column = open_shards(self.residency, sidecar.folder, Schema((COLUMN,)), sidecar.shards)
+            root.shards = JoinedShards(self._stored, index, column)
+        return root
+
+    @cached_property
+    def episode_table(self) -> Any:
+        """The episode table as a `pyarrow.Table`, mapped from its file."""
+        path = self._table_path
+        table = read_episodes(path)
+        if len(table) != self.manifest.episodes:
+            raise ManifestError(
+                f"the episode table has {len(table)} rows, the manifest {self.manifest.episodes} episodes",
+                file=str(path),
+            )
+        return table
+
+    @property
+    def _table_path(self) -> Path:
+        return self.path / self.manifest.tables["episodes"].file
+
+    @cached_property
+    def episodes(self) -> pl.DataFrame:
+        """The episode table as a Polars frame."""
+        import polars as pl
+
+        frame = pl.from_arrow(self.episode_table)
+        if not isinstance(frame, pl.DataFrame):
+            raise ManifestError("the episode table is not a table", file=str(self._table_path))
+        return frame
+
+    def _int64(self, name: str) -> Int64Array:
+        return self.episode_table.column(name).to_numpy().astype(np.int64, copy=False)  # type: ignore[no-any-return]
+
+    @cached_property
+    def lengths(self) -> Int64Array:
+        """int64 [n], steps of each episode."""
+        return self._int64("length")
+
+    @cached_property
+    def offsets(self) -> Int64Array:
+        """int64 [n + 1]: episode e is steps offsets[e] to offsets[e + 1] of the dataset."""
+        offsets = offsets_of(self.lengths)
+        if offsets[-1] != self.manifest.steps or (self.lengths <= 0).any():
+            raise ManifestError(
+                f"the episodes' lengths add up to {offsets[-1]} steps, the manifest says {self.manifest.steps}",
+                file=str(self._table_path),
+                column="length",
+            )
+        return offsets
+
+    @cached_property
+    def placement(self) -> tuple[Int64Array, Int64Array]:
+        """int64 [n] each: shard, and row there of the first step; checked, since they become addresses."""
+        shard, start = self._int64("shard"), self._int64("start")
+        steps = np.array([entry.steps for entry in self.manifest.shards], np.int64)
+        inside = (shard >= 0) & (shard < len(steps)) & (start >= 0) & (self.lengths > 0)
+        if inside.all():
+            # Not start + length, which may overflow.
+            inside = self.lengths <= steps[shard] - start
+        if not inside.all():
+            raise ManifestError(
+                "an episode lies outside its shard",
+                file=str(self._table_path),
+                row=int(np.argmin(inside)),
+                hint="run 'gear-data verify'; convert again",
+            )
+        return shard, start
+
+    def reader(self) -> ColumnReader:
+        """What collects windows of these episodes."""
+        shard, start = self.placement
+        return ShardReader(self.shards, shard, start, self.lengths, lambda: self.finals)
+
+    def steps(self, name: str, ids: Int64Array) -> npt.NDArray[Any]:
+        """[sum of lengths, *shape]: a column's steps of these episodes, one after another. A view of the shard's
+        memory where they follow each other there, else a copy. A column of variable length gives str or bytes objects.
+
+        Raises:
+            UnknownNameError: no such column; lists the columns.
+            CorruptShardError: values of variable length that are damaged.
+        """
+        index = self.schema.index(name)
+        parts = [self.shards.column(shard, index, first, last) for shard, first, last in self._runs(ids)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def values(self, name: str, ids: Int64Array) -> pa.Array:
+        """A column of variable length as `steps` gives others: `LargeStringArray` or `LargeBinaryArray`, and checked.
+
+        Raises:
+            CorruptShardError: damaged values.
+        """
+        index = self.schema.index(name)
+        parts = [
+            checked(self.shards.values(shard, index)[first:last], file=self._shard_file(shard), column=name)
+            for shard, first, last in self._runs(ids)
+        ]
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def sizes(self, ids: Int64Array) -> Int64Array:
+        """int64 [k]: bytes of each of these episodes over all columns."""
+        sizes: Int64Array = self.lengths[ids] * self.schema.step_bytes
+        shards, firsts = (values[ids] for values in self.placement)
+        for column in self.schema.variable_columns:
+            index = self.schema.index(column.name)
+            for shard in np.unique(shards).tolist():
+                mine = shards == shard
+                places = value_offsets(self.shards.values(shard, index))
+                sizes[mine] += places[firsts[mine] + self.lengths[ids[mine]]] - places[firsts[mine]]
+        return sizes
+
+    def _shard_file(self, shard: int) -> str:
+        return str(self.path / self.manifest.shards[shard].entry.file)
+
+    def _runs(self, ids: Int64Array) -> Iterator[tuple[int, int, int]]:
+        """(shard, first row, last row) of these episodes, those that follow each other taken together."""
+        shard, first = (values[ids] for values in self.placement)
+        last = first + self.lengths[ids]
+        follows = (shard[1:] == shard[:-1]) & (first[1:] == last[:-1])
+        begins = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+        ends = np.concatenate([begins[1:], [len(ids)]]) - 1
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            yield int(shard[begin]), int(first[begin]), int(last[end])
+
+    @cached_property
+    def finals(self) -> tuple[Int64Array, dict[str, npt.NDArray[Any]]]:
+        """int64 ids of the episodes with a final observation, and those observations."""
+        entry = self.manifest.tables.get("finals")
+        if entry is None:
+            return np.empty(0, np.int64), {}
+        table = read_finals(self.path / entry.file, self.schema)
+        columns = {}
+        for column in self.schema.final_columns:
+            values = array_values(table.column(column.name).combine_chunks()).view(column.numpy_dtype)
+            columns[column.name] = values.reshape(len(table), *column.shape)
+        return table.column("episode_id").to_numpy(), columns
+
+
+def _open_again(path: Path, residency: str, discount: float | None) -> Root:
+    """In another process."""
+    root = Root(path, residency)
+    return root if discount is None else root.with_discount(discount)

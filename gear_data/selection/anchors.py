@@ -1,0 +1,92 @@
+"""Anchors: the steps that windows hang on, numbered through over a set of episodes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gear_data.errors import InvalidArgumentError
+from gear_data.selection.step_mask import StepMask
+from gear_data.selection.windows import Int64Array, WindowRule
+
+
+class Anchors:
+    """The anchor steps of k episodes, in order. Where every step is one, nothing is stored beside the offsets.
+
+    Args:
+        lengths: int64 [k], steps of each episode.
+        offsets: int64 [k + 1], running sums of the lengths from 0; None: they are made.
+        ids: int64 [k], the episodes' ids; None: 0 to k - 1.
+        first: int64 [k], the step of the whole dataset that each episode begins at; None: offsets[:-1].
+        rule: which steps are anchors.
+        eligible: anchors are steps of this mask alone (see `StepMask.anchors`); None: any.
+
+    Attributes:
+        prefix: int64 [k + 1], anchors before each episode.
+
+    Raises:
+        InvalidArgumentError: no anchor at all.
+    """
+
+    def __init__(
+        self,
+        lengths: Int64Array,
+        offsets: Int64Array | None,
+        ids: Int64Array | None,
+        first: Int64Array | None,
+        rule: WindowRule,
+        eligible: StepMask | None = None,
+    ) -> None:
+        self.rule = rule
+        self.ids = None if ids is None else np.ascontiguousarray(ids, np.int64)
+        self.offsets = running_sums(lengths) if offsets is None else np.ascontiguousarray(offsets, np.int64)
+        self.first = self.offsets[:-1] if first is None else np.ascontiguousarray(first, np.int64)
+        self.eligible = eligible
+        if eligible is not None:
+            lengths = np.ascontiguousarray(lengths, np.int64)
+            if not rule.every_step():
+                self.eligible = eligible = _on_grid(eligible, self.first, lengths, rule)
+            self.prefix = running_sums(eligible.counts(self.first, lengths))
+        elif rule.every_step():
+            self.prefix = self.offsets
+        else:
+            self.prefix = running_sums(rule.anchor_counts(lengths))
+        if not self.total:
+            raise self._none(lengths)
+
+    def __len__(self) -> int:
+        return len(self.prefix) - 1
+
+    @property
+    def total(self) -> int:
+        """How many anchors there are."""
+        return int(self.prefix[-1])
+
+    def counts(self) -> Int64Array:
+        """int64 [k]: anchors of each episode."""
+        return np.diff(self.prefix)
+
+    def _none(self, lengths: Int64Array) -> InvalidArgumentError:
+        if not len(lengths):
+            return InvalidArgumentError("there is no episode to draw from")
+        if not self.rule.short and lengths.max() < self.rule.context:
+            return InvalidArgumentError(
+                f"no episode has the {self.rule.context} steps of the context; the longest has {lengths.max()}",
+                hint="allow short windows, or take a shorter context",
+            )
+        return InvalidArgumentError("no window satisfies the filter of steps", hint="relax the filter or its mode")
+
+
+def running_sums(counts: Int64Array) -> Int64Array:
+    """int64 [k + 1], from 0."""
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=sums[1:])
+    return sums
+
+
+def _on_grid(mask: StepMask, first: Int64Array, lengths: Int64Array, rule: WindowRule) -> StepMask:
+    """The steps of the mask that are anchors of the rule."""
+    from gear_data.kernels.step_mask import keep_grid
+
+    words = np.zeros_like(mask.words)
+    keep_grid(mask.words, first, lengths, rule.first_anchor, rule.stride, rule.anchor_counts(lengths), words)
+    return StepMask(mask.num_steps, words)

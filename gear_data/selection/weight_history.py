@@ -1,0 +1,190 @@
+"""WeightHistory: weights that change at given steps, with the weights of every step at hand."""
+
+from __future__ import annotations
+
+import base64
+import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import InvalidArgumentError, StateMismatchError
+from gear_data.selection.weight_tree import WeightTree
+from gear_data.selection.windows import Float64Array, Int64Array
+
+
+@dataclass(frozen=True)
+class _Update:
+    from_step: int
+    rows: Int64Array  # [m]
+    values: Float64Array  # [m]
+    before: Float64Array  # [m], the weights it replaced
+    exponents: tuple[int, int]  # before and after
+
+
+class WeightHistory:
+    """A tree of weights that can be moved to the version of any step, forwards and backwards.
+
+    Version v holds the first v updates. What came before a step can be folded into the base, after which older steps
+    cannot be had any more.
+
+    Not thread-safe: the caller holds a lock from `go_to` until it has drawn.
+
+    Args:
+        initial: float64 [k], the weights of version 0; not changed.
+        prefix, by_anchor, exponent: as for WeightTree.
+    """
+
+    def __init__(self, initial: Float64Array, prefix: Int64Array, by_anchor: bool, exponent: int) -> None:
+        self._initial = initial
+        self._initial_exponent = exponent
+        self.tree = WeightTree(initial.copy(), prefix, by_anchor, exponent)
+        # Updates that are not folded; how many of them the tree holds; how many were folded, and up to which step;
+        # whether an episode's weight was changed by one of those.
+        self._updates: list[_Update] = []
+        self._applied = 0
+        self._folded = 0
+        self._first_step = 0
+        self._changed: npt.NDArray[np.bool_] = np.zeros(len(initial), np.bool_)
+
+    def _updates_at(self, step: int) -> int:
+        if step < self._first_step:
+            raise InvalidArgumentError(
+                f"the weights of step {step} are gone: those before step {self._first_step} were folded"
+            )
+        return bisect.bisect_right(self._updates, step, key=lambda update: update.from_step)
+
+    def version(self, step: int) -> int:
+        """How many updates hold at a step. Raises InvalidArgumentError for a step before what was folded."""
+        return self._folded + self._updates_at(step)
+
+    def go_to(self, step: int) -> None:
+        """Makes the tree that of a step. Raises InvalidArgumentError for a step before what was folded."""
+        self._move(self._updates_at(step))
+
+    def go_to_last(self) -> None:
+        """Makes the tree that of the last update."""
+        self._move(len(self._updates))
+
+    def _move(self, target: int) -> None:
+        while self._applied < target:
+            update = self._updates[self._applied]
+            self._put(update.rows, update.values, update.exponents[1])
+            self._applied += 1
+        while self._applied > target:
+            update = self._updates[self._applied - 1]
+            # In reverse: where an episode comes twice, what was there at first is put back last.
+            self._put(update.rows[::-1].copy(), update.before[::-1].copy(), update.exponents[0])
+            self._applied -= 1
+
+    def _put(self, rows: Int64Array, values: Float64Array, exponent: int) -> None:
+        self.tree.put(rows, values)
+        if exponent != self.tree.exponent:
+            self.tree.rescale(exponent)
+
+    def update(self, from_step: int, rows: Int64Array, values: Float64Array) -> None:
+        """Sets the weights of episodes with these numbers, int64 [m], to values, float64 [m], finite and not negative,
+        from a step on; the last value of one counts. The scale is chosen anew where the total leaves its range.
+
+        Raises:
+            InvalidArgumentError: a step before the last update's or before what was folded; or no weight would be
+                positive. Nothing is changed then.
+        """
+        least = self._updates[-1].from_step if self._updates else self._first_step
+        if from_step < least:
+            raise InvalidArgumentError(f"from_step is {from_step}, but weights are already set from step {least} on")
+        self.go_to_last()
+        old = self.tree.exponent
+        before, in_range = self.tree.put(rows, values)
+        if not in_range:
+            try:
+                self.tree.rescale(self.tree.fresh_exponent())
+            except InvalidArgumentError:
+                self.tree.weights[rows[::-1]] = before[::-1]
+                self.tree.rescale(old)
+                raise
+        self._updates.append(_Update(from_step, rows, values, before, (old, self.tree.exponent)))
+        self._applied += 1
+
+    def compact(self, step: int) -> None:
+        """Folds the updates that hold at `step` into the base: steps before it cannot be had any more."""
+        if step <= self._first_step:
+            return
+        count = self._updates_at(step)
+        self._move(max(count, self._applied))
+        for update in self._updates[:count]:
+            self._changed[update.rows] = True
+        del self._updates[:count]
+        self._applied -= count
+        self._folded += count
+        self._first_step = step
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able: the weights of the base that differ from the initial ones, and the updates since."""
+        self._move(0)
+        changed = np.flatnonzero(self._changed)
+        return {
+            "first_step": self._first_step,
+            "folded": self._folded,
+            "exponent": self.tree.exponent,
+            "rows": _encode(changed, "<i8"),
+            "values": _encode(self.tree.weights[changed], "<f8"),
+            "updates": [
+                {
+                    "from_step": update.from_step,
+                    "rows": _encode(update.rows, "<i8"),
+                    "values": _encode(update.values, "<f8"),
+                }
+                for update in self._updates
+            ],
+        }
+
+    def reset(self) -> None:
+        """Forgets all updates."""
+        self._begin(np.empty(0, np.int64), np.empty(0), self._initial_exponent, 0, 0)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state of a history with the same initial weights, whatever came before.
+
+        Raises:
+            StateMismatchError: a malformed state, or one of other episodes.
+        """
+        try:
+            rows, values = _decode(state["rows"], "<i8"), _decode(state["values"], "<f8")
+            updates = [
+                (int(update["from_step"]), _decode(update["rows"], "<i8"), _decode(update["values"], "<f8"))
+                for update in state["updates"]
+            ]
+            exponent, folded, first_step = int(state["exponent"]), int(state["folded"]), int(state["first_step"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatchError(f"the state of the weights is malformed: {error}") from error
+        count = len(self._initial)
+        for numbers, weights in [(rows, values), *(update[1:] for update in updates)]:
+            inside = len(numbers) == len(weights) and ((numbers >= 0) & (numbers < count)).all()
+            if not (inside and (weights >= 0).all() and np.isfinite(weights).all()):
+                raise StateMismatchError(f"the state of the weights does not fit {count} episodes")
+        self._begin(rows, values, exponent, folded, first_step)
+        for update in updates:
+            self.update(*update)
+
+    def _begin(self, rows: Int64Array, values: Float64Array, exponent: int, folded: int, first_step: int) -> None:
+        """Makes a base of the initial weights with some others, and no updates."""
+        self._updates, self._applied = [], 0
+        self._folded, self._first_step = folded, first_step
+        self._changed[:] = False
+        self._changed[rows] = True
+        self.tree.weights[:] = self._initial
+        self.tree.weights[rows] = values
+        self.tree.rescale(exponent)
+
+
+def _encode(values: npt.NDArray[Any], dtype: str) -> str:
+    return base64.b64encode(values.astype(dtype).tobytes()).decode("ascii")
+
+
+def _decode(text: str, dtype: str) -> npt.NDArray[Any]:
+    values = np.frombuffer(base64.b64decode(text, validate=True), dtype)
+    return values.astype(values.dtype.newbyteorder("="))

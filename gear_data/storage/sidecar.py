@@ -1,0 +1,200 @@
+"""Sidecars: `returns_to_go` of other discounts than the stored one, worked out once and kept beside the shards.
+
+    DATASET/sidecars/returns_to_go-0.99/
+      sidecar.json    which contents it was worked out from, its files, statistics; written last
+      000000.arrow    float32 [steps of shard 0]
+
+They are no part of the dataset: neither its manifest nor its fingerprint knows them, and they can be deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
+from gear_data.progress import progress_bar
+from gear_data.schema import ColumnSpec, Schema
+from gear_data.storage.atomic import atomic_file, checksum, write_text, writing_to
+from gear_data.storage.lock import locked
+from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
+from gear_data.storage.reader import check_size
+from gear_data.storage.statistics import ColumnStatistics, RunningStatistics
+from gear_data.storage.tables import column_array, write_ipc
+from gear_data.storage.writer import buffer_offsets
+
+REWARDS = "rewards"
+COLUMN = ColumnSpec("returns_to_go", "float32", derived=True)
+
+_FOLDER = "sidecars"
+_NOTE = "sidecar.json"
+_VERSION = 1
+
+_log = logging.getLogger(__name__)
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """The column `COLUMN` of all shards: a file a shard in a folder, and its statistics."""
+
+    folder: Path
+    shards: tuple[ShardEntry, ...]
+    statistics: ColumnStatistics
+
+
+def discounted_returns(
+    dataset: Path, manifest: Manifest, shard: Int64Array, start: Int64Array, length: Int64Array, discount: float
+) -> Sidecar:
+    """The sidecar of `returns_to_go` with a discount: one that is there and fits, else it is worked out, shard by
+    shard, and kept. Of several processes one does so, and the others wait.
+
+    returns_to_go[t] = rewards[t] + discount * returns_to_go[t + 1], in float64 from the end of each episode, rounded
+    to float32. Where the dataset's folder cannot be written it goes to a temporary one, which ends with the process.
+
+    Args:
+        dataset: the dataset's folder.
+        manifest: the dataset's; it has scalar rewards.
+        shard, start, length: int64 [episodes], from the episode table.
+        discount: 0 to 1.
+
+    Raises:
+        ManifestError: the episode table does not fit the shards.
+        CorruptShardError: a shard is missing or cut short.
+        StorageFullError: the disk is full.
+    """
+    name, contents = f"{COLUMN.name}-{discount!r}", _contents(manifest)
+    folder = dataset / _FOLDER / name
+    found = _load(folder, manifest, contents)
+    if found is not None:
+        return found
+    episodes = _Episodes(dataset, manifest, shard, start, length)
+    try:
+        return _find_or_make(folder, episodes, contents, discount)
+    except UnwritableError as error:
+        _log.warning("%s; it is kept for this process alone", error)
+        return _find_or_make(_temporary_folder(contents, name), episodes, contents, discount)
+
+
+@dataclass(frozen=True)
+class _Episodes:
+    """A dataset's rewards and episode table."""
+
+    dataset: Path
+    manifest: Manifest
+    shard: Int64Array
+    start: Int64Array
+    length: Int64Array
+
+    def shards(self) -> Iterator[tuple[npt.NDArray[np.float64], Int64Array]]:
+        """Rewards [steps] and episode lengths of each shard."""
+        last = 0
+        for index, entry in enumerate(self.manifest.shards):
+            first, last = last, last + entry.episodes
+            lengths = self.length[first:last]
+            ends = np.cumsum(lengths)
+            fits = np.array_equal(self.start[first:last], ends - lengths) and ends[-1] == entry.steps
+            if not fits or (self.shard[first:last] != index).any():
+                raise ManifestError(
+                    f"the episode table does not fit shard {entry.entry.file}",
+                    file=str(self.dataset),
+                    hint="run 'gear-data verify'; convert again",
+                )
+            yield self._rewards(entry), lengths
+
+    def _rewards(self, entry: ShardEntry) -> npt.NDArray[np.float64]:
+        check_size(self.dataset, entry.entry)
+        path, spec = self.dataset / entry.entry.file, self.manifest.schema[REWARDS]
+        values = np.fromfile(path, spec.storage_dtype, entry.steps, offset=entry.buffers[REWARDS])
+        if len(values) != entry.steps:
+            raise CorruptShardError("the file ends before its rewards", file=str(path), column=REWARDS)
+        return values.astype(np.float64)
+
+
+def _find_or_make(folder: Path, episodes: _Episodes, contents: str, discount: float) -> Sidecar:
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = locked(folder / ".lock")
+        with lock:
+            return _load(folder, episodes.manifest, contents) or _make(folder, episodes, contents, discount)
+
+
+def _make(folder: Path, episodes: _Episodes, contents: str, discount: float) -> Sidecar:
+    from gear_data.kernels.returns import returns_to_go
+
+    schema, shards = Schema((COLUMN,)), []
+    statistics = RunningStatistics(schema)
+    with progress_bar(episodes.manifest.steps, f"returns-to-go, discount {discount}", "step", None) as bar:
+        for index, (rewards, lengths) in enumerate(episodes.shards()):
+            values = np.empty(len(rewards), np.float32)
+            returns_to_go(rewards, lengths, discount, values)
+            statistics.update({COLUMN.name: values}, lengths)
+            path = folder / _shard_name(index)
+            with atomic_file(path) as temporary:
+                array = column_array(values, COLUMN.arrow_type)
+                write_ipc(temporary, pa.RecordBatch.from_arrays([array], schema=schema.to_arrow()))
+            entry = FileEntry(path.name, path.stat().st_size, checksum(path))
+            buffers, _ = buffer_offsets(path, schema)
+            shards.append(ShardEntry(entry, len(lengths), len(values), buffers))
+            bar.update(len(values))
+    result = Sidecar(folder, tuple(shards), statistics.result()[COLUMN.name])
+    note = {
+        "version": _VERSION,
+        "contents": contents,
+        "shards": [shard.to_json() for shard in result.shards],
+        "statistics": result.statistics.to_json(),
+    }
+    write_text(folder / _NOTE, json.dumps(note))
+    return result
+
+
+def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
+    """None for one that is not there, not whole, damaged, or of other contents."""
+    try:
+        note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+        if note["version"] != _VERSION or note["contents"] != contents:
+            return None
+        shards = tuple(ShardEntry.from_json(item) for item in note["shards"])
+        statistics = ColumnStatistics.from_json(note["statistics"])
+        for index, (mine, stored) in enumerate(zip(shards, manifest.shards, strict=True)):
+            # Its numbers become addresses, and its names are opened.
+            if mine.entry.file != _shard_name(index) or mine.steps != stored.steps or not mine.holds(COLUMN):
+                return None
+            check_size(folder, mine.entry)
+    except (OSError, GearError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return Sidecar(folder, shards, statistics) if statistics.has_width(1) else None
+
+
+def _shard_name(index: int) -> str:
+    return f"{index:06d}.arrow"
+
+
+def _contents(manifest: Manifest) -> str:
+    """Hash of what a sidecar is worked out from, and of how that is divided: the shards and the episode table."""
+    files: list[Any] = [manifest.fingerprint, manifest.tables["episodes"].checksum]
+    files += [[shard.entry.checksum, shard.steps, shard.buffers[REWARDS]] for shard in manifest.shards]
+    return str(xxhash.xxh3_128(json.dumps(files).encode()).hexdigest())
+
+
+@cache
+def _temporary_folder(contents: str, name: str) -> Path:
+    """One a process for a sidecar of these contents."""
+    folder = tempfile.mkdtemp(prefix=f"gear-data-{name}-")
+    # Unlike atexit, it runs in multiprocessing's children, and not in other forked ones, whose folder it is not.
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
+    return Path(folder)

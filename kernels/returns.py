@@ -1,0 +1,20 @@
+"""Discounted return-to-go."""
+
+from __future__ import annotations
+
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def returns_to_go(rewards, lengths, discount, out):  # type: ignore[no-untyped-def]
+    """out[t] = rewards[t] + discount * rewards[t + 1] + ..., as far as the episode goes; summed from its end.
+
+    rewards float64 [steps], of whole episodes one after another; lengths int64 [episodes]; out float32 [steps].
+    """
+    first = 0
+    for length in lengths:
+        total = 0.0
+        for t in range(first + length - 1, first - 1, -1):
+            total = rewards[t] + discount * total
+            out[t] = total
+        first += length

@@ -1,0 +1,125 @@
+"""Bitmaps over steps: set, count and find set bits, with a running count every 512 bits.
+
+Rank and select after Jacobson (1989), one level: words of 64 bits, a count before every eighth word.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types, uint64
+from numba.extending import intrinsic
+
+#: Bits between two running counts, and words.
+BLOCK_BITS = 512
+_BLOCK_WORDS = BLOCK_BITS // 64
+
+
+@intrinsic
+def popcount(typing_context, value):  # type: ignore[no-untyped-def]
+    """How many bits of a uint64 are set."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@njit(nogil=True, cache=True, inline="always")
+def bit(words, place):  # type: ignore[no-untyped-def]
+    """Bit `place`, 0 or 1, as uint64."""
+    return (words[place >> 6] >> uint64(place & 63)) & uint64(1)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def rank(words, ranks, place):  # type: ignore[no-untyped-def]
+    """How many bits before `place` are set; `place` may be the number of bits."""
+    block = place // BLOCK_BITS
+    count = ranks[block]
+    for word in range(block * _BLOCK_WORDS, place >> 6):
+        count += np.int64(popcount(words[word]))
+    if place & 63:
+        count += np.int64(popcount(words[place >> 6] << uint64(64 - (place & 63))))
+    return count
+
+
+@njit(nogil=True, cache=True, inline="always")
+def select(words, ranks, first, last, number):  # type: ignore[no-untyped-def]
+    """The place of set bit `number` (counted over the whole bitmap), known to lie in first to last - 1."""
+    low, high = first // BLOCK_BITS, (last - 1) // BLOCK_BITS
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if ranks[middle] <= number:
+            low = middle
+        else:
+            high = middle - 1
+    left = number - ranks[low]
+    word = low * _BLOCK_WORDS
+    while True:
+        count = np.int64(popcount(words[word]))
+        if left < count:
+            break
+        left -= count
+        word += 1
+    value = words[word]
+    for _ in range(left):
+        value &= value - uint64(1)
+    return (word << 6) + np.int64(popcount((value & (uint64(0) - value)) - uint64(1)))
+
+
+@njit(nogil=True, cache=True)
+def set_flags(words, first, flags):  # type: ignore[no-untyped-def]
+    """Sets bit first + i where flags[i], uint8, is not 0."""
+    for i in range(len(flags)):
+        if flags[i]:
+            place = first + i
+            words[place >> 6] |= uint64(1) << uint64(place & 63)
+
+
+@njit(nogil=True, cache=True)
+def running_counts(words, ranks):  # type: ignore[no-untyped-def]
+    """ranks[b] = set bits before block b; the last is their number."""
+    total = np.int64(0)
+    for block in range(len(ranks)):
+        ranks[block] = total
+        for word in range(block * _BLOCK_WORDS, min((block + 1) * _BLOCK_WORDS, len(words))):
+            total += np.int64(popcount(words[word]))
+
+
+@njit(nogil=True, cache=True)
+def counts_between(words, ranks, first, lengths, out):  # type: ignore[no-untyped-def]
+    """out[i] = set bits among the lengths[i] from first[i] on."""
+    for i in range(len(lengths)):
+        out[i] = rank(words, ranks, first[i] + lengths[i]) - rank(words, ranks, first[i])
+
+
+@njit(nogil=True, cache=True)
+def keep_grid(words, first, lengths, origin, stride, counts, out):  # type: ignore[no-untyped-def]
+    """Copies to `out` the bits at first[i] + origin + j * stride, j below counts[i], of each episode i."""
+    for i in range(len(lengths)):
+        for j in range(counts[i]):
+            place = first[i] + origin + j * stride
+            out[place >> 6] |= words[place >> 6] & (uint64(1) << uint64(place & 63))
+
+
+@njit(nogil=True, cache=True)
+def first_step_holds(words, offsets, context, out):  # type: ignore[no-untyped-def]
+    """Sets a bit where the first of the `context` steps that end there (fewer near an episode's beginning) is set."""
+    for e in range(len(offsets) - 1):
+        for place in range(offsets[e], offsets[e + 1]):
+            if bit(words, max(offsets[e], place + 1 - context)):
+                out[place >> 6] |= uint64(1) << uint64(place & 63)
+
+
+@njit(nogil=True, cache=True)
+def every_step_holds(words, offsets, context, backwards, out):  # type: ignore[no-untyped-def]
+    """Sets a bit where all of the `context` steps from there on (backwards: that end there), as far as the episode
+    goes, have theirs set."""
+    for e in range(len(offsets) - 1):
+        first, last = offsets[e], offsets[e + 1]
+        run = context
+        for i in range(last - first):
+            place = first + i if backwards else last - 1 - i
+            # Steps outside the episode count as set: the run starts full.
+            run = min(run + 1, context) if bit(words, place) else 0
+            if run == context:
+                out[place >> 6] |= uint64(1) << uint64(place & 63)

@@ -1,0 +1,48 @@
+"""What the ranks of torch.distributed must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def is_distributed() -> bool:
+    """Whether this process is one of several ranks."""
+    return (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    )
+
+
+def from_first_rank(compute: Callable[[], T]) -> T:
+    """`compute()` of rank 0, on every rank; what it raises is raised on all. Every rank must call it.
+
+    Polars' own `mean` and `std` differ with its number of threads, so each rank's own value would not do.
+    """
+    if not is_distributed():
+        return compute()
+    result: list[Any] = [None, None]
+    if torch.distributed.get_rank() == 0:
+        try:
+            result[0] = compute()
+        except Exception as error:
+            result[1] = error
+    torch.distributed.broadcast_object_list(result, src=0)
+    if result[1] is not None:
+        raise result[1]
+    value: T = result[0]
+    return value
+
+
+def from_every_rank(value: T) -> list[T]:
+    """Each rank's value, in rank order. Every rank must call it."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values

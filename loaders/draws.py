@@ -1,0 +1,114 @@
+"""What a loader draws from: one dataset, or several by turns. Each step's windows are a pure function of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gear_data.selection.cycle import Cycle
+from gear_data.selection.samplers import Selector
+from gear_data.selection.windows import Int64Array, Windows
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The windows of a batch.
+
+    Attributes:
+        windows: [B].
+        source: the number of the dataset they are of; int64 [B] where they are of several.
+        step: what the datasets' selectors were asked for: the batch's step, or the dataset's own.
+    """
+
+    windows: Windows
+    source: int | Int64Array
+    step: int
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def rows(self, first: int, last: int) -> Draw:
+        source = self.source if isinstance(self.source, int) else self.source[first:last]
+        return Draw(self.windows[first:last], source, self.step)
+
+
+class Drawer(Protocol):
+    """Draws the windows of any step."""
+
+    def draw(self, step: int, count: int) -> Draw:
+        """The windows of the batch `step`, of `count` windows."""
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        """How many windows so many epochs have, exactly; None if epochs have no exact end."""
+
+    def identity(self) -> dict[str, Any]:
+        """JSON-able: what the draws depend on beside the seed and the datasets."""
+
+
+class OneDataset:
+    """All windows are of one dataset."""
+
+    def __init__(self, selector: Selector) -> None:
+        self._selector = selector
+
+    def draw(self, step: int, count: int) -> Draw:
+        return Draw(self._selector.select(step, count, step * count), 0, step)
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        return self._selector.epoch_slots(epochs)
+
+    def identity(self) -> dict[str, Any]:
+        return {"selection": self._selector.identity()}
+
+
+class ByTurns:
+    """Every batch is of one dataset. A dataset counts its own steps, so what it gives depends on no other."""
+
+    def __init__(self, selectors: tuple[Selector, ...], cycle: Cycle) -> None:
+        self._selectors = selectors
+        self._cycle = cycle
+
+    def draw(self, step: int, count: int) -> Draw:
+        source, own = self._cycle.turn(step)
+        return Draw(self._selectors[source].select(own, count, own * count), source, own)
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        return None
+
+    def identity(self) -> dict[str, Any]:
+        return _mixture_identity(self._selectors, self._cycle, join=False)
+
+
+class Joined:
+    """Every batch is of all datasets: window by window they take turns."""
+
+    def __init__(self, selectors: tuple[Selector, ...], cycle: Cycle) -> None:
+        self._selectors = selectors
+        self._cycle = cycle
+
+    def draw(self, step: int, count: int) -> Draw:
+        source, before = self._cycle.turns(step * count, count)
+        columns = np.empty((3, count), np.int64)
+        probability = np.full(count, np.nan)
+        weighted = False
+        for number, selector in enumerate(self._selectors):
+            rows = np.flatnonzero(source == number)
+            if not len(rows):
+                continue
+            windows = selector.select(step, len(rows), int(before[rows[0]]))
+            columns[:, rows] = windows.episode_id, windows.start, windows.length
+            if windows.probability is not None:
+                probability[rows], weighted = windows.probability, True
+        return Draw(Windows(*columns, probability if weighted else None), source, step)
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        return None
+
+    def identity(self) -> dict[str, Any]:
+        return _mixture_identity(self._selectors, self._cycle, join=True)
+
+
+def _mixture_identity(selectors: tuple[Selector, ...], cycle: Cycle, *, join: bool) -> dict[str, Any]:
+    return {"selection": [selector.identity() for selector in selectors], "turns": cycle.identity(), "join": join}

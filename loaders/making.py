@@ -1,0 +1,168 @@
+"""Making batches: draw, collect, wrap in tensors, finish."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gear_data.collection import Collected, Collector
+from gear_data.loaders.draws import Draw, Drawer
+from gear_data.loaders.parts import Part
+from gear_data.loaders.variable import Decoder, variable_columns
+from gear_data.selection.weights import WeightedSelector
+from gear_data.selection.windows import Int64Array, Windows
+
+#: Lists of B tensors are what presets give whose samples are not padded, lists of B lists what text is.
+Batch = dict[str, Any]
+Transform = Callable[[Batch, np.random.Generator], Batch]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A batch, and what its metrics need.
+
+    Attributes:
+        batch: as the consumer gets it, on the CPU.
+        windows: of this rank.
+        padded_bytes, valid_bytes: with and without padding.
+        sources: windows of each dataset of a mixture; None without a mixture.
+    """
+
+    batch: Batch
+    windows: int
+    padded_bytes: int
+    valid_bytes: int
+    sources: Int64Array | None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What is done with tensors after collecting.
+
+    Attributes:
+        half: float columns become it; None leaves them.
+        decoders: column -> what makes of its texts or bytes.
+        transform: called as transform(batch, rng) with a generator keyed by (seed, step).
+        seed: of the loader.
+        context: steps of a sequence.
+    """
+
+    half: torch.dtype | None
+    decoders: dict[str, Decoder]
+    transform: Transform | None
+    seed: int
+    context: int
+
+
+class BatchMaker:
+    """Makes this rank's rows of any step's batch. Safe to call from several threads.
+
+    Args:
+        parts: the loader's datasets.
+        drawer: draws the global batches.
+        batch_size: windows of a global batch.
+        size: size(step) is how many of them the batch of that step has.
+        joined: whether one batch has windows of several datasets.
+        rank, world_size: rank r of w gets rows [r * B // w, (r + 1) * B // w).
+        rows: most windows that this rank gets.
+        batches: most batches that `make` is asked for at once.
+        reuse: whether the memory of batches that are gone is used again (`gear_data.collection.BufferPool`).
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        drawer: Drawer,
+        batch_size: int,
+        size: Callable[[int], int],
+        finish: Finish,
+        *,
+        joined: bool,
+        rank: int,
+        world_size: int,
+        rows: int,
+        batches: int,
+        reuse: bool,
+    ) -> None:
+        self._parts = parts
+        self._drawer = drawer
+        self._batch_size, self._size = batch_size, size
+        self._finish = finish
+        self._rank, self._world_size = rank, world_size
+        shares = [part.share() for part in parts]
+        groups = [shares] if joined else [[share] for share in shares]
+        self._collectors = [Collector(group, rows, batches=batches, reuse=reuse) for group in groups]
+        self._floats = [part.float_keys() if finish.half is not None else frozenset[str]() for part in parts]
+
+    def make(self, steps: Sequence[int]) -> list[Made]:
+        """The batches of these steps. Several of one dataset are collected in one call, without the interpreter."""
+        draws = [self._mine(step) for step in steps]
+        return [
+            self._wrap(step, draw, collected)
+            for step, draw, collected in zip(steps, draws, self._collect(draws), strict=True)
+        ]
+
+    def _mine(self, step: int) -> Draw:
+        draw, total = self._drawer.draw(step, self._batch_size), self._size(step)
+        first, last = self._rank * total // self._world_size, (self._rank + 1) * total // self._world_size
+        return draw if last - first == self._batch_size else draw.rows(first, last)
+
+    def _collect(self, draws: Sequence[Draw]) -> list[Collected]:
+        first = draws[0].source
+        if len(draws) > 1 and isinstance(first, int) and all(_is_of(draw, first) for draw in draws):
+            together = _concatenated([draw.windows for draw in draws])
+            return self._collectors[first].collect(together, len(draws[0]))
+        return [self._collect_one(draw) for draw in draws]
+
+    def _collect_one(self, draw: Draw) -> Collected:
+        if isinstance(draw.source, int):
+            return self._collectors[draw.source].collect(draw.windows)[0]
+        return self._collectors[0].collect_joined(draw.windows, draw.source)
+
+    def _wrap(self, step: int, draw: Draw, collected: Collected) -> Made:
+        number = draw.source if isinstance(draw.source, int) else 0
+        part, windows = self._parts[number], draw.windows
+        batch: Batch = {key: torch.from_numpy(array) for key, array in collected.arrays.items()}
+        batch["valid_count"] = torch.from_numpy(windows.length)
+        if windows.probability is not None:
+            batch["probability"] = torch.from_numpy(windows.probability)
+        if isinstance(part.selector, WeightedSelector):
+            batch["weights_version"] = torch.tensor(part.selector.version(draw.step))
+        if part.variable:
+            batch.update(variable_columns(self._parts, draw, self._finish.context, self._finish.decoders))
+        sources = None
+        if len(self._parts) > 1:
+            source = np.broadcast_to(np.asarray(draw.source, np.int64), len(draw)).copy()
+            sources = np.bincount(source, minlength=len(self._parts))
+            batch["source"] = torch.from_numpy(source)
+        if part.finish is not None:
+            batch = part.finish(batch)
+        if self._finish.half is not None:
+            cast = functools.partial(torch.Tensor.to, dtype=self._finish.half)
+            batch = {
+                key: each_tensor(value, cast) if key in self._floats[number] else value for key, value in batch.items()
+            }
+        if self._finish.transform is not None:
+            rng = np.random.Generator(np.random.Philox(key=np.array([self._finish.seed, step], np.uint64)))
+            batch = self._finish.transform(batch, rng)
+        return Made(batch, len(draw), collected.padded_bytes, collected.valid_bytes, sources)
+
+
+def _is_of(draw: Draw, source: int) -> bool:
+    return isinstance(draw.source, int) and draw.source == source
+
+
+def _concatenated(windows: Sequence[Windows]) -> Windows:
+    return Windows(*(np.concatenate([getattr(w, name) for w in windows]) for name in ("episode_id", "start", "length")))
+
+
+def each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch's value with every tensor in it changed; lists of text stay as they are."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    return [each_tensor(each, change) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,307 @@
+"""`returns_to_go` of other discounts: right, worked out once, and never that of another dataset."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pytest
+
+import gear_data
+from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
+from gear_data.storage import sidecar
+
+
+@pytest.fixture
+def path(rollouts_path: Path, tmp_path: Path) -> Path:
+    """A copy of `rollouts`, which sidecars may be added to."""
+    shutil.copytree(rollouts_path, tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+def expected(rewards: npt.NDArray[Any], discount: float) -> npt.NDArray[np.float32]:
+    total, result = 0.0, []
+    for reward in reversed(rewards.tolist()):
+        total = reward + discount * total
+        result.append(total)
+    return np.array(result[::-1], np.float32)
+
+
+def check_returns(ds: Any, rollouts: list[Any], discount: float) -> None:
+    """That it is the dataset of these rollouts with this discount, in every part."""
+    values = [expected(rollout.columns["rewards"], discount) for rollout in rollouts]
+    for i, rollout in enumerate(rollouts):
+        episode = ds.episode(i)
+        np.testing.assert_array_equal(episode["returns_to_go"], values[i])
+        assert episode["returns_to_go"].dtype == np.float32
+        for name in ("observations", "rewards", "terminated"):
+            np.testing.assert_array_equal(episode[name], rollout.columns[name])
+    assert ds.schema["returns_to_go"].derived
+    assert ds.discount == discount
+    flat, known = np.concatenate(values).astype(np.float64), ds.statistics["returns_to_go"]
+    for name in ("mean", "std", "min", "max"):
+        np.testing.assert_allclose(getattr(known, name), [getattr(flat, name)()], rtol=1e-12)
+
+
+@pytest.mark.parametrize("residency", ["mmap", "host"])
+@pytest.mark.parametrize("discount", [0.99, 0, 0.5, 1])
+def test_every_discount(path: Path, rollouts: list[Any], residency: str, discount: float) -> None:
+    ds = gear_data.open(path, residency=residency)
+    other = ds.with_discount(discount)
+    assert (other is ds) == (discount == 1)
+    check_returns(other, rollouts, discount)
+    assert other.fingerprint == ds.fingerprint
+    check_returns(pickle.loads(pickle.dumps(other)), rollouts, discount)
+    check_returns(ds, rollouts, 1)
+    check_returns(other.with_discount(0.25), rollouts, 0.25)
+    check_returns(other.with_discount(1), rollouts, 1)
+    assert other.with_discount(discount) is other
+
+
+def test_one_number_has_one_sidecar(path: Path) -> None:
+    ds = gear_data.open(path)
+    for same in (0.0, -0.0, 0, np.float64(0)):
+        ds.with_discount(same)
+    assert os.listdir(path / "sidecars") == ["returns_to_go-0.0"]
+
+
+@pytest.mark.parametrize("discount", [-0.01, 1.01, float("nan"), float("inf"), "0.9", None, True, 0.5j, [0.9]])
+def test_what_is_no_discount_is_refused(path: Path, discount: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="0 to 1"):
+        gear_data.open(path).with_discount(discount)
+
+
+def _without(rollouts: list[Any], *names: str) -> list[dict[str, Any]]:
+    return [{name: v for name, v in r.columns.items() if name not in names} for r in rollouts]
+
+
+def test_a_dataset_without_rewards_is_refused(tmp_path: Path, rollouts: list[Any], sources: Any) -> None:
+    sources.write_parquet(tmp_path / "s.parquet", sources.episode_table(_without(rollouts, "rewards")))
+    gear_data.convert(tmp_path / "s.parquet", tmp_path / "dataset")
+    for discount in (0.9, 1):
+        with pytest.raises(MissingColumnError, match=r"column 'rewards'.*observations"):
+            gear_data.open(tmp_path / "dataset").with_discount(discount)
+    assert not (tmp_path / "dataset/sidecars").exists()
+
+
+def test_several_rewards_a_step_are_refused(tmp_path: Path, rollouts: list[Any], sources: Any) -> None:
+    columns = [{**r.columns, "rewards": np.ones((len(r), 2), np.float32)} for r in rollouts]
+    sources.write_parquet(tmp_path / "s.parquet", sources.episode_table(columns))
+    gear_data.convert(tmp_path / "s.parquet", tmp_path / "dataset")
+    with pytest.raises(MissingColumnError, match="one reward a step"):
+        gear_data.open(tmp_path / "dataset").with_discount(0.9)
+
+
+@pytest.mark.parametrize("discount", [0.9, 1])
+def test_the_column_is_added_where_there_is_none(path: Path, rollouts: list[Any], discount: float) -> None:
+    """As in a dataset of a writer that derives nothing."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["schema"] = [column for column in manifest["schema"] if column["name"] != "returns_to_go"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    ds = gear_data.open(path)
+    assert "returns_to_go" not in ds.schema
+    check_returns(ds.with_discount(discount), rollouts, discount)
+
+
+def files(path: Path) -> dict[str, tuple[int, int]]:
+    return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (path / "sidecars/returns_to_go-0.9").iterdir()}
+
+
+def test_it_is_worked_out_once_and_is_no_part_of_the_dataset(path: Path, rollouts: list[Any]) -> None:
+    before = gear_data.open(path)
+    before.with_discount(0.9)
+    found = files(path)
+    assert set(found) == {"sidecar.json", ".lock", *(f"{i:06d}.arrow" for i in range(len(before.manifest.shards)))}
+    check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
+    assert files(path) == found
+    assert gear_data.verify(path).ok
+    assert gear_data.open(path).fingerprint == before.fingerprint
+    # Any Arrow reader opens it.
+    first = pl.read_ipc(path / "sidecars/returns_to_go-0.9/000000.arrow")["returns_to_go"]
+    whole = np.concatenate([expected(r.columns["rewards"], 0.9) for r in rollouts])
+    np.testing.assert_array_equal(first.to_numpy(), whole[: len(first)])
+
+
+def _other_layout(path: Path, rollouts: list[Any], sources: Any) -> list[Any]:
+    """The same episodes, divided otherwise."""
+    source = sources.write_d4rl(path.parent / "other.hdf5", rollouts)
+    gear_data.convert(source, path.parent / "other", shard_bytes=4096)
+    return rollouts
+
+
+def _other_rewards(path: Path, rollouts: list[Any], sources: Any) -> list[Any]:
+    """Other episodes, divided in the same way."""
+    rollouts = [r.with_columns(rewards=r.columns["rewards"] * 2) for r in rollouts]
+    gear_data.convert(sources.write_d4rl(path.parent / "o.hdf5", rollouts), path.parent / "other", shard_bytes=2048)
+    return rollouts
+
+
+@pytest.mark.parametrize("change", [_other_layout, _other_rewards])
+def test_it_is_not_served_for_other_contents(path: Path, rollouts: list[Any], sources: Any, change: Any) -> None:
+    gear_data.open(path).with_discount(0.9)
+    now = change(path, rollouts, sources)
+    shutil.copytree(path / "sidecars", path.parent / "other/sidecars")
+    check_returns(gear_data.open(path.parent / "other").with_discount(0.9), now, 0.9)
+
+
+def _edit(key: str, value: Any) -> Any:
+    def damage(folder: Path) -> None:
+        note = json.loads((folder / "sidecar.json").read_text())
+        place: Any = note
+        *first, last = key.split(".")
+        for part in first:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        place[last] = value
+        (folder / "sidecar.json").write_text(json.dumps(note))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "sidecar.json").unlink(),
+        lambda folder: (folder / "sidecar.json").write_text("{"),
+        lambda folder: (folder / "sidecar.json").write_bytes(b"\xff\xfe"),
+        lambda folder: (folder / "sidecar.json").write_text("[]"),
+        lambda folder: (folder / "000001.arrow").unlink(),
+        lambda folder: os.truncate(folder / "000001.arrow", 100),
+        _edit("version", 2),
+        _edit("shards", []),
+        _edit("shards.1.file", "../../shards/000000.arrow"),
+        _edit("shards.1.steps", 1),
+        _edit("shards.1.buffers", {}),
+        _edit("shards.1.buffers", {"returns_to_go": 1 << 40}),
+        _edit("shards.1.buffers", {"returns_to_go": -8}),
+        _edit("statistics.mean", [0.0, 0.0]),
+        _edit("statistics", None),
+    ],
+)
+def test_a_damaged_one_is_worked_out_again(path: Path, rollouts: list[Any], damage: Any) -> None:
+    gear_data.open(path).with_discount(0.9)
+    before = files(path)
+    damage(path / "sidecars/returns_to_go-0.9")
+    check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
+    assert files(path)["sidecar.json"] != before["sidecar.json"]
+
+
+@pytest.fixture
+def unwritable(path: Path) -> Path:
+    """A file where the folder would be: refused to root too."""
+    (path / "sidecars").touch()
+    return path
+
+
+def test_a_folder_that_cannot_be_written(
+    unwritable: Path, rollouts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    sidecar._temporary_folder.cache_clear()
+    for _ in range(2):
+        check_returns(gear_data.open(unwritable).with_discount(0.9), rollouts, 0.9)
+    (folder,) = temporary.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    sidecar._temporary_folder.cache_clear()
+
+
+def _returns(path: Path, pipe: Any) -> None:
+    pipe.send(gear_data.open(path).with_discount(0.9).episode(3)["returns_to_go"].tolist())
+
+
+def test_temporary_ones_go_with_their_process(unwritable: Path, tmp_path: Path) -> None:
+    code = "import sys, gear_data; print(gear_data.open(sys.argv[1]).with_discount(0.9).discount)"
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(unwritable)], env=environment, check=True, text=True, capture_output=True
+    )
+    assert done.stdout == "0.9\n"
+    assert os.listdir(tmp_path / "temporary") == []
+
+
+def test_processes_at_once_make_one(path: Path, rollouts: list[Any]) -> None:
+    context = multiprocessing.get_context("fork")
+    pipes, children = [], []
+    for _ in range(4):
+        received, sent = context.Pipe(duplex=False)
+        children.append(context.Process(target=_returns, args=(path, sent)))
+        children[-1].start()
+        pipes.append(received)
+    for pipe, child in zip(pipes, children, strict=True):
+        assert pipe.poll(60)
+        assert pipe.recv() == expected(rollouts[3].columns["rewards"], 0.9).tolist()
+        child.join()
+    check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
+
+
+def test_of_views(path: Path, rollouts: list[Any]) -> None:
+    ds = gear_data.open(path)
+    for view in (
+        ds.filter(pl.col("length") >= 6).with_discount(0.9),
+        ds.with_discount(0.9).filter(pl.col("length") >= 6),
+        pickle.loads(pickle.dumps(ds.filter(pl.col("length") >= 6).with_discount(0.9))),
+    ):
+        ids = [i for i, rollout in enumerate(rollouts) if len(rollout) >= 6]
+        assert view.episodes["episode_id"].to_list() == ids
+        values = [expected(rollouts[i].columns["rewards"], 0.9) for i in ids]
+        for i, wanted in zip(ids, values, strict=True):
+            np.testing.assert_array_equal(view.episode(i)["returns_to_go"], wanted)
+        np.testing.assert_allclose(view.statistics["returns_to_go"].mean, [np.concatenate(values).mean(dtype="f8")])
+        assert view.fingerprint == ds.filter(pl.col("length") >= 6).fingerprint
+    # A step filter looks at the column of its dataset.
+    whole = np.concatenate([expected(rollout.columns["rewards"], 0.9) for rollout in rollouts])
+    view = ds.with_discount(0.9).filter_steps(pl.col("returns_to_go") > 0.5)
+    assert view.step_mask is not None
+    assert view.step_mask.count == int((whole > 0.5).sum())
+
+
+def test_batches_have_it(path: Path, rollouts: list[Any]) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "context": 4, "preset": "raw", "seed": 5, "steps": 4, "prefetch": 0}
+    plain = gear_data.open(path)
+    batches = zip(
+        gear_data.SequenceLoader(plain, **options),
+        gear_data.SequenceLoader(plain.with_discount(0.5), **options),
+        strict=True,
+    )
+    # Every reward is another, and tells where its window is.
+    steps = [(float(r), i, t) for i, rollout in enumerate(rollouts) for t, r in enumerate(rollout.columns["rewards"])]
+    places = {reward: (episode, step) for reward, episode, step in steps}
+    assert len(places) == len(steps)
+    values = [expected(rollout.columns["rewards"], 0.5) for rollout in rollouts]
+    for batch, other in batches:
+        for name in batch.keys() - {"returns_to_go"}:
+            np.testing.assert_array_equal(batch[name].numpy(), other[name].numpy())
+        for rewards, found in zip(other["rewards"].numpy(), other["returns_to_go"].numpy(), strict=True):
+            episode, first = places[float(rewards.ravel()[0])]
+            wanted = values[episode][first : first + 4]
+            np.testing.assert_array_equal(found.ravel()[: len(wanted)], wanted)
+
+
+def test_an_episode_table_of_other_shards(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    first, second = manifest["shards"][:2]
+    first["episodes"], second["episodes"] = second["episodes"] + 1, first["episodes"] - 1
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ManifestError, match="does not fit shard"):
+        gear_data.open(path).with_discount(0.9)
+
+
+def test_a_shard_cut_short(path: Path) -> None:
+    ds = gear_data.open(path)
+    os.truncate(path / "shards/000001.arrow", 100)
+    with pytest.raises(CorruptShardError, match=r"000001\.arrow"):
+        ds.with_discount(0.9)
+    assert not (path / "sidecars/returns_to_go-0.9/sidecar.json").exists()
