@@ -205,6 +205,35 @@ def show(title: str, *lines: str) -> None:
     print(f"\n## {title}\n", *lines, sep="\n", flush=True)
 
 
+def run(args: argparse.Namespace, scenarios: Sequence[Scenario], store: DataStore, record: dict[str, Any]) -> None:
+    """Measures and prints what was asked for, and adds it to `record` as it comes.
+
+    Raises:
+        ContenderError: data cannot be made, or gear-data's own scripts fail.
+    """
+    for scenario in scenarios:
+        data = store.get(scenario.family, scenario.large)
+        if args.race:
+            rows = race(scenario, data, args, store.scratch)
+            show(f"{FAMILIES[scenario.family].title}: {scenario.name}", data.describe(), "", contender_table(rows))
+            batch = [scenario.batch_size, scenario.context]
+            facts = {"scenario": scenario.name, "data": data.describe(), "batch": batch}
+            record["scenarios"].append({**facts, "contenders": rows})
+        if args.wait:
+            record["wait"] += wait_rows(scenario, data, args, store.scratch)
+        if args.profile:
+            record["profile"].append(gear_script("gear_profile.py", scenario, data, args, store.scratch))
+    if args.race:
+        show("What the figures are of", contender_notes([entry["contenders"] for entry in record["scenarios"]]))
+    if args.wait:
+        show("A trainer's wait (prefetch=2)", wait_table(record["wait"]))
+    if args.leak:
+        record["memory"] = memory_rows(store.get(scenarios[0].family, large=False), args, store.scratch)
+        show(f"Memory over {args.leak_batches:,} batches of 16 x 20", memory_table(record["memory"]))
+    if args.profile:
+        show("Where a batch's time goes (prefetch=0), microseconds", profile_table(record["profile"]))
+
+
 def main() -> None:
     args = parse_arguments()
     scenarios = chosen_scenarios(args.shapes)
@@ -212,41 +241,19 @@ def main() -> None:
     cache = facts["last_level_cache_bytes"] or ASSUMED_CACHE_BYTES
     print(f"`{command_line()}`\n\n{describe_machine(facts)}")
     print(f"median of {args.repetitions} x {args.seconds:g} s, turn about", flush=True)
-    record: dict[str, Any] = {"benchmark": "feed", "machine": facts, "command": command_line(), "scenarios": []}
-    wait: list[dict[str, Any]] = []
-    profile: list[dict[str, Any]] = []
+    settings = {name: getattr(args, name) for name in ("seconds", "repetitions", "seed")}
+    record: dict[str, Any] = {"benchmark": "feed", "machine": facts, "command": command_line(), "settings": settings}
+    record.update({part: [] for part in ("scenarios", "wait", "memory", "profile")})
+    failure = None
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as scratch:
-        store = DataStore(Path(scratch), dict(args.source), args.seed, cache)
-        for scenario in scenarios:
-            data = store.get(scenario.family, scenario.large)
-            facts_of_data = {
-                "scenario": scenario.name,
-                "data": data.describe(),
-                "batch": [scenario.batch_size, scenario.context],
-            }
-            if args.race:
-                rows = race(scenario, data, args, Path(scratch))
-                show(f"{FAMILIES[scenario.family].title}: {scenario.name}", data.describe(), "", contender_table(rows))
-                record["scenarios"].append({**facts_of_data, "contenders": rows})
-            if args.wait:
-                wait += wait_rows(scenario, data, args, Path(scratch))
-            if args.profile:
-                profile.append(gear_script("gear_profile.py", scenario, data, args, Path(scratch)))
-        if args.race:
-            show("What the figures are of", contender_notes([entry["contenders"] for entry in record["scenarios"]]))
-        if args.wait:
-            show("A trainer's wait (prefetch=2)", wait_table(wait))
-        if args.leak:
-            memory = memory_rows(store.get(scenarios[0].family, large=False), args, Path(scratch))
-            show(f"Memory over {args.leak_batches:,} batches of 16 x 20", memory_table(memory))
-            record["memory"] = memory
-        if args.profile:
-            show("Where a batch's time goes (prefetch=0), microseconds", profile_table(profile))
-    record.update(
-        wait=wait, profile=profile, settings={name: getattr(args, name) for name in ("seconds", "repetitions", "seed")}
-    )
+        try:
+            run(args, scenarios, DataStore(Path(scratch), dict(args.source), args.seed, cache), record)
+        except ContenderError as error:
+            failure = str(error)  # what was measured before is still written
     if args.json is not None:
         write_json(args.json, record)
+    if failure is not None:
+        sys.exit(failure)
     check_measured(record["scenarios"])
 
 

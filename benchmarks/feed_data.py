@@ -62,11 +62,11 @@ class DataStore:
     """
 
     def __init__(self, scratch: Path, given: dict[str, Path], seed: int, cache_bytes: int) -> None:
-        self._scratch, self._given, self._seed, self._cache_bytes = scratch, given, seed, cache_bytes
+        self.scratch, self._given, self._seed, self._cache_bytes = scratch, given, seed, cache_bytes
         self._made: dict[tuple[str, bool], Data] = {}
 
     def get(self, family: str, large: bool) -> Data:
-        """Raises ContenderError where gear-data cannot convert the source, FileNotFoundError where none is there."""
+        """Raises ContenderError where gear-data cannot convert the source."""
         key = (family, large)
         if key not in self._made:
             progress(f"making {family} data{', large' if large else ''}")
@@ -78,7 +78,7 @@ class DataStore:
         if family in self._given:
             return self._converted(family, self._given[family], 1)
         name = "source.hdf5" if len(FAMILIES[family].observation) > 1 else "source.parquet"
-        source = self._scratch / family / name
+        source = self.scratch / family / name
         source.parent.mkdir()
         make_source(FAMILIES[family], source, self._seed)
         return self._converted(family, source, 1)
@@ -86,7 +86,7 @@ class DataStore:
     def _large(self, family: str) -> Data:
         small = self.get(family, large=False)
         copies = math.ceil(CACHE_MULTIPLE * self._cache_bytes / (small.num_steps * small.step_bytes))
-        folder = self._scratch / f"{family}-large"
+        folder = self.scratch / f"{family}-large"
         folder.mkdir()
         # Links: every reader sees so many files, and the disk holds one.
         for number, file in enumerate(parquet_files(small.source)):
@@ -96,12 +96,12 @@ class DataStore:
 
     def _converted(self, family: str, source: Path, copies: int) -> Data:
         name = f"{family}-{copies}"
-        dataset, steps = self._scratch / f"{name}.gear", self._scratch / f"{name}.steps"
+        dataset, steps = self.scratch / f"{name}.gear", self.scratch / f"{name}.steps"
         contract = FAMILIES[family].contract
         facts = run_script(
             "gear_convert.py",
             *("--source", str(source), "--dataset", str(dataset), "--steps", str(steps), "--contract", contract),
-            log=self._scratch / f"{name}.log",
+            log=self.scratch / f"{name}.log",
         )
         origin = "given" if family in self._given else "synthetic"
         return Data(source, dataset, steps, contract, origin, copies, **facts)

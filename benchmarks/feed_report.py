@@ -136,9 +136,11 @@ def profile_table(rows: Records) -> str:
                 f"{figure(row['stages_us'][stage])} ({row['stages_us'][stage] / row['batch_us']:.0%})"
                 for stage in stages
             ),
+            figure(row["threads_us"]),
             figure(row["hot_copy_us"]),
             figure(row["cold_copy_us"]),
         ]
         for row in rows
     ]
-    return format_table(["shape", "batch us", *stages, "its bytes copied, hot", "its bytes copied, cold"], cells)
+    header = ["shape", "batch us", *stages, "prefetch=2", "its bytes copied, hot", "its bytes copied, cold"]
+    return format_table(header, cells)

@@ -2,9 +2,10 @@
 
     python benchmarks/selection.py --episodes 1000 1000000 100000000 --json selection.json
 
-Every kind and size has a process of its own. Set-up is from the episodes' lengths (and weights) to a selector;
-bytes an episode are what that process holds more afterwards, the dataset's offsets and the weights included, and at the
-peak of the set-up. Draws are of 4,096 windows at a time, median over batches; an update sets 4,096 weights.
+Every kind and size has a process of its own. Set-up is from the episodes' lengths (and weights) to a selector; bytes an
+episode are what that process holds more afterwards, the dataset's offsets and the weights included, and at the peak of
+the set-up. Draws are of 4,096 windows at a time, an update sets 4,096 weights; medians. `fit` is the chi-square of 1.6
+million draws against the weights, less its degrees of freedom, in standard deviations.
 
     python benchmarks/selection.py --sparse
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -28,13 +30,15 @@ from typing import Any
 
 import numpy as np
 from common import ROOT, describe_machine, figure, format_table, machine_facts, progress, write_json
+from sparse_dataset import EPISODES as SPARSE_EPISODES
+from sparse_dataset import STEPS as SPARSE_STEPS
+from sparse_dataset import write_sparse_dataset
 
 BATCH = 4096
 CONTEXT = 20
 BATCHES = 100
 #: torch.multinomial takes no more.
 MULTINOMIAL_LIMIT = 1 << 24
-SPARSE_EPISODES, SPARSE_STEPS, SPARSE_SHARDS = 10**7, 10**10, 100
 SPARSE_LIMIT_BYTES = 2 << 30
 
 KINDS = (
@@ -50,6 +54,7 @@ KINDS = (
     "np.searchsorted",
     "torch.multinomial",
 )
+WITHOUT_WEIGHTS = ("uniform by step", "uniform by episode", "fifo", "shuffle")
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Cost:
     peak_bytes_an_episode: float
     draw_ms: float
     update_ms: float | None
+    chi_square: float | None
 
 
 def memory(field: str) -> int:
@@ -95,9 +101,7 @@ def median_ms(call: Callable[[int], Any], count: int) -> float:
 def measure(kind: str, episodes: int) -> Cost:
     lengths = np.random.default_rng(0).integers(1, 1001, episodes)
     base = memory("RssAnon")
-    weights = (
-        random_weights(episodes) if kind not in ("uniform by step", "uniform by episode", "fifo", "shuffle") else None
-    )
+    weights = None if kind in WITHOUT_WEIGHTS else random_weights(episodes)
     forget_peak()
     begun = time.perf_counter()
     draw, update = prepare(kind, lengths, weights)
@@ -105,6 +109,10 @@ def measure(kind: str, episodes: int) -> Cost:
     peak, held = memory("VmHWM"), memory("RssAnon")
     resident = memory("VmRSS")
     draw_ms = median_ms(draw, BATCHES)
+    fit = None
+    if kind in ("weighted by episode", "weighted by step"):
+        drawn = np.concatenate([draw(step).episode_id for step in range(4 * BATCHES)])
+        fit = chi_square(weights if kind == "weighted by episode" else weights * lengths, weights, drawn)
     return Cost(
         kind,
         episodes,
@@ -113,7 +121,27 @@ def measure(kind: str, episodes: int) -> Cost:
         (peak - resident + held - base) / episodes,
         draw_ms,
         None if update is None else median_ms(update, BATCHES),
+        fit,
     )
+
+
+def chi_square(shares: Any, weights: Any, drawn: Any) -> float:
+    """How far draws are from the shares of classes of episodes, a tenth of a decade of weight each: chi-square less its
+    degrees of freedom, in its standard deviations. Far from 0 on either side would not be random."""
+    classes = np.log10(weights)
+    classes += 12
+    classes *= 10
+    classes = np.clip(classes, 0, 239).astype(np.int16)
+    expected = np.bincount(classes, shares, 240)
+    expected *= len(drawn) / expected.sum()
+    counts = np.bincount(classes[drawn], minlength=240)
+    often = expected >= 5
+    rest = expected[~often].sum()
+    terms = [*((counts - expected)[often] ** 2 / expected[often])]
+    if rest >= 5:
+        terms.append((counts[~often].sum() - rest) ** 2 / rest)
+    freedom = len(terms) - 1
+    return float((sum(terms) - freedom) / math.sqrt(2 * freedom))
 
 
 Prepared = tuple[Callable[[int], Any], Callable[[int], Any] | None]
@@ -189,6 +217,7 @@ def cost_table(costs: list[Cost]) -> str:
         "at the peak",
         f"ms per {BATCH:,} draws",
         "ms per update",
+        "fit",
     )
     return format_table(
         header,
@@ -201,86 +230,10 @@ def cost_table(costs: list[Cost]) -> str:
                 figure(cost.peak_bytes_an_episode),
                 figure(cost.draw_ms),
                 figure(cost.update_ms),
+                "-" if cost.chi_square is None else f"{cost.chi_square:+.1f}",
             )
             for cost in costs
         ],
-    )
-
-
-def write_sparse_dataset(folder: Path) -> None:
-    """10^10 steps in 10^7 episodes of 1 to 1,999: a real manifest and episode table, and shards that are all holes."""
-    from dataclasses import replace
-
-    import pyarrow as pa
-    from common import synthetic_episodes, write_parquet
-
-    import gear_data
-    from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
-    from gear_data.storage.tables import EPISODE_SCHEMA, write_ipc
-
-    source = folder / "source.parquet"
-    write_parquet(synthetic_episodes(2000), source)
-    gear_data.convert(source, folder / "small", progress=False)
-    small = Manifest.load(folder / "small")
-    dataset = folder / "dataset"
-    (dataset / "shards").mkdir(parents=True)
-
-    each = SPARSE_EPISODES // SPARSE_SHARDS
-    rng = np.random.default_rng(0)
-    half = rng.integers(1, 1000, each // 2)
-    # Pairs that add up to 2,000 steps, so that every shard has as many.
-    lengths = np.concatenate([half, 2000 - half])
-    rng.shuffle(lengths)
-    steps = int(lengths.sum())
-    buffers, end = {}, 0
-    for column in small.schema:
-        buffers[column.name] = end
-        end += -(-steps * column.row_bytes // 4096) * 4096
-    shards = []
-    for number in range(SPARSE_SHARDS):
-        entry = FileEntry(f"shards/{number:06d}.arrow", end, "xxh3-128:" + "0" * 32)
-        with (dataset / entry.file).open("wb") as file:
-            file.truncate(end)
-        shards.append(ShardEntry(entry, each, steps, buffers))
-
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    path = dataset / "episodes.arrow"
-    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(each, np.int32)), pa.array(["holes"], pa.large_string()))
-    schema = EPISODE_SCHEMA
-    for name in ("source", "task"):
-        index = schema.get_field_index(name)
-        schema = schema.set(index, pa.field(name, names.type, nullable=schema.field(name).nullable))
-    batches = []
-    for number in range(SPARSE_SHARDS):
-        columns = {
-            "episode_id": np.arange(number * each, (number + 1) * each),
-            "shard": np.full(each, number, np.int32),
-            "start": starts,
-            "length": lengths,
-            "return": rng.random(each) * 100,
-            "terminated": np.ones(each, np.bool_),
-            "truncated": np.zeros(each, np.bool_),
-            "source": names,
-            "task": names,
-            "content": pa.FixedSizeBinaryArray.from_buffers(
-                pa.binary(16), each, [None, pa.py_buffer(rng.bytes(16 * each))]
-            ),
-        }
-        batches.append(
-            pa.record_batch(
-                [
-                    pa.array(columns[field.name], field.type)
-                    if not isinstance(columns[field.name], pa.Array)
-                    else columns[field.name]
-                    for field in schema
-                ],
-                schema=schema,
-            )
-        )
-    write_ipc(path, pa.Table.from_batches(batches).combine_chunks())
-    tables = {"episodes": FileEntry("episodes.arrow", path.stat().st_size, "xxh3-128:" + "0" * 32)}
-    replace(small, episodes=SPARSE_EPISODES, steps=steps * SPARSE_SHARDS, shards=tuple(shards), tables=tables).save(
-        dataset
     )
 
 
@@ -314,9 +267,9 @@ def measure_sparse(dataset: Path) -> dict[str, float]:
 def run_sparse(scratch: Path | None) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="gear-bench-", dir=scratch) as name:
         progress("writing the sparse dataset")
-        write_sparse_dataset(Path(name))
+        dataset = write_sparse_dataset(Path(name))
         progress("")
-        found: dict[str, float] = in_fresh_process("--open", str(Path(name) / "dataset"))
+        found: dict[str, float] = in_fresh_process("--open", str(dataset))
     mib = 1 << 20
     print(
         f"{SPARSE_STEPS:.0e} steps in {SPARSE_EPISODES:.0e} episodes: opened in {found['open_seconds']:.2f} s, episode "

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from gear_data.exports import export
     from gear_data.exports.batches import export_batches
     from gear_data.ingest.convert import ConvertReport, convert
+    from gear_data.loaders.conventions import Convention
+    from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.sequence import SequenceLoader
     from gear_data.schema import ColumnSpec, Schema
+    from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
     from gear_data.storage.verify import verify
 
 __version__ = "0.1.0"
@@ -30,12 +33,19 @@ __version__ = "0.1.0"
 #: Public name -> (module, name there).
 _PUBLIC = {
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
+    "Convention": ("gear_data.loaders.conventions", "Convention"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset", "Dataset"),
     "Episode": ("gear_data.dataset", "Episode"),
+    "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
+    "Mixture": ("gear_data.loaders.mixture", "Mixture"),
     "Schema": ("gear_data.schema", "Schema"),
     "SequenceLoader": ("gear_data.loaders.sequence", "SequenceLoader"),
+    "Shuffle": ("gear_data.selection.samplers", "Shuffle"),
+    "TopK": ("gear_data.selection.samplers", "TopK"),
+    "Uniform": ("gear_data.selection.samplers", "Uniform"),
+    "Weighted": ("gear_data.selection.samplers", "Weighted"),
     "convert": ("gear_data.ingest.convert", "convert"),
     "export": ("gear_data.exports", "export"),
     "export_batches": ("gear_data.exports.batches", "export_batches"),
@@ -45,12 +55,19 @@ _PUBLIC = {
 
 __all__ = [
     "ColumnSpec",
+    "Convention",
     "ConvertReport",
     "Dataset",
     "Episode",
+    "Fifo",
     "GearError",
+    "Mixture",
     "Schema",
     "SequenceLoader",
+    "Shuffle",
+    "TopK",
+    "Uniform",
+    "Weighted",
     "convert",
     "errors",
     "export",

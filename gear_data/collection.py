@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.schema import Schema
@@ -133,6 +134,14 @@ class ColumnReader(Protocol):
 
     def final_address(self, column: str) -> int:
         """Address of the column's final observations, which stay there as long as the reader; 0 if there are none."""
+
+    def values(self, column: int, windows: Windows) -> pa.ChunkedArray:
+        """A column of variable length, by its place in the schema: a chunk of valid steps for each of one window or
+        more.
+
+        Raises:
+            CorruptShardError: damaged values.
+        """
 
 
 class _Lease:
@@ -304,17 +313,22 @@ class Collector:
         self._templates.append(array)
         return int(array.ctypes.data)
 
-    def collect(self, windows: Windows, per: int | None = None) -> list[Collected]:
-        """The batches of the first dataset's windows, `per` windows each (the last may have fewer); None: one batch. A
-        row a window. Batches collected in one call share a buffer, which is used again when all of them are gone."""
-        total = len(windows)
-        per = max(1, total if per is None else per)
+    def collect(self, windows: Windows, sizes: Sequence[int] | None = None) -> list[Collected]:
+        """The batches of the first dataset's windows, a row a window.
+
+        Args:
+            windows: of all batches, one after the other.
+            sizes: windows of each batch, the same for all but the last, which may have fewer. None: one batch. Batches
+                collected in one call share a buffer, which is used again when all of them are gone.
+        """
+        sizes = (len(windows),) if sizes is None else sizes
+        per = max(1, sizes[0])
         buffer, addresses = self._pool.lease()
-        valid = np.empty(max(1, -(-total // per)), np.int64)
+        valid = np.zeros(len(sizes), np.int64)
         self._readers[0].read(windows, Places(self._plans[0], addresses, _NO_ROWS, per, valid))
         return [
-            self._batch(buffer, batch * per, min(per, total - batch * per), bytes_)
-            for batch, bytes_ in enumerate(valid.tolist())
+            self._batch(buffer, number * per, rows, bytes_)
+            for number, (rows, bytes_) in enumerate(zip(sizes, valid.tolist(), strict=True))
         ]
 
     def collect_joined(self, windows: Windows, source: Int64Array) -> Collected:

@@ -245,17 +245,18 @@ def collect(episode, start, length, rows_of, shards, bases, lengths, finals, add
                 low, high = max(first, start[b]), min(first + width, start[b] + length[b])
             else:
                 low, high = max(first, np.int64(0)), min(first + width, total[b])
-            final = np.int64(-1)
+            final, missing = np.int64(-1), np.int64(0)
             if shift > 0 and high == total[b] and high > low:
                 if fields[FINALS] != 0:
                     final = finals[episode[b]]
                 if final < 0:
-                    high -= 1
-            rows = max(high - low, np.int64(0))
+                    missing = np.int64(1)
+            rows = max(high - low - missing, np.int64(0))
             if rows == 0:
                 head = width
             elif left:
-                head = width - rows
+                # The place of a row that is missing stays: the others stand beside those of their own step.
+                head = width - rows - missing
             else:
                 head = low - first
             out = outputs[k] + (rows_of[b] if len(rows_of) else b) * width * out_bytes

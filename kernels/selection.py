@@ -129,17 +129,17 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
     MAX_REPEATS repeats it draws once from the quanta not taken, laid end to end: the same distribution, in bounded time
     where few episodes hold most of the weight.
     """
-    count, seed, domain = out.shape[1], uint64(plan[SEED]), plan[DOMAIN]
+    count, seed, domain = out.shape[1], uint64(plan[SEED]), uint64(plan[DOMAIN])
     size = 4
     while size < 2 * count:
         size <<= 1
     table = np.full(size, -1, np.int64)
     # First quantum and end of the first `kept` slots' episodes, in order; kept up from the first slot that needs it on.
+    one = np.empty((3, 1), np.int64)
     begins, ends, kept = np.empty(count, np.int64), np.empty(count, np.int64), 0
     for i in range(count):
         if _add(table, out[0, i]):
             continue
-        one = out[:, i : i + 1]
         attempt, repeats, bound = 0, 0, uint64(total)
         while True:
             if repeats == MAX_REPEATS:
@@ -169,6 +169,7 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
             if _add(table, one[0, 0]):
                 break
             repeats += 1
+        out[0, i], out[1, i], out[2, i] = one[0, 0], one[1, 0], one[2, 0]
 
 
 @njit(nogil=True, cache=True)
@@ -177,6 +178,8 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
     one, their probabilities as float64."""
     count, episodes, within = out.shape[1], plan[EPISODES], plan[WITHIN]
     counts = _int64s(plan[COUNTS], episodes + 1)
+    # Not `view`, which takes Numba seconds to compile.
+    probability = carray(pointer(out.ctypes.data + 3 * 8 * count), (count,), np.float64)
     if episodes >= _CACHED_EPISODES:
         for i in range(count):
             prefetch(plan[COUNTS] + 8 * out[0, i])
@@ -186,9 +189,10 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
             if plan[FIRST]:
                 prefetch(plan[FIRST] + 8 * out[0, i])
     if within == WITHIN_DRAWN:
-        draw_words(uint64(plan[SEED]), DOMAIN_ANCHOR, step, out[2])
+        draw_words(uint64(plan[SEED]), uint64(DOMAIN_ANCHOR), step, out[2])
     if within == WITHIN_DIFFERENCE:
-        out[1] = out[2]
+        for i in range(count):
+            out[1, i] = out[2, i]
     else:
         for i in range(count):
             episode = out[0, i]
@@ -199,10 +203,10 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
                 high, low = multiply_high(uint64(out[2, i]), uint64(anchors))
                 number = np.int64(high)
                 if low < uint64(anchors):
-                    number = below(uint64(plan[SEED]), DOMAIN_ANCHOR, step, i, anchors)
+                    number = below(uint64(plan[SEED]), uint64(DOMAIN_ANCHOR), step, i, anchors)
             out[1, i] = number
             if out.shape[0] > 3:
-                out[3].view(np.float64)[i] = np.float64(quanta) / np.float64(total) / np.float64(anchors)
+                probability[i] = np.float64(quanta) / np.float64(total) / np.float64(anchors)
     if plan[WORDS]:
         # The arrays' ends are not known here; nothing beyond them is read.
         words = carray(pointer(plan[WORDS]), (1 << 40,), np.uint64)
@@ -233,7 +237,7 @@ def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
             out[1, i] = max(0, last - context)
             out[2, i] = last - out[1, i]
     else:
-        draw_below(uint64(plan[SEED]), DOMAIN_PLACE, step, context, out[2])
+        draw_below(uint64(plan[SEED]), uint64(DOMAIN_PLACE), step, context, out[2])
         for i in range(count):
             episode, begin = out[0, i], out[1, i] - out[2, i]
             length = offsets[episode + 1] - offsets[episode]
@@ -256,7 +260,7 @@ def draw_windows(plan, step, out):  # type: ignore[no-untyped-def]
     out, int64 [3 or 4, B]: episode ids, first steps, lengths, and probabilities (float64) where there is a fourth row.
     """
     total = _int64s(plan[TOTAL], 1)[0]
-    draw_below(uint64(plan[SEED]), plan[DOMAIN], step, total, out[1])
+    draw_below(uint64(plan[SEED]), uint64(plan[DOMAIN]), step, total, out[1])
     _find_episodes(plan, out)
     if plan[DISTINCT]:
         _make_distinct(plan, step, total, out)

@@ -11,6 +11,7 @@ appendix B; a sample at a time and padded on the left as in ManifoldRG/NEKO, voc
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +149,9 @@ class Convention:
 
     def to_json(self) -> dict[str, Any]:
         """Every field, of JSON's types."""
-        return dataclasses.asdict(self)
+        # Tuples become lists, as they would on the way through a file.
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
 
 
 RAW = Convention(name="raw", roles=None)
@@ -258,7 +261,7 @@ def resolve_preset(preset: str | Convention, options: Mapping[str, Any] | None =
         raise InvalidArgumentError(
             f"preset is a name or a Convention, not {preset!r}", hint=f"known: {', '.join(PRESETS)}"
         )
-    result: Convention = _changed(preset, options or {}, f"option of preset '{preset.name}'")
+    result: Convention = _changed(preset, {} if options is None else options, f"option of preset '{preset.name}'")
     return result
 
 
@@ -279,20 +282,23 @@ def _changed(value: Any, options: Mapping[str, Any], what: str) -> Any:
 
 
 def _of_kind(kind: str, given: Any, old: Any, what: str) -> Any:
-    """`given` as a field declared as `kind` holds it."""
+    """`given` as a field declared as `kind` (its annotation) holds it."""
     kinds = kind.split(" | ")
     if given is None and "None" in kinds:
         return None
-    kind = kinds[0]
-    if kind.startswith("Mapping") and isinstance(given, Mapping):
-        return {**old, **given}
-    if kind.startswith("tuple") and isinstance(given, list | tuple) and all(isinstance(name, str) for name in given):
-        return tuple(given)
-    if kind == "Tokens" and isinstance(given, Tokens):
-        return given
-    number = isinstance(given, int | float) and not isinstance(given, bool)
-    if kind == "float" and number:
-        return float(given)
-    if (kind, type(given)) in (("int", int), ("str", str), ("bool", bool)):
-        return given
+    match kinds[0]:
+        case "Mapping[str, float]" if isinstance(given, Mapping) and all(map(_is_number, given.values())):
+            return {**old, **{name: float(number) for name, number in given.items()}}
+        case "Mapping[str, str]" if isinstance(given, Mapping) and all(isinstance(key, str) for key in given.values()):
+            return {**old, **given}
+        case "tuple[str, ...]" if isinstance(given, list | tuple) and all(isinstance(name, str) for name in given):
+            return tuple(given)
+        case "float" if _is_number(given):
+            return float(given)
+        case "int" | "str" | "bool" | "Tokens" as name if type(given).__name__ == name:
+            return given
     raise InvalidArgumentError(f"{what} must be {kind}, not {given!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

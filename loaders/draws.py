@@ -101,7 +101,8 @@ class Joined:
             columns[:, rows] = windows.episode_id, windows.start, windows.length
             if windows.probability is not None:
                 probability[rows], weighted = windows.probability, True
-        return Draw(Windows(*columns, probability if weighted else None), source, step)
+        episode_id, start, length = columns
+        return Draw(Windows(episode_id, start, length, probability if weighted else None), source, step)
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from gear_data.collection import Collected, Collector
+from gear_data.loaders.decoders import Decoder
 from gear_data.loaders.draws import Draw, Drawer
 from gear_data.loaders.parts import Part
-from gear_data.loaders.variable import Decoder, variable_columns
+from gear_data.loaders.variable import VariableColumns
 from gear_data.selection.weights import WeightedSelector
 from gear_data.selection.windows import Int64Array, Windows
 
@@ -97,6 +98,7 @@ class BatchMaker:
         shares = [part.share() for part in parts]
         groups = [shares] if joined else [[share] for share in shares]
         self._collectors = [Collector(group, rows, batches=batches, reuse=reuse) for group in groups]
+        self._variable = VariableColumns(parts, finish.context, finish.decoders, joined=joined)
         self._floats = [part.float_keys() if finish.half is not None else frozenset[str]() for part in parts]
 
     def make(self, steps: Sequence[int]) -> list[Made]:
@@ -116,7 +118,7 @@ class BatchMaker:
         first = draws[0].source
         if len(draws) > 1 and isinstance(first, int) and all(_is_of(draw, first) for draw in draws):
             together = _concatenated([draw.windows for draw in draws])
-            return self._collectors[first].collect(together, len(draws[0]))
+            return self._collectors[first].collect(together, [len(draw) for draw in draws])
         return [self._collect_one(draw) for draw in draws]
 
     def _collect_one(self, draw: Draw) -> Collected:
@@ -131,10 +133,10 @@ class BatchMaker:
         batch["valid_count"] = torch.from_numpy(windows.length)
         if windows.probability is not None:
             batch["probability"] = torch.from_numpy(windows.probability)
-        if isinstance(part.selector, WeightedSelector):
-            batch["weights_version"] = torch.tensor(part.selector.version(draw.step))
-        if part.variable:
-            batch.update(variable_columns(self._parts, draw, self._finish.context, self._finish.decoders))
+        versions = self._versions(draw)
+        if versions is not None:
+            batch["weights_version"] = torch.from_numpy(versions)
+        self._variable.add(batch, draw)
         sources = None
         if len(self._parts) > 1:
             source = np.broadcast_to(np.asarray(draw.source, np.int64), len(draw)).copy()
@@ -151,6 +153,22 @@ class BatchMaker:
             rng = np.random.Generator(np.random.Philox(key=np.array([self._finish.seed, step], np.uint64)))
             batch = self._finish.transform(batch, rng)
         return Made(batch, len(draw), collected.padded_bytes, collected.valid_bytes, sources)
+
+
+    def _versions(self, draw: Draw) -> Int64Array | None:
+        """int64 [B]: how many updates of its dataset's weights held for each window; None where nothing has weights."""
+        of = [draw.source] if isinstance(draw.source, int) else range(len(self._parts))
+        weighted = {
+            number: selector.version(draw.step)
+            for number in of
+            if isinstance(selector := self._parts[number].selector, WeightedSelector)
+        }
+        if not weighted:
+            return None
+        versions = np.zeros(len(draw), np.int64)
+        for number, version in weighted.items():
+            versions[draw.source == number] = version
+        return versions
 
 
 def _is_of(draw: Draw, source: int) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gear_data.collection import Output, Share
+from gear_data.collection import Output, Share, check_batch_bytes
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.agree import from_first_rank
@@ -35,6 +35,7 @@ class PartArguments:
     normalize: Normalize
     preset_options: Mapping[str, Any] | None
     sampler: str | Sampler
+    batch_size: int
     preset: str | Convention
     rule: WindowRule
     offsets: Mapping[str, tuple[int, int]]
@@ -84,7 +85,6 @@ def part_spec(part: Part) -> dict[str, Any]:
         "offsets": {name: list(span) for name, span in request.offsets.items()},
         "normalize": {name: [mean.tolist(), std.tolist()] for name, (mean, std) in request.normalize.items()},
         "n_step": request.n_step,
-        "discount": request.discount,
     }
 
 
@@ -132,6 +132,7 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
             return dataset.evaluate(expression, what)
         return from_first_rank(lambda: dataset.evaluate(expression, what))
 
+    check_batch_bytes(outputs, arguments.batch_size)
     sampler = as_sampler(arguments.sampler)
     selector = sampler.bind(Candidates(_anchors(dataset, arguments.rule), evaluate), seed)
     variable = text_columns(convention, request)

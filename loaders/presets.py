@@ -92,9 +92,9 @@ def batch_outputs(preset: str | Convention, request: BatchRequest) -> list[Outpu
         InvalidArgumentError: a column the preset cannot take.
     """
     convention = resolve_preset(preset)
-    for name in request.offsets:
-        request.schema.index(name)
     everything = _wanted(convention, request)
+    for name in (*request.offsets, *convention.fill):
+        request.schema.index(name)
     wanted = [item for item in everything if not item.spec.variable_length]
     outputs = [_column(convention, request, item) for item in wanted]
     if request.n_step is not None:
@@ -171,16 +171,17 @@ def _wanted(convention: Convention, request: BatchRequest) -> list[_Wanted]:
     else:
         names = list(dict.fromkeys(names))
     own = [_one(convention, schema, name, own=True) for name in names]
-    return own + [_one(convention, schema, name, own=name.removeprefix(_NEXT) in names) for name in asked or ()]
+    return own + [_one(convention, schema, name, own=False, beside=names) for name in asked or ()]
 
 
-def _one(convention: Convention, schema: Schema, name: str, *, own: bool) -> _Wanted:
+def _one(convention: Convention, schema: Schema, name: str, *, own: bool, beside: Sequence[str] = ()) -> _Wanted:
+    """A column by the name it was asked for; the step after one of the convention's own columns is treated as it is."""
     followed = name.removeprefix(_NEXT)
     if name not in schema and followed != name and followed in schema:
         spec = schema[followed]
         if spec.variable_length:
             raise InvalidArgumentError("text and bytes have no column of the following step", column=followed)
-        return _Wanted(spec, name, name, own)
+        return _Wanted(spec, name, name, own or followed in beside)
     spec = schema[name]
     key = spec.source if convention.source_names and spec.source is not None else name
     return _Wanted(spec, name, convention.keys.get(name, key) if own else key, own)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from gear_data.collection import check_batch_bytes
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, StateMismatchError
 from gear_data.loaders.agree import is_distributed
@@ -27,6 +26,7 @@ from gear_data.loaders.arguments import (
     check_placement,
     check_range,
 )
+from gear_data.loaders.decoders import Decoder
 from gear_data.loaders.draws import ByTurns, Drawer, Joined, OneDataset
 from gear_data.loaders.making import Batch, BatchMaker, Finish, Made, Transform, each_tensor
 from gear_data.loaders.metrics import Meter
@@ -35,7 +35,7 @@ from gear_data.loaders.parts import Normalize, Part, PartArguments, make_parts, 
 from gear_data.loaders.prefetch import Prefetcher
 from gear_data.loaders.presets import Convention
 from gear_data.loaders.updates import check_updatable, spread_update
-from gear_data.loaders.variable import Decoder
+from gear_data.loaders.variable import check_decoders
 from gear_data.loaders.worker_mark import WorkerMark, worker_place
 from gear_data.selection.cycle import Cycle
 from gear_data.selection.samplers import Sampler
@@ -90,7 +90,7 @@ class SequenceLoader(IterableDataset[Batch]):
         short_windows: whether a window may have fewer steps than `context`, where an episode ends (or begins).
         n_step: adds `n_step_returns`, the discounted sum of so many rewards, as far as the episode goes.
         discount: of `n_step_returns` and of `returns_to_go`, 0 to 1.
-        decoders: column of text or bytes -> what makes tensors of it; see `gear_data.loaders.variable`.
+        decoders: column of text or bytes -> what makes tensors of it; see `gear_data.loaders.decoders`.
         pin_memory: whether batches are copied to pinned memory, from which copies to a GPU run beside other work. None:
             where `device` is a GPU.
 
@@ -141,7 +141,7 @@ class SequenceLoader(IterableDataset[Batch]):
         if steps is not None and epochs is not None:
             raise InvalidArgumentError("give steps or epochs, not both")
         check_placement(rank, world_size)
-        if not 0 <= discount <= 1:
+        if not isinstance(discount, int | float) or not 0 <= discount <= 1:
             raise InvalidArgumentError(f"discount must be from 0 to 1, not {discount!r}")
         self.dataset = dataset
         # NumPy integers become plain ones: the state is JSON.
@@ -152,6 +152,7 @@ class SequenceLoader(IterableDataset[Batch]):
         self._device = check_device(device)
         self._pin = check_pin_memory(pin_memory, self._device)
         self._prefetch = prefetch
+        self._discount = float(discount)
         half, float_dtype = check_dtype(dtype)
         self._dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
         self._rule = WindowRule(context, int(stride), anchor, short_windows)
@@ -160,16 +161,15 @@ class SequenceLoader(IterableDataset[Batch]):
         self._parts = make_parts(
             mixture.components if mixture is not None else (Component(check_dataset(dataset), 1.0, {}),),
             PartArguments(
-                columns, normalize, preset_options, sampler, preset, self._rule, check_offsets(offsets), float_dtype,
-                None if n_step is None else int(n_step), float(discount),
+                columns, normalize, preset_options, sampler, batch_size, preset, self._rule, check_offsets(offsets), float_dtype,
+                None if n_step is None else int(n_step), self._discount,
             ),
             seed,
             join=self._joined,
             ask_first_rank=rank is None and get_worker_info() is None and is_distributed(),
         )  # fmt: skip
         self.preset = self._parts[0].convention.name
-        for part in self._parts:
-            check_batch_bytes(part.outputs, batch_size)
+        check_decoders(self._parts, decoders or {})
         self._finish = Finish(half, dict(decoders or {}), transform, seed, context)
         self._drawer, self._cycle = _drawer(mixture, self._parts)
         self._steps, self._last_rows = self._end(steps, epochs)
@@ -208,9 +208,12 @@ class SequenceLoader(IterableDataset[Batch]):
         rank, world_size = self._placement()
         own = {
             "_rank": rank, "_world_size": world_size, "_meter": Meter(len(self._parts)),
-            "_mark": copy.copy(self._shared_mark()), "_ahead": weakref.WeakKeyDictionary(),
+            "_mark": copy.copy(self._shared_mark()), "_ahead": None,
         }  # fmt: skip
         return {**self.__dict__, **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _ahead=weakref.WeakKeyDictionary())
 
     def _shared_mark(self) -> WorkerMark:
         """The mark; one of its own for a process that was forked off, and is not a worker."""
@@ -326,6 +329,9 @@ class SequenceLoader(IterableDataset[Batch]):
         """New weights for some episodes, with `sampler=Weighted(...)`. They hold from a step on that is beyond every
         batch made ahead, so no batch that exists is another than it would have been.
 
+        The weights of steps far behind (1,024 and more) are forgotten: a new pass from step 0 is then refused, and
+        `load_state_dict(state_dict())` goes on.
+
         Where torch.distributed is initialised every rank calls this, with updates of its own; they are applied in the
         order of the ranks, on all of them, and hold from one step on.
 
@@ -336,7 +342,7 @@ class SequenceLoader(IterableDataset[Batch]):
             dataset: number of the dataset, in a mixture.
 
         Returns:
-            The step from which they hold. `batch["weights_version"]` counts the updates that drew a batch.
+            The step from which they hold. `batch["weights_version"]`, int64 [B], says how many updates held when it was drawn.
 
         Raises:
             InvalidArgumentError: another sampler, an episode that is not in the dataset, a value that no weight can be,
@@ -393,6 +399,7 @@ class SequenceLoader(IterableDataset[Batch]):
             "seed": self.seed,
             "batch_size": self.batch_size,
             **self._rule.identity(),
+            "discount": self._discount,
             **self._drawer.identity(),
         }
 

@@ -40,9 +40,10 @@ from gear_data.errors import (
     StateMismatchError,
 )
 from gear_data.extras import import_extra
-from gear_data.loaders.arguments import check_device
+from gear_data.loaders.arguments import check_dataset, check_device
 from gear_data.loaders.checkpoint import read_checkpoint, write_checkpoint
-from gear_data.loaders.sequence import Batch, SequenceLoader
+from gear_data.loaders.making import Batch
+from gear_data.loaders.sequence import SequenceLoader
 
 #: What the model takes of a batch.
 MODEL_KEYS = ("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask")
@@ -124,7 +125,7 @@ def build_model(loader: SequenceLoader, hyperparameters: Hyperparameters) -> Any
     if loader.preset != "decision_transformer":
         raise InvalidArgumentError(f"training takes preset 'decision_transformer', not '{loader.preset}'")
     transformers = import_extra("transformers")
-    dataset, chosen = loader.dataset, hyperparameters
+    dataset, chosen = check_dataset(loader.dataset), hyperparameters
     longest = int(dataset.lengths.max())
     if chosen.max_ep_len is not None and chosen.max_ep_len < longest:
         raise InvalidArgumentError(f"max_ep_len is {chosen.max_ep_len}, and the longest episode has {longest} steps")
@@ -154,7 +155,7 @@ def build_model(loader: SequenceLoader, hyperparameters: Hyperparameters) -> Any
 
 def _fits_tanh(loader: SequenceLoader) -> bool:
     """Whether the actions, as the loader gives them, lie in [-1, 1]."""
-    actions = loader.dataset.statistics["actions"]
+    actions = check_dataset(loader.dataset).statistics["actions"]
     low, high = actions.min, actions.max
     if "actions" in loader.spec()["normalize"]:
         return False
@@ -286,7 +287,7 @@ class Trainer:
         if not np.isfinite(value):
             raise NonFiniteError(
                 f"the loss of step {self.step} is {value}",
-                file=str(self.loader.dataset.path),
+                file=str(check_dataset(self.loader.dataset).path),
                 hint="'gear-data inspect' says whether the data holds NaN; else lower the learning rate",
             )
         self.optimizer.zero_grad(set_to_none=True)

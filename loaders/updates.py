@@ -59,9 +59,9 @@ def spread_update(
         problem = error
     own = (problem, mine, from_step, soonest)
     ranks = from_every_rank(own) if spread and is_distributed() else [own]
-    for error, *_ in ranks:
-        if error is not None:
-            raise error
+    for wrong, *_ in ranks:
+        if wrong is not None:
+            raise wrong
     asked = {wanted for *_, wanted, _ in ranks}
     if len(asked) > 1:
         raise InvalidArgumentError(f"the ranks give different from_step: {sorted(map(str, asked))}")

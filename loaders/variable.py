@@ -2,18 +2,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+import numpy as np
+import torch
+
+from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
+from gear_data.loaders.decoders import Decoder
 from gear_data.loaders.draws import Draw
+from gear_data.loaders.padded import Steps, padded
 from gear_data.loaders.parts import Part
-
-#: Called with the texts (str) or bytes of all valid steps of a batch, one after the other.
-Decoder = Callable[[list[Any]], Any]
+from gear_data.selection.windows import Windows
 
 
-def variable_columns(
-    parts: Sequence[Part], draw: Draw, context: int, decoders: Mapping[str, Decoder]
-) -> dict[str, Any]:
-    """Key -> list of B lists, one item a valid step."""
-    raise NotImplementedError
+def check_decoders(parts: Sequence[Part], decoders: Mapping[str, Decoder]) -> None:
+    """That each is for a column of text or bytes of some batch.
+
+    Raises:
+        UnknownNameError: a column that is none; lists those there are.
+        InvalidArgumentError: a decoder that cannot be called.
+    """
+    known = sorted({name for part in parts for name in part.variable})
+    for name, decoder in decoders.items():
+        if name not in known:
+            raise UnknownNameError(
+                "decoders name a column that is not one of text or bytes in these batches",
+                column=name,
+                hint=f"these are: {', '.join(known) or 'none'}; columns= puts more columns into a batch",
+            )
+        if not callable(decoder):
+            raise InvalidArgumentError(f"a decoder is called with a list, and {decoder!r} cannot be", column=name)
+
+
+class VariableColumns:
+    """Puts columns of text and encoded bytes into batches. Safe to call from several threads.
+
+    Args:
+        parts: the loader's datasets.
+        context: K, steps of a sequence.
+        decoders: column -> what makes of its texts or bytes.
+        joined: whether one batch has windows of several datasets.
+
+    Raises:
+        InvalidArgumentError: joined, and the datasets' columns of text and bytes differ.
+    """
+
+    def __init__(self, parts: Sequence[Part], context: int, decoders: Mapping[str, Decoder], *, joined: bool) -> None:
+        self._parts = parts
+        self._context = context
+        self._decoders = decoders
+        self._readers = [part.dataset.reader() for part in parts]
+        # HuggingFace's tokenizers fail where two threads call one at once ("Already borrowed").
+        self._decoding = threading.Lock()
+        if joined:
+            first, *others = [_layout(part) for part in parts]
+            for other in others:
+                if other != first:
+                    raise InvalidArgumentError(
+                        "the datasets' batches differ in text and bytes: (key, dtype, first step alone) are "
+                        f"{first} and {other}",
+                        hint="choose common columns, or batches of one dataset each",
+                    )
+
+    def add(self, batch: dict[str, Any], draw: Draw) -> None:
+        """Adds the columns to the batch of a draw. Of n valid steps, a window has a list of n values; where the
+        convention takes the first step alone, that value. With a decoder, see `gear_data.loaders.padded.padded`.
+
+        Raises:
+            CorruptShardError: damaged values.
+            InvalidArgumentError: a decoder gives what cannot be padded, or a key that the batch has.
+        """
+        for column, key in self._part(draw).variable.items():
+            for name, value in self._column(column, key, draw).items():
+                if name in batch:
+                    raise InvalidArgumentError(
+                        f"its decoder gives '{name}', a key the batch has already", column=column
+                    )
+                batch[name] = value
+
+    def _part(self, draw: Draw) -> Part:
+        return self._parts[draw.source if isinstance(draw.source, int) else 0]
+
+    def _column(self, column: str, key: str, draw: Draw) -> dict[str, Any]:
+        if not len(draw):
+            # A rank may have no row of a short batch. Its keys and dtypes are the others': those of any step.
+            zero = np.zeros(1, np.int64)
+            source = draw.source if isinstance(draw.source, int) else 0
+            some = self._column(column, key, Draw(Windows(zero, zero, zero + 1), source, draw.step))
+            return {name: value[:0] for name, value in some.items()}
+        part = self._part(draw)
+        single = _first_step_alone(part, column)
+        if single:
+            draw = replace(draw, windows=replace(draw.windows, length=np.ones(len(draw), np.int64)))
+        values = self._values(column, draw)
+        if column not in self._decoders:
+            return {key: [value for (value,) in values] if single else values}
+        made = self._decoded(column, list(chain.from_iterable(values)), draw)
+        width = 1 if single else self._context
+        places = _places(draw.windows, width, pad_left=part.convention.pad_left)
+        return padded(column, key, made, Steps((len(draw),) if single else (len(draw), width), places))
+
+    def _values(self, column: str, draw: Draw) -> list[list[Any]]:
+        """B lists of the values of each window."""
+        if isinstance(draw.source, int):
+            return self._read(draw.source, column, draw.windows)
+        result: list[list[Any]] = [[] for _ in range(len(draw))]
+        for number in np.unique(draw.source).tolist():
+            rows = np.flatnonzero(draw.source == number)
+            for row, values in zip(rows.tolist(), self._read(number, column, draw.windows[rows]), strict=True):
+                result[row] = values
+        return result
+
+    def _read(self, number: int, column: str, windows: Windows) -> list[list[Any]]:
+        chunks = self._readers[number].values(self._parts[number].dataset.schema.index(column), windows)
+        values = chunks.to_numpy().tolist()
+        ends = windows.length.cumsum()
+        return [values[first:last] for first, last in zip((ends - windows.length).tolist(), ends.tolist(), strict=True)]
+
+    def _decoded(self, column: str, values: list[Any], draw: Draw) -> Any:
+        try:
+            with self._decoding:
+                return self._decoders[column](values)
+        except GearError as error:
+            if error.row is None:
+                raise
+            windows, ends = draw.windows, draw.windows.length.cumsum()
+            row = int(np.searchsorted(ends, error.row, "right"))
+            step = int(windows.start[row] + error.row - ends[row] + windows.length[row])
+            source = draw.source if isinstance(draw.source, int) else int(draw.source[row])
+            raise type(error)(
+                f"episode {windows.episode_id[row]}, step {step}: {error.message}",
+                file=str(self._parts[source].dataset.path),
+                column=column,
+                hint=error.hint,
+            ) from error
+
+
+def _first_step_alone(part: Part, column: str) -> bool:
+    sequences = part.convention.sequences
+    return sequences is not None and part.dataset.schema[column].role.value not in sequences
+
+
+def _layout(part: Part) -> dict[str, tuple[str, str, bool]]:
+    """Column -> (key, dtype, whether it is the first step alone)."""
+    return {
+        name: (key, part.dataset.schema[name].dtype, _first_step_alone(part, name))
+        for name, key in part.variable.items()
+    }
+
+
+def _places(windows: Windows, width: int, *, pad_left: bool) -> torch.Tensor:
+    """int64 [n]: where the valid steps stand in [B, width]."""
+    length = windows.length
+    first = np.arange(len(windows)) * width + (width - length if pad_left else 0)
+    before = length.cumsum() - length
+    return torch.from_numpy(np.repeat(first - before, length) + np.arange(length.sum()))

@@ -4,7 +4,8 @@ The stages are timed by clocks put around four functions of the loader while it 
 selection (`Drawer.draw`: the step's windows), kernel (`ColumnReader.read`: every byte of the batch), buffers (the rest
 of `Collector.collect`: the lease, arrays over it) and tensors (`torch.from_numpy`). A clock's own cost is measured and
 taken off. The whole is timed without clocks, turn about; `rest` is what no stage accounts for: the iterator, the meter,
-the dict. Medians over the rounds, microseconds.
+the dict. The same batch through the prefetch thread, whole, shows what handing it over costs or saves. Medians over the
+rounds, microseconds.
 
 For comparison, the batch's bytes moved by one call of libc's memmove: between two places that the cache holds (hot),
 and from a source of 1 GiB to a place the cache holds (cold).
@@ -30,6 +31,8 @@ from gear_data.collection import Collector
 from gear_data.loaders.draws import OneDataset
 
 COLD_BYTES = 1 << 30
+PREFETCH = 2
+STRETCH_SECONDS = 0.05
 CALIBRATION_CALLS = 100_000
 
 
@@ -130,7 +133,7 @@ def main() -> None:
     args = parse_arguments("Where one batch's time goes; --data is a gear-data dataset.", configure)
     out = claim_stdout()
     loader = open_loader(args, 0)
-    batches = iter(loader)
+    batches, threaded = iter(loader), iter(open_loader(args, PREFETCH))
     _, _, batch = draw(batches, 0.5)
     size = sum(tensor.nbytes for tensor in batch.values() if isinstance(tensor, torch.Tensor))
     places = {
@@ -141,17 +144,28 @@ def main() -> None:
     }
     costs = clock_costs()
     wholes: list[float] = []
+    handed: list[float] = []
     stages: list[dict[str, float]] = []
-    for _ in range(args.repetitions):
-        count, seconds, _ = draw(batches, args.seconds / 2)
+    # Short stretches turn about, so that what else the machine does falls on all three alike.
+    for _ in range(max(1, round(args.repetitions * args.seconds / (3 * STRETCH_SECONDS)))):
+        count, seconds, _ = draw(batches, STRETCH_SECONDS)
         wholes.append(1e6 * seconds / count)
         with clocks_on(places) as clocks:
-            count, _, _ = draw(batches, args.seconds / 2)
+            count, _, _ = draw(batches, STRETCH_SECONDS)
         stages.append(stage_times(clocks, count, costs))
+        draw(threaded, STRETCH_SECONDS / 10)  # what was made ahead while nobody asked
+        count, seconds, _ = draw(threaded, STRETCH_SECONDS)
+        handed.append(1e6 * seconds / count)
     whole = statistics.median(wholes)
     parts = {name: statistics.median(stage[name] for stage in stages) for name in stages[0]}
     hot, cold = copy_times(size, args.seconds / 2)
-    record = {"batch_us": whole, "batch_bytes": size, "hot_copy_us": hot, "cold_copy_us": cold}
+    record = {
+        "batch_us": whole,
+        "threads_us": statistics.median(handed),
+        "batch_bytes": size,
+        "hot_copy_us": hot,
+        "cold_copy_us": cold,
+    }
     say(out, {**record, "stages_us": {**parts, "rest": whole - sum(parts.values())}})
 
 

@@ -22,7 +22,8 @@ from gear_data.progress import progress_bar
 from gear_data.storage.atomic import checksum
 
 if TYPE_CHECKING:
-    from gear_data.loaders.sequence import Batch, SequenceLoader
+    from gear_data.loaders.making import Batch
+    from gear_data.loaders.sequence import SequenceLoader
 
 BATCHES_MANIFEST = "batches.json"
 _VERSION = 1

@@ -26,7 +26,7 @@ class Cycle:
 
     Attributes:
         length: turns of a cycle, at most `MAX_CYCLE`. Where no such cycle holds the ratios exactly, each share is that
-            given to within 1 / length.
+            given to within m / length.
 
     Raises:
         InvalidArgumentError: no proportions, or one that is not a positive number.
@@ -78,11 +78,12 @@ def _turns(proportions: Sequence[float]) -> list[int]:
     length = math.lcm(*(share.denominator for share in shares))
     if length <= MAX_CYCLE:
         return [int(share * length) for share in shares]
-    # By largest remainder, and at least one turn each.
-    turns = [max(1, int(share * MAX_CYCLE)) for share in shares]
-    order = sorted(range(len(shares)), key=lambda i: (turns[i] - shares[i] * MAX_CYCLE, i))
-    for i in range(MAX_CYCLE - sum(turns)):
-        turns[order[i % len(order)]] += 1
+    # One turn each, and the others by largest remainder.
+    others = MAX_CYCLE - len(shares)
+    turns = [1 + int(share * others) for share in shares]
+    order = sorted(range(len(shares)), key=lambda i: (turns[i] - shares[i] * others, i))
+    for i in order[: MAX_CYCLE - sum(turns)]:
+        turns[i] += 1
     return turns
 
 

@@ -126,13 +126,16 @@ class TopK:
 
         anchors = candidates.anchors
         values = candidates.evaluate(self.expression, "topk value")
-        usable = np.flatnonzero((anchors.counts() > 0) & ~np.isnan(values))
-        if self.k > len(usable):
+        usable = (anchors.counts() > 0) & ~np.isnan(values)
+        pool = values[usable]
+        if self.k > len(pool):
             raise InvalidArgumentError(
-                f"k is {self.k}, but {len(usable)} episodes have a window and a value", hint="take a smaller k"
+                f"k is {self.k}, but {len(pool)} episodes have a window and a value", hint="take a smaller k"
             )
-        chosen = np.zeros(len(anchors), np.bool_)
-        chosen[usable[np.argsort(-values[usable], kind="stable")[: self.k]]] = True
+        pool.partition(len(pool) - self.k)
+        least = pool[len(pool) - self.k]
+        chosen = usable & (values > least)
+        chosen[np.flatnonzero(usable & (values == least))[: self.k - np.count_nonzero(chosen)]] = True
         drawer = _drawer(anchors, seed, self.by, DOMAIN_EPISODE, chosen)
         return _DrawSelector(drawer, {"name": self.name, "by": self.by, "k": self.k, "chosen": _digest(chosen)})
 
@@ -263,7 +266,9 @@ def _drawer(anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArr
 
     if by == "step" and chosen is None:
         return WindowDrawer(anchors, PrefixTable(anchors.prefix), seed, domain, WITHIN_DIFFERENCE)
-    quanta = anchors.counts() if by == "step" else np.minimum(anchors.counts(), 1)
+    quanta = anchors.counts()
+    if by == "episode":
+        np.minimum(quanta, 1, out=quanta)
     if chosen is not None:
         quanta *= chosen
     source = PrefixTable(running_sums(quanta))

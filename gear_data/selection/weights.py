@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.drawer import WindowDrawer, QuantaSource
+from gear_data.selection.drawer import QuantaSource, WindowDrawer
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.quanta import check_weights, quanta_prefix, quanta_scale
 from gear_data.selection.weight_history import WeightHistory
@@ -70,19 +70,17 @@ class WeightedSelector:
         Raises:
             InvalidArgumentError: without replacement, more slots than episodes; or a step before a `compact`.
         """
-        if self._history is None:
-            return self._draw(self._drawer, self._scale.positive, step, count)
         with self._lock:
-            self._history.go_to(step)
-            return self._draw(self._drawer, self._history.tree.positive, step, count)
-
-    def _draw(self, drawer: WindowDrawer, positive: int, step: int, count: int) -> Windows:
-        if not self._replacement and count > positive:
-            raise InvalidArgumentError(
-                f"{count} slots without replacement, but {positive} episodes have a positive weight and a window",
-                hint="take a smaller batch, or replacement=True",
-            )
-        return drawer.draw(step, count)
+            positive = self._scale.positive
+            if self._history is not None:
+                self._history.go_to(step)
+                positive = self._history.tree.positive
+            if not self._replacement and count > positive:
+                raise InvalidArgumentError(
+                    f"{count} slots without replacement, but {positive} episodes have a positive weight and a window",
+                    hint="take a smaller batch, or replacement=True",
+                )
+            return self._drawer.draw(step, count)
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None
@@ -150,11 +148,13 @@ class WeightedSelector:
 
     def _start_history(self) -> WeightHistory:
         if self._history is None:
-            # The table goes, and the identity stays what it was.
+            # The identity stays what it was. The table goes first: both would be much memory.
             self.identity()
+            del self._drawer
+            self._table = None
             history = WeightHistory(self._weights, self._anchors.prefix, self._by_step, self._scale.exponent)
             self._drawer = self._make_drawer(history.tree)
-            self._history, self._table = history, None
+            self._history = history
         return self._history
 
     def _rows(self, ids: npt.NDArray[Any]) -> Int64Array:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import gear_data
+from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
 
 
 def nested(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
@@ -51,6 +53,18 @@ def locomotion(lengths: Sequence[int], seed: int, observations: int = 4, actions
         }
         for length in lengths
     ]
+
+
+#: Every kind of sampler.
+EVERY_SAMPLER = {
+    "uniform": Uniform(),
+    "uniform-episode": Uniform(by="episode"),
+    "weighted": Weighted(pl.col("length") + 1),
+    "weighted-step": Weighted("length", by="step"),
+    "topk": TopK("length", 1),
+    "fifo": Fifo(),
+    "shuffle": Shuffle(),
+}
 
 
 def add_noise(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

@@ -230,10 +230,10 @@ def test_masks_of_either_side():
 def test_fewer_rows_than_the_collector_was_made_for(wide, wide_episodes):
     name = "x.int16.3"
     output = Output("x", name, "int16", (3,), 0, 4)
-    collector = Collector(wide.reader(), wide.schema, [output], 10, reuse=True)
+    collector = Collector([Share(wide.reader(), wide.schema, (output,))], 10, reuse=True)
     column = [episode[name] for episode in wide_episodes]
     for windows in ([(5, 0, 4)] * 10, [(3, 15, 2)], [], [(8, 30, 3)] * 7):
-        got = collector.collect(windows_of(windows))
+        (got,) = collector.collect(windows_of(windows))
         same_bits(got.arrays["x"], expected_rows(column, windows, output))
 
 
@@ -248,34 +248,35 @@ def test_outputs_are_aligned_and_do_not_overlap(wide):
 class TestBufferPool:
     def test_a_lease_is_aligned_writable_and_of_the_size_asked_for(self):
         for reuse in (True, False):
-            buffer = BufferPool(1000, reuse=reuse).lease()
+            buffer, places = BufferPool(1000, np.array([0, 256]), reuse=reuse).lease()
             assert (buffer.dtype, buffer.shape, buffer.flags.writeable) == (np.uint8, (1000,), True)
             assert buffer.ctypes.data % 256 == 0
+            assert places.tolist() == [buffer.ctypes.data, buffer.ctypes.data + 256]
 
     def test_a_buffer_comes_back_when_its_last_view_dies_and_not_before(self):
-        pool = BufferPool(1000, reuse=True)
-        buffer = pool.lease()
+        pool = BufferPool(1000, np.zeros(1, np.int64), reuse=True)
+        buffer, _ = pool.lease()
         address = buffer.ctypes.data
         view = buffer[10:20].view(np.int16)
         del buffer
-        second = pool.lease()
+        second, _ = pool.lease()
         assert second.ctypes.data != address
         del view
-        assert pool.lease().ctypes.data == address
+        assert pool.lease()[0].ctypes.data == address
 
     def test_the_buffer_used_last_is_the_next_one(self):
-        pool = BufferPool(64, reuse=True)
-        leases = [pool.lease() for _ in range(3)]
+        pool = BufferPool(64, np.zeros(1, np.int64), reuse=True)
+        leases = [pool.lease()[0] for _ in range(3)]
         addresses = [lease.ctypes.data for lease in leases]
         while leases:
             leases.pop(0)
-        assert [lease.ctypes.data for lease in [pool.lease(), pool.lease()]] == addresses[:0:-1]
+        assert [lease.ctypes.data for lease, _ in [pool.lease(), pool.lease()]] == addresses[:0:-1]
 
     def test_without_reuse_nothing_is_kept(self):
-        pool = BufferPool(64, reuse=False)
-        first = pool.lease()
+        pool = BufferPool(64, np.zeros(1, np.int64), reuse=False)
+        first, _ = pool.lease()
         assert first.base is not None
-        assert not np.shares_memory(first, pool.lease())
+        assert not np.shares_memory(first, pool.lease()[0])
 
 
 def test_the_reader_maps_only_the_shards_it_needs(wide):
@@ -292,4 +293,4 @@ def test_sizes_that_overflow_are_refused(wide):
     """2^60 steps of 8 bytes in 4 rows are 2^65 bytes: 0 in int64."""
     output = Output("timesteps", TIMESTEPS, "int64", (), 0, 1 << 60, column=False)
     with pytest.raises(InvalidArgumentError, match="34,359,738,368 GiB"):
-        Collector(wide.reader(), wide.schema, [output], 4, reuse=True)
+        Collector([Share(wide.reader(), wide.schema, (output,))], 4, reuse=True)

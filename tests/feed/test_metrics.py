@@ -8,6 +8,7 @@ import feed_reference as ref
 import pytest
 
 from gear_data import SequenceLoader
+from gear_data.loaders.making import Made
 from gear_data.loaders.metrics import Meter
 
 ROW_BYTES = {"observations": 16, "actions": 12, "rewards": 4, "terminated": 1, "truncated": 1, "returns_to_go": 4}
@@ -77,8 +78,8 @@ def test_time_is_split_between_waiting_and_the_rest(monkeypatch):
     monkeypatch.setattr("gear_data.loaders.metrics.time.perf_counter", lambda: next(clock))
     meter = Meter()
     meter.start()
-    meter.add(4, 1000, 600, waited=1.0)
-    meter.add(4, 1000, 800, waited=4.0)
+    meter.add(Made({}, 4, 1000, 600, None), waited=1.0)
+    meter.add(Made({}, 4, 1000, 800, None), waited=4.0)
     assert meter.result() == {
         "batches": 2,
         "windows": 8,

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from gear_data import SequenceLoader
-from gear_data.errors import InvalidArgumentError, MissingColumnError, NonFiniteError
-from gear_data.loaders.presets import PRESETS, BatchRequest, Convention, batch_finish, batch_outputs, text_columns
-from gear_data.schema import ColumnSpec, Schema
+from gear_data.errors import InvalidArgumentError, NonFiniteError
+from gear_data.loaders.presets import PRESETS, BatchRequest, batch_finish
 
 CONTEXT = 20
 every_preset = pytest.mark.parametrize("preset", PRESETS)
@@ -82,9 +81,9 @@ def flat(batch):
 @every_preset
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("padding", ["fill", "first", "edge"])
-@pytest.mark.parametrize("context", [1, 7, 64])
+@pytest.mark.parametrize(("context", "anchor"), [(1, "start"), (7, "end"), (64, "start")])
 def test_every_preset_has_the_valid_steps_where_it_says_and_the_padding_it_says(
-    dataset, episodes, preset, side, padding, context
+    dataset, episodes, preset, side, padding, context, anchor
 ):
     """Rows of the dataset through the normalising that is asked for; the declared padding; the mask and the count."""
     convention = PRESETS[preset]
@@ -93,6 +92,7 @@ def test_every_preset_has_the_valid_steps_where_it_says_and_the_padding_it_says(
         dataset,
         preset=preset,
         context=context,
+        anchor=anchor,
         normalize={"observations": (1.0, 2.0)},
         preset_options={"side": side, "padding": padding, "fill": fill, "tokens": None},
     )
@@ -191,10 +191,16 @@ def test_d3rlpy_equals_the_published_loop(ended, context):
 
 
 @pytest.mark.parametrize("context", [1, 7, 20])
-def test_jat_equals_the_published_loop(games, context):
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_jat_equals_the_published_loop(games, context, side):
     dataset, episodes = games
-    batch, windows = first_batch(dataset, preset="jat", context=context)
+    batch, windows = first_batch(dataset, preset="jat", context=context, preset_options={"side": side})
     expected = published.jat(episodes, windows, context)
+    if side == "left":
+        # The same pieces, with the padding, which is equal in itself, moved to the front.
+        for values in expected.values():
+            for row, (_, _, n) in enumerate(windows):
+                values[row] = np.roll(values[row], context - n, 0)
     floats = dict.fromkeys(("continuous_observations", "rewards", "loss_weight"), torch.float32)
     assert_equals(batch, expected, {key: floats.get(key, torch.int64) for key in expected})
 
@@ -345,53 +351,3 @@ def test_a_task_of_the_jat_collection(preset, tmp_path):
     else:
         tokens, _ = published.gato(episodes, places, ["observations"], ["actions"])
         assert [sample.tolist() for sample in batch["tokens"]] == tokens
-
-
-# Columns of variable length.
-
-
-def test_text_columns_are_named_and_are_no_outputs():
-    schema = Schema(
-        (
-            ColumnSpec("observations.text", "string", source="text_observations"),
-            ColumnSpec("observations.discrete", "int64", (3,), source="discrete_observations"),
-            ColumnSpec("actions", "int64", source="discrete_actions"),
-            ColumnSpec("rewards", "float32"),
-            ColumnSpec("task", "string"),
-        )
-    )
-
-    def request(columns=None, offsets=None):
-        return BatchRequest(schema, CONTEXT, columns, offsets or {}, {}, None)
-
-    assert text_columns("jat", request()) == {"observations.text": "text_observations"}
-    assert text_columns("gato", request(("task",))) == {"observations.text": "observations.text", "task": "task"}
-    assert text_columns("raw", request()) == {"observations.text": "observations.text", "task": "task"}
-    assert text_columns("raw", request(("rewards",))) == {}
-    assert text_columns("lerobot", request()) == {"observations.text": "text_observations", "task": "task"}
-    for preset in ("raw", "jat", "gato", "lerobot"):
-        keys = {output.key for output in batch_outputs(preset, request())}
-        assert keys and not keys & {"observations.text", "text_observations", "task"}
-    with pytest.raises(InvalidArgumentError) as error:
-        batch_outputs("raw", request(offsets={"task": (0, 2)}))
-    assert error.value.column == "task"
-    with pytest.raises(InvalidArgumentError) as following:
-        batch_outputs("raw", request(("next_task",)))
-    assert following.value.column == "task"
-
-
-@pytest.mark.parametrize("preset", ["corl", "d3rlpy", "jat", "lerobot", "gato"])
-def test_a_column_that_a_preset_needs_is_named(make_dataset, episodes, preset):
-    dataset = make_dataset([{"observations": episode["observations"]} for episode in episodes])
-    with pytest.raises(MissingColumnError) as error:
-        SequenceLoader(dataset, preset=preset)
-    assert error.value.column == "actions"
-    assert f"'{preset}'" in error.value.message and "observations" in error.value.hint
-
-
-def test_a_convention_of_ones_own(dataset, episodes):
-    mine = Convention(name="mine", needs=("actions",), keys={"actions": "a"}, mask_key="ok", timesteps_key=None)
-    batch, windows = first_batch(dataset, preset=mine)
-    expected = ref.right_padded([episode["actions"] for episode in episodes], windows, 0, CONTEXT)
-    assert set(batch) == {"a", "ok", "valid_count"}
-    assert np.array_equal(batch["a"].numpy(), expected)

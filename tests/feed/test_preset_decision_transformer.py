@@ -80,6 +80,14 @@ def test_decision_transformer_adds_the_columns_asked_for(make_dataset, episodes)
         [np.arange(len(a)) == len(a) - 1 for a in column(episodes, "actions")], windows, CONTEXT, 0.0
     )
     assert np.array_equal(batch["truncated"].numpy(), last[..., 0].astype(bool))
+    # Also one of its own, as the dataset has it.
+    both, windows = first_batch(dataset, preset="decision_transformer", columns=["observations"], normalize=True)
+    observations = ref.left_padded(column(episodes, "observations"), windows, CONTEXT, 0.0)
+    assert both["states"].shape == both["observations"].shape
+    expected = (observations - dataset.statistics["observations"].mean) / dataset.statistics["observations"].std
+    valid = both["attention_mask"].bool().numpy()
+    np.testing.assert_allclose(both["observations"].numpy()[valid], expected[valid], rtol=1e-5, atol=1e-6)
+    assert not both["observations"].numpy()[~valid].any()
 
 
 @pytest.mark.parametrize(

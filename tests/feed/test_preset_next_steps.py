@@ -104,10 +104,11 @@ def test_lerobot_gives_the_next_frame_alone(with_finals):
 
 def test_a_column_with_next_in_its_own_name_is_itself(make_dataset, episodes):
     dataset = make_dataset([{**e, "next_rewards": e["rewards"] * 2} for e in episodes])
-    batch, windows = first_batch(dataset, columns=["next_rewards"])
-    expected = ref.right_padded([e["rewards"] * 2 for e in episodes], windows, 0, CONTEXT)
-    assert np.array_equal(batch["next_rewards"].numpy(), expected)
-    assert "next_rewards_mask" not in batch
+    for preset in ("raw", "corl"):
+        batch, windows = first_batch(dataset, preset=preset, columns=["next_rewards"])
+        expected = ref.right_padded([e["rewards"] * 2 for e in episodes], windows, 0, CONTEXT)
+        assert np.array_equal(batch["next_rewards"].numpy(), expected)
+        assert "next_rewards_mask" not in batch
 
 
 def test_next_of_no_column_is_refused(dataset):

@@ -220,6 +220,8 @@ def test_unknown_fields_list_the_known_ones(dataset):
         SequenceLoader(dataset, preset="corl", preset_options={"sidee": "left"})
     assert "did you mean 'side'" in str(error.value)
     assert all(item.name in str(error.value) for item in dataclasses.fields(Convention))
+    with pytest.raises(UnknownNameError, match="did you mean 'actions'"):
+        SequenceLoader(dataset, preset="corl", preset_options={"fill": {"acton": 1}})
     with pytest.raises(UnknownNameError, match="did you mean 'bins'"):
         SequenceLoader(dataset, preset="gato", preset_options={"tokens": {"bin": 2}})
     with pytest.raises(UnknownNameError, match="action"):
@@ -231,7 +233,8 @@ def test_unknown_fields_list_the_known_ones(dataset):
     [{"side": "up"}, {"side": 1}, {"padding": "run_on"}, {"dtype": "float16"}, {"mask_dtype": "f4"}, {"fill": 3},
      {"mask_valid": 1}, {"timesteps_origin": 0.5}, {"return_scale": "1"}, {"return_scale": True}, {"needs": "actions"},
      {"needs": [1]}, {"mask_key": 3}, {"tokens": 3}, {"tokens": {"bins": 1}}, {"tokens": {"mu": 0}}, {"name": None},
-     {"timesteps_padding": "edge"}, {"timesteps_dtype": "bool"}, "side", 5],
+     {"timesteps_padding": "edge"}, {"timesteps_dtype": "bool"}, {"fill": {"actions": "0"}}, {"keys": {"actions": 0}},
+     "side", 5, 0],
 )  # fmt: skip
 def test_options_of_the_wrong_kind_are_refused(options):
     with pytest.raises(InvalidArgumentError):

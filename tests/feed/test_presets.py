@@ -1,4 +1,4 @@
-"""Names, dtypes and keys in every preset, and preset `raw` in plain loops."""
+"""Names, dtypes, keys and columns in every preset, and preset `raw` in plain loops."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from gear_data import SequenceLoader
-from gear_data.errors import InvalidArgumentError, UnknownNameError
-from gear_data.loaders.presets import PRESETS
+from gear_data.errors import InvalidArgumentError, MissingColumnError, UnknownNameError
+from gear_data.loaders.presets import PRESETS, BatchRequest, Convention, batch_outputs, text_columns
+from gear_data.schema import ColumnSpec, Schema
 
 CONTEXT = 20
 every_preset = pytest.mark.parametrize("preset", PRESETS)
@@ -124,3 +125,53 @@ def test_no_two_things_share_a_key(make_dataset, episodes, columns):
         with pytest.raises(InvalidArgumentError) as error:
             SequenceLoader(dataset, preset=preset, columns=columns)
         assert error.value.column == columns[0]
+
+
+# Columns of variable length.
+
+
+def test_text_columns_are_named_and_are_no_outputs():
+    schema = Schema(
+        (
+            ColumnSpec("observations.text", "string", source="text_observations"),
+            ColumnSpec("observations.discrete", "int64", (3,), source="discrete_observations"),
+            ColumnSpec("actions", "int64", source="discrete_actions"),
+            ColumnSpec("rewards", "float32"),
+            ColumnSpec("task", "string"),
+        )
+    )
+
+    def request(columns=None, offsets=None):
+        return BatchRequest(schema, CONTEXT, columns, offsets or {}, {}, None)
+
+    assert text_columns("jat", request()) == {"observations.text": "text_observations"}
+    assert text_columns("gato", request(("task",))) == {"observations.text": "observations.text", "task": "task"}
+    assert text_columns("raw", request()) == {"observations.text": "observations.text", "task": "task"}
+    assert text_columns("raw", request(("rewards",))) == {}
+    assert text_columns("lerobot", request()) == {"observations.text": "text_observations", "task": "task"}
+    for preset in ("raw", "jat", "gato", "lerobot"):
+        keys = {output.key for output in batch_outputs(preset, request())}
+        assert keys and not keys & {"observations.text", "text_observations", "task"}
+    with pytest.raises(InvalidArgumentError) as error:
+        batch_outputs("raw", request(offsets={"task": (0, 2)}))
+    assert error.value.column == "task"
+    with pytest.raises(InvalidArgumentError) as following:
+        batch_outputs("raw", request(("next_task",)))
+    assert following.value.column == "task"
+
+
+@pytest.mark.parametrize("preset", ["decision_transformer", "corl", "d3rlpy", "jat", "lerobot", "gato"])
+def test_a_column_that_a_preset_needs_is_named(make_dataset, episodes, preset):
+    dataset = make_dataset([{"observations": episode["observations"]} for episode in episodes])
+    with pytest.raises(MissingColumnError) as error:
+        SequenceLoader(dataset, preset=preset)
+    assert error.value.column == "actions"
+    assert f"'{preset}'" in error.value.message and "observations" in error.value.hint
+
+
+def test_a_convention_of_ones_own(dataset, episodes):
+    mine = Convention(name="mine", needs=("actions",), keys={"actions": "a"}, mask_key="ok", timesteps_key=None)
+    batch, windows = first_batch(dataset, preset=mine)
+    expected = ref.right_padded([episode["actions"] for episode in episodes], windows, 0, CONTEXT)
+    assert set(batch) == {"a", "ok", "valid_count"}
+    assert np.array_equal(batch["a"].numpy(), expected)

@@ -210,15 +210,23 @@ def test_a_sampler_with_an_expression_of_polars_travels():
     assert str(sampler.expression) == str(pl.col("return") + 1)
 
 
-# Frozen: a resumed run of another release must draw the same. Computed by the references with seed 2024, step 3, batch
-# 6 (weighted once: 5).
+# Frozen: a resumed run of another release must draw the same. Computed by the references with seed 2024, step 3 and 18
+# slots before it.
 FROZEN = {
     "uniform": [(0, 5, 2), (2, 0, 20), (4, 1, 1), (6, 14, 5), (3, 6, 20), (5, 14, 6)],
+    "uniform by episode": [(0, 2, 5), (0, 5, 2), (4, 1, 1), (7, 5, 16)],
+    "weighted": [(5, 7, 13), (5, 15, 5), (5, 12, 8), (5, 5, 15)],
+    "weighted by step": [(5, 11, 9), (5, 14, 6), (5, 14, 6), (5, 1, 19)],
+    "weighted once": [(5, 7, 13), (7, 15, 6), (3, 24, 16), (8, 1, 4)],
+    "weighted once by step": [(5, 11, 9), (7, 10, 11), (3, 8, 20), (4, 1, 1)],
+    "topk": [(5, 11, 9), (5, 14, 6), (5, 14, 6), (5, 9, 11)],
+    "topk by episode": [(5, 7, 13), (5, 15, 5), (5, 12, 8), (3, 11, 20)],
+    "fifo": [(2, 10, 13), (2, 11, 12), (2, 12, 11), (2, 13, 10)],
     "shuffle": [(5, 4, 16), (5, 18, 2), (7, 12, 9), (3, 37, 3), (3, 3, 20), (6, 12, 7)],
 }
 
 
-@pytest.mark.parametrize("name", FROZEN)
+@every_sampler
 def test_the_stream_of_random_numbers_stays_as_it_is(name):
     windows = bind(MEMBERS[name][0], whole(), 2024).select(3, len(FROZEN[name]), 18)
     assert rows(windows) == FROZEN[name] == MEMBERS[name][1](whole(), VALUES, 2024, 3, len(FROZEN[name]), 18)

@@ -18,10 +18,9 @@ import gear_data
 from gear_data import SequenceLoader
 from gear_data.errors import DeviceError, InvalidArgumentError, StateMismatchError, UnknownNameError
 from gear_data.residency import RESIDENCIES
-from gear_data.selection.samplers import SAMPLERS
 
 OPTIONS = {"batch_size": 10, "context": 6, "seed": 3, "preset": "decision_transformer"}
-every_sampler = pytest.mark.parametrize("sampler", SAMPLERS)
+every_sampler = pytest.mark.parametrize("sampler", feed_data.EVERY_SAMPLER.values(), ids=feed_data.EVERY_SAMPLER)
 
 
 def take(loader, count):
@@ -66,7 +65,7 @@ def test_prefetching_changes_nothing(dataset, sampler, prefetch):
     same(take(SequenceLoader(dataset, prefetch=prefetch, **options), 40), expected)
 
 
-@every_sampler
+@pytest.mark.parametrize("sampler", ref.WINDOWS)
 def test_windows_say_what_is_in_the_batch(dataset, episodes, sampler):
     lengths = [len(episode["rewards"]) for episode in episodes]
     loader = SequenceLoader(dataset, batch_size=12, context=6, sampler=sampler, seed=2**40 + 1)
@@ -452,7 +451,7 @@ def test_cuda_without_a_gpu_is_refused(dataset, device):
 
 def test_a_dataset_of_one_step(make_dataset):
     dataset = make_dataset(feed_data.locomotion([1], seed=0))
-    for sampler in SAMPLERS:
+    for sampler in feed_data.EVERY_SAMPLER.values():
         batch = take(SequenceLoader(dataset, sampler=sampler, **OPTIONS), 1)[0]
         assert batch["valid_count"].tolist() == [1] * 10
         assert torch.equal(batch["states"][0], batch["states"][9])

@@ -1,0 +1,78 @@
+"""A dataset of 10^10 steps in 10^7 episodes that takes half a gigabyte of disk: its shards are all holes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from common import synthetic_episodes, write_parquet
+
+EPISODES, STEPS, SHARDS = 10**7, 10**10, 100
+_NO_CHECKSUM = "xxh3-128:" + "0" * 32
+
+
+def write_sparse_dataset(folder: Path) -> Path:
+    """Writes the dataset, with a real manifest and episode table, and gives its folder. Episodes have 1 to 1,999 steps
+    of 11 observations, 3 actions and a reward; every value is zero. It needs a file system that has sparse files."""
+    import gear_data
+    from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
+
+    # A real conversion gives the schema and all that is not about size.
+    write_parquet(synthetic_episodes(2000), folder / "source.parquet")
+    gear_data.convert(folder / "source.parquet", folder / "small", progress=False)
+    small = Manifest.load(folder / "small")
+    dataset = folder / "dataset"
+    (dataset / "shards").mkdir(parents=True)
+
+    # Pairs that add up to 2,000 steps, so that every shard has as many; all shards alike.
+    half = np.random.default_rng(0).integers(1, 2000, EPISODES // SHARDS // 2)
+    lengths = np.concatenate([half, 2000 - half])
+    steps = int(lengths.sum())
+    buffers, end = {}, 0
+    for column in small.schema:
+        buffers[column.name] = end
+        end += -(-steps * column.row_bytes // 4096) * 4096
+    shards = []
+    for number in range(SHARDS):
+        entry = FileEntry(f"shards/{number:06d}.arrow", end, _NO_CHECKSUM)
+        with (dataset / entry.file).open("wb") as file:
+            file.truncate(end)
+        shards.append(ShardEntry(entry, len(lengths), steps, buffers))
+    table = dataset / "episodes.arrow"
+    _write_episodes(table, lengths)
+    tables = {"episodes": FileEntry(table.name, table.stat().st_size, _NO_CHECKSUM)}
+    whole = replace(small, episodes=EPISODES, steps=steps * SHARDS, shards=tuple(shards), tables=tables)
+    whole.save(dataset)
+    return dataset
+
+
+def _write_episodes(path: Path, lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    """An episode table as conversion writes it: in one batch, names as a dictionary."""
+    from gear_data.storage.tables import EPISODE_SCHEMA, write_ipc
+
+    rng = np.random.default_rng(1)
+    names = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(EPISODES, np.int32)), pa.array(["holes"], pa.large_string())
+    )
+    columns = {
+        "episode_id": np.arange(EPISODES),
+        "shard": np.repeat(np.arange(SHARDS, dtype=np.int32), len(lengths)),
+        "start": np.tile(np.cumsum(lengths) - lengths, SHARDS),
+        "length": np.tile(lengths, SHARDS),
+        "return": rng.random(EPISODES) * 100,
+        "terminated": np.ones(EPISODES, np.bool_),
+        "truncated": np.zeros(EPISODES, np.bool_),
+        "source": names,
+        "task": names,
+        "content": pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(16), EPISODES, [None, pa.py_buffer(rng.bytes(16 * EPISODES))]
+        ),
+    }
+    fields = [
+        pa.field(field.name, names.type, field.nullable) if columns[field.name] is names else field
+        for field in EPISODE_SCHEMA
+    ]
+    arrays = [value if isinstance(value, pa.Array) else pa.array(value) for value in (columns[f.name] for f in fields)]
+    write_ipc(path, pa.record_batch(arrays, schema=pa.schema(fields)))
