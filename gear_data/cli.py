@@ -221,9 +221,10 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--where-steps", metavar="SQL", help=help)
     parser.add_argument("--batch-size", type=int, default=256, metavar="B", help="windows a batch, default 256")
     parser.add_argument("--context", type=int, default=20, metavar="K", help="steps a window, default 20")
-    parser.add_argument("--preset", default="raw", help="raw (default) or decision_transformer")
+    help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot or gato"
+    parser.add_argument("--preset", default="raw", help=help)
     parser.add_argument("--seed", type=int, default=0, help="default 0")
-    parser.add_argument("--sampler", default="uniform", help="uniform (default) or shuffle")
+    parser.add_argument("--sampler", default="uniform", help="uniform (default), shuffle or fifo")
 
 
 def _open_windows(options: argparse.Namespace) -> gear_data.Dataset:

@@ -53,8 +53,8 @@ def squares(nodes, count):  # type: ignore[no-untyped-def]
 def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, before):  # type: ignore[no-untyped-def]
     """Sets the weights of some episodes, the last value of one counting; before[i] = the weight there was.
 
-    Returns what changed: (total, as float64; sum of squares; number of positive ones). An episode has 2^63 - 1 quanta at
-    most; a tree whose total does not fit 63 bits is to be built anew.
+    Returns what changed: (total, as float64; sum of squares; number of positive ones). An episode has 2^63 - 1 quanta
+    at most; a tree whose total does not fit 63 bits is to be built anew.
     """
     deltas = np.empty(len(rows), np.int64)
     total, square, positive = 0.0, 0.0, np.int64(0)

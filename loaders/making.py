@@ -99,6 +99,9 @@ class BatchMaker:
         groups = [shares] if joined else [[share] for share in shares]
         self._collectors = [Collector(group, rows, batches=batches, reuse=reuse) for group in groups]
         self._variable = VariableColumns(parts, finish.context, finish.decoders, joined=joined)
+        self._weighted = [
+            (number, part.selector) for number, part in enumerate(parts) if isinstance(part.selector, WeightedSelector)
+        ]
         self._floats = [part.float_keys() if finish.half is not None else frozenset[str]() for part in parts]
 
     def make(self, steps: Sequence[int]) -> list[Made]:
@@ -133,10 +136,10 @@ class BatchMaker:
         batch["valid_count"] = torch.from_numpy(windows.length)
         if windows.probability is not None:
             batch["probability"] = torch.from_numpy(windows.probability)
-        versions = self._versions(draw)
-        if versions is not None:
-            batch["weights_version"] = torch.from_numpy(versions)
-        self._variable.add(batch, draw)
+        if self._weighted:
+            batch["weights_version"] = torch.from_numpy(self._versions(draw))
+        if part.variable:
+            self._variable.add(batch, draw)
         sources = None
         if len(self._parts) > 1:
             source = np.broadcast_to(np.asarray(draw.source, np.int64), len(draw)).copy()
@@ -154,20 +157,13 @@ class BatchMaker:
             batch = self._finish.transform(batch, rng)
         return Made(batch, len(draw), collected.padded_bytes, collected.valid_bytes, sources)
 
-
-    def _versions(self, draw: Draw) -> Int64Array | None:
-        """int64 [B]: how many updates of its dataset's weights held for each window; None where nothing has weights."""
-        of = [draw.source] if isinstance(draw.source, int) else range(len(self._parts))
-        weighted = {
-            number: selector.version(draw.step)
-            for number in of
-            if isinstance(selector := self._parts[number].selector, WeightedSelector)
-        }
-        if not weighted:
-            return None
+    def _versions(self, draw: Draw) -> Int64Array:
+        """int64 [B]: how many updates of its dataset's weights held for each window; 0 where a dataset has none."""
         versions = np.zeros(len(draw), np.int64)
-        for number, version in weighted.items():
-            versions[draw.source == number] = version
+        for number, selector in self._weighted:
+            rows = draw.source == number
+            if np.any(rows):
+                versions[rows] = selector.version(draw.step)
         return versions
 
 

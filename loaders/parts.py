@@ -136,7 +136,9 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
     sampler = as_sampler(arguments.sampler)
     selector = sampler.bind(Candidates(_anchors(dataset, arguments.rule), evaluate), seed)
     variable = text_columns(convention, request)
-    return Part(dataset, sampler.name, selector, convention, request, outputs, variable, batch_finish(convention, request))
+    return Part(
+        dataset, sampler.name, selector, convention, request, outputs, variable, batch_finish(convention, request)
+    )
 
 
 def _anchors(dataset: Dataset, rule: WindowRule) -> Anchors:

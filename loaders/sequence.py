@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from gear_data.dataset import Dataset
-from gear_data.errors import InvalidArgumentError, StateMismatchError
+from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.agree import is_distributed
 from gear_data.loaders.arguments import (
     check_dataset,
@@ -34,15 +34,15 @@ from gear_data.loaders.mixture import Component, Mixture
 from gear_data.loaders.parts import Normalize, Part, PartArguments, make_parts, part_spec
 from gear_data.loaders.prefetch import Prefetcher
 from gear_data.loaders.presets import Convention
+from gear_data.loaders.state import check_state, make_state, workers_know
 from gear_data.loaders.updates import check_updatable, spread_update
 from gear_data.loaders.variable import check_decoders
-from gear_data.loaders.worker_mark import WorkerMark, worker_place
+from gear_data.loaders.worker_mark import WorkerMark
 from gear_data.selection.cycle import Cycle
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.weights import WeightedSelector
 from gear_data.selection.windows import WindowRule
 
-_STATE_VERSION = 2
 #: Small batches are made several at a time, so that threads meet less often: as many as fit here, and at most
 #: `_MOST_AT_ONCE`.
 _BYTES_AT_ONCE = 2 << 20
@@ -161,8 +161,8 @@ class SequenceLoader(IterableDataset[Batch]):
         self._parts = make_parts(
             mixture.components if mixture is not None else (Component(check_dataset(dataset), 1.0, {}),),
             PartArguments(
-                columns, normalize, preset_options, sampler, batch_size, preset, self._rule, check_offsets(offsets), float_dtype,
-                None if n_step is None else int(n_step), self._discount,
+                columns, normalize, preset_options, sampler, batch_size, preset, self._rule, check_offsets(offsets),
+                float_dtype, None if n_step is None else int(n_step), self._discount,
             ),
             seed,
             join=self._joined,
@@ -342,7 +342,8 @@ class SequenceLoader(IterableDataset[Batch]):
             dataset: number of the dataset, in a mixture.
 
         Returns:
-            The step from which they hold. `batch["weights_version"]`, int64 [B], says how many updates held when it was drawn.
+            The step from which they hold. `batch["weights_version"]`, int64 [B], says how many updates held when it was
+            drawn.
 
         Raises:
             InvalidArgumentError: another sampler, an episode that is not in the dataset, a value that no weight can be,
@@ -378,18 +379,11 @@ class SequenceLoader(IterableDataset[Batch]):
             StateMismatchError: a DataLoader's workers iterated last; how far they came the DataLoader alone knows.
         """
         if get_worker_info() is None and self._shared_mark().used:
-            raise StateMismatchError(
-                "this loader was iterated by a DataLoader's workers, and does not know how far they came",
-                hint="save the state of torchdata's StatefulDataLoader; or take this state before iterating, count "
-                'batches, and save {**state, "step": n}',
-            )
+            raise workers_know()
         weights = [
             part.selector.state() if isinstance(part.selector, WeightedSelector) else None for part in self._parts
         ]
-        return {
-            "version": _STATE_VERSION, "step": self._next_step, **worker_place(), **self._identity(),
-            "weights": weights if any(weights) else None,
-        }  # fmt: skip
+        return make_state(self._next_step, self._identity(), weights)
 
     def _identity(self) -> dict[str, Any]:
         names = [part.sampler for part in self._parts]
@@ -414,6 +408,7 @@ class SequenceLoader(IterableDataset[Batch]):
             **(parts[0] if len(parts) == 1 else {"datasets": parts}),
             "dtype": self._dtype_name,
             "transform": getattr(transform, "__qualname__", None if transform is None else "unnamed"),
+            "decoders": {name: getattr(d, "__qualname__", repr(d)) for name, d in self._finish.decoders.items()},
             "rank": rank,
             "world_size": world_size,
         }
@@ -424,30 +419,14 @@ class SequenceLoader(IterableDataset[Batch]):
         Raises:
             StateMismatchError: a state of another dataset, sampler, seed, batch size or context, or of another worker.
         """
-        if state.get("version") != _STATE_VERSION:
-            raise StateMismatchError(f"the loader state has version {state.get('version')!r}, not {_STATE_VERSION}")
-        for name, value in self._identity().items():
-            if state.get(name) != value:
-                raise StateMismatchError(
-                    f"the loader state has another {name}: {state.get(name)!r}, this loader {value!r}",
-                    hint="resume with the dataset and arguments the state was saved with",
-                )
-        step = state.get("step")
-        if type(step) is not int or step < 0:
-            raise StateMismatchError(f"the loader state has step {step!r}")
-        place = state.get("worker")
-        if place is not None and place != worker_place().get("worker"):
-            raise StateMismatchError(
-                f"the loader state is of one DataLoader worker (number and count: {place!r})",
-                hint="load the StatefulDataLoader's whole state, with as many workers as when it was saved",
-            )
+        step, own = check_state(state, self._identity())
         weights = state.get("weights") or [None] * len(self._parts)
         for part, saved in zip(self._parts, weights, strict=True):
             if isinstance(part.selector, WeightedSelector):
                 part.selector.load(saved)
         self._next_step = step
         if get_worker_info() is not None:
-            self._worker_state = step, place is not None
+            self._worker_state = step, own
             return
         self._loaded = True
         self._shared_mark().load(step)

@@ -40,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, default=1000, help="train until so many are done, default 1000")
     parser.add_argument("--batch-size", type=_positive, default=64, help="windows of a batch on all ranks, default 64")
     parser.add_argument("--context", type=_positive, default=20, help="steps of a window, default 20")
-    parser.add_argument("--sampler", default="uniform", help="uniform (default) or shuffle")
+    parser.add_argument("--sampler", default="uniform", help="uniform (default), shuffle or fifo")
     parser.add_argument("--no-normalize", action="store_true", help="observations as they are")
     parser.add_argument("--device", default="auto", help="auto (default: CUDA where there is one), cpu, cuda, cuda:N")
     parser.add_argument("--checkpoint-every", type=_positive, default=500, metavar="N", help="steps, default 500")

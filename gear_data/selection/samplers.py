@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,17 +17,14 @@ import numpy.typing as npt
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.anchors import Anchors, running_sums
 from gear_data.selection.drawer import WindowDrawer
+from gear_data.selection.orders import OrderSelector, Permuted, in_order
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.quanta import check_weights
 from gear_data.selection.weights import WeightedSelector
-from gear_data.selection.windows import Float64Array, Int64Array, Windows
+from gear_data.selection.windows import Float64Array, Windows
 
 if TYPE_CHECKING:
     import polars as pl
-
-_FEISTEL_ROUNDS = 12
-#: Below this many anchors an epoch's order is a stored permutation: Feistel networks over few bits are biased.
-_FISHER_YATES_BELOW = 1 << 16
 
 _BY = ("step", "episode")
 
@@ -117,8 +113,8 @@ class TopK:
 
     def __post_init__(self) -> None:
         _check_by(self.by)
-        if self.k < 1:
-            raise InvalidArgumentError(f"k is {self.k}, not 1 or more")
+        if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
+            raise InvalidArgumentError(f"k is {self.k!r}, not an integer from 1 on")
 
     def bind(self, candidates: Candidates, seed: int) -> Selector:
         """Raises InvalidArgumentError where fewer than k episodes have an anchor and a value that is not null."""
@@ -126,18 +122,9 @@ class TopK:
 
         anchors = candidates.anchors
         values = candidates.evaluate(self.expression, "topk value")
-        usable = (anchors.counts() > 0) & ~np.isnan(values)
-        pool = values[usable]
-        if self.k > len(pool):
-            raise InvalidArgumentError(
-                f"k is {self.k}, but {len(pool)} episodes have a window and a value", hint="take a smaller k"
-            )
-        pool.partition(len(pool) - self.k)
-        least = pool[len(pool) - self.k]
-        chosen = usable & (values > least)
-        chosen[np.flatnonzero(usable & (values == least))[: self.k - np.count_nonzero(chosen)]] = True
+        chosen = _largest(values, anchors.counts() > 0, self.k)
         drawer = _drawer(anchors, seed, self.by, DOMAIN_EPISODE, chosen)
-        return _DrawSelector(drawer, {"name": self.name, "by": self.by, "k": self.k, "chosen": _digest(chosen)})
+        return _DrawSelector(drawer, {"name": self.name, "by": self.by, "k": int(self.k), "chosen": _digest(chosen)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +164,7 @@ class Fifo:
     name = "fifo"
 
     def bind(self, candidates: Candidates, seed: int) -> Selector:
-        return _OrderSelector(candidates.anchors, seed, _InOrder(), self.name)
+        return OrderSelector(candidates.anchors, seed, in_order, self.name)
 
 
 @dataclass(frozen=True)
@@ -191,7 +178,7 @@ class Shuffle:
 
     def bind(self, candidates: Candidates, seed: int) -> Selector:
         anchors = candidates.anchors
-        return _OrderSelector(anchors, seed, _Permuted(seed, anchors.total), self.name)
+        return OrderSelector(anchors, seed, Permuted(seed, anchors.total), self.name)
 
 
 class _DrawSelector:
@@ -211,53 +198,24 @@ class _DrawSelector:
         return dict(self._identity)
 
 
-class _OrderSelector:
-    """Every anchor once an epoch: `order(epoch, first, count)` gives places first to first + count of an epoch."""
-
-    def __init__(self, anchors: Anchors, seed: int, order: Callable[[int, int, int], Int64Array], name: str) -> None:
-        from gear_data.kernels.random import DOMAIN_SHUFFLE
-        from gear_data.kernels.selection import WITHIN_DIFFERENCE
-
-        self._total = anchors.total
-        self._drawer = WindowDrawer(anchors, PrefixTable(anchors.prefix), seed, DOMAIN_SHUFFLE, WITHIN_DIFFERENCE)
-        self._order = order
-        self._name = name
-
-    def select(self, step: int, count: int, position: int) -> Windows:
-        parts: list[Int64Array] = []
-        slot, last = position, position + count
-        while slot < last:
-            epoch, first = divmod(slot, self._total)
-            taken = min(self._total - first, last - slot)
-            parts.append(self._order(epoch, first, taken))
-            slot += taken
-        return self._drawer.windows(parts[0] if len(parts) == 1 else np.concatenate(parts), step)
-
-    def epoch_slots(self, epochs: int) -> int | None:
-        return epochs * self._total
-
-    def identity(self) -> dict[str, Any]:
-        return {"name": self._name}
-
-
-@dataclass(frozen=True)
-class _InOrder:
-    def __call__(self, epoch: int, first: int, count: int) -> Int64Array:
-        return np.arange(first, first + count, dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class _Permuted:
-    seed: int
-    size: int
-
-    def __call__(self, epoch: int, first: int, count: int) -> Int64Array:
-        return _permutation(self.seed, epoch, self.size, first, count)
-
-
 def _check_by(by: str) -> None:
     if by not in _BY:
         raise unknown_name("by", by, _BY)
+
+
+def _largest(values: Float64Array, drawable: npt.NDArray[np.bool_], k: int) -> npt.NDArray[np.bool_]:
+    """bool [n]: the k largest values that are not NaN, of drawable episodes; of equal ones the first."""
+    usable = drawable & ~np.isnan(values)
+    pool = values[usable]
+    if k > len(pool):
+        raise InvalidArgumentError(
+            f"k is {k}, but {len(pool)} episodes have a window and a value", hint="take a smaller k"
+        )
+    pool.partition(len(pool) - k)
+    least = pool[len(pool) - k]
+    chosen: npt.NDArray[np.bool_] = usable & (values > least)
+    chosen[np.flatnonzero(usable & (values == least))[: k - np.count_nonzero(chosen)]] = True
+    return chosen
 
 
 def _drawer(anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArray[np.bool_] | None) -> WindowDrawer:
@@ -273,36 +231,6 @@ def _drawer(anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArr
         quanta *= chosen
     source = PrefixTable(running_sums(quanta))
     return WindowDrawer(anchors, source, seed, domain, WITHIN_QUOTIENT if by == "step" else WITHIN_DRAWN)
-
-
-def _permutation(seed: int, epoch: int, size: int, first: int, count: int) -> Int64Array:
-    """Places first to first + count of the epoch's order of 0..size-1."""
-    from gear_data.kernels.random import permuted
-
-    if size < _FISHER_YATES_BELOW:
-        return _stored_permutation(seed, epoch, size)[first : first + count]
-    out = np.empty(count, np.int64)
-    permuted(first, _round_keys(seed, epoch), size, out)
-    return out
-
-
-@lru_cache(maxsize=8)
-def _stored_permutation(seed: int, epoch: int, size: int) -> Int64Array:
-    from gear_data.kernels.random import DOMAIN_SHUFFLE, shuffled
-
-    out = np.empty(size, np.int64)
-    shuffled(np.uint64(seed), DOMAIN_SHUFFLE, epoch, out)
-    out.flags.writeable = False
-    return out
-
-
-@lru_cache(maxsize=8)
-def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
-    from gear_data.kernels.random import DOMAIN_FEISTEL, round_keys
-
-    keys = np.empty(_FEISTEL_ROUNDS, np.uint64)
-    round_keys(np.uint64(seed), DOMAIN_FEISTEL, epoch, keys)
-    return keys
 
 
 def _digest(values: npt.NDArray[Any]) -> str:

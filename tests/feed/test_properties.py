@@ -239,7 +239,7 @@ def check_probability(batch, windows, case, by):
 
 
 @given(loaders())
-@settings(max_examples=150)
+@settings(max_examples=300)
 def test_batches_are_what_plain_loops_give(datasets, drawn):
     kind, view, arguments = drawn
     lengths = KINDS[kind][0]

@@ -1,0 +1,66 @@
+"""One process of a torch.distributed group whose ranks change weights: python update_rank.py DATASET OUT STORE RANK SIZE
+
+Writes the steps its updates hold from and the windows it had to OUT-RANK.json, and its batches to OUT-RANK.npz.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import gear_data
+from gear_data.errors import InvalidArgumentError
+
+STEPS = 60
+#: Each rank's updates: after how many batches, with what; episode 3 has the last rank's value.
+UPDATES: list[list[tuple[int, list[int], list[float]]]] = [
+    [(2, [3, 0], [1000.0, 500.0]), (20, [], [])],
+    [(9, [3, 5], [0.0, 250.0]), (25, [1, 0], [800.0, 0.0])],
+]
+
+
+def loader(dataset: gear_data.Dataset, **options: Any) -> gear_data.SequenceLoader:
+    sampler = gear_data.Weighted("length")
+    return gear_data.SequenceLoader(dataset, 6, 5, sampler=sampler, seed=21, steps=STEPS, **options)
+
+
+def refused(changing: gear_data.SequenceLoader, *update: Any, **options: Any) -> str:
+    try:
+        changing.update_weights(*update, **options)
+    except InvalidArgumentError as error:
+        return error.message
+    return ""
+
+
+def main(path: str, out: str, store: str, rank: str, size: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size))
+    changing = loader(gear_data.open(path), prefetch=[2, 8][int(rank)])
+    batches, held_from = [], []
+    iterator = iter(changing)
+    for after, ids, values in UPDATES[int(rank)]:
+        batches += list(itertools.islice(iterator, after - len(batches)))
+        held_from.append(changing.update_weights(ids, values))
+    # Only rank 1 is wrong, and then the two do not agree: both are refused on both.
+    errors = [
+        refused(changing, [0], [-1.0 if rank == "1" else 1.0]),
+        refused(changing, [99 if rank == "1" else 0], [1.0]),
+        refused(changing, [0], [1.0], from_step=50 + int(rank)),
+        refused(changing, [0], [1.0], from_step=max(held_from)),
+    ]
+    batches += list(iterator)
+    windows = [{name: values.tolist() for name, values in changing.windows(step).items()} for step in range(STEPS)]
+    Path(f"{out}-{rank}.json").write_text(json.dumps({"from": held_from, "errors": errors, "windows": windows}))
+    arrays = {key: np.stack([batch[key].numpy() for batch in batches]) for key in batches[0]}
+    np.savez(f"{out}-{rank}.npz", **arrays)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
