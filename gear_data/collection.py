@@ -217,21 +217,19 @@ class Collector:
     """Fills batches of given outputs.
 
     Args:
-        shares: one a dataset. Their outputs have the same keys, widths, shapes and dtypes.
+        shares: one a dataset. Their outputs have the same keys, widths, shapes and dtypes (`check_alike`).
         rows: windows of a full batch; shorter ones are fine.
         batches: how many are collected in one call, at most.
         reuse: see `BufferPool`.
 
     Raises:
-        InvalidArgumentError: a batch would be too large, or outputs that differ.
+        InvalidArgumentError: a batch would be too large.
         UnsupportedColumnError: an output that cannot be computed from its column.
     """
 
     def __init__(self, shares: Sequence[Share], rows: int, *, batches: int = 1, reuse: bool) -> None:
         outputs = shares[0].outputs
         check_batch_bytes(outputs, rows)
-        for share in shares[1:]:
-            _check_alike(outputs, share.outputs)
         self._readers = [share.reader for share in shares]
         # Templates the plans point to; they live as long as the plans.
         self._templates: list[npt.NDArray[Any]] = []
@@ -350,7 +348,7 @@ class Collector:
         return Collected(arrays, rows * self._row_bytes, valid_bytes)
 
 
-def _check_alike(outputs: Sequence[Output], others: Sequence[Output]) -> None:
+def check_alike(outputs: Sequence[Output], others: Sequence[Output]) -> None:
     """Raises InvalidArgumentError where batches of two datasets cannot be one."""
     mine, theirs = ({o.key: (o.width, o.shape, o.dtype, o.single) for o in each} for each in (outputs, others))
     for key in {**mine, **theirs}:

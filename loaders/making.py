@@ -98,7 +98,7 @@ class BatchMaker:
         shares = [part.share() for part in parts]
         groups = [shares] if joined else [[share] for share in shares]
         self._collectors = [Collector(group, rows, batches=batches, reuse=reuse) for group in groups]
-        self._variable = VariableColumns(parts, finish.context, finish.decoders, joined=joined)
+        self._variable = VariableColumns(parts, finish.context, finish.decoders)
         self._weighted = [
             (number, part.selector) for number, part in enumerate(parts) if isinstance(part.selector, WeightedSelector)
         ]
@@ -136,7 +136,7 @@ class BatchMaker:
         batch["valid_count"] = torch.from_numpy(windows.length)
         if windows.probability is not None:
             batch["probability"] = torch.from_numpy(windows.probability)
-        if self._weighted:
+        if self._weighted and (not isinstance(draw.source, int) or number in self._weighted):
             batch["weights_version"] = torch.from_numpy(self._versions(draw))
         if part.variable:
             self._variable.add(batch, draw)
@@ -160,7 +160,7 @@ class BatchMaker:
     def _versions(self, draw: Draw) -> Int64Array:
         """int64 [B]: how many updates of its dataset's weights held for each window; 0 where a dataset has none."""
         versions = np.zeros(len(draw), np.int64)
-        for number, selector in self._weighted:
+        for number, selector in self._weighted.items():
             rows = draw.source == number
             if np.any(rows):
                 versions[rows] = selector.version(draw.step)

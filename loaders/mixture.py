@@ -45,8 +45,8 @@ class Mixture:
     """
 
     def __init__(self, datasets: Sequence[tuple[Any, ...]], *, join: bool = False) -> None:
-        if not datasets:
-            raise InvalidArgumentError("a mixture needs one dataset or more")
+        if not isinstance(datasets, Sequence) or not datasets:
+            raise InvalidArgumentError(f"a mixture takes a list of one dataset or more, not {datasets!r}")
         self.components = tuple(_component(entry) for entry in datasets)
         self.join = join
 

@@ -36,7 +36,7 @@ from gear_data.loaders.prefetch import Prefetcher
 from gear_data.loaders.presets import Convention
 from gear_data.loaders.state import check_state, make_state, workers_know
 from gear_data.loaders.updates import check_updatable, spread_update
-from gear_data.loaders.variable import check_decoders
+from gear_data.loaders.variable import check_decoders, check_joined
 from gear_data.loaders.worker_mark import WorkerMark
 from gear_data.selection.cycle import Cycle
 from gear_data.selection.samplers import Sampler
@@ -170,6 +170,8 @@ class SequenceLoader(IterableDataset[Batch]):
         )  # fmt: skip
         self.preset = self._parts[0].convention.name
         check_decoders(self._parts, decoders or {})
+        if self._joined:
+            check_joined(self._parts)
         self._finish = Finish(half, dict(decoders or {}), transform, seed, context)
         self._drawer, self._cycle = _drawer(mixture, self._parts)
         self._steps, self._last_rows = self._end(steps, epochs)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gear_data.collection import check_alike
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.decoders import Decoder
 from gear_data.loaders.draws import Draw
@@ -38,6 +39,19 @@ def check_decoders(parts: Sequence[Part], decoders: Mapping[str, Decoder]) -> No
             raise InvalidArgumentError(f"a decoder is called with a list, and {decoder!r} cannot be", column=name)
 
 
+def check_joined(parts: Sequence[Part]) -> None:
+    """Raises InvalidArgumentError where windows of these parts cannot be in one batch."""
+    first, *others = parts
+    for other in others:
+        check_alike(first.outputs, other.outputs)
+        if _layout(other) != _layout(first):
+            raise InvalidArgumentError(
+                "the datasets' batches differ in text and bytes: (key, dtype, first step alone) are "
+                f"{_layout(first)} and {_layout(other)}",
+                hint="choose common columns, or batches of one dataset each",
+            )
+
+
 class VariableColumns:
     """Puts columns of text and encoded bytes into batches. Safe to call from several threads.
 
@@ -45,28 +59,15 @@ class VariableColumns:
         parts: the loader's datasets.
         context: K, steps of a sequence.
         decoders: column -> what makes of its texts or bytes.
-        joined: whether one batch has windows of several datasets.
-
-    Raises:
-        InvalidArgumentError: joined, and the datasets' columns of text and bytes differ.
     """
 
-    def __init__(self, parts: Sequence[Part], context: int, decoders: Mapping[str, Decoder], *, joined: bool) -> None:
+    def __init__(self, parts: Sequence[Part], context: int, decoders: Mapping[str, Decoder]) -> None:
         self._parts = parts
         self._context = context
         self._decoders = decoders
         self._readers = [part.dataset.reader() for part in parts]
         # HuggingFace's tokenizers fail where two threads call one at once ("Already borrowed").
         self._decoding = threading.Lock()
-        if joined:
-            first, *others = [_layout(part) for part in parts]
-            for other in others:
-                if other != first:
-                    raise InvalidArgumentError(
-                        "the datasets' batches differ in text and bytes: (key, dtype, first step alone) are "
-                        f"{first} and {other}",
-                        hint="choose common columns, or batches of one dataset each",
-                    )
 
     def add(self, batch: dict[str, Any], draw: Draw) -> None:
         """Adds the columns to the batch of a draw. Of n valid steps, a window has a list of n values; where the
