@@ -99,9 +99,9 @@ class BatchMaker:
         groups = [shares] if joined else [[share] for share in shares]
         self._collectors = [Collector(group, rows, batches=batches, reuse=reuse) for group in groups]
         self._variable = VariableColumns(parts, finish.context, finish.decoders)
-        self._weighted = [
-            (number, part.selector) for number, part in enumerate(parts) if isinstance(part.selector, WeightedSelector)
-        ]
+        self._weighted = {
+            number: part.selector for number, part in enumerate(parts) if isinstance(part.selector, WeightedSelector)
+        }
         self._floats = [part.float_keys() if finish.half is not None else frozenset[str]() for part in parts]
 
     def make(self, steps: Sequence[int]) -> list[Made]:

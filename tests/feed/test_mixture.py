@@ -376,7 +376,7 @@ def with_dtype(dataset_episodes, name, dtype):
 def test_joined_batches_have_one_layout(datasets, make_dataset):
     other = make_dataset(with_dtype(EPISODES[1], "observations", np.float64))
     mixture = Mixture([(datasets[0], 1), (other, 1)], join=True)
-    with pytest.raises(InvalidArgumentError, match="observations|differ"):
+    with pytest.raises(InvalidArgumentError, match="differ"):
         take(SequenceLoader(mixture, BATCH, CONTEXT), 1)
     # With a dtype for both they fit.
     batch = take(SequenceLoader(mixture, BATCH, CONTEXT, dtype="float32"), 1)[0]
@@ -384,13 +384,13 @@ def test_joined_batches_have_one_layout(datasets, make_dataset):
     # Of other shapes, a column is not a common one, unless it is asked for.
     mixture = Mixture([(datasets[0], 1), (datasets[2], 1)], join=True)
     assert "observations" not in take(SequenceLoader(mixture, BATCH, CONTEXT), 1)[0]
-    with pytest.raises(InvalidArgumentError, match="observations|differ"):
+    with pytest.raises(InvalidArgumentError, match="differ"):
         take(SequenceLoader(mixture, BATCH, CONTEXT, columns=["observations"]), 1)
 
 
 def test_columns_that_one_dataset_lacks_are_refused(datasets):
     mixture = Mixture([(datasets[0], 1), (datasets[1], 1)], join=True)
-    with pytest.raises(UnknownNameError, match="infos.count"):
+    with pytest.raises(UnknownNameError, match=r"infos\.count"):
         SequenceLoader(mixture, columns=["infos.count"])
 
 

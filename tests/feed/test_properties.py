@@ -260,7 +260,7 @@ def test_batches_are_what_plain_loops_give(datasets, drawn):
             make(**options)
         return
     if not case.all_anchors():
-        with pytest.raises(InvalidArgumentError, match="no window|no episode"):
+        with pytest.raises(InvalidArgumentError, match=r"no window|no episode"):
             make(**options)
         return
     permitted = {

@@ -1,4 +1,4 @@
-"""One process of a torch.distributed group whose ranks change weights: python update_rank.py DATASET OUT STORE RANK SIZE
+"""A rank of a torch.distributed group that changes weights: python update_rank.py DATASET OUT STORE RANK WORLD_SIZE
 
 Writes the steps its updates hold from and the windows it had to OUT-RANK.json, and its batches to OUT-RANK.npz.
 """
