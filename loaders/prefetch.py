@@ -44,7 +44,9 @@ class Prefetcher(Generic[T]):
         self._limit = depth + threads + 1  # every maker may have one in hand
         self._process = os.getpid()
         self._closed = False
-        self._changed = threading.Condition(threading.Lock())
+        # Re-entrant: a garbage collection may close this while its own thread holds the lock.
+        self._changed = threading.Condition()
+        self._holders = 0
         self._ready: dict[int, T | BaseException] = {}
         self._begun = 0  # items made or in the making
         self._taken = 0
@@ -58,7 +60,7 @@ class Prefetcher(Generic[T]):
     def _begin(self) -> int | None:
         """The next item to make, if there is leave to make one. Called with the lock held."""
         item = self._begun
-        if item >= self._taken + self._limit or (self._count is not None and item >= self._count):
+        if self._holders or item >= self._taken + self._limit or (self._count is not None and item >= self._count):
             return None
         self._begun = item + 1
         return item
@@ -116,8 +118,16 @@ class Prefetcher(Generic[T]):
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
         """No item is begun inside the context; gives the number of the next one."""
+        # Not the lock itself: whoever is inside may have this closed by a garbage collection.
         with self._changed:
-            yield self._begun
+            self._holders += 1
+            begun = self._begun
+        try:
+            yield begun
+        finally:
+            with self._changed:
+                self._holders -= 1
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Ends the threads; items that are ready are dropped."""
@@ -132,5 +142,7 @@ class Prefetcher(Generic[T]):
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            # A garbage collection may close this in a thread of its own, which ends when it is back.
+            if thread is not threading.current_thread():
+                thread.join()
         self._ready.clear()

@@ -52,7 +52,7 @@ def main(path: str, out: str, store: str, rank: str, size: str) -> None:
         refused(changing, [0], [-1.0 if rank == "1" else 1.0]),
         refused(changing, [99 if rank == "1" else 0], [1.0]),
         refused(changing, [0], [1.0], from_step=50 + int(rank)),
-        refused(changing, [0], [1.0], from_step=max(held_from)),
+        refused(changing, [0], [1.0], from_step=held_from[1] - 1),
     ]
     batches += list(iterator)
     windows = [{name: values.tolist() for name, values in changing.windows(step).items()} for step in range(STEPS)]
