@@ -107,7 +107,7 @@ def check_batch_bytes(outputs: Sequence[Output], rows: int) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
 class Places:
     """Where the outputs go, and how: see `gear_data.kernels.cpu.collect`.
 
@@ -195,7 +195,7 @@ class BufferPool:
         return np.asarray(_Lease(buffer, self._idle)) if self._reuse else buffer.memory, buffer.addresses
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
 class Collected:
     """A batch: key -> array [B, width, *shape], and its sizes in bytes with and without padding."""
 

@@ -12,7 +12,7 @@ from gear_data.selection.samplers import Selector
 from gear_data.selection.windows import Int64Array, Windows
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
 class Draw:
     """The windows of a batch.
 

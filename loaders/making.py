@@ -23,7 +23,7 @@ Batch = dict[str, Any]
 Transform = Callable[[Batch, np.random.Generator], Batch]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
 class Made:
     """A batch, and what its metrics need.
 

@@ -28,6 +28,10 @@ class ShardReader:
     def __init__(
         self, shards: Shards, shard: Int64Array, start: Int64Array, length: Int64Array, finals: Finals
     ) -> None:
+        # Bound here: importing in `read` would cost time at every batch.
+        from gear_data.kernels.cpu import collect
+
+        self._collect = collect
         self._shards = shards
         self._shard = shard
         self._start = start
@@ -62,12 +66,10 @@ class ShardReader:
         return chunks
 
     def read(self, windows: Windows, places: Places) -> None:
-        from gear_data.kernels.cpu import collect
-
         if not self._shards.all_mapped:
             for shard in np.unique(self._shard[windows.episode_id]).tolist():
                 self._shards.touch(shard)
-        collect(
+        self._collect(
             windows.episode_id,
             windows.start,
             windows.length,

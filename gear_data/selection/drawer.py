@@ -43,6 +43,10 @@ class WindowDrawer:
         distinct: bool = False,
         probability: bool = False,
     ) -> None:
+        # Bound here: importing in `draw` would cost as much as several draws.
+        from gear_data.kernels.selection import draw_windows
+
+        self._draw_windows = draw_windows
         self._arguments = anchors, source, seed, domain, within, distinct, probability
         self._rows = 4 if probability else 3
         self._plan = _make_plan(anchors, source, seed, domain, within, distinct)
@@ -54,10 +58,8 @@ class WindowDrawer:
     def draw(self, step: int, count: int) -> Windows:
         """The windows of slots 0 to count - 1 of `step`: a function of the arguments of the drawer, `step` and the slot
         (and, if `distinct`, of the slots before it)."""
-        from gear_data.kernels.selection import draw_windows
-
         out = np.empty((self._rows, count), np.int64)
-        draw_windows(self._plan, step, out)
+        self._draw_windows(self._plan, step, out)
         return Windows(out[0], out[1], out[2], out[3].view(np.float64) if self._rows == 4 else None)
 
     def windows(self, numbers: Int64Array, step: int) -> Windows:

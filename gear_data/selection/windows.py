@@ -17,7 +17,7 @@ Float64Array = npt.NDArray[np.float64]
 ANCHORS = ("start", "end", "random")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
 class Windows:
     """B windows, each array [B].
 

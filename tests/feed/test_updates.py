@@ -336,19 +336,21 @@ def test_only_weighted_samplers_have_weights(dataset):
 
 
 class Updating(torch.utils.data.IterableDataset):
-    """Changes weights where it is iterated."""
+    """Changes weights where it is iterated, and gives what was said to that."""
 
     def __init__(self, loader):
         self.loader = loader
 
     def __iter__(self):
-        self.loader.update_weights([0], [1.0])
-        yield 0
+        try:
+            self.loader.update_weights([0], [1.0])
+        except InvalidArgumentError as error:
+            yield str(error)
 
 
 def test_workers_cannot_update(dataset):
-    with pytest.raises(InvalidArgumentError, match="worker"):
-        list(DataLoader(Updating(weighted(dataset)), batch_size=None, num_workers=1))
+    (said,) = DataLoader(Updating(weighted(dataset)), batch_size=None, num_workers=1)
+    assert "inside a DataLoader's worker" in said
 
 
 def test_workers_have_the_updates_made_before_them_and_no_later_ones(dataset):
