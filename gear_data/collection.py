@@ -67,6 +67,7 @@ class Output:
         single: the array is [B, *shape], without the axis of steps; `width` is 1.
         discounts: output = sum over j of discounts[j] * value[t + j], as far as the episode goes; computed in float64.
             For n-step returns 1, gamma, ..., gamma^(n - 1).
+        half: `float16` or `bfloat16`: what the float32 numbers are rounded to. bfloat16 comes as its bits, uint16.
     """
 
     key: str
@@ -89,10 +90,18 @@ class Output:
     about: str | None = None
     single: bool = False
     discounts: tuple[float, ...] | None = None
+    half: str | None = None
+
+    @property
+    def array_dtype(self) -> np.dtype[Any]:
+        """The dtype of the array."""
+        if self.half is None:
+            return np.dtype(self.dtype)
+        return np.dtype("float16" if self.half == "float16" else "uint16")
 
     @property
     def step_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * self.array_dtype.itemsize
 
 
 def check_batch_bytes(outputs: Sequence[Output], rows: int) -> None:
@@ -245,7 +254,7 @@ class Collector:
             (
                 output.key,
                 output.shape if output.single else (output.width, *output.shape),
-                np.dtype(output.dtype),
+                output.array_dtype,
                 int(offset),
                 output.width * output.step_bytes,
             )
@@ -276,15 +285,17 @@ class Collector:
         spec = share.schema[output.source]
         row[cpu.COLUMN] = share.schema.index(output.source)
         row[cpu.SOURCE_BYTES] = spec.row_bytes
-        if output.mean is None and output.discounts is None and np.dtype(output.dtype) == spec.numpy_dtype:
+        as_it_is = output.mean is None and output.discounts is None and output.half is None
+        if as_it_is and np.dtype(output.dtype) == spec.numpy_dtype:
             row[cpu.KIND] = cpu.KIND_COPY
             return row
         source_type = str(spec.storage_dtype)
-        if source_type not in cpu.SOURCE_TYPES or output.dtype not in cpu.OUT_TYPES:
-            raise UnsupportedColumnError(f"cannot be turned from {spec.dtype} into {output.dtype}", column=spec.name)
+        out_type = output.half or output.dtype
+        if source_type not in cpu.SOURCE_TYPES or out_type not in cpu.OUT_TYPES:
+            raise UnsupportedColumnError(f"cannot be turned from {spec.dtype} into {out_type}", column=spec.name)
         row[cpu.ELEMENTS] = spec.size
         row[cpu.SOURCE_TYPE] = cpu.SOURCE_TYPES.index(source_type)
-        row[cpu.OUT_TYPE] = cpu.OUT_TYPES.index(output.dtype)
+        row[cpu.OUT_TYPE] = cpu.OUT_TYPES.index(out_type)
         if output.discounts is not None:
             row[cpu.KIND] = cpu.KIND_DISCOUNTED
             row[cpu.DISCOUNTS] = self._keep(np.array(output.discounts, np.float64))
@@ -303,6 +314,10 @@ class Collector:
         """Address of `width` copies of a step; 0 stands for zero bytes, unless it is a `constant` to copy."""
         rows = np.empty((output.width, *output.shape), output.dtype)
         rows[:] = np.asarray(step).astype(output.dtype)
+        if output.half == "float16":
+            rows = rows.astype(np.float16)
+        elif output.half is not None:
+            rows = _bfloat16_bits(rows)
         if not constant and not rows.view(np.uint8).any():
             return 0
         return self._keep(rows)
@@ -348,9 +363,17 @@ class Collector:
         return Collected(arrays, rows * self._row_bytes, valid_bytes)
 
 
+def _bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The nearest bfloat16 of finite numbers, ties to even."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
 def check_alike(outputs: Sequence[Output], others: Sequence[Output]) -> None:
     """Raises InvalidArgumentError where batches of two datasets cannot be one."""
-    mine, theirs = ({o.key: (o.width, o.shape, o.dtype, o.single) for o in each} for each in (outputs, others))
+    mine, theirs = (
+        {o.key: (o.width, o.shape, o.half or o.dtype, o.single) for o in each} for each in (outputs, others)
+    )
     for key in {**mine, **theirs}:
         if mine.get(key) != theirs.get(key):
             raise InvalidArgumentError(

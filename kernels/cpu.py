@@ -56,7 +56,8 @@ SOURCE_TYPES = (
     "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64",
     "float16",
 )  # fmt: skip
-OUT_TYPES = ("float32", "float64")
+OUT_TYPES = ("float32", "float64", "float16", "bfloat16")
+_FLOAT32, _FLOAT64, _FLOAT16, _BFLOAT16 = range(4)
 TIMESTEP_TYPES = ("int64", "int32", "float32", "float64")
 
 
@@ -125,7 +126,53 @@ def _dispatcher(out: str) -> Any:
     return convert
 
 
-_convert_float32, _convert_float64 = (_dispatcher(name) for name in OUT_TYPES)
+_convert_float32, _convert_float64 = _dispatcher("float32"), _dispatcher("float64")
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _bits_of_float16(bits):  # type: ignore[no-untyped-def]
+    """Of a float32's bits those of the nearest float16, ties to even, as torch rounds."""
+    sign, rest = (bits >> np.uint32(16)) & np.uint32(0x8000), bits & np.uint32(0x7FFFFFFF)
+    if rest > np.uint32(0x7F800000):
+        half = np.uint32(0x7E00)
+    elif rest >= np.uint32(0x47800000):
+        half = np.uint32(0x7C00)
+    elif rest < np.uint32(0x38800000):
+        # A subnormal float16 counts 2^-24: the implicit bit of the float32 is shifted in, and what falls out rounds.
+        shift = np.uint32(126) - (rest >> np.uint32(23))
+        if shift > np.uint32(25):
+            half = np.uint32(0)
+        else:
+            whole = (rest & np.uint32(0x7FFFFF)) | np.uint32(0x800000)
+            half = whole >> shift
+            lost, middle = whole & ((np.uint32(1) << shift) - np.uint32(1)), np.uint32(1) << (shift - np.uint32(1))
+            if lost > middle or (lost == middle and half & np.uint32(1)):
+                half += np.uint32(1)
+    else:
+        half = (
+            rest - np.uint32(0x38000000) + np.uint32(0xFFF) + ((rest >> np.uint32(13)) & np.uint32(1))
+        ) >> np.uint32(13)
+    return np.uint16(sign | half)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _bits_of_bfloat16(bits):  # type: ignore[no-untyped-def]
+    """Of a float32's bits those of the nearest bfloat16, ties to even, as torch rounds."""
+    if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+        return np.uint16(0x7FC0)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _halve(kind, source, target, count):  # type: ignore[no-untyped-def]
+    """float32 numbers as float16 or bfloat16."""
+    bits, result = carray(pointer(source), (count,), np.uint32), carray(pointer(target), (count,), np.uint16)
+    if kind == _BFLOAT16:
+        for i in range(count):
+            result[i] = _bits_of_bfloat16(bits[i])
+    else:
+        for i in range(count):
+            result[i] = _bits_of_float16(bits[i])
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -179,10 +226,19 @@ def _write(fields, source, target, rows):  # type: ignore[no-untyped-def]
         memcpy(target, source, np.uint64(rows * fields[OUT_BYTES]))
         return
     count, period = rows * fields[ELEMENTS], fields[AFFINE_ROWS] * fields[ELEMENTS]
-    if fields[OUT_TYPE] == 0:
-        _convert_float32(fields[SOURCE_TYPE], source, target, count, fields[AFFINE], period)
+    kind, affine, out = fields[SOURCE_TYPE], fields[AFFINE], fields[OUT_TYPE]
+    if out == _FLOAT32:
+        _convert_float32(kind, source, target, count, affine, period)
+    elif out == _FLOAT64:
+        _convert_float64(kind, source, target, count, affine, period)
     else:
-        _convert_float64(fields[SOURCE_TYPE], source, target, count, fields[AFFINE], period)
+        # Through float32, a piece at a time that stays in the cache.
+        item = fields[SOURCE_BYTES] // fields[ELEMENTS]
+        piece = np.empty(period, np.float32)
+        for first in range(0, count, period):
+            length = min(period, count - first)
+            _convert_float32(kind, source + first * item, piece.ctypes.data, length, affine, period)
+            _halve(out, piece.ctypes.data, target + 2 * first, length)
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -190,7 +246,7 @@ def _write_discounted(fields, source, target, rows, left):  # type: ignore[no-un
     """Discounted sums of a column, element by element, over at most `left` source rows."""
     elements, horizon = fields[ELEMENTS], fields[HORIZON]
     discounts = carray(pointer(fields[DISCOUNTS]), (horizon,), np.float64)
-    one, affine = np.empty(1, np.float64), np.array([0.0, 1.0])
+    one, single, affine = np.empty(1, np.float64), np.empty(1, np.float32), np.array([0.0, 1.0])
     for row in range(rows):
         for i in range(elements):
             total = 0.0
@@ -199,10 +255,15 @@ def _write_discounted(fields, source, target, rows, left):  # type: ignore[no-un
                 place = source + (row + j) * fields[SOURCE_BYTES] + i * (fields[SOURCE_BYTES] // elements)
                 _convert_float64(fields[SOURCE_TYPE], place, one.ctypes.data, 1, affine.ctypes.data, 1)
                 total += discounts[j] * one[0]
-            if fields[OUT_TYPE] == 0:
-                carray(pointer(target), (rows, elements), np.float32)[row, i] = np.float32(total)
+            place = target + (row * elements + i) * (fields[OUT_BYTES] // elements)
+            if fields[OUT_TYPE] == _FLOAT64:
+                carray(pointer(place), (1,), np.float64)[0] = total
             else:
-                carray(pointer(target), (rows, elements), np.float64)[row, i] = total
+                single[0] = np.float32(total)
+                if fields[OUT_TYPE] == _FLOAT32:
+                    carray(pointer(place), (1,), np.float32)[0] = single[0]
+                else:
+                    _halve(fields[OUT_TYPE], single.ctypes.data, place, 1)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

@@ -10,13 +10,16 @@ import torch
 T = TypeVar("T")
 
 
+def own_rank() -> tuple[int, int]:
+    """(rank, world size) of torch.distributed; (0, 1) where it is not initialised."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
 def is_distributed() -> bool:
     """Whether this process is one of several ranks."""
-    return (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    )
+    return own_rank()[1] > 1
 
 
 def from_first_rank(compute: Callable[[], T]) -> T:

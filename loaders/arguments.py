@@ -13,7 +13,7 @@ from gear_data.dataset import Dataset
 from gear_data.errors import DeviceError, InvalidArgumentError
 from gear_data.loaders.presets import normalization_columns
 
-#: What `dtype=` takes, and the dtype the collector writes for it; half precisions are cast from float32.
+#: What `dtype=` takes, and the dtype the collector writes for it; half precisions are rounded from float32.
 _DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 
 
@@ -33,6 +33,13 @@ def check_placement(rank: int | None, world_size: int | None) -> None:
     if rank is not None and world_size is not None:
         check_range("world_size", world_size, 1)
         check_range("rank", rank, 0, world_size - 1)
+
+
+def check_discount(discount: Any) -> float:
+    """Raises InvalidArgumentError unless it is a number from 0 to 1."""
+    if not isinstance(discount, int | float) or not 0 <= discount <= 1:
+        raise InvalidArgumentError(f"discount must be from 0 to 1, not {discount!r}")
+    return float(discount)
 
 
 def check_dataset(dataset: Any) -> Dataset:
@@ -66,7 +73,7 @@ def check_device(device: str | torch.device) -> torch.device:
 
 
 def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, str | None]:
-    """(torch dtype to cast to after collecting or None, NumPy dtype the collector writes or None).
+    """(the half precision that floats are rounded to or None, NumPy dtype they have before or None).
 
     Raises InvalidArgumentError for another dtype.
     """

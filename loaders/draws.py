@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from gear_data.selection.samplers import Selector
 from gear_data.selection.windows import Int64Array, Windows
 
 
-@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
+@dataclass(slots=True)  # made for every batch: see Windows
 class Draw:
     """The windows of a batch.
 
@@ -40,6 +41,9 @@ class Drawer(Protocol):
     def draw(self, step: int, count: int) -> Draw:
         """The windows of the batch `step`, of `count` windows."""
 
+    def own_step(self, dataset: int, step: int) -> int:
+        """What a step of the loader is to the selector of one dataset."""
+
     def epoch_slots(self, epochs: int) -> int | None:
         """How many windows so many epochs have, exactly; None if epochs have no exact end."""
 
@@ -55,6 +59,9 @@ class OneDataset:
 
     def draw(self, step: int, count: int) -> Draw:
         return Draw(self._selector.select(step, count, step * count), 0, step)
+
+    def own_step(self, dataset: int, step: int) -> int:
+        return step
 
     def epoch_slots(self, epochs: int) -> int | None:
         return self._selector.epoch_slots(epochs)
@@ -73,6 +80,9 @@ class ByTurns:
     def draw(self, step: int, count: int) -> Draw:
         source, own = self._cycle.turn(step)
         return Draw(self._selectors[source].select(own, count, own * count), source, own)
+
+    def own_step(self, dataset: int, step: int) -> int:
+        return self._cycle.had(dataset, step)
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None
@@ -104,11 +114,30 @@ class Joined:
         episode_id, start, length = columns
         return Draw(Windows(episode_id, start, length, probability if weighted else None), source, step)
 
+    def own_step(self, dataset: int, step: int) -> int:
+        return step
+
     def epoch_slots(self, epochs: int) -> int | None:
         return None
 
     def identity(self) -> dict[str, Any]:
         return _mixture_identity(self._selectors, self._cycle, join=True)
+
+
+def make_drawer(selectors: tuple[Selector, ...], proportions: Sequence[float] | None, *, join: bool) -> Drawer:
+    """The drawer of a loader's datasets.
+
+    Args:
+        selectors: one a dataset.
+        proportions: of a mixture's datasets; None: there is one dataset.
+        join: whether the datasets of a mixture share every batch.
+
+    Raises:
+        InvalidArgumentError: a proportion that is not a positive number.
+    """
+    if proportions is None:
+        return OneDataset(selectors[0])
+    return (Joined if join else ByTurns)(selectors, Cycle(proportions))
 
 
 def _mixture_identity(selectors: tuple[Selector, ...], cycle: Cycle, *, join: bool) -> dict[str, Any]:

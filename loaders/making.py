@@ -102,6 +102,8 @@ class BatchMaker:
         self._weighted = {
             number: part.selector for number, part in enumerate(parts) if isinstance(part.selector, WeightedSelector)
         }
+        # NumPy has no bfloat16: the collector gives its bits.
+        self._bfloat16 = [[o.key for o in part.outputs if o.half == "bfloat16"] for part in parts]
         self._floats = [part.float_keys() if finish.half is not None else frozenset[str]() for part in parts]
 
     def make(self, steps: Sequence[int]) -> list[Made]:
@@ -133,6 +135,8 @@ class BatchMaker:
         number = draw.source if isinstance(draw.source, int) else 0
         part, windows = self._parts[number], draw.windows
         batch: Batch = {key: torch.from_numpy(array) for key, array in collected.arrays.items()}
+        for key in self._bfloat16[number]:
+            batch[key] = batch[key].view(torch.bfloat16)
         batch["valid_count"] = torch.from_numpy(windows.length)
         if windows.probability is not None:
             batch["probability"] = torch.from_numpy(windows.probability)

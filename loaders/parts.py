@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from gear_data.collection import Output, Share, check_batch_bytes
 from gear_data.dataset import Dataset
@@ -40,6 +41,7 @@ class PartArguments:
     rule: WindowRule
     offsets: Mapping[str, tuple[int, int]]
     float_dtype: str | None
+    half: torch.dtype | None
     n_step: int | None
     discount: float
 
@@ -73,7 +75,11 @@ class Part:
 
     def float_keys(self) -> frozenset[str]:
         """Keys of columns that are floats."""
-        return frozenset(o.key for o in self.outputs if o.column and np.dtype(o.dtype).kind == "f")
+        return frozenset(o.key for o in self.outputs if _is_float(o))
+
+
+def _is_float(output: Output) -> bool:
+    return output.column and np.dtype(output.dtype).kind == "f"
 
 
 def part_spec(part: Part) -> dict[str, Any]:
@@ -125,7 +131,11 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
         n_step=arguments.n_step,
         discount=arguments.discount,
     )
+    finish = batch_finish(convention, request)
     outputs = tuple(batch_outputs(convention, request))
+    if arguments.half is not None and finish is None:
+        half = str(arguments.half).removeprefix("torch.")
+        outputs = tuple(dataclasses.replace(o, half=half) if _is_float(o) else o for o in outputs)
 
     def evaluate(expression: str | pl.Expr, what: str) -> Float64Array:
         if not ask_first_rank:

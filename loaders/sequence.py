@@ -16,10 +16,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.agree import is_distributed
+from gear_data.loaders.agree import is_distributed, own_rank
 from gear_data.loaders.arguments import (
     check_dataset,
     check_device,
+    check_discount,
     check_dtype,
     check_offsets,
     check_pin_memory,
@@ -27,26 +28,21 @@ from gear_data.loaders.arguments import (
     check_range,
 )
 from gear_data.loaders.decoders import Decoder
-from gear_data.loaders.draws import ByTurns, Drawer, Joined, OneDataset
+from gear_data.loaders.draws import make_drawer
 from gear_data.loaders.making import Batch, BatchMaker, Finish, Made, Transform, each_tensor
 from gear_data.loaders.metrics import Meter
 from gear_data.loaders.mixture import Component, Mixture
-from gear_data.loaders.parts import Normalize, Part, PartArguments, make_parts, part_spec
-from gear_data.loaders.prefetch import Prefetcher
+from gear_data.loaders.parts import Normalize, PartArguments, make_parts, part_spec
+from gear_data.loaders.passes import Pass, batches_at_once
 from gear_data.loaders.presets import Convention
 from gear_data.loaders.state import check_state, make_state, workers_know
 from gear_data.loaders.updates import check_updatable, spread_update
 from gear_data.loaders.variable import check_decoders, check_joined
 from gear_data.loaders.worker_mark import WorkerMark
-from gear_data.selection.cycle import Cycle
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.weights import WeightedSelector
 from gear_data.selection.windows import WindowRule
 
-#: Small batches are made several at a time, so that threads meet less often: as many as fit here, and at most
-#: `_MOST_AT_ONCE`.
-_BYTES_AT_ONCE = 2 << 20
-_MOST_AT_ONCE = 4
 #: After an update of weights, `windows` knows so many steps behind the next one.
 _STEPS_KEPT = 1024
 
@@ -141,8 +137,6 @@ class SequenceLoader(IterableDataset[Batch]):
         if steps is not None and epochs is not None:
             raise InvalidArgumentError("give steps or epochs, not both")
         check_placement(rank, world_size)
-        if not isinstance(discount, int | float) or not 0 <= discount <= 1:
-            raise InvalidArgumentError(f"discount must be from 0 to 1, not {discount!r}")
         self.dataset = dataset
         # NumPy integers become plain ones: the state is JSON.
         self.batch_size = batch_size = int(batch_size)
@@ -152,7 +146,7 @@ class SequenceLoader(IterableDataset[Batch]):
         self._device = check_device(device)
         self._pin = check_pin_memory(pin_memory, self._device)
         self._prefetch = prefetch
-        self._discount = float(discount)
+        self._discount = check_discount(discount)
         half, float_dtype = check_dtype(dtype)
         self._dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
         self._rule = WindowRule(context, int(stride), anchor, short_windows)
@@ -162,7 +156,7 @@ class SequenceLoader(IterableDataset[Batch]):
             mixture.components if mixture is not None else (Component(check_dataset(dataset), 1.0, {}),),
             PartArguments(
                 columns, normalize, preset_options, sampler, batch_size, preset, self._rule, check_offsets(offsets),
-                float_dtype, None if n_step is None else int(n_step), self._discount,
+                float_dtype, half, None if n_step is None else int(n_step), self._discount,
             ),
             seed,
             join=self._joined,
@@ -173,7 +167,8 @@ class SequenceLoader(IterableDataset[Batch]):
         if self._joined:
             check_joined(self._parts)
         self._finish = Finish(half, dict(decoders or {}), transform, seed, context)
-        self._drawer, self._cycle = _drawer(mixture, self._parts)
+        selectors = tuple(part.selector for part in self._parts)
+        self._drawer = make_drawer(selectors, None if mixture is None else mixture.proportions, join=self._joined)
         self._steps, self._last_rows = self._end(steps, epochs)
         self._next_step = 0
         # Whether a state was loaded and this process did not iterate since; and what a worker loaded: (step, its own).
@@ -181,8 +176,8 @@ class SequenceLoader(IterableDataset[Batch]):
         self._worker_state: tuple[int, bool] | None = None
         self._mark = WorkerMark()
         self._meter = Meter(len(self._parts))
-        # Of iterations under way: the step of their first item, and steps from one item to the next.
-        self._ahead: weakref.WeakKeyDictionary[Prefetcher[list[Made]], tuple[int, int]] = weakref.WeakKeyDictionary()
+        # Passes under way whose batches are made ahead.
+        self._ahead: weakref.WeakSet[Pass] = weakref.WeakSet()
 
     def _end(self, steps: int | None, epochs: int | None) -> tuple[int | None, int]:
         """(number of batches or None, windows of the last one)."""
@@ -215,7 +210,7 @@ class SequenceLoader(IterableDataset[Batch]):
         return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _ahead=weakref.WeakKeyDictionary())
+        self.__dict__.update(state, _ahead=weakref.WeakSet())
 
     def _shared_mark(self) -> WorkerMark:
         """The mark; one of its own for a process that was forked off, and is not a worker."""
@@ -226,9 +221,7 @@ class SequenceLoader(IterableDataset[Batch]):
     def _placement(self) -> tuple[int, int]:
         if self._rank is not None and self._world_size is not None:
             return self._rank, self._world_size
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 0, 1
+        return own_rank()
 
     def _size(self, step: int) -> int:
         """Windows of the global batch."""
@@ -266,7 +259,8 @@ class SequenceLoader(IterableDataset[Batch]):
             first += 0 if own else worker.id
         self._next_step = first
         rank, world_size = self._placement()
-        at_once = self._at_once(world_size) if self._prefetch else 1
+        batch_bytes = max(sum(o.width * o.step_bytes for o in part.outputs) for part in self._parts) * self.batch_size
+        at_once = batches_at_once(batch_bytes // world_size) if self._prefetch else 1
         maker = BatchMaker(
             self._parts, self._drawer, self.batch_size, self._size, self._finish, joined=self._joined, rank=rank,
             world_size=world_size, rows=-(-self.batch_size // world_size), batches=at_once, reuse=worker is None,
@@ -274,38 +268,18 @@ class SequenceLoader(IterableDataset[Batch]):
         count = None if self._steps is None else max(0, -(-(self._steps - first) // stride))
         return self._iterate(maker, first, stride, count, at_once)
 
-    def _at_once(self, world_size: int) -> int:
-        """How many batches are made in one go."""
-        widest = max(sum(o.width * o.step_bytes for o in part.outputs) for part in self._parts)
-        rank_bytes = max(1, widest * self.batch_size // world_size)
-        return max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // rank_bytes))
-
     def _iterate(self, maker: BatchMaker, first: int, stride: int, count: int | None, at_once: int) -> Iterator[Batch]:
-        def make(item: int) -> list[Made]:
-            last = (item + 1) * at_once if count is None else min((item + 1) * at_once, count)
-            return maker.make([first + n * stride for n in range(item * at_once, last)])
-
-        prefetcher = None
+        batches = Pass(maker.make, first, stride, count, at_once, self._prefetch)
         if self._prefetch:
-            items = None if count is None else -(-count // at_once)
-            # One thread, and the consumer where it would wait: a second thread contends with both for the interpreter.
-            prefetcher = Prefetcher(make, items, -(-self._prefetch // at_once), threads=1)
-            self._ahead[prefetcher] = first, stride * at_once
-        get = make if prefetcher is None else prefetcher.get
-        waiting: list[Made] = []
+            self._ahead.add(batches)
         self._meter.start()
         try:
-            n = 0
-            while count is None or n < count:
+            while not batches.ended:
                 asked = time.perf_counter()
-                if not waiting:
-                    waiting = get(n // at_once)[::-1]
-                n += 1
                 # No name here holds the batch while its consumer has it, so its memory is free when they let go of it.
-                yield self._hand_over(waiting.pop(), asked, first + n * stride)
+                yield self._hand_over(batches.take(), asked, batches.next_step)
         finally:
-            if prefetcher is not None:
-                prefetcher.close()
+            batches.close()
 
     def _hand_over(self, made: Made, asked: float, next_step: int) -> Batch:
         batch = made.batch
@@ -359,18 +333,13 @@ class SequenceLoader(IterableDataset[Batch]):
             )
         with contextlib.ExitStack() as held:
             # No batch is begun until the update is there for it.
-            ahead = [first + held.enter_context(p.held()) * span for p, (first, span) in list(self._ahead.items())]
-            soonest = max([self._next_step, *ahead])
+            soonest = max([self._next_step, *(held.enter_context(batches.held()) for batches in list(self._ahead))])
             (ids, weights), first_step = spread_update(
                 episode_ids, values, from_step, soonest, spread=self._rank is None
             )
-            selector.update(self._own_step(dataset, first_step), ids, weights)
-            selector.compact(self._own_step(dataset, max(0, self._next_step - _STEPS_KEPT)))
+            selector.update(self._drawer.own_step(dataset, first_step), ids, weights)
+            selector.compact(self._drawer.own_step(dataset, max(0, self._next_step - _STEPS_KEPT)))
         return first_step
-
-    def _own_step(self, dataset: int, step: int) -> int:
-        """What a step of the loader is to the selector of one dataset."""
-        return step if self._cycle is None or self._joined else self._cycle.had(dataset, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Where iteration stands: the next step, what its meaning depends on, and changed weights. JSON-able, and valid
@@ -444,11 +413,3 @@ class SequenceLoader(IterableDataset[Batch]):
             result["effective_sample_size"] = sizes[0] if one else sizes
             result["raised_weights"] = raised[0] if one else raised
         return result
-
-
-def _drawer(mixture: Mixture | None, parts: tuple[Part, ...]) -> tuple[Drawer, Cycle | None]:
-    selectors = tuple(part.selector for part in parts)
-    if mixture is None:
-        return OneDataset(selectors[0]), None
-    cycle = Cycle(mixture.proportions)
-    return (Joined if mixture.join else ByTurns)(selectors, cycle), cycle

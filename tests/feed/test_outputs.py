@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,3 +163,26 @@ def test_following_rows_without_final_observations_are_padding(make_dataset):
     arrays = collect(dataset, outputs, [(0, 0, 3), (0, 2, 1)])
     assert arrays["next"].tolist() == [[[2, 3], [4, 5], [0, 0], [0, 0]], [[0, 0]] * 4]
     assert arrays["mask"].tolist() == [[True, True, False, False], [False] * 4]
+
+
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_precisions_are_those_of_torch(make_dataset, half):
+    """Every exponent with every way to round, subnormal numbers, overflow and infinities; NaN stays NaN."""
+    exponents = np.arange(0, 1 << 32, 1 << 23, dtype=np.uint64)
+    fractions = [0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF]
+    bits = (exponents[:, None] + np.array(fractions, np.uint64)).astype(np.uint32).reshape(-1, 4)
+    values = bits.view(np.float32)
+    dataset = make_dataset([{"observations": values, "rewards": np.zeros(len(values), np.float32)}])
+    outputs = [
+        Output("plain", "observations", "float32", (4,), 0, len(values) + 1, fill=1 / 3, half=half),
+        Output("sum", "observations", "float32", (4,), 0, len(values), discounts=(1.0,), half=half),
+    ]
+    arrays = collect(dataset, outputs, [(0, 0, len(values))])
+    wanted = torch.from_numpy(np.concatenate([values, np.full((1, 4), 1 / 3, np.float32)])).to(HALVES[half])
+    for key, rows in (("plain", len(values) + 1), ("sum", len(values))):
+        got = torch.from_numpy(arrays[key][0].copy()).view(HALVES[half])
+        assert torch.equal(got.isnan(), wanted[:rows].isnan())
+        assert torch.equal(got.nan_to_num(0.5), wanted[:rows].nan_to_num(0.5)), key
