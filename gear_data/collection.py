@@ -116,7 +116,7 @@ def check_batch_bytes(outputs: Sequence[Output], rows: int) -> None:
         )
 
 
-@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
+@dataclass(slots=True)  # made for every batch: see Windows
 class Places:
     """Where the outputs go, and how: see `gear_data.kernels.cpu.collect`.
 
@@ -204,7 +204,7 @@ class BufferPool:
         return np.asarray(_Lease(buffer, self._idle)) if self._reuse else buffer.memory, buffer.addresses
 
 
-@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
+@dataclass(slots=True)  # made for every batch: see Windows
 class Collected:
     """A batch: key -> array [B, width, *shape], and its sizes in bytes with and without padding."""
 

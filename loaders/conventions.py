@@ -147,6 +147,10 @@ class Convention:
     def pads_with(self) -> Padding:
         return Padding(self.padding)
 
+    def first_step_alone(self, role: Role) -> bool:
+        """Whether columns of a role are the window's first step alone, unless they have offsets."""
+        return self.sequences is not None and role.value not in self.sequences
+
     def to_json(self) -> dict[str, Any]:
         """Every field, of JSON's types."""
         # Tuples become lists, as they would on the way through a file.

@@ -23,7 +23,7 @@ Batch = dict[str, Any]
 Transform = Callable[[Batch, np.random.Generator], Batch]
 
 
-@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
+@dataclass(slots=True)  # made for every batch: see Windows
 class Made:
     """A batch, and what its metrics need.
 
@@ -177,6 +177,16 @@ def _is_of(draw: Draw, source: int) -> bool:
 
 def _concatenated(windows: Sequence[Windows]) -> Windows:
     return Windows(*(np.concatenate([getattr(w, name) for w in windows]) for name in ("episode_id", "start", "length")))
+
+
+def on_device(batch: Batch, device: torch.device, *, pin: bool) -> Batch:
+    """A batch of the CPU on that device, copied while the CPU goes on where its memory is pinned."""
+    if pin:
+        batch = {key: each_tensor(value, torch.Tensor.pin_memory) for key, value in batch.items()}
+    if device.type != "cpu":
+        move = functools.partial(torch.Tensor.to, device=device, non_blocking=True)
+        batch = {key: each_tensor(value, move) for key, value in batch.items()}
+    return batch
 
 
 def each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

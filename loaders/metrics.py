@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gear_data.loaders.making import Made
+from gear_data.selection.samplers import Selector
+from gear_data.selection.weights import WeightedSelector
 
 
 class Meter:
@@ -60,3 +63,15 @@ class Meter:
         if len(self._sources) > 1:
             result["mixture"] = (self._sources / max(1, int(self._sources.sum()))).tolist()
         return result
+
+
+def weight_metrics(selectors: Sequence[Selector]) -> dict[str, Any]:
+    """`effective_sample_size` and `raised_weights` of a dataset with weights; of a mixture, lists of those of each that
+    has them. Nothing where none has."""
+    weighted = [selector for selector in selectors if isinstance(selector, WeightedSelector)]
+    if not weighted:
+        return {}
+    sizes, raised = [each.effective_sample_size() for each in weighted], [each.raised for each in weighted]
+    if len(selectors) == 1:
+        return {"effective_sample_size": sizes[0], "raised_weights": raised[0]}
+    return {"effective_sample_size": sizes, "raised_weights": raised}

@@ -222,7 +222,7 @@ def _places(convention: Convention, request: BatchRequest, spec: ColumnSpec) -> 
     if spec.name in request.offsets:
         first, last = request.offsets[spec.name]
         return {"first": first, "width": last - first, "within_window": False}
-    if convention.sequences is not None and spec.role.value not in convention.sequences:
+    if convention.first_step_alone(spec.role):
         return {"first": 0, "width": 1, "single": True}
     return {"first": 0, "width": request.context, "pad_left": convention.pad_left}
 

@@ -29,8 +29,8 @@ from gear_data.loaders.arguments import (
 )
 from gear_data.loaders.decoders import Decoder
 from gear_data.loaders.draws import make_drawer
-from gear_data.loaders.making import Batch, BatchMaker, Finish, Made, Transform, each_tensor
-from gear_data.loaders.metrics import Meter
+from gear_data.loaders.making import Batch, BatchMaker, Finish, Made, Transform, on_device
+from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.mixture import Component, Mixture
 from gear_data.loaders.parts import Normalize, PartArguments, make_parts, part_spec
 from gear_data.loaders.passes import Pass, batches_at_once
@@ -282,17 +282,10 @@ class SequenceLoader(IterableDataset[Batch]):
             batches.close()
 
     def _hand_over(self, made: Made, asked: float, next_step: int) -> Batch:
-        batch = made.batch
-        if self._pin:
-            batch = {key: each_tensor(value, torch.Tensor.pin_memory) for key, value in batch.items()}
-        if self._device.type != "cpu":
-            batch = {key: each_tensor(value, self._move) for key, value in batch.items()}
+        batch = on_device(made.batch, self._device, pin=self._pin)
         self._meter.add(made, time.perf_counter() - asked)
         self._next_step = next_step
         return batch
-
-    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, non_blocking=True)
 
     def update_weights(
         self,
@@ -325,12 +318,7 @@ class SequenceLoader(IterableDataset[Batch]):
             InvalidArgumentError: another sampler, an episode that is not in the dataset, a value that no weight can be,
                 a `from_step` too early, or a call where DataLoader workers make the batches. Nothing is applied.
         """
-        selector = check_updatable(self._parts, dataset, in_worker=get_worker_info() is not None)
-        if self._shared_mark().used:
-            raise InvalidArgumentError(
-                "a DataLoader's workers make the batches, and the weights are theirs too",
-                hint="iterate the loader itself, with prefetch=, where weights change",
-            )
+        selector = check_updatable(self._parts, dataset, self._shared_mark())
         with contextlib.ExitStack() as held:
             # No batch is begun until the update is there for it.
             soonest = max([self._next_step, *(held.enter_context(batches.held()) for batches in list(self._ahead))])
@@ -405,11 +393,4 @@ class SequenceLoader(IterableDataset[Batch]):
     def metrics(self) -> dict[str, Any]:
         """Counts and rates since the loader was made, see `gear_data.loaders.metrics.Meter.result`; with a `Weighted`
         sampler also `effective_sample_size` and `raised_weights`, lists of them for a mixture."""
-        result = self._meter.result()
-        selectors = [part.selector for part in self._parts if isinstance(part.selector, WeightedSelector)]
-        if selectors:
-            sizes, raised = [s.effective_sample_size() for s in selectors], [s.raised for s in selectors]
-            one = len(self._parts) == 1
-            result["effective_sample_size"] = sizes[0] if one else sizes
-            result["raised_weights"] = raised[0] if one else raised
-        return result
+        return {**self._meter.result(), **weight_metrics([part.selector for part in self._parts])}

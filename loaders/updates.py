@@ -7,24 +7,26 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import get_worker_info
 
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.agree import from_every_rank, is_distributed
 from gear_data.loaders.arguments import check_range
 from gear_data.loaders.parts import Part
+from gear_data.loaders.worker_mark import WorkerMark
 from gear_data.selection.weights import WeightedSelector
 
 #: int64 [n] and float64 [n].
 Update = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
-def check_updatable(parts: Sequence[Part], dataset: int, *, in_worker: bool) -> WeightedSelector:
+def check_updatable(parts: Sequence[Part], dataset: int, mark: WorkerMark) -> WeightedSelector:
     """The selector whose weights change.
 
     Raises:
-        InvalidArgumentError: there is none, or this is a DataLoader's worker.
+        InvalidArgumentError: there is none, this is a DataLoader's worker, or by the mark workers make the batches.
     """
-    if in_worker:
+    if get_worker_info() is not None:
         raise InvalidArgumentError(
             "weights cannot be updated inside a DataLoader's worker: the others would not know",
             hint="call update_weights on a loader that is iterated without DataLoader workers",
@@ -34,6 +36,11 @@ def check_updatable(parts: Sequence[Part], dataset: int, *, in_worker: bool) -> 
     if not isinstance(selector, WeightedSelector):
         raise InvalidArgumentError(
             "only the sampler Weighted has weights to update", hint="sampler=gear_data.Weighted(expression)"
+        )
+    if mark.used:
+        raise InvalidArgumentError(
+            "a DataLoader's workers make the batches, and the weights are theirs too",
+            hint="iterate the loader itself, with prefetch=, where weights change",
         )
     return selector
 

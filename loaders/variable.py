@@ -96,7 +96,7 @@ class VariableColumns:
             some = self._column(column, key, Draw(Windows(zero, zero, zero + 1), source, draw.step))
             return {name: value[:0] for name, value in some.items()}
         part = self._part(draw)
-        single = _first_step_alone(part, column)
+        single = part.convention.first_step_alone(part.dataset.schema[column].role)
         if single:
             draw = replace(draw, windows=replace(draw.windows, length=np.ones(len(draw), np.int64)))
         values = self._values(column, draw)
@@ -143,16 +143,12 @@ class VariableColumns:
             ) from error
 
 
-def _first_step_alone(part: Part, column: str) -> bool:
-    sequences = part.convention.sequences
-    return sequences is not None and part.dataset.schema[column].role.value not in sequences
-
-
 def _layout(part: Part) -> dict[str, tuple[str, str, bool]]:
     """Column -> (key, dtype, whether it is the first step alone)."""
+    specs = {name: part.dataset.schema[name] for name in part.variable}
     return {
-        name: (key, part.dataset.schema[name].dtype, _first_step_alone(part, name))
-        for name, key in part.variable.items()
+        name: (part.variable[name], spec.dtype, part.convention.first_step_alone(spec.role))
+        for name, spec in specs.items()
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,44 @@ def test_no_batches(rollouts_path: Path, tmp_path: Path) -> None:
     with pytest.raises(EmptySourceError):
         gear_data.export_batches(gear_data.SequenceLoader(ds, 2, 2, steps=0), tmp_path / "out", batches=1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_batches_of_lists(format: str, rollouts_path: Path, tmp_path: Path) -> None:
+    """Gato's samples have each a length of their own."""
+    loader = gear_data.SequenceLoader(gear_data.open(rollouts_path), batch_size=4, context=5, preset="gato", seed=3)
+    gear_data.export_batches(loader, tmp_path / "out", batches=1, format=format)
+    batch = next(iter(loader))
+    lists = {key: [each.tolist() for each in value] for key, value in batch.items() if isinstance(value, list)}
+    assert len({len(each) for each in next(iter(lists.values()))}) > 1
+    (file,) = (tmp_path / "out").glob(f"*.{format}")
+    if format == "parquet":
+        table = pq.read_table(file)
+        assert {key: table[key].to_pylist() for key in lists} == lists
+        return
+    from safetensors.numpy import load_file
+
+    arrays = load_file(file) if format == "safetensors" else np.load(file)
+    for key, value in lists.items():
+        values, offsets = arrays[f"{key}.values"], arrays[f"{key}.offsets"]
+        assert [values[a:b].tolist() for a, b in itertools.pairwise(offsets)] == value
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_batches_of_text(format: str, tmp_path: Path) -> None:
+    texts = [["go", "", "left"], ["stop"], ["ä", "b"]]
+    rewards = [[0.0] * len(each) for each in texts]
+    pq.write_table(pa.table({"texts": texts, "rewards": rewards}), tmp_path / "source.parquet")
+    gear_data.convert(tmp_path / "source.parquet", tmp_path / "dataset", format="episode-rows", progress=False)
+    loader = gear_data.SequenceLoader(gear_data.open(tmp_path / "dataset"), batch_size=6, context=2, seed=1)
+    if format != "parquet":
+        with pytest.raises(InvalidArgumentError, match="Parquet alone"):
+            gear_data.export_batches(loader, tmp_path / "out", batches=1, format=format)
+        assert not (tmp_path / "out").exists()
+        return
+    gear_data.export_batches(loader, tmp_path / "out", batches=1, format=format)
+    windows = loader.windows(0)
+    spans = zip(windows["episode_id"], windows["start"], windows["length"], strict=True)
+    expected = [texts[episode][start : start + length] for episode, start, length in spans]
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    assert pq.read_table(file)["texts"].to_pylist() == expected

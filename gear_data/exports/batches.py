@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.exports.folder import whole_folder
-from gear_data.exports.nested import nested_rows
+from gear_data.exports.nested import nested_episodes, nested_rows
+from gear_data.loaders.making import each_tensor
 from gear_data.progress import progress_bar
 from gear_data.storage.atomic import checksum
 
@@ -59,12 +61,14 @@ def export_batches(
         loader: iterated anew: where it was iterated before, that is not gone on with.
         destination: a folder that does not exist or is empty.
         batches: how many; a loader that ends sooner gives fewer.
-        format: `safetensors`, `npz` or `parquet` (a row a window, lists as nested as the array).
+        format: `safetensors`, `npz` or `parquet` (a row a window, lists as nested as the array). Tensors of unlike
+            lengths become two, `KEY.values` and `KEY.offsets`, but in Parquet; text and bytes go into Parquet alone.
         progress: show a bar; None shows one on a terminal.
 
     Raises:
         UnknownNameError: no such format.
-        InvalidArgumentError: `batches` below 1, or bfloat16 tensors in npz or parquet, which have no such type.
+        InvalidArgumentError: `batches` below 1, bfloat16 tensors in npz or parquet, which have no such type, or text
+            in safetensors or npz.
         EmptySourceError: the loader has no batch left.
         DestinationExistsError, StorageFullError: the destination cannot be written.
     """
@@ -78,7 +82,7 @@ def export_batches(
         for batch in islice(loader, batches):
             step = loader.state_dict()["step"] - 1
             name = f"batch-{len(entries):06d}.{format}"
-            on_host = {key: tensor.cpu().contiguous() for key, tensor in batch.items()}
+            on_host = {key: each_tensor(value, _on_host) for key, value in batch.items()}
             BATCH_WRITERS[format](on_host, folder / name)
             entries.append(_entry(on_host, folder / name, step))
             bar.update(1)
@@ -104,33 +108,77 @@ def _entry(batch: Batch, path: Path, step: int) -> dict[str, Any]:
         "bytes": path.stat().st_size,
         "checksum": checksum(path),
         "tensors": {
-            key: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-            for key, tensor in batch.items()
+            key: {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+            if isinstance(value, torch.Tensor)
+            else {"dtype": "list", "shape": [len(value)]}
+            for key, value in batch.items()
         },
     }
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().contiguous()
 
 
 def _write_safetensors(batch: Batch, path: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file(batch, path)
+    save_file(_tensors(batch), path)
 
 
 def _write_npz(batch: Batch, path: Path) -> None:
-    np.savez(path, **_arrays(batch))
+    arrays: dict[str, Any] = {key: _array(tensor, key) for key, tensor in _tensors(batch).items()}
+    np.savez(path, **arrays)
 
 
 def _write_parquet(batch: Batch, path: Path) -> None:
-    pq.write_table(pa.table({key: nested_rows(array, key) for key, array in _arrays(batch).items()}), path)
+    pq.write_table(pa.table({key: _rows(value, key) for key, value in batch.items()}), path)
 
 
-def _arrays(batch: Batch) -> dict[str, Any]:
-    for key, tensor in batch.items():
-        if tensor.dtype == torch.bfloat16:
+def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    """Without lists: B tensors of unlike lengths become `KEY.values`, one after the other, and `KEY.offsets` [B + 1].
+
+    Raises:
+        InvalidArgumentError: text or bytes.
+    """
+    tensors = {}
+    for key, value in batch.items():
+        if isinstance(value, torch.Tensor):
+            tensors[key] = value
+        elif _are_tensors(value):
+            tensors[f"{key}.values"], tensors[f"{key}.offsets"] = torch.cat(value), torch.from_numpy(_offsets(value))
+        else:
             raise InvalidArgumentError(
-                "NumPy and Parquet have no bfloat16", column=key, hint="use --format safetensors, or another dtype"
+                "text and bytes go into Parquet alone", column=key, hint="use --format parquet, or give a decoder"
             )
-    return {key: tensor.numpy() for key, tensor in batch.items()}
+    return tensors
+
+
+def _rows(value: Any, key: str) -> pa.Array:
+    """A row a window."""
+    if isinstance(value, torch.Tensor):
+        return nested_rows(_array(value, key), key)
+    if _are_tensors(value):
+        return nested_episodes(_array(torch.cat(value), key), _offsets(value), key)
+    array = pa.array(value)
+    # Where no window has a value there is nothing to tell text from bytes by.
+    return array.cast(pa.list_(pa.string())) if array.type == pa.list_(pa.null()) else array
+
+
+def _are_tensors(value: list[Any]) -> bool:
+    return len(value) > 0 and all(isinstance(each, torch.Tensor) and each.ndim > 0 for each in value)
+
+
+def _offsets(value: list[torch.Tensor]) -> npt.NDArray[np.int64]:
+    return np.cumsum([0, *(len(each) for each in value)], dtype=np.int64)
+
+
+def _array(tensor: torch.Tensor, key: str) -> npt.NDArray[Any]:
+    if tensor.dtype == torch.bfloat16:
+        raise InvalidArgumentError(
+            "NumPy and Parquet have no bfloat16", column=key, hint="use --format safetensors, or another dtype"
+        )
+    return tensor.numpy()
 
 
 #: Name -> writer, as `format=` takes them.

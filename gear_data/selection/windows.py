@@ -17,7 +17,9 @@ Float64Array = npt.NDArray[np.float64]
 ANCHORS = ("start", "end", "random")
 
 
-@dataclass(slots=True)  # not frozen: one is made for every batch, and frozen ones take several times as long
+# Not frozen, like all values that are made for every batch: a frozen one takes several times as long to make, since its
+# fields are set through `object.__setattr__`. Nothing changes them.
+@dataclass(slots=True)
 class Windows:
     """B windows, each array [B].
 
