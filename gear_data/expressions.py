@@ -172,6 +172,7 @@ def nothing_holds(frame: pl.DataFrame, expression: pl.Expr, what: str) -> EmptyS
 
 
 def nothing_found(expression: pl.Expr, what: str, ranges: dict[str, str]) -> EmptySourceError:
+    """The same, with the ranges of the columns given: column -> text."""
     known = "; ".join(f"{name} is {text}" for name, text in ranges.items())
     return EmptySourceError(f"no {what} satisfies {expression}", hint=known or None)
 

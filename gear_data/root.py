@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+def check_discount(discount: Any) -> float:
+    """Raises InvalidArgumentError unless it is a number from 0 to 1."""
+    number = isinstance(discount, int | float | np.integer | np.floating) and not isinstance(discount, bool)
+    if not number or not 0 <= discount <= 1:
+        raise InvalidArgumentError(f"discount must be a number from 0 to 1, not {discount!r}")
+    return float(discount)
+
+
 class Root:
     """All episodes of a folder, by id: 0 to n - 1 in source order. Can be pickled: it opens again where it is
     unpickled. Columns are mapped from disk on first touch; nothing is copied.
@@ -53,9 +61,7 @@ class Root:
 
     def with_discount(self, discount: float) -> Root:
         """These episodes with `returns_to_go` of a discount, see `Dataset.with_discount`; shares all that is open."""
-        number = isinstance(discount, int | float | np.integer | np.floating) and not isinstance(discount, bool)
-        if not number or not 0 <= discount <= 1:
-            raise InvalidArgumentError(f"discount must be a number from 0 to 1, not {discount!r}")
+        discount = check_discount(discount)
         stored = self.manifest.schema
         if REWARDS not in stored or stored[REWARDS].shape:
             raise MissingColumnError(
@@ -64,7 +70,7 @@ class Root:
                 column=REWARDS,
             )
         # Zero may come with a sign, and one number must have one name.
-        wanted = None if discount == 1 and COLUMN.name in stored else abs(float(discount))
+        wanted = None if discount == 1 and COLUMN.name in stored else abs(discount)
         if wanted == self.discount:
             return self
         root = copy(self)

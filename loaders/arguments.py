@@ -35,13 +35,6 @@ def check_placement(rank: int | None, world_size: int | None) -> None:
         check_range("rank", rank, 0, world_size - 1)
 
 
-def check_discount(discount: Any) -> float:
-    """Raises InvalidArgumentError unless it is a number from 0 to 1."""
-    if not isinstance(discount, int | float) or not 0 <= discount <= 1:
-        raise InvalidArgumentError(f"discount must be from 0 to 1, not {discount!r}")
-    return float(discount)
-
-
 def check_dataset(dataset: Any) -> Dataset:
     """Raises InvalidArgumentError for what is no dataset."""
     if not isinstance(dataset, Dataset):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,6 +134,10 @@ class Convention:
                 raise InvalidArgumentError(
                     f"preset '{self.name}': {name} must be one of {choices}, not {getattr(self, name)!r}"
                 )
+        for name in ("std_epsilon", "return_scale", "loss_weight"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise InvalidArgumentError(f"preset '{self.name}': {name} must be a finite number, not {value!r}")
         roles = [role.value for role in Role]
         for name in ("roles", "sequences"):
             for role in getattr(self, name) or ():

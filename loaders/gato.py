@@ -60,6 +60,7 @@ def finish(
     steps = np.concatenate(parts, 2)
     targets = np.zeros(steps.shape, np.bool_)
     targets[..., before:] = True
+    width = steps.shape[2]
     spans = [slice(context - n, context) if pad_left else slice(0, n) for n in lengths]
     if tokens.ragged:
         for key in sequences:
@@ -67,16 +68,15 @@ def finish(
                 rest[key] = [rest[key][row, span] for row, span in enumerate(spans)]
         if mask_key is not None:
             del rest[mask_key]
-        width = steps.shape[2]
         for key, array in ((TOKENS, steps), (TARGETS, targets)):
-            values = torch.from_numpy(array.reshape(len(array), -1))
+            values = torch.from_numpy(array.reshape(len(array), context * width))
             rest[key] = [values[row, span.start * width : span.stop * width] for row, span in enumerate(spans)]
         return rest
     places = np.arange(context)[None, :, None]
     valid = batch["valid_count"].numpy()[:, None, None]
     padding = places < context - valid if pad_left else places >= valid
-    rest[TOKENS] = torch.from_numpy(np.where(padding, tokens.padding, steps).reshape(len(steps), -1))
-    rest[TARGETS] = torch.from_numpy((targets & ~padding).reshape(len(steps), -1))
+    rest[TOKENS] = torch.from_numpy(np.where(padding, tokens.padding, steps).reshape(len(steps), context * width))
+    rest[TARGETS] = torch.from_numpy((targets & ~padding).reshape(len(steps), context * width))
     if mask_key is not None:
         rest[mask_key] = rest[mask_key].repeat_interleave(steps.shape[2], 1)
     return rest
@@ -84,7 +84,8 @@ def finish(
 
 def _encode(values: npt.NDArray[Any], tokens: Tokens, role: Role, key: str) -> npt.NDArray[np.int64]:
     """[B, K, n], of values [B, K] or [B, K, ...]."""
-    values = values.reshape(*values.shape[:2], -1)
+    # Not -1: a rank may have no row of a short batch.
+    values = values.reshape(*values.shape[:2], math.prod(values.shape[2:]))
     if values.dtype.kind != "f":
         if values.size and (values.min() < 0 or values.max() >= tokens.bins):
             raise InvalidArgumentError(

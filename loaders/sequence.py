@@ -20,7 +20,6 @@ from gear_data.loaders.agree import is_distributed, own_rank
 from gear_data.loaders.arguments import (
     check_dataset,
     check_device,
-    check_discount,
     check_dtype,
     check_offsets,
     check_pin_memory,
@@ -39,6 +38,7 @@ from gear_data.loaders.state import check_state, make_state, workers_know
 from gear_data.loaders.updates import check_updatable, spread_update
 from gear_data.loaders.variable import check_decoders, check_joined
 from gear_data.loaders.worker_mark import WorkerMark
+from gear_data.root import check_discount
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.weights import WeightedSelector
 from gear_data.selection.windows import WindowRule

@@ -86,7 +86,7 @@ def test_help_has_an_example(run: Run, name: str) -> None:
         (CONVERT, ("SOURCE", "OUT", "--rename", "nothing=x"), "nothing"),
         (PRETRAIN, ("DATASET",), "required: --out"),
         (PRETRAIN, ("DATASET", "--out", "OUT", "--steps", "0"), "at least 1"),
-        (PRETRAIN, ("DATASET", "--out", "OUT", "--sampler", "best"), "known: shuffle, uniform"),
+        (PRETRAIN, ("DATASET", "--out", "OUT", "--sampler", "best"), "known: fifo, shuffle, topk, uniform, weighted"),
         (PRETRAIN, ("DATASET", "--out", "OUT", "--n-head", "3"), "n_head"),
         (EXPORT, ("DATASET", "OUT", "--format", "csv"), "known: npz, parquet, safetensors"),
         (EXPORT, ("DATASET", "OUT", "--batches", "0"), "at least 1"),

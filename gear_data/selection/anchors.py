@@ -7,6 +7,7 @@ import numpy as np
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array, WindowRule
+from gear_data.storage.block import offsets_of
 
 
 class Anchors:
@@ -38,18 +39,18 @@ class Anchors:
     ) -> None:
         self.rule = rule
         self.ids = None if ids is None else np.ascontiguousarray(ids, np.int64)
-        self.offsets = running_sums(lengths) if offsets is None else np.ascontiguousarray(offsets, np.int64)
+        self.offsets = offsets_of(lengths) if offsets is None else np.ascontiguousarray(offsets, np.int64)
         self.first = self.offsets[:-1] if first is None else np.ascontiguousarray(first, np.int64)
         self.eligible = eligible
         if eligible is not None:
             lengths = np.ascontiguousarray(lengths, np.int64)
             if not rule.every_step():
                 self.eligible = eligible = _on_grid(eligible, self.first, lengths, rule)
-            self.prefix = running_sums(eligible.counts(self.first, lengths))
+            self.prefix = offsets_of(eligible.counts(self.first, lengths))
         elif rule.every_step():
             self.prefix = self.offsets
         else:
-            self.prefix = running_sums(rule.anchor_counts(lengths))
+            self.prefix = offsets_of(rule.anchor_counts(lengths))
         if not self.total:
             raise self._none(lengths)
 
@@ -74,13 +75,6 @@ class Anchors:
                 hint="allow short windows, or take a shorter context",
             )
         return InvalidArgumentError("no window satisfies the filter of steps", hint="relax the filter or its mode")
-
-
-def running_sums(counts: Int64Array) -> Int64Array:
-    """int64 [k + 1], from 0."""
-    sums = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=sums[1:])
-    return sums
 
 
 def _on_grid(mask: StepMask, first: Int64Array, lengths: Int64Array, rule: WindowRule) -> StepMask:

@@ -58,6 +58,13 @@ class Cycle:
         cycle, place = divmod(number, self.length)
         return cycle * int(self._turns[part]) + int(np.count_nonzero(self._order[:place] == part))
 
+    def number_of(self, part: int, before: int) -> int:
+        """The first turn of all before which this part had had so many turns."""
+        if before == 0:
+            return 0
+        cycle, place = divmod(before - 1, int(self._turns[part]))
+        return cycle * self.length + int(np.flatnonzero(self._order == part)[place]) + 1
+
     def turns(self, first: int, count: int) -> tuple[Int64Array, Int64Array]:
         """int64 [count] each, of turns `first` on: what `turn` gives."""
         cycle, place = np.divmod(first + np.arange(count), self.length)

@@ -36,10 +36,6 @@ class PrefixTable:
         self._guide = np.empty((last >> self._shift) + 2, np.uint32)
         fill_guide(prefix, self._shift, self._guide)
 
-    @property
-    def nbytes(self) -> int:
-        return self.prefix.nbytes + self._guide.nbytes
-
     def plan_fields(self) -> dict[int, int]:
         """The fields of a plan that say where the table is; valid while it lives."""
         from gear_data.kernels import selection as kernels

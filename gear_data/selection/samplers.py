@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.selection.anchors import Anchors, running_sums
+from gear_data.selection.anchors import Anchors
 from gear_data.selection.drawer import WindowDrawer
 from gear_data.selection.orders import OrderSelector, Permuted, in_order
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.quanta import check_weights
 from gear_data.selection.weights import WeightedSelector
 from gear_data.selection.windows import Float64Array, Windows
+from gear_data.storage.block import offsets_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -229,7 +230,7 @@ def _drawer(anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArr
         np.minimum(quanta, 1, out=quanta)
     if chosen is not None:
         quanta *= chosen
-    source = PrefixTable(running_sums(quanta))
+    source = PrefixTable(offsets_of(quanta))
     return WindowDrawer(anchors, source, seed, domain, WITHIN_QUOTIENT if by == "step" else WITHIN_DRAWN)
 
 

@@ -53,9 +53,15 @@ class WeightHistory:
     def _updates_at(self, step: int) -> int:
         if step < self._first_step:
             raise InvalidArgumentError(
-                f"the weights of step {step} are gone: those before step {self._first_step} were folded"
+                f"the weights of step {step} are gone: those before step {self._first_step} were folded",
+                hint="go on with one endless pass, or from a state that was saved",
             )
         return bisect.bisect_right(self._updates, step, key=lambda update: update.from_step)
+
+    @property
+    def soonest(self) -> int:
+        """The first step that another update may hold from: updates are in the order of their steps."""
+        return self._updates[-1].from_step if self._updates else self._first_step
 
     def version(self, step: int) -> int:
         """How many updates hold at a step. Raises InvalidArgumentError for a step before what was folded."""
@@ -93,9 +99,10 @@ class WeightHistory:
             InvalidArgumentError: a step before the last update's or before what was folded; or no weight would be
                 positive. Nothing is changed then.
         """
-        least = self._updates[-1].from_step if self._updates else self._first_step
-        if from_step < least:
-            raise InvalidArgumentError(f"from_step is {from_step}, but weights are already set from step {least} on")
+        if from_step < self.soonest:
+            raise InvalidArgumentError(
+                f"from_step is {from_step}, but weights are already set from step {self.soonest} on"
+            )
         self.go_to_last()
         old = self.tree.exponent
         before, in_range = self.tree.put(rows, values)

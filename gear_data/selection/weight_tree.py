@@ -42,10 +42,6 @@ class WeightTree:
         return (WeightTree, (self.weights, self._prefix, self._by_anchor, self.exponent))
 
     @property
-    def nbytes(self) -> int:
-        return self.weights.nbytes + self._nodes.nbytes
-
-    @property
     def total(self) -> int:
         """How many quanta there are."""
         return int(self._nodes[self._starts[-1]])

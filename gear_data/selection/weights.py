@@ -184,6 +184,12 @@ class WeightedSelector:
         with self._lock:
             return 0 if self._history is None else self._history.version(step)
 
+    @property
+    def soonest(self) -> int:
+        """The first step that another update may hold from: that of the last one."""
+        with self._lock:
+            return 0 if self._history is None else self._history.soonest
+
     def compact(self, step: int) -> None:
         """Frees what is kept of the updates up to `step`: steps before it cannot be selected any more."""
         with self._lock:

@@ -28,7 +28,7 @@ class Windows:
         start: int64, its first step in the episode.
         length: int64, valid steps, at most the context: less where the episode ends (or begins) inside it.
         probability: float64, of drawing the window's anchor step in one slot (the first draw, without replacement).
-            Its inverse, over the number of anchors, is the importance weight. None where all anchors are alike.
+            Its inverse, over the number of anchors, is the importance weight. None where no weights drew it.
     """
 
     episode_id: Int64Array

@@ -128,8 +128,7 @@ class _Episodes:
 def _find_or_make(folder: Path, episodes: _Episodes, contents: str, discount: float) -> Sidecar:
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = locked(folder / ".lock")
-        with lock:
+        with locked(folder / ".lock"):
             return _load(folder, episodes.manifest, contents) or _make(folder, episodes, contents, discount)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,17 @@ EVERY_SAMPLER = {
     "fifo": Fifo(),
     "shuffle": Shuffle(),
 }
+
+
+def run_two_ranks(script: Path, dataset: Path, folder: Path) -> None:
+    """Both ranks of `script DATASET OUT STORE RANK WORLD_SIZE`, which write to `out-RANK...` in the folder."""
+    arguments = [sys.executable, script, dataset, folder / "out", folder / "store"]
+    processes = [subprocess.Popen([*map(str, arguments), str(rank), "2"]) for rank in range(2)]
+    try:
+        assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def add_noise(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

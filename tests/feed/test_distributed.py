@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import feed_data
 import numpy as np
 
 from gear_data import SequenceLoader
@@ -15,13 +14,7 @@ STEPS, BATCH = 6, 11
 
 
 def test_two_processes_share_the_global_batches(dataset, tmp_path):
-    arguments = [sys.executable, str(SCRIPT), str(dataset.path), str(tmp_path / "out"), str(tmp_path / "store")]
-    processes = [subprocess.Popen([*arguments, str(rank), "2"]) for rank in range(2)]
-    try:
-        assert [process.wait(timeout=240) for process in processes] == [0] * len(processes)
-    finally:
-        for process in processes:
-            process.kill()
+    feed_data.run_two_ranks(SCRIPT, dataset.path, tmp_path)
     loader = SequenceLoader(dataset, batch_size=BATCH, context=5, seed=21, steps=STEPS)
     whole = np.stack([batch["observations"].numpy() for batch in loader])
     for rank, rows in enumerate((slice(0, 5), slice(5, 11))):

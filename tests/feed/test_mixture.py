@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import pickle
 from fractions import Fraction
@@ -13,6 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from feed_batches import same, take
 from torch.utils.data import DataLoader
 
 import gear_data
@@ -64,21 +64,6 @@ def joined(datasets, **options):
 
 
 both = pytest.mark.parametrize("make", [grouped, joined])
-
-
-def take(loader, count):
-    iterator = iter(loader)
-    batches = [{key: tensor.clone() for key, tensor in batch.items()} for batch in itertools.islice(iterator, count)]
-    getattr(iterator, "close", lambda: None)()
-    return batches
-
-
-def same(batches, expected):
-    assert len(batches) == len(expected)
-    for step, (batch, other) in enumerate(zip(batches, expected, strict=True)):
-        assert batch.keys() == other.keys()
-        for key in batch:
-            assert torch.equal(batch[key], other[key]), (step, key)
 
 
 def windows_of(loader, step):

@@ -6,24 +6,16 @@ import pickle
 from pathlib import Path
 
 import feed_data
-import feed_reference as ref
 import numpy as np
 import preset_reference as published
 import pytest
 import torch
+from feed_batches import CONTEXT, first_batch
 
-from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError, NonFiniteError
 from gear_data.loaders.presets import PRESETS, BatchRequest, batch_finish
 
-CONTEXT = 20
 every_preset = pytest.mark.parametrize("preset", PRESETS)
-
-
-def first_batch(dataset, **options):
-    options = {"batch_size": 64, "context": CONTEXT, "prefetch": 0, "seed": 4, **options}
-    loader = SequenceLoader(dataset, **options)
-    return next(iter(loader)), ref.as_windows(loader.windows(0))
 
 
 def assert_equals(batch, expected, dtypes):

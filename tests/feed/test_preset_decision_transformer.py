@@ -6,21 +6,10 @@ import feed_reference as ref
 import numpy as np
 import pytest
 import torch
+from feed_batches import CONTEXT, column, first_batch
 
 from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError
-
-CONTEXT = 20
-
-
-def first_batch(dataset, **options):
-    options = {"batch_size": 64, "context": CONTEXT, "prefetch": 0, "seed": 4, **options}
-    loader = SequenceLoader(dataset, **options)
-    return next(iter(loader)), ref.as_windows(loader.windows(0))
-
-
-def column(episodes, name):
-    return [episode[name] for episode in episodes]
 
 
 @pytest.mark.parametrize("normalize", [None, "observations"])

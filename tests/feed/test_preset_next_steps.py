@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import feed_batches
 import feed_data
 import feed_reference as ref
 import numpy as np
@@ -14,13 +17,8 @@ from gear_data.errors import InvalidArgumentError, MissingColumnError, UnknownNa
 from gear_data.loaders.presets import PRESETS
 
 CONTEXT = 9
+first_batch = functools.partial(feed_batches.first_batch, context=CONTEXT, seed=2)
 every_preset = pytest.mark.parametrize("preset", PRESETS)
-
-
-def first_batch(dataset, **options):
-    options = {"batch_size": 64, "context": CONTEXT, "prefetch": 0, "seed": 2, **options}
-    loader = SequenceLoader(dataset, **options)
-    return next(iter(loader)), ref.as_windows(loader.windows(0))
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +144,7 @@ def test_bad_n_step(dataset, n_step):
         SequenceLoader(dataset, n_step=n_step)
 
 
-@pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan"), "1"])
+@pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan"), "1", True])
 def test_bad_discount(dataset, discount):
     with pytest.raises(InvalidArgumentError):
         SequenceLoader(dataset, n_step=2, discount=discount)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import feed_batches
 import feed_data
 import feed_reference as ref
 import numpy as np
@@ -20,13 +22,8 @@ from gear_data.loaders.conventions import Tokens
 from gear_data.loaders.presets import PRESETS, Convention, resolve_preset
 
 CONTEXT = 12
+first_batch = functools.partial(feed_batches.first_batch, context=CONTEXT, batch_size=32)
 Windows = list[ref.Window]
-
-
-def first_batch(dataset, **options):
-    options = {"batch_size": 32, "context": CONTEXT, "prefetch": 0, "seed": 4, **options}
-    loader = SequenceLoader(dataset, **options)
-    return next(iter(loader)), ref.as_windows(loader.windows(0))
 
 
 def differing(one, other):

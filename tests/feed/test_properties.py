@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection_reference import Case
 
-from gear_data import Fifo, SequenceLoader, Shuffle, TopK, Uniform, Weighted
+from gear_data import SequenceLoader, TopK, Weighted
 from gear_data.errors import EmptySourceError, InvalidArgumentError
 
 #: Lengths, and columns beside observations, actions and rewards -> (dtype, shape of a step).
@@ -81,15 +81,11 @@ def stored_episodes(kind):
 # Loaders
 
 
+#: Weights are length + 1, see `check_probability`.
 SAMPLERS = {
-    "uniform": Uniform(),
-    "uniform-episode": Uniform(by="episode"),
-    "weighted": Weighted(pl.col("length") + 1),
+    **feed_data.EVERY_SAMPLER,
     "weighted-step": Weighted("length + 1", by="step"),
-    "topk": TopK("length", 1),
     "topk-episode": TopK(pl.col("length"), 1, by="episode"),
-    "fifo": Fifo(),
-    "shuffle": Shuffle(),
 }
 VIEWS = ["all", "long", "part", "rewarded", "rewarded throughout", "long and rewarded"]
 
@@ -194,7 +190,7 @@ def check_column(tensor, expected, dtype, exact):
     assert tensor.dtype == dtype
     wanted = torch.from_numpy(expected)
     if dtype in (torch.float16, torch.bfloat16):
-        wanted = wanted.to(torch.float32)  # as is documented: collected as float32, then cast
+        wanted = wanted.to(torch.float32)  # as is documented: rounded to float32 first
     wanted = wanted.to(dtype)
     if exact:
         assert torch.equal(tensor, wanted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import pickle
 import threading
@@ -13,6 +12,7 @@ import feed_reference as ref
 import numpy as np
 import pytest
 import torch
+from feed_batches import same, take
 
 import gear_data
 from gear_data import SequenceLoader
@@ -21,21 +21,6 @@ from gear_data.residency import RESIDENCIES
 
 OPTIONS = {"batch_size": 10, "context": 6, "seed": 3, "preset": "decision_transformer"}
 every_sampler = pytest.mark.parametrize("sampler", feed_data.EVERY_SAMPLER.values(), ids=feed_data.EVERY_SAMPLER)
-
-
-def take(loader, count):
-    iterator = iter(loader)
-    batches = [{key: tensor.clone() for key, tensor in batch.items()} for batch in itertools.islice(iterator, count)]
-    iterator.close()
-    return batches
-
-
-def same(batches, expected):
-    assert len(batches) == len(expected)
-    for step, (batch, other) in enumerate(zip(batches, expected, strict=True)):
-        assert batch.keys() == other.keys()
-        for key in batch:
-            assert torch.equal(batch[key], other[key]), (step, key)
 
 
 # The sequence

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import update_rank
+from feed_batches import clones, same, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -32,24 +31,6 @@ by_both = pytest.mark.parametrize("by", ["episode", "step"])
 
 def weighted(dataset, by="episode", **options):
     return SequenceLoader(dataset, **{**OPTIONS, "sampler": Weighted("length + 1", by=by), **options})
-
-
-def copied(batches):
-    return [{key: tensor.clone() for key, tensor in batch.items()} for batch in batches]
-
-
-def take(loader, count):
-    iterator = iter(loader)
-    batches = copied(itertools.islice(iterator, count))
-    iterator.close()
-    return batches
-
-
-def same(batches, expected):
-    assert len(batches) == len(expected)
-    for batch, other in zip(batches, expected, strict=True):
-        # In a mixture, windows of a dataset without weights have NaN as their probability.
-        torch.testing.assert_close(batch, other, rtol=0, atol=0, equal_nan=True)
 
 
 def versions(batches):
@@ -70,11 +51,11 @@ def test_an_update_holds_beyond_every_batch_made_ahead(dataset, by, prefetch, co
     never = take(weighted(dataset, by, prefetch=0), 60)
     loader = weighted(dataset, by, prefetch=prefetch)
     iterator = iter(loader)
-    batches = copied(itertools.islice(iterator, consumed))
+    batches = clones(itertools.islice(iterator, consumed))
     first = loader.update_weights(IDS, VALUES)
     # Beyond what is ready, and what each maker may have in hand: batches are made four at a time here.
     assert consumed <= first <= consumed + (prefetch + 4 * 4 if prefetch else 0)
-    batches += copied(itertools.islice(iterator, 60 - consumed))
+    batches += clones(itertools.islice(iterator, 60 - consumed))
     iterator.close()
     before = weighted(dataset, by, prefetch=0)
     assert before.update_weights(IDS, VALUES, from_step=first) == first
@@ -104,11 +85,11 @@ def test_an_update_holds_beyond_every_iteration_under_way(dataset):
     expected = take(weighted(dataset), 40)
     loader = weighted(dataset)
     ahead, behind = iter(loader), iter(loader)
-    first_of_ahead, first_of_behind = copied(itertools.islice(ahead, 20)), copied(itertools.islice(behind, 2))
+    first_of_ahead, first_of_behind = clones(itertools.islice(ahead, 20)), clones(itertools.islice(behind, 2))
     first = loader.update_weights(IDS, VALUES)
     assert first >= 20
     same(first_of_ahead, expected[:20])
-    same(first_of_behind + copied(itertools.islice(behind, 18)), expected[:20])
+    same(first_of_behind + clones(itertools.islice(behind, 18)), expected[:20])
     ahead.close()
     behind.close()
 
@@ -133,12 +114,12 @@ def test_any_updates_give_what_they_give_when_known_before(dataset, changes, pre
     iterator = iter(loader)
     batches, steps = [], []
     for consume, update in changes:
-        batches += copied(itertools.islice(iterator, consume))
+        batches += clones(itertools.islice(iterator, consume))
         # Without replacement three episodes have to be left.
         ids, values = [e for e, _ in update if e > 2], [v for e, v in update if e > 2]
         steps.append(loader.update_weights(ids, values))
         assert before.update_weights(ids, values, from_step=steps[-1]) == steps[-1] >= len(batches)
-    batches += copied(itertools.islice(iterator, max([0, *steps]) + 5 - len(batches)))
+    batches += clones(itertools.islice(iterator, max([0, *steps]) + 5 - len(batches)))
     same(batches, take(before, len(batches)))
     assert versions(batches) == [sum(first <= step for first in steps) for step in range(len(batches))]
     iterator.close()
@@ -150,7 +131,7 @@ def test_a_step_to_hold_from(dataset):
     list(itertools.islice(iterator, 5))
     assert loader.update_weights(IDS, VALUES, from_step=40) == 40
     assert loader.update_weights([0], [5.0], from_step=np.int64(40)) == 40
-    batches = copied(itertools.islice(iterator, 50))
+    batches = clones(itertools.islice(iterator, 50))
     assert versions(batches) == [0] * 35 + [2] * 15
     for early in (0, 39, 54):
         with pytest.raises(InvalidArgumentError, match="from_step"):
@@ -165,9 +146,9 @@ def test_a_step_to_hold_from(dataset):
 def test_a_pass_begun_anew_repeats_the_changes_of_the_first(dataset):
     loader = weighted(dataset, steps=40)
     iterator = iter(loader)
-    batches = copied(itertools.islice(iterator, 25))
+    batches = clones(itertools.islice(iterator, 25))
     loader.update_weights(IDS, VALUES)
-    batches += copied(iterator)
+    batches += clones(iterator)
     same(take(loader, 40), batches)
 
 
@@ -241,8 +222,8 @@ def test_resuming_before_between_and_after_updates_is_exact(dataset, monkeypatch
             loader.update_weights(ids, values, from_step=first)
         if step == after:
             state = json.loads(json.dumps(loader.state_dict()))
-        batches.append(copied([next(iterator)])[0])
-    batches += copied(itertools.islice(iterator, 45))
+        batches.append(clones([next(iterator)])[0])
+    batches += clones(itertools.islice(iterator, 45))
     iterator.close()
     assert state["step"] == after
     # The state does not know of updates that come after it.
@@ -311,10 +292,10 @@ def test_wrong_updates_are_refused_and_change_nothing(dataset, ids, values, mess
     expected = take(weighted(dataset), 20)
     loader = weighted(dataset, prefetch=2)
     iterator = iter(loader)
-    batches = copied(itertools.islice(iterator, 4))
+    batches = clones(itertools.islice(iterator, 4))
     with pytest.raises(InvalidArgumentError, match=message):
         loader.update_weights(ids, values)
-    same(batches + copied(itertools.islice(iterator, 16)), expected)
+    same(batches + clones(itertools.islice(iterator, 16)), expected)
 
 
 def test_episodes_outside_a_view_are_refused(dataset):
@@ -381,10 +362,10 @@ def test_weights_of_one_dataset_of_a_mixture(dataset, make_dataset, join, prefet
     never = take(mixture_loader(dataset, other, join), 60)
     loader = mixture_loader(dataset, other, join, prefetch=prefetch)
     iterator = iter(loader)
-    batches = copied(itertools.islice(iterator, 11))
+    batches = clones(itertools.islice(iterator, 11))
     first = loader.update_weights([2, 0], [0.0, 100.0], dataset=1)
     assert first >= 11
-    batches += copied(itertools.islice(iterator, 49))
+    batches += clones(itertools.islice(iterator, 49))
     iterator.close()
     same(batches[:first], never[:first])
     before = mixture_loader(dataset, other, join, prefetch=0)
@@ -412,13 +393,7 @@ SCRIPT = Path(update_rank.__file__)
 
 
 def test_ranks_update_together(dataset, tmp_path):
-    arguments = [sys.executable, str(SCRIPT), str(dataset.path), str(tmp_path / "out"), str(tmp_path / "store")]
-    processes = [subprocess.Popen([*arguments, str(rank), "2"]) for rank in range(2)]
-    try:
-        assert [process.wait(timeout=240) for process in processes] == [0] * len(processes)
-    finally:
-        for process in processes:
-            process.kill()
+    feed_data.run_two_ranks(SCRIPT, dataset.path, tmp_path)
     results = [json.loads((tmp_path / f"out-{rank}.json").read_text()) for rank in range(2)]
     first, second = results[0]["from"]
     assert results[1]["from"] == [first, second]

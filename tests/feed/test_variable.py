@@ -1,19 +1,17 @@
-"""Text and encoded images in batches, against plain loops over the episodes they were converted from."""
+"""Text and encoded bytes in batches, against plain loops over the episodes they were converted from."""
 
 from __future__ import annotations
 
 import functools
-import io
 import itertools
-import pickle
 import re
 
+import feed_reference as ref
 import numpy as np
 import polars as pl
 import pytest
 import torch
 import variable_data as data
-from PIL import Image
 from torch.utils.data import DataLoader
 from variable_data import IMAGE, TEXT
 
@@ -22,10 +20,8 @@ from gear_data import Mixture, SequenceLoader
 from gear_data.errors import (
     CorruptShardError,
     CorruptSourceError,
-    GearError,
     InvalidArgumentError,
     UnknownNameError,
-    UnsupportedColumnError,
 )
 from gear_data.loaders.decoders import ImageDecoder
 
@@ -42,13 +38,9 @@ def dataset(tmp_path_factory):
     return opened
 
 
-def windows_of(loader, step):
-    return list(zip(*(loader.windows(step)[name].tolist() for name in ("episode_id", "start", "length")), strict=True))
-
-
 def cut(loader, step, name, episodes=EPISODES):
     """B lists: the valid steps of each window."""
-    return [episodes[e][name][first : first + n] for e, first, n in windows_of(loader, step)]
+    return data.cut(episodes, ref.as_windows(loader.windows(step)), name)
 
 
 def same(batch, other):
@@ -91,7 +83,7 @@ def test_views_and_residencies(dataset, residency):
     loader = SequenceLoader(view.with_discount(0.5), **OPTIONS)
     for step, batch in enumerate(itertools.islice(loader, 5)):
         assert batch[TEXT] == cut(loader, step, TEXT)
-        assert {e for e, _, _ in windows_of(loader, step)} <= {2, 3, 5, 6}
+        assert {e for e, _, _ in ref.as_windows(loader.windows(step))} <= {2, 3, 5, 6}
 
 
 def test_ranks_have_their_rows(dataset):
@@ -299,7 +291,7 @@ def test_a_decoders_error_says_which_step(dataset):
         raise CorruptSourceError("no", row=5, hint="do")
 
     loader = SequenceLoader(dataset, decoders={TEXT: decoder}, **OPTIONS)
-    steps = [(e, first + j) for e, first, n in windows_of(loader, 0) for j in range(n)]
+    steps = [(e, first + j) for e, first, n in ref.as_windows(loader.windows(0)) for j in range(n)]
     with pytest.raises(CorruptSourceError) as caught:
         next(iter(loader))
     error = caught.value
@@ -377,7 +369,7 @@ def test_a_joined_mixture(dataset, others):
         images, texts = (
             [
                 (EPISODES, episodes)[source][e][name][first : first + n]
-                for source, (e, first, n) in zip(sources, windows_of(loader, step), strict=True)
+                for source, (e, first, n) in zip(sources, ref.as_windows(loader.windows(step)), strict=True)
             ]
             for name in (IMAGE, TEXT)
         )
@@ -405,107 +397,3 @@ def test_joined_columns_must_be_alike(dataset, others):
     mixture = Mixture([(dataset, 1, options[0]), (others[1], 1, options[1])], join=True)
     with pytest.raises(InvalidArgumentError, match="differ in text and bytes"):
         next(iter(SequenceLoader(mixture, **OPTIONS)))
-
-
-# Images
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
-@pytest.mark.parametrize("channels", ["first", "last"])
-@pytest.mark.parametrize("mode", ["RGB", "L", None])
-def test_images_against_their_pixels(dataset, dtype, channels, mode):
-    decoder = ImageDecoder(dtype=dtype, channels=channels, mode=mode)
-    assert pickle.loads(pickle.dumps(decoder)) == decoder
-    loader = SequenceLoader(dataset, decoders={IMAGE: decoder}, preset_options={"side": "left"}, **OPTIONS)
-    batch = next(iter(loader))
-    pixels = data.padded(cut(loader, 0, "pixels"), 4, "left", np.int64)
-    if mode == "L":
-        # ITU-R 601-2, in Pillow's fixed point of 16 bits.
-        grey = pixels @ [19595, 38470, 7471] + 0x8000 >> 16
-        pixels = grey[..., None]
-    expected = np.moveaxis(pixels, -1, 2) if channels == "first" else pixels
-    assert batch[IMAGE].dtype == getattr(torch, dtype)
-    if dtype == "uint8":
-        assert np.array_equal(batch[IMAGE], expected)
-    else:
-        assert np.array_equal(batch[IMAGE], (expected.astype(np.float32) / np.float32(255)))
-
-
-def test_images_are_scaled():
-    """To half their size the bilinear filter is a triangle of weights 1, 3, 3, 1 along each axis."""
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 12), dtype=np.uint8)
-    (image,) = ImageDecoder(mode="L", size=(4, 6), channels="last")([data.image_bytes(pixels)])
-    inner = np.empty((2, 4))
-    for i, j in np.ndindex(2, 4):
-        patch = pixels[2 * i + 1 : 2 * i + 5, 2 * j + 1 : 2 * j + 5].astype(float)
-        inner[i, j] = np.array([1, 3, 3, 1]) @ patch @ [1, 3, 3, 1] / 64
-    assert image.shape == (4, 6, 1)
-    assert np.abs(image[1:3, 1:5, 0] - inner).max() <= 1
-
-
-def test_a_large_jpeg_is_scaled():
-    ramp = np.add.outer(np.arange(128), np.arange(128)).astype(np.uint8)
-    (image,) = ImageDecoder(size=(16, 16), dtype="float32")([data.image_bytes(ramp, "JPEG")])
-    assert image.shape == (3, 16, 16)
-    expected = np.add.outer(np.arange(16) * 8 + 3.5, np.arange(16) * 8 + 3.5) / 255
-    assert np.abs(image - expected)[:, 1:-1, 1:-1].max() < 0.02
-
-
-def test_images_of_other_modes():
-    rgba = np.random.default_rng(0).integers(0, 256, (3, 2, 4), dtype=np.uint8)
-    images = [data.image_bytes(rgba)]
-    assert np.array_equal(ImageDecoder(mode=None, channels="last")(images)[0], rgba)
-    assert np.array_equal(ImageDecoder(channels="last")(images)[0], rgba[..., :3])
-    file = io.BytesIO()
-    palette = Image.fromarray(np.array([[0, 1]], np.uint8), "P")
-    palette.putpalette([9, 8, 7, 1, 2, 3])
-    palette.save(file, "PNG")
-    assert ImageDecoder(channels="last")([file.getvalue()])[0].tolist() == [[[9, 8, 7], [1, 2, 3]]]
-    with pytest.raises(UnsupportedColumnError, match="'P'"):
-        ImageDecoder(mode=None)([file.getvalue()])
-    with pytest.raises(UnsupportedColumnError, match="I;16"):
-        ImageDecoder()([data.image_bytes(np.full((2, 2), 300, np.uint16))])
-
-
-@pytest.mark.parametrize(
-    ("damage", "kind", "problem"),
-    [
-        (lambda image: b"", CorruptSourceError, "0 bytes that are no image"),
-        (lambda image: b"not an image", CorruptSourceError, "12 bytes that are no image"),
-        (lambda image: image[:-30], CorruptSourceError, "no image"),
-        (lambda image: image[:50] + b"\xff" + image[51:], CorruptSourceError, "no image"),
-        (
-            lambda image: data.image_bytes(np.zeros((2, 3, 3), np.uint8)),
-            InvalidArgumentError,
-            "2 x 3 with 3 channels, where the first of its batch is 4 x 5 with 3 channels",
-        ),
-    ],
-)
-@pytest.mark.parametrize("channels", ["first", "last"])
-def test_bad_images_are_placed(tmp_path, damage, kind, problem, channels):
-    episodes = data.make_episodes([1, 3])
-    episodes[1][IMAGE][2] = damage(episodes[1][IMAGE][2])
-    ds = data.convert(episodes, tmp_path / "d")
-    loader = SequenceLoader(ds, 2, sampler="fifo", decoders={IMAGE: ImageDecoder(channels=channels)})
-    assert windows_of(loader, 0)[0] == (0, 0, 1)
-    with pytest.raises(kind, match=f"episode 1, step 2: .*{problem}") as caught:
-        for _ in itertools.islice(loader, 4):
-            pass
-    assert isinstance(caught.value, GearError)
-    assert (caught.value.column, caught.value.file) == (IMAGE, str(ds.path))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": "float16"},
-        {"channels": "middle"},
-        {"mode": "CMYK"},
-        {"size": 84},
-        {"size": (84, 0)},
-        {"size": (1.5, 2)},
-    ],
-)
-def test_options_there_are_not(options):
-    with pytest.raises(InvalidArgumentError, match=next(iter(options))):
-        ImageDecoder(**options)

@@ -104,3 +104,8 @@ def padded_sequences(rows, context, side, dtype=np.int64):
     longest = max(len(item) for row in rows for item in row)
     filled = [[list(item) + [0] * (longest - len(item)) for item in row] for row in rows]
     return padded(filled, context, side, dtype), padded([[len(i) for i in row] for row in rows], context, side, int)
+
+
+def cut(episodes, windows, name):
+    """B lists: the valid steps of each window."""
+    return [episodes[e][name][first : first + n] for e, first, n in windows]
