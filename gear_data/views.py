@@ -145,7 +145,7 @@ def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
     Raises:
         InvalidArgumentError: no parts; a fraction that is not positive; a sum other than 1; or a part of no episode.
     """
-    if not fractions:
+    if not isinstance(fractions, Mapping) or not fractions:
         raise InvalidArgumentError("no parts to split into", hint='such as {"train": 0.9, "val": 0.1}')
     for name, fraction in fractions.items():
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < math.inf:

@@ -57,6 +57,8 @@ def check_device(device: str | torch.device) -> torch.device:
         result = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise DeviceError(f"unknown device {device!r}", hint="use 'cpu', 'cuda' or 'cuda:N'") from error
+    if result.type not in ("cpu", "cuda"):
+        raise DeviceError(f"batches go to 'cpu' and 'cuda', not to {device!r}")
     if result.type == "cuda" and (result.index or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices",
@@ -82,6 +84,8 @@ def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, st
 def check_offsets(offsets: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
     """Column -> (first, last), first < last. Raises InvalidArgumentError."""
     result = {}
+    if offsets is not None and not isinstance(offsets, Mapping):
+        raise InvalidArgumentError(f"offsets are a mapping of column to (first, last), not {offsets!r}")
     for name, value in (offsets or {}).items():
         if not isinstance(value, Sequence) or len(value) != 2:
             raise InvalidArgumentError(f"offsets are (first, last), not {value!r}", column=name)
@@ -114,7 +118,9 @@ def normalization_statistics(
 
 def _mean_and_std(name: str, value: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     try:
-        mean, std = value
-        return np.asarray(mean, np.float64), np.asarray(std, np.float64)
+        mean, std = (np.asarray(each, np.float64) for each in value)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"normalize takes (mean, std), not {value!r}", column=name) from error
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
+        raise InvalidArgumentError(f"normalize takes finite means and deviations from 0 on, not {value!r}", column=name)
+    return mean, std

@@ -44,6 +44,9 @@ class Drawer(Protocol):
     def own_step(self, dataset: int, step: int) -> int:
         """What a step of the loader is to the selector of one dataset."""
 
+    def step_of(self, dataset: int, own_step: int) -> int:
+        """The first step of the loader that is this one, or a later one, to the selector of one dataset."""
+
     def epoch_slots(self, epochs: int) -> int | None:
         """How many windows so many epochs have, exactly; None if epochs have no exact end."""
 
@@ -62,6 +65,9 @@ class OneDataset:
 
     def own_step(self, dataset: int, step: int) -> int:
         return step
+
+    def step_of(self, dataset: int, own_step: int) -> int:
+        return own_step
 
     def epoch_slots(self, epochs: int) -> int | None:
         return self._selector.epoch_slots(epochs)
@@ -83,6 +89,9 @@ class ByTurns:
 
     def own_step(self, dataset: int, step: int) -> int:
         return self._cycle.had(dataset, step)
+
+    def step_of(self, dataset: int, own_step: int) -> int:
+        return self._cycle.number_of(dataset, own_step)
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None
@@ -116,6 +125,9 @@ class Joined:
 
     def own_step(self, dataset: int, step: int) -> int:
         return step
+
+    def step_of(self, dataset: int, own_step: int) -> int:
+        return own_step
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None

@@ -69,8 +69,10 @@ def _component(entry: tuple[Any, ...]) -> Component:
         raise InvalidArgumentError(
             f"a mixture takes (dataset, proportion) or (dataset, proportion, options), not {entry!r}"
         )
-    options = dict(entry[2]) if len(entry) == 3 and entry[2] is not None else {}
+    options = entry[2] if len(entry) == 3 and entry[2] is not None else {}
+    if not isinstance(options, Mapping):
+        raise InvalidArgumentError(f"options of a mixture's dataset are a mapping, not {options!r}")
     for name in options:
         if name not in OPTIONS:
             raise unknown_name("mixture option", name, OPTIONS)
-    return Component(entry[0], entry[1], options)
+    return Component(entry[0], entry[1], dict(options))

@@ -52,6 +52,7 @@ class Part:
 
     Attributes:
         dataset: it; its `returns_to_go` are of the loader's discount.
+        num_windows: how many windows there are to draw.
         sampler: its sampler's name.
         selector: chooses its windows.
         convention: its preset, with its options.
@@ -62,6 +63,7 @@ class Part:
     """
 
     dataset: Dataset
+    num_windows: int
     sampler: str
     selector: Selector
     convention: Convention
@@ -116,8 +118,9 @@ def make_parts(
 
 
 def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_rank: bool) -> Part:
-    if isinstance(arguments.columns, str):
-        raise InvalidArgumentError("columns is a list of names, not a string")
+    columns = arguments.columns
+    if columns is not None and (isinstance(columns, str) or not all(isinstance(name, str) for name in columns)):
+        raise InvalidArgumentError(f"columns is a list of names, not {columns!r}")
     if arguments.discount != 1:
         dataset = dataset.with_discount(arguments.discount)
     convention = resolve_preset(arguments.preset, arguments.preset_options)
@@ -144,11 +147,10 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
 
     check_batch_bytes(outputs, arguments.batch_size)
     sampler = as_sampler(arguments.sampler)
-    selector = sampler.bind(Candidates(_anchors(dataset, arguments.rule), evaluate), seed)
+    anchors = _anchors(dataset, arguments.rule)
+    selector = sampler.bind(Candidates(anchors, evaluate), seed)
     variable = text_columns(convention, request)
-    return Part(
-        dataset, sampler.name, selector, convention, request, outputs, variable, batch_finish(convention, request)
-    )
+    return Part(dataset, anchors.total, sampler.name, selector, convention, request, outputs, variable, finish)
 
 
 def _anchors(dataset: Dataset, rule: WindowRule) -> Anchors:

@@ -79,7 +79,8 @@ class SequenceLoader(IterableDataset[Batch]):
         prefetch: batches kept ready, made ahead in a thread; 0 makes each when it is asked for. Small batches are made
             several at a time, and a few more are kept.
         steps: number of batches; None for no end.
-        epochs: end after so many passes over all steps; with `shuffle` the last batch may be short.
+        epochs: end after so many batches as passes over all windows have; with `shuffle` and `fifo` the last may be
+            short.
         preset_options: fields of the preset to change, such as {"side": "right"}; see `Convention`.
         stride: windows hang on every stride-th step of an episode.
         anchor: `start`: a window starts at its step; `end`: it ends there; `random`: its step is somewhere in it.
@@ -131,6 +132,10 @@ class SequenceLoader(IterableDataset[Batch]):
         check_range("prefetch", prefetch, 0)
         check_range("seed", seed, 0, (1 << 64) - 1)
         check_range("stride", stride, 1)
+        if not isinstance(short_windows, bool):
+            raise InvalidArgumentError(f"short_windows is True or False, not {short_windows!r}")
+        if transform is not None and not callable(transform):
+            raise InvalidArgumentError(f"transform is called with a batch, and {transform!r} cannot be")
         for name, value, low in (("steps", steps, 0), ("epochs", epochs, 0), ("n_step", n_step, 1)):
             if value is not None:
                 check_range(name, value, low)
@@ -163,7 +168,7 @@ class SequenceLoader(IterableDataset[Batch]):
             ask_first_rank=rank is None and get_worker_info() is None and is_distributed(),
         )  # fmt: skip
         self.preset = self._parts[0].convention.name
-        check_decoders(self._parts, decoders or {})
+        check_decoders(self._parts, {} if decoders is None else decoders)
         if self._joined:
             check_joined(self._parts)
         self._finish = Finish(half, dict(decoders or {}), transform, seed, context)
@@ -186,8 +191,7 @@ class SequenceLoader(IterableDataset[Batch]):
         if isinstance(self.dataset, Mixture):
             raise InvalidArgumentError("a mixture has no epochs", hint="give steps=, or no end")
         slots = self._drawer.epoch_slots(epochs)
-        whole = epochs * self.dataset.num_steps
-        count = -(-(whole if slots is None else slots) // self.batch_size)
+        count = -(-(epochs * self._parts[0].num_windows if slots is None else slots) // self.batch_size)
         return count, self.batch_size if slots is None or not count else slots - (count - 1) * self.batch_size
 
     def __len__(self) -> int:
@@ -298,8 +302,9 @@ class SequenceLoader(IterableDataset[Batch]):
         """New weights for some episodes, with `sampler=Weighted(...)`. They hold from a step on that is beyond every
         batch made ahead, so no batch that exists is another than it would have been.
 
-        The weights of steps far behind (1,024 and more) are forgotten: a new pass from step 0 is then refused, and
-        `load_state_dict(state_dict())` goes on.
+        Steps before keep the weights they had: a second pass from step 0 goes through the same versions again. Where
+        weights change, make one endless pass (or go on with `load_state_dict(state_dict())`): the weights of steps
+        1,024 and more behind are forgotten, and a pass that would need them is refused.
 
         Where torch.distributed is initialised every rank calls this, with updates of its own; they are applied in the
         order of the ranks, on all of them, and hold from one step on.
@@ -321,7 +326,11 @@ class SequenceLoader(IterableDataset[Batch]):
         selector = check_updatable(self._parts, dataset, self._shared_mark())
         with contextlib.ExitStack() as held:
             # No batch is begun until the update is there for it.
-            soonest = max([self._next_step, *(held.enter_context(batches.held()) for batches in list(self._ahead))])
+            soonest = max(
+                self._next_step,
+                self._drawer.step_of(dataset, selector.soonest),
+                *(held.enter_context(batches.held()) for batches in list(self._ahead)),
+            )
             (ids, weights), first_step = spread_update(
                 episode_ids, values, from_step, soonest, spread=self._rank is None
             )
@@ -357,7 +366,8 @@ class SequenceLoader(IterableDataset[Batch]):
         }
 
     def spec(self) -> dict[str, Any]:
-        """Every argument that says what the batches hold, JSON-able: enough to make them again."""
+        """Every argument that says what the batches hold, JSON-able: enough to make them again, but for what is code
+        (transform, decoders) and for weights, of which there is a hash."""
         rank, world_size = self._placement()
         transform = self._finish.transform
         parts = [part_spec(part) for part in self._parts]

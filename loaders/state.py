@@ -29,6 +29,8 @@ def check_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[
     Raises:
         StateMismatchError: it is of another version, another loader, or another worker.
     """
+    if not isinstance(state, Mapping):
+        raise StateMismatchError(f"a loader state is a mapping, not {state!r}")
     if state.get("version") != _VERSION:
         raise StateMismatchError(f"the loader state has version {state.get('version')!r}, not {_VERSION}")
     for name, value in identity.items():

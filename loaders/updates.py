@@ -84,7 +84,10 @@ def spread_update(
 
 
 def _checked(episode_ids: Any, values: Any) -> Update:
-    ids, weights = np.asarray(episode_ids), np.asarray(values, np.float64)
+    try:
+        ids, weights = np.asarray(episode_ids), np.asarray(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"update_weights takes integers [n] and numbers [n]: {error}") from error
     if ids.size == 0:
         ids = ids.astype(np.int64)
     if ids.ndim != 1 or ids.shape != weights.shape or ids.dtype.kind not in "iu":

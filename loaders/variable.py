@@ -27,6 +27,8 @@ def check_decoders(parts: Sequence[Part], decoders: Mapping[str, Decoder]) -> No
         UnknownNameError: a column that is none; lists those there are.
         InvalidArgumentError: a decoder that cannot be called.
     """
+    if not isinstance(decoders, Mapping):
+        raise InvalidArgumentError(f"decoders are a mapping of column to a callable, not {decoders!r}")
     known = sorted({name for part in parts for name in part.variable})
     for name, decoder in decoders.items():
         if name not in known:

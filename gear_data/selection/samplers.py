@@ -255,9 +255,13 @@ def as_sampler(sampler: str | Sampler) -> Sampler:
 
     Raises:
         UnknownNameError: no such name; lists the samplers.
-        InvalidArgumentError: a name that needs arguments.
+        InvalidArgumentError: a name that needs arguments, or no sampler.
     """
     if not isinstance(sampler, str):
+        if isinstance(sampler, type) or not callable(getattr(sampler, "bind", None)):
+            raise InvalidArgumentError(
+                f"sampler must be a name or a sampler, not {sampler!r}", hint=f"names: {', '.join(SAMPLERS)}"
+            )
         return sampler
     if sampler not in SAMPLERS:
         raise unknown_name("sampler", sampler, SAMPLERS)
