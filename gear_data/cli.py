@@ -215,16 +215,21 @@ def _verify(options: argparse.Namespace) -> int:
 # feed, export
 
 
+#: What `feed` and `export` say of batches, where they say nothing else.
+_BATCH_DEFAULTS = {"batch_size": 256, "context": 20, "preset": "raw", "seed": 0, "sampler": "uniform"}
+
+
 def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     _add_where(parser)
     help = "only windows that begin at such a step: SQL over the step columns, such as 'rewards > 0'"
     parser.add_argument("--where-steps", metavar="SQL", help=help)
-    parser.add_argument("--batch-size", type=int, default=256, metavar="B", help="windows a batch, default 256")
-    parser.add_argument("--context", type=int, default=20, metavar="K", help="steps a window, default 20")
+    parser.add_argument("--batch-size", type=int, metavar="B", help="windows a batch, default 256")
+    parser.add_argument("--context", type=int, metavar="K", help="steps a window, default 20")
     help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot or gato"
-    parser.add_argument("--preset", default="raw", help=help)
-    parser.add_argument("--seed", type=int, default=0, help="default 0")
-    parser.add_argument("--sampler", default="uniform", help="uniform (default), shuffle or fifo")
+    parser.add_argument("--preset", help=help)
+    parser.add_argument("--seed", type=int, help="default 0")
+    parser.add_argument("--sampler", help="uniform (default), shuffle or fifo")
+    parser.set_defaults(**_BATCH_DEFAULTS)
 
 
 def _open_windows(options: argparse.Namespace) -> gear_data.Dataset:
@@ -296,6 +301,12 @@ def _export(options: argparse.Namespace) -> int:
     report: Any
     dataset = _open_windows(options)
     if options.batches is None:
+        ignored = [name for name, default in _BATCH_DEFAULTS.items() if getattr(options, name) != default]
+        if ignored:
+            flags = ", ".join("--" + name.replace("_", "-") for name in ignored)
+            raise InvalidArgumentError(
+                f"the dataset itself is exported without {flags}", hint="--batches N exports batches"
+            )
         report = gear_data.export(dataset, options.output, options.format or "parquet")
         what = f"{report.episodes:,} episodes, {report.steps:,} steps"
     else:

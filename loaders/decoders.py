@@ -71,11 +71,13 @@ class ImageDecoder:
         Raises:
             CorruptSourceError: not an image, or a damaged one.
             UnsupportedColumnError: an image of more than 8 bits a channel, or with `mode=None` one of a palette.
-            InvalidArgumentError: images of unlike size or channels.
+            InvalidArgumentError: images of unlike size or channels, or text.
         """
         pillow = import_extra("PIL.Image", "images")
         whole = np.empty(0, np.uint8)
         for row, encoded in enumerate(images):
+            if not isinstance(encoded, bytes):
+                raise InvalidArgumentError(f"images are bytes, not {type(encoded).__name__}", row=row)
             image = self._decode(pillow, encoded, row)
             if row == 0:
                 whole = np.empty((len(images), *image.shape), np.uint8)

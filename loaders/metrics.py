@@ -66,12 +66,13 @@ class Meter:
 
 
 def weight_metrics(selectors: Sequence[Selector]) -> dict[str, Any]:
-    """`effective_sample_size` and `raised_weights` of a dataset with weights; of a mixture, lists of those of each that
-    has them. Nothing where none has."""
-    weighted = [selector for selector in selectors if isinstance(selector, WeightedSelector)]
-    if not weighted:
+    """`effective_sample_size` and `raised_weights` of a dataset with weights; of a mixture, lists with None for each that
+    has none. Nothing where none has."""
+    weighted = [selector if isinstance(selector, WeightedSelector) else None for selector in selectors]
+    if not any(weighted):
         return {}
-    sizes, raised = [each.effective_sample_size() for each in weighted], [each.raised for each in weighted]
+    sizes = [None if each is None else each.effective_sample_size() for each in weighted]
+    raised = [None if each is None else each.raised for each in weighted]
     if len(selectors) == 1:
         return {"effective_sample_size": sizes[0], "raised_weights": raised[0]}
     return {"effective_sample_size": sizes, "raised_weights": raised}

@@ -95,6 +95,11 @@ def batch_outputs(preset: str | Convention, request: BatchRequest) -> list[Outpu
     everything = _wanted(convention, request)
     for name in (*request.offsets, *convention.fill):
         request.schema.index(name)
+    for item in everything:
+        if item.spec.variable_length and item.own and convention.vectors:
+            raise InvalidArgumentError(
+                f"preset '{convention.name}' needs vectors, and this column is {item.spec.dtype}", column=item.spec.name
+            )
     wanted = [item for item in everything if not item.spec.variable_length]
     outputs = [_column(convention, request, item) for item in wanted]
     if request.n_step is not None:
@@ -104,6 +109,8 @@ def batch_outputs(preset: str | Convention, request: BatchRequest) -> list[Outpu
     _check_keys(convention, outputs, [item for item in everything if item.spec.variable_length])
     used = {item.spec.name for item in wanted}
     for name in request.offsets:
+        if request.schema[name].variable_length:
+            raise InvalidArgumentError("a column of text or bytes has no offsets", column=name)
         if name not in used:
             raise InvalidArgumentError(
                 f"offsets name a column that preset '{convention.name}' does not put in the batch", column=name
