@@ -66,8 +66,8 @@ class Meter:
 
 
 def weight_metrics(selectors: Sequence[Selector]) -> dict[str, Any]:
-    """`effective_sample_size` and `raised_weights` of a dataset with weights; of a mixture, lists with None for each that
-    has none. Nothing where none has."""
+    """`effective_sample_size` and `raised_weights` of a dataset with weights; of a mixture, lists with None for each
+    dataset that has none. Nothing where none has."""
     weighted = [selector if isinstance(selector, WeightedSelector) else None for selector in selectors]
     if not any(weighted):
         return {}
