@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.drawer import QuantaSource, WindowDrawer
+from gear_data.selection.fork_lock import fork_safe_lock
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.quanta import check_weights, quanta_prefix, quanta_scale
 from gear_data.selection.weight_history import WeightHistory
@@ -47,7 +47,7 @@ class WeightedSelector:
         self._table: PrefixTable | None = PrefixTable(quanta_prefix(weights, anchors.prefix, by_step, self._scale))
         self._history: WeightHistory | None = None
         self._drawer = self._make_drawer(self._table)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
@@ -55,7 +55,7 @@ class WeightedSelector:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def _make_drawer(self, source: QuantaSource) -> WindowDrawer:
         from gear_data.kernels.random import DOMAIN_EPISODE

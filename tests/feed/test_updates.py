@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -417,3 +419,29 @@ def test_ranks_update_together(dataset, tmp_path):
         for key in whole[0]:
             mine = np.stack([batch[key].numpy()[3 * rank : 3 * rank + 3] for batch in whole])
             assert np.array_equal(arrays[key], mine), (rank, key)
+
+
+def test_a_fork_never_finds_the_weights_locked(dataset):
+    """A child has none of the threads that hold a lock at the fork: it would wait for it for ever."""
+    selector = weighted(dataset)._parts[0].selector
+    stop = threading.Event()
+
+    def select() -> None:
+        step = 0
+        while not stop.is_set():
+            selector.select(step, 2048, 0)
+            step += 1
+
+    thread = threading.Thread(target=select)
+    thread.start()
+    try:
+        for _ in range(40):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # whose default ends the child
+                selector.select(0, 4, 0)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        thread.join()
