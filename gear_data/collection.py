@@ -242,9 +242,7 @@ class Collector:
         self._readers = [share.reader for share in shares]
         # Templates the plans point to; they live as long as the plans.
         self._templates: list[npt.NDArray[Any]] = []
-        self._plans = [
-            np.array([self._plan_row(output, share) for output in share.outputs], np.int64) for share in shares
-        ]
+        self._plans = [self._plan(share) for share in shares]
         sizes = np.array([batches * rows * output.width * output.step_bytes for output in outputs], np.int64)
         padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
         offsets: Int64Array = np.cumsum(padded) - padded
@@ -261,6 +259,18 @@ class Collector:
             for output, offset in zip(outputs, offsets, strict=True)
         ]
         self._pool = BufferPool(max(1, int(padded.sum())), offsets, reuse=reuse)
+
+    def _plan(self, share: Share) -> Int64Array:
+        """int64 [outputs, PLAN_FIELDS]."""
+        from gear_data.kernels import cpu
+
+        plan = np.array([self._plan_row(output, share) for output in share.outputs], np.int64)
+        plan = plan.reshape(-1, cpu.PLAN_FIELDS)
+        alike: dict[tuple[int, ...], int] = {}
+        for number, row in enumerate(plan):
+            key = tuple(row[[cpu.FIRST, cpu.WIDTH, cpu.PAD_LEFT, cpu.WITHIN, cpu.SHIFT]].tolist())
+            row[cpu.LIKE] = alike.setdefault((*key, int(row[cpu.FINALS] != 0)), number)
+        return plan
 
     def _plan_row(self, output: Output, share: Share) -> list[int]:
         from gear_data.kernels import cpu

@@ -49,8 +49,9 @@ PAD_RUN_ON = 3  # KIND_TIMESTEP: counting goes on
     FINALS,  # address of the column's final observations; 0 if there are none
     DISCOUNTS,  # address of float64 discounts, for KIND_DISCOUNTED
     HORIZON,  # how many discounts
+    LIKE,  # the first output whose windows have the same steps in the same places
     PLAN_FIELDS,
-) = range(22)
+) = range(23)
 
 SOURCE_TYPES = (
     "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64",
@@ -266,6 +267,34 @@ def _write_discounted(fields, source, target, rows, left):  # type: ignore[no-un
                     _halve(fields[OUT_TYPE], single.ctypes.data, place, 1)
 
 
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _place(fields, episode, start, length, total, finals, lows, counts, heads, ends):  # type: ignore[no-untyped-def]
+    """Where the steps of each window's output are, int64 [B] each: see `collect`."""
+    wanted, width, left, within = fields[FIRST], fields[WIDTH], fields[PAD_LEFT], fields[WITHIN]
+    shift, has_finals = fields[SHIFT], fields[FINALS] != 0
+    for b in range(len(episode)):
+        first = start[b] + wanted
+        if within:
+            low, high = max(first, start[b]), min(first + width, start[b] + length[b])
+        else:
+            low, high = max(first, np.int64(0)), min(first + width, total[b])
+        final, missing = np.int64(-1), np.int64(0)
+        if shift > 0 and high == total[b] and high > low:
+            if has_finals:
+                final = finals[episode[b]]
+            if final < 0:
+                missing = np.int64(1)
+        rows = max(high - low - missing, np.int64(0))
+        if rows == 0:
+            head = width
+        elif left:
+            # The place of a row that is missing stays: the others stand beside those of their own step.
+            head = width - rows - missing
+        else:
+            head = low - first
+        lows[b], counts[b], heads[b], ends[b] = low, rows, head, final
+
+
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def collect(episode, start, length, rows_of, shards, bases, lengths, finals, addresses, plan, outputs, per, valid):  # type: ignore[no-untyped-def]
     """Fills every output of a batch, or of several.
@@ -286,11 +315,18 @@ def collect(episode, start, length, rows_of, shards, bases, lengths, finals, add
     count = len(episode)
     shard, base, total = shards[episode], bases[episode], lengths[episode]
     valid[:] = 0
+    # Each window's first step, how many there are, and how many rows stand before them; and the row of its final
+    # observation where that is its last. Outputs that follow each other mostly share them.
+    lows, counts = np.empty(count, np.int64), np.empty(count, np.int64)
+    heads, ends = np.empty(count, np.int64), np.empty(count, np.int64)
+    placed = np.int64(-1)
     for k in range(len(plan)):
         fields = plan[k]
         kind, width, out_bytes, source_bytes = fields[KIND], fields[WIDTH], fields[OUT_BYTES], fields[SOURCE_BYTES]
-        wanted, left, within, shift = fields[FIRST], fields[PAD_LEFT], fields[WITHIN], fields[SHIFT]
-        column, padding, fill = fields[COLUMN], fields[PADDING], fields[FILL]
+        column, padding, fill, shift = fields[COLUMN], fields[PADDING], fields[FILL], fields[SHIFT]
+        if fields[LIKE] != placed:
+            placed = fields[LIKE]
+            _place(fields, episode, start, length, total, finals, lows, counts, heads, ends)
         reads_column = kind in (KIND_COPY, KIND_CONVERT, KIND_DISCOUNTED)
         # Windows lie anywhere: without asking ahead every one of them begins with a wait for memory. Long rows are
         # left to the processor's own prefetching after their first kilobyte.
@@ -301,25 +337,7 @@ def collect(episode, start, length, rows_of, shards, bases, lengths, finals, add
                 line = addresses[shard[ahead], column] + (base[ahead] + start[ahead]) * source_bytes
                 for i in range(lines):
                     prefetch(line + 64 * i)
-            first = start[b] + wanted
-            if within:
-                low, high = max(first, start[b]), min(first + width, start[b] + length[b])
-            else:
-                low, high = max(first, np.int64(0)), min(first + width, total[b])
-            final, missing = np.int64(-1), np.int64(0)
-            if shift > 0 and high == total[b] and high > low:
-                if fields[FINALS] != 0:
-                    final = finals[episode[b]]
-                if final < 0:
-                    missing = np.int64(1)
-            rows = max(high - low - missing, np.int64(0))
-            if rows == 0:
-                head = width
-            elif left:
-                # The place of a row that is missing stays: the others stand beside those of their own step.
-                head = width - rows - missing
-            else:
-                head = low - first
+            low, rows, head, final = lows[b], counts[b], heads[b], ends[b]
             out = outputs[k] + (rows_of[b] if len(rows_of) else b) * width * out_bytes
             target = out + head * out_bytes
             tail = width - head - rows
@@ -347,7 +365,7 @@ def collect(episode, start, length, rows_of, shards, bases, lengths, finals, add
                 _fill(target + rows * out_bytes, tail, out_bytes, fill)
             elif padding == PAD_RUN_ON:
                 _count(fields, out, head, low - head)
-                _count(fields, target + rows * out_bytes, tail, high)
+                _count(fields, target + rows * out_bytes, tail, low + rows)
             else:
                 _repeat(out, head, out_bytes, target)
                 last = target if padding == PAD_FIRST else target + (rows - 1) * out_bytes

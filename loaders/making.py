@@ -116,8 +116,10 @@ class BatchMaker:
 
     def _mine(self, step: int) -> Draw:
         draw, total = self._drawer.draw(step, self._batch_size), self._size(step)
+        if self._world_size == 1 and total == self._batch_size:
+            return draw
         first, last = self._rank * total // self._world_size, (self._rank + 1) * total // self._world_size
-        return draw if last - first == self._batch_size else draw.rows(first, last)
+        return draw.rows(first, last)
 
     def _collect(self, draws: Sequence[Draw]) -> list[Collected]:
         first = draws[0].source
