@@ -1,7 +1,6 @@
 """Preset `d3rlpy` against d3rlpy's own slicer and mini-batch, on the windows that it draws: those that end at a step.
 
-Runs where d3rlpy is installed (`pip install 'd3rlpy==2.8.1'`): it requires gymnasium 1.0.0 exactly, and gym, which
-warns of NumPy 2, so that it is no extra of the tests. The loops of test_preset_conventions.py need neither.
+d3rlpy is imported when the first test runs: it brings gym, which warns of NumPy 2.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -20,7 +19,9 @@ KEYS = ("observations", "actions", "rewards", "returns_to_go", "terminals", "tim
 
 @pytest.fixture(scope="module")
 def d3rlpy():
-    return pytest.importorskip("d3rlpy")
+    import d3rlpy
+
+    return d3rlpy
 
 
 @pytest.mark.parametrize("context", [1, 6, 20])
