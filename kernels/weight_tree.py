@@ -15,6 +15,8 @@ from gear_data.kernels.quanta import quanta
 
 ARITY_BITS = 4
 ARITY = 1 << ARITY_BITS
+#: Updates between asking for memory and using it.
+_AHEAD = 24
 #: Quanta of one episode, at most.
 _MOST = (1 << 63) - 1
 
@@ -58,11 +60,15 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
     """
     deltas = np.empty(len(rows), np.int64)
     total, square, positive = 0.0, 0.0, np.int64(0)
-    for i in range(len(rows)):
-        prefetch(weights.ctypes.data + 8 * rows[i])
-        prefetch(prefix.ctypes.data + 8 * rows[i])
-        prefetch(nodes.ctypes.data + 8 * rows[i])
-    for i in range(len(rows)):
+    for turn in range(len(rows) + _AHEAD):
+        # Some way ahead of their use, not all at once: the processor keeps few misses in flight.
+        if turn < len(rows):
+            prefetch(weights.ctypes.data + 8 * rows[turn])
+            prefetch(prefix.ctypes.data + 8 * rows[turn])
+            prefetch(nodes.ctypes.data + 8 * rows[turn])
+        i = turn - _AHEAD
+        if i < 0:
+            continue
         row = rows[i]
         anchors = prefix[row + 1] - prefix[row]
         mass = np.int64(0)
@@ -78,8 +84,8 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
         positive += np.int64(mass > 0) - np.int64(old > 0)
     for level in range(1, len(starts)):
         for i in range(len(rows)):
-            prefetch(nodes.ctypes.data + 8 * (starts[level] + (rows[i] >> (level * ARITY_BITS))))
-        for i in range(len(rows)):
+            if i + _AHEAD < len(rows):
+                prefetch(nodes.ctypes.data + 8 * (starts[level] + (rows[i + _AHEAD] >> (level * ARITY_BITS))))
             nodes[starts[level] + (rows[i] >> (level * ARITY_BITS))] += deltas[i]
     return total, square, positive
 
