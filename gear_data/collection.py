@@ -336,22 +336,20 @@ class Collector:
         self._templates.append(array)
         return int(array.ctypes.data)
 
-    def collect(self, windows: Windows, sizes: Sequence[int] | None = None) -> list[Collected]:
-        """The batches of the first dataset's windows, a row a window.
+    def collect(self, windows: Windows, batches: int = 1) -> list[Collected]:
+        """So many batches of the first dataset's windows, a row a window.
 
         Args:
-            windows: of all batches, one after the other.
-            sizes: windows of each batch, the same for all but the last, which may have fewer. None: one batch. Batches
-                collected in one call share a buffer, which is used again when all of them are gone.
+            windows: of all batches, one after the other, equally many of each.
+            batches: how many. Batches collected in one call share a buffer, which is used again when all of them are
+                gone.
         """
-        sizes = (len(windows),) if sizes is None else sizes
-        per = max(1, sizes[0])
+        rows = len(windows) // batches
         buffer, addresses = self._pool.lease()
-        valid = np.zeros(len(sizes), np.int64)
-        self._readers[0].read(windows, Places(self._plans[0], addresses, _NO_ROWS, per, valid))
+        valid = np.empty(batches, np.int64)
+        self._readers[0].read(windows, Places(self._plans[0], addresses, _NO_ROWS, max(1, rows), valid))
         return [
-            self._batch(buffer, number * per, rows, bytes_)
-            for number, (rows, bytes_) in enumerate(zip(sizes, valid.tolist(), strict=True))
+            self._batch(buffer, number * rows, rows, valid_bytes) for number, valid_bytes in enumerate(valid.tolist())
         ]
 
     def collect_joined(self, windows: Windows, source: Int64Array) -> Collected:

@@ -104,7 +104,6 @@ class BatchMaker:
         }
         # NumPy has no bfloat16: the collector gives its bits.
         self._bfloat16 = [[o.key for o in part.outputs if o.half == "bfloat16"] for part in parts]
-        self._floats = [part.float_keys() if finish.half is not None else frozenset[str]() for part in parts]
 
     def make(self, steps: Sequence[int]) -> list[Made]:
         """The batches of these steps. Several of one dataset are collected in one call, without the interpreter."""
@@ -122,10 +121,10 @@ class BatchMaker:
         return draw.rows(first, last)
 
     def _collect(self, draws: Sequence[Draw]) -> list[Collected]:
-        first = draws[0].source
-        if len(draws) > 1 and isinstance(first, int) and all(_is_of(draw, first) for draw in draws):
-            together = _concatenated([draw.windows for draw in draws])
-            return self._collectors[first].collect(together, [len(draw) for draw in draws])
+        first, rows = draws[0].source, len(draws[0])
+        # A short last batch is collected by itself: this rank may have more rows of it than of the others, or fewer.
+        if len(draws) > 1 and isinstance(first, int) and all(_is_of(draw, first, rows) for draw in draws):
+            return self._collectors[first].collect(_concatenated([draw.windows for draw in draws]), len(draws))
         return [self._collect_one(draw) for draw in draws]
 
     def _collect_one(self, draw: Draw) -> Collected:
@@ -153,11 +152,11 @@ class BatchMaker:
             batch["source"] = torch.from_numpy(source)
         if part.finish is not None:
             batch = part.finish(batch)
-        if self._finish.half is not None:
-            cast = functools.partial(torch.Tensor.to, dtype=self._finish.half)
-            batch = {
-                key: each_tensor(value, cast) if key in self._floats[number] else value for key, value in batch.items()
-            }
+            if self._finish.half is not None:
+                # What is finished is collected in float32; all else the collector has rounded.
+                cast = functools.partial(torch.Tensor.to, dtype=self._finish.half)
+                floats = part.float_keys()
+                batch = {key: each_tensor(value, cast) if key in floats else value for key, value in batch.items()}
         if self._finish.transform is not None:
             rng = np.random.Generator(np.random.Philox(key=np.array([self._finish.seed, step], np.uint64)))
             batch = self._finish.transform(batch, rng)
@@ -173,8 +172,8 @@ class BatchMaker:
         return versions
 
 
-def _is_of(draw: Draw, source: int) -> bool:
-    return isinstance(draw.source, int) and draw.source == source
+def _is_of(draw: Draw, source: int, rows: int) -> bool:
+    return isinstance(draw.source, int) and draw.source == source and len(draw) == rows
 
 
 def _concatenated(windows: Sequence[Windows]) -> Windows:

@@ -440,3 +440,18 @@ def test_a_dataset_of_one_step(make_dataset):
         batch = take(SequenceLoader(dataset, sampler=sampler, **OPTIONS), 1)[0]
         assert batch["valid_count"].tolist() == [1] * 10
         assert torch.equal(batch["states"][0], batch["states"][9])
+
+
+@pytest.mark.parametrize("batch_size", [3, 8])
+def test_a_rank_may_have_more_of_the_short_last_batch(make_dataset, batch_size):
+    """Rank 2 of 5 has 0 rows of 3 and 1 of 2, 1 of 8 and 2 of 7; batches made ahead are collected together."""
+    dataset = make_dataset(feed_data.locomotion([batch_size * 8 - 1], seed=4))
+    options = {**OPTIONS, "batch_size": batch_size, "sampler": "shuffle", "epochs": 1, "rank": 2, "world_size": 5}
+    made_ahead = SequenceLoader(dataset, prefetch=2, **options)
+    one_by_one = SequenceLoader(dataset, prefetch=0, **options)
+    batches = take(made_ahead, 9)
+    sizes = [len(batch["valid_count"]) for batch in batches]
+    assert sizes[-1] > sizes[0]
+    same(batches, take(one_by_one, 9))
+    assert made_ahead.metrics()["valid_bytes_per_s"] > 0
+    assert made_ahead.metrics()["pad_fraction"] == one_by_one.metrics()["pad_fraction"]
