@@ -26,7 +26,7 @@ from gear_data.ingest.id_ranges import IdRanges
 from gear_data.ingest.location import locate
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import exchange
-from gear_data.storage.block import Position
+from gear_data.storage.block import BEGIN, END
 from gear_data.storage.writer import DatasetWriter
 
 
@@ -203,7 +203,7 @@ def test_a_batch_is_bounded_by_what_rows_take_in_memory(
     source = sources.write_parquet(tmp_path / "a.parquet", table)
     files = arrow_tables.ParquetTables(locate(source, None).files)
     files.head(64)
-    largest = max(part.table.nbytes for part in files.parts(Position(0, 0)))
+    largest = max(part.table.nbytes for part in files.parts(BEGIN, END))
     assert largest < 3 * 100_000
 
 

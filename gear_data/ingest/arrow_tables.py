@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from gear_data.errors import CorruptSourceError, UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.storage.block import Position
+from gear_data.ingest.source import Unit
+from gear_data.storage.block import BEGIN, Position
 
 #: Bytes in memory of a table handed out at once, as far as they can be foreseen.
 _BATCH_BYTES = 16 << 20
@@ -42,8 +43,11 @@ class TableStream(Protocol):
     def head(self, rows: int) -> pa.Table | None:
         """The first rows, at most so many; None if there are none."""
 
-    def parts(self, start: Position) -> Iterator[TablePart]:
-        """All rows from `start` on, which need not be where a part began."""
+    def units(self) -> Sequence[Unit]:
+        """Files and row groups, see `EpisodeSource.units`."""
+
+    def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
+        """All rows from `start` on, which need not be where a part began, up to `stop`."""
 
 
 def open_tables(location: Location) -> TableStream | None:
@@ -122,9 +126,14 @@ class ParquetTables:
                     return pa.Table.from_batches([batch])
         return None
 
-    def parts(self, start: Position) -> Iterator[TablePart]:
+    def units(self) -> Sequence[Unit]:
+        return (Unit(BEGIN, sum(file.size for file in self._files)),)
+
+    def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
         for index in range(start.file, len(self._files)):
             first = start.row if index == start.file else 0
+            if (index, first) >= stop:
+                return
             yield from self._file_parts(index, first)
 
     def _file_parts(self, index: int, first: int) -> Iterator[TablePart]:
@@ -210,7 +219,10 @@ class DatasetTables:
         table = next(iter(self._dataset.iter(batch_size=rows)), None)
         return table if table is not None and len(table) else None
 
-    def parts(self, start: Position) -> Iterator[TablePart]:
+    def units(self) -> Sequence[Unit]:
+        return (Unit(BEGIN, 0),)
+
+    def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
         dataset, row = self._dataset, start.row
         if row:
             dataset = dataset.skip(row)

@@ -28,9 +28,9 @@ from gear_data.ingest.source import EpisodeSource, SourceOptions
 from gear_data.progress import progress_bar
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import exchange
-from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.block import END, EpisodeBlock, Position
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
-from gear_data.storage.writer import END, PROGRESS, DatasetWriter
+from gear_data.storage.writer import PROGRESS, DatasetWriter
 
 MIN_SHARD_BYTES = 1 << 10
 
@@ -246,7 +246,7 @@ def _blocks_with_state(source: EpisodeSource, start: Position) -> Iterator[tuple
     """Blocks, each with the findings as they were before it: what a run resumed at the block must start from."""
     if start == END:
         return
-    blocks = source.blocks(start)
+    blocks = source.blocks(start, END)
     while True:
         state = {"findings": source.findings.to_json(), "notes": dict(source.notes)}
         block = next(blocks, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,11 +20,32 @@ class SourceOptions:
         columns: canonical or source names to keep; None keeps all.
         rename: source name -> canonical name.
         skip_bad: leave bad episodes out and report them, instead of raising.
+        episode_column: the column that numbers or names the episodes, where a row is a step.
+        step_column: the column that numbers the steps within an episode.
+        end_column: the column that is true at an episode's last step.
+        max_episode_steps: where a source says nothing else, an episode ends after so many steps.
     """
 
     columns: tuple[str, ...] | None = None
     rename: Mapping[str, str] | None = None
     skip_bad: bool = False
+    episode_column: str | None = None
+    step_column: str | None = None
+    end_column: str | None = None
+    max_episode_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a source that can be read on its own: it begins with an episode, whatever came before.
+
+    Attributes:
+        position: of its first episode. It ends where the next unit begins.
+        bytes: about how many bytes of the source it has.
+    """
+
+    position: Position
+    bytes: int
 
 
 class EpisodeSource(Protocol):
@@ -55,8 +76,13 @@ class EpisodeSource(Protocol):
     def metadata(self) -> Mapping[str, Any]:
         """The source's own facts about itself, JSON-able, kept in the manifest."""
 
-    def blocks(self, start: Position) -> Iterator[EpisodeBlock]:
-        """Episodes in source order from a position that an earlier run's block had (or (0, 0)).
+    def units(self) -> Sequence[Unit]:
+        """The whole source in order, the first at `BEGIN`. The same source gives the same units, whoever asks. Finding
+        them costs little beside reading them all; a source that cannot be taken apart is one unit."""
+
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        """Episodes in source order, from where a unit or an earlier run's block was (or `BEGIN`), up to where a unit
+        begins (or `END`).
 
         Raises:
             BadEpisodeError: a malformed episode, unless `skip_bad`.

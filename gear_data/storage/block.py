@@ -12,10 +12,17 @@ import pyarrow as pa
 
 
 class Position(NamedTuple):
-    """A place in a source from which reading can start again."""
+    """A place in a source from which reading can start again; positions are ordered as a source's episodes are."""
 
     file: int
     row: int
+
+
+#: The position of a source's first episode.
+BEGIN = Position(0, 0)
+
+#: The position after a source's last episode.
+END = Position(1 << 62, 0)
 
 
 @dataclass(frozen=True)

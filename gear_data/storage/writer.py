@@ -21,7 +21,7 @@ import pyarrow as pa
 from gear_data.errors import DestinationExistsError, GearError, ResumeError
 from gear_data.schema import Schema
 from gear_data.storage.atomic import atomic_file, checksum, write_text, writing_to
-from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.block import END, EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.shard_buffer import ShardBuffer
@@ -40,9 +40,6 @@ PROGRESS = ".progress"
 _LOCK = ".lock"
 
 _START_AGAIN = "start again with --overwrite"
-
-#: The position after a source's last episode.
-END = Position(-1, -1)
 
 
 @dataclass(frozen=True)

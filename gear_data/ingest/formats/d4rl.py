@@ -8,7 +8,7 @@ episode's last step becomes its final observation; within an episode it repeats 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,9 +29,9 @@ from gear_data.ingest.columns import SCALARS, choose_columns
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.names import canonical_name, name_map
-from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.schema import DTYPES, ColumnSpec
-from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.block import BEGIN, EpisodeBlock, Position
 
 _SUFFIXES = (".hdf5", ".h5")
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
@@ -119,14 +119,19 @@ class D4rl:
         )
         return int(datasets[self._observations].shape[0])
 
-    def blocks(self, start: Position) -> Iterator[EpisodeBlock]:
-        for block in assemble(self._parts(start), self.findings, has_final=self._has_final):
+    def units(self) -> Sequence[Unit]:
+        return (Unit(BEGIN, sum(file.size for file in self._files)),)
+
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        for block in assemble(self._parts(start, stop), self.findings, has_final=self._has_final):
             yield self._settle_flags(block)
 
-    def _parts(self, start: Position) -> Iterator[StepPart]:
+    def _parts(self, start: Position, stop: Position) -> Iterator[StepPart]:
         number = 0
         for index in range(start.file, len(self._files)):
             first = start.row if index == start.file else 0
+            if (index, first) >= stop:
+                return
             with _open_file(self._files[index]) as file:
                 for part in self._file_parts(file, index, first, number):
                     number = int(part.episodes[-1])

@@ -7,7 +7,7 @@ step, the observation after the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from gear_data.ingest.columns import SCALARS, choose_columns
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
-from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.variable_values import note_paths, to_variable, variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position, offsets_of
@@ -147,10 +147,13 @@ class EpisodeRows:
         dtype = variable_dtype(type_, self._steps[source])
         return dtype or leaf_dtype(type_, file=self._location.name, column=source)
 
-    def blocks(self, start: Position) -> Iterator[EpisodeBlock]:
+    def units(self) -> Sequence[Unit]:
+        return self._tables.units()
+
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         position: Position | None = None
         used = 0
-        for part in read_ahead(self._tables.parts(start)):
+        for part in read_ahead(self._tables.parts(start, stop)):
             # A part of bad episodes alone makes no block: the next one then starts where that part did.
             position, used = position or part.position, used + len(part.table)
             block = self._block(part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from gear_data.ingest.findings import Findings
 from gear_data.ingest.id_ranges import IdRanges
 from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
-from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.variable_values import note_paths, to_variable, variable_dtype
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position
@@ -104,12 +104,15 @@ class StepRows:
             raise BadEpisodeError("has no elements", file=self._name, column=source, row=0)
         return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=known_as)
 
-    def blocks(self, start: Position) -> Iterator[EpisodeBlock]:
-        yield from assemble(self._parts(start), self.findings, has_final=False)
+    def units(self) -> Sequence[Unit]:
+        return self._tables.units()
 
-    def _parts(self, start: Position) -> Iterator[StepPart]:
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        yield from assemble(self._parts(start, stop), self.findings, has_final=False)
+
+    def _parts(self, start: Position, stop: Position) -> Iterator[StepPart]:
         boundaries = _Boundaries(self._episode, IdRanges(self.notes.get("episode_ids")))
-        for part in read_ahead(self._tables.parts(start)):
+        for part in read_ahead(self._tables.parts(start, stop)):
             keep = np.ones(len(part.table), np.bool_)
             while True:
                 try:
