@@ -97,6 +97,10 @@ class BadEpisodeError(GearError, ValueError):
     """One episode of a source is malformed: unequal or ragged columns, nulls, no steps."""
 
 
+class WorkerError(GearError, RuntimeError):
+    """A process that worked for this one died."""
+
+
 class NonFiniteError(GearError, ValueError):
     """A numeric column holds NaN or Inf and `strict` was asked for."""
 

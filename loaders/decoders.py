@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnsupportedColumnError
-from gear_data.extras import import_extra
+from gear_data.images import CHANNELS, UNREADABLE
 
 #: Called with the texts (str) or bytes of all valid steps of a batch, one after another, by one thread at a time. Gives
 #: one thing a step: an array [n, ...], a list of n numbers or arrays, or a mapping of names to such, as HuggingFace's
@@ -25,8 +26,6 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 }
 #: Pillow's modes of 8 bits a channel; any can become RGB or L. The others would be cut to 8 bits.
 _READ = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-#: Those whose channels are taken as they are.
-_KEPT = ("L", "LA", "RGB", "RGBA")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class ImageDecoder:
 
     Raises:
         InvalidArgumentError: an attribute is none of these.
-        MissingExtraError: Pillow is not installed.
     """
 
     dtype: str = "uint8"
@@ -62,8 +60,6 @@ class ImageDecoder:
             isinstance(size, tuple) and [type(n) for n in size] == [int, int] and min(size) > 0
         ):
             raise InvalidArgumentError(f"ImageDecoder: size must be (height, width), not {self.size!r}")
-        # So that a missing Pillow is found out here, and not in a worker.
-        import_extra("PIL.Image", "images")
 
     def __call__(self, images: Sequence[bytes]) -> npt.NDArray[Any]:
         """uint8 or float32 [n, C, H, W] or [n, H, W, C]. For each error, `row` is the image's place among `images`.
@@ -73,12 +69,11 @@ class ImageDecoder:
             UnsupportedColumnError: an image of more than 8 bits a channel, or with `mode=None` one of a palette.
             InvalidArgumentError: images of unlike size or channels, or text.
         """
-        pillow = import_extra("PIL.Image", "images")
         whole = np.empty(0, np.uint8)
         for row, encoded in enumerate(images):
             if not isinstance(encoded, bytes):
                 raise InvalidArgumentError(f"images are bytes, not {type(encoded).__name__}", row=row)
-            image = self._decode(pillow, encoded, row)
+            image = self._decode(encoded, row)
             if row == 0:
                 whole = np.empty((len(images), *image.shape), np.uint8)
             if image.shape != whole.shape[1:]:
@@ -91,11 +86,11 @@ class ImageDecoder:
             whole[row] = image
         return np.divide(whole, np.float32(255)) if self.dtype == "float32" else whole
 
-    def _decode(self, pillow: Any, encoded: bytes, row: int) -> npt.NDArray[np.uint8]:
+    def _decode(self, encoded: bytes, row: int) -> npt.NDArray[np.uint8]:
         """[C, H, W] or [H, W, C]."""
         try:
-            with pillow.open(io.BytesIO(encoded)) as image:
-                if image.mode not in (_KEPT if self.mode is None else _READ):
+            with Image.open(io.BytesIO(encoded)) as image:
+                if image.mode not in (CHANNELS if self.mode is None else _READ):
                     raise UnsupportedColumnError(
                         f"an image of Pillow's mode '{image.mode}' cannot become {self.mode or 'uint8 as it is'}",
                         row=row,
@@ -105,12 +100,11 @@ class ImageDecoder:
                     image.draft(self.mode, self.size[::-1])
                 pixels = image if self.mode in (None, image.mode) else image.convert(self.mode)
                 if self.size is not None:
-                    pixels = pixels.resize(self.size[::-1], pillow.Resampling.BILINEAR)
+                    pixels = pixels.resize(self.size[::-1], Image.Resampling.BILINEAR)
                 array: npt.NDArray[np.uint8] = np.asarray(pixels)
         except UnsupportedColumnError:
             raise
-        # What Pillow's readers raise for damaged files, and its guard against images that would fill the memory.
-        except (OSError, SyntaxError, ValueError, EOFError, pillow.DecompressionBombError) as error:
+        except UNREADABLE as error:
             raise CorruptSourceError(f"{len(encoded)} bytes that are no image: {error}", row=row) from error
         array = array.reshape(*array.shape[:2], -1)
         return array.transpose(2, 0, 1) if self.channels == "first" else array

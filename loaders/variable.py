@@ -32,10 +32,13 @@ def check_decoders(parts: Sequence[Part], decoders: Mapping[str, Decoder]) -> No
     known = sorted({name for part in parts for name in part.variable})
     for name, decoder in decoders.items():
         if name not in known:
+            hint = f"these are: {', '.join(known) or 'none'}; columns= puts more columns into a batch"
+            if any(name in part.dataset.schema and part.dataset.schema[name].dtype == "uint8" for part in parts):
+                hint = (
+                    "it holds numbers: images are decoded by `convert`, unless with --keep-encoded; transform= has them"
+                )
             raise UnknownNameError(
-                "decoders name a column that is not one of text or bytes in these batches",
-                column=name,
-                hint=f"these are: {', '.join(known) or 'none'}; columns= puts more columns into a batch",
+                "decoders name a column that is not one of text or bytes in these batches", column=name, hint=hint
             )
         if not callable(decoder):
             raise InvalidArgumentError(f"a decoder is called with a list, and {decoder!r} cannot be", column=name)

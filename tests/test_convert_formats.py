@@ -18,7 +18,7 @@ import gear_data
 from gear_data.errors import EmptySourceError, StorageFullError, UnknownFormatError
 from gear_data.ingest import arrow_tables
 from gear_data.ingest.formats import d4rl, known_formats
-from gear_data.storage.writer import DatasetWriter
+from gear_data.storage.writer import ShardWriter
 
 Rollouts = Sequence[Any]
 
@@ -268,18 +268,18 @@ def test_every_layout_resumes_to_the_same_bytes(
     options = {**(layout.options or {}), "shard_bytes": 1024}
     shards = gear_data.convert(source, tmp_path / "whole", **options).shards
     expected = sources.folder_contents(tmp_path / "whole")
-    write_shard = DatasetWriter._write_shard
+    write_shard = ShardWriter._write_shard
     for stop in {1, shards // 2, shards - 1}:
 
-        def write(writer: DatasetWriter, stop: int = stop) -> Any:
+        def write(writer: ShardWriter, stop: int = stop) -> Any:
             if writer.finished_shards == stop:
                 raise StorageFullError("no space left on the device")
             return write_shard(writer)
 
-        monkeypatch.setattr(DatasetWriter, "_write_shard", write)
+        monkeypatch.setattr(ShardWriter, "_write_shard", write)
         with pytest.raises(StorageFullError, match=f"{stop} finished shards are kept: --resume"):
             gear_data.convert(source, tmp_path / f"out{stop}", **options)
-        monkeypatch.setattr(DatasetWriter, "_write_shard", write_shard)
+        monkeypatch.setattr(ShardWriter, "_write_shard", write_shard)
         gear_data.convert(source, tmp_path / f"out{stop}", **options, resume=True)
         assert sources.folder_contents(tmp_path / f"out{stop}") == expected
 
@@ -526,7 +526,7 @@ def test_lerobot_trusts_the_rows(sources: Any, rollouts: Rollouts, tmp_path: Pat
     assert gear_data.open(tmp_path / "d").lengths.tolist() == [len(r) for r in rollouts[:3]]
 
 
-@pytest.mark.parametrize("version", ["v3.0", "v1.6"])
+@pytest.mark.parametrize("version", ["v4.0", "v1.6"])
 def test_lerobot_of_another_version(version: str, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     source = sources.write_lerobot(tmp_path / "robot", rollouts[:2], info={"codebase_version": version})
     with pytest.raises(UnknownFormatError, match=f"{version} is not supported"):

@@ -27,7 +27,9 @@ from gear_data.ingest.location import locate
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import exchange
 from gear_data.storage.block import BEGIN, END
-from gear_data.storage.writer import DatasetWriter
+from gear_data.storage.conversion import Conversion
+from gear_data.storage.store import LocalStore
+from gear_data.storage.writer import ShardWriter
 
 
 def test_the_other_byte_order_is_read_right(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_crash_leaves_nothing_half_made(
     def crash(*arguments: Any) -> None:
         raise RuntimeError("crash")
 
-    monkeypatch.setattr(DatasetWriter, "_fill", crash)
+    monkeypatch.setattr(ShardWriter, "_fill", crash)
     with pytest.raises(RuntimeError):
         gear_data.convert(sources.write_episodes(tmp_path / "a.parquet", rollouts), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -183,7 +185,7 @@ def test_a_link_to_nothing(sources: Any, rollouts: list[Any], tmp_path: Path) ->
 
 def test_two_conversions_into_one_place(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     schema = Schema((ColumnSpec("rewards", "float32"),))
-    first = DatasetWriter(tmp_path / "out", schema, 4096, {})
+    first = Conversion(LocalStore(tmp_path / "out"), schema, {})
     source = sources.write_episodes(tmp_path / "a.parquet", rollouts)
     for options in ({"resume": True}, {}):
         with pytest.raises(DestinationExistsError):

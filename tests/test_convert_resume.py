@@ -27,7 +27,7 @@ from gear_data.errors import (
 from gear_data.ingest import arrow_tables
 from gear_data.ingest import convert as convert_module
 from gear_data.ingest.formats import d4rl
-from gear_data.storage.writer import DatasetWriter
+from gear_data.storage.writer import ShardWriter
 
 _READ_BYTES = 2000
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "on_bad_episode": "skip"}
@@ -174,15 +174,15 @@ def test_half_done_never_opens(killed: Killed) -> None:
 @pytest.fixture
 def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     """Makes writing that shard fail; None makes it work again."""
-    write_shard = DatasetWriter._write_shard
+    write_shard = ShardWriter._write_shard
 
     def stop(shard: int | None) -> None:
-        def write(writer: DatasetWriter) -> Any:
+        def write(writer: ShardWriter) -> Any:
             if writer.finished_shards == shard:
                 raise StorageFullError("no space left on the device")
             return write_shard(writer)
 
-        monkeypatch.setattr(DatasetWriter, "_write_shard", write)
+        monkeypatch.setattr(ShardWriter, "_write_shard", write)
 
     return stop
 
@@ -318,7 +318,7 @@ def test_resume_of_a_finished_dataset(source: Path, sources: Any, tmp_path: Path
     before = sources.folder_contents(tmp_path)
     again = gear_data.convert(source, tmp_path / "d", shard_bytes=2048, resume=True)
     assert {**again.to_json(), "seconds": 0} == {**report.to_json(), "seconds": 0, "reason": again.reason}
-    with pytest.raises(ResumeError, match="options"):
+    with pytest.raises(ResumeError, match="another shard_bytes: 2048, now 4096"):
         gear_data.convert(source, tmp_path / "d", shard_bytes=4096, resume=True)
     assert sources.folder_contents(tmp_path) == before
 

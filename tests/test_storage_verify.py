@@ -14,7 +14,7 @@ import pytest
 
 import gear_data
 from gear_data.storage.atomic import checksum
-from gear_data.storage.tables import read_table, write_table
+from gear_data.storage.tables import read_table, write_ipc
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_an_episode_table_that_does_not_fit(change: Callable[[pa.Table], pa.Tabl
     path = dataset / "episodes.arrow"
     table = change(read_table(path))
     path.unlink()
-    write_table(path, table)
+    write_ipc(path, table)
     _sign(dataset, "episodes.arrow")
     assert "episodes.arrow" in _failed(dataset)
     # Nor does it become an address: it is refused, or the wrong table gives rows that are there.
@@ -179,13 +179,13 @@ def test_final_observations_that_were_changed(dataset: Path) -> None:
     column = pa.array(values, table.schema.field("observations").type)
     table = table.set_column(1, table.schema.field("observations"), column)
     path.unlink()
-    write_table(path, table)
+    write_ipc(path, table)
     _sign(dataset, "finals.arrow")
     failed = _failed(dataset)
     assert list(failed) == [gear_data.open(dataset).manifest.shards[-1].entry.file]
     table = table.drop_columns(["observations"])
     path.unlink()
-    write_table(path, table)
+    write_ipc(path, table)
     _sign(dataset, "finals.arrow")
     assert "finals.arrow" in _failed(dataset)
     with pytest.raises(gear_data.GearError, match="observations"):

@@ -34,7 +34,7 @@ from gear_data.errors import (
 from gear_data.inspect import describe, summarize
 from gear_data.schema import ColumnSpec
 from gear_data.storage.atomic import checksum
-from gear_data.storage.writer import DatasetWriter
+from gear_data.storage.writer import ShardWriter
 
 _WORDS = ["", "go to the red ball", "größer", "漢字", "\N{SLIGHTLY SMILING FACE}", "nul\0inside\0", "x" * 300]
 #: An episode is its steps: (text, image bytes, reward).
@@ -327,15 +327,15 @@ def test_an_episode_larger_than_a_shard(tmp_path: Path) -> None:
 def test_resumes_to_the_same_bytes(kind: str, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = SOURCES[kind](tmp_path)
     gear_data.convert(made, tmp_path / "whole", shard_bytes=4096)
-    write_shard = DatasetWriter._write_shard
+    write_shard = ShardWriter._write_shard
 
-    def fail(writer: DatasetWriter) -> Any:
+    def fail(writer: ShardWriter) -> Any:
         if writer.finished_shards == 2:
             raise StorageFullError("no space left on the device")
         return write_shard(writer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DatasetWriter, "_write_shard", fail)
+        patch.setattr(ShardWriter, "_write_shard", fail)
         with pytest.raises(StorageFullError):
             gear_data.convert(made, tmp_path / "d", shard_bytes=4096)
     gear_data.convert(made, tmp_path / "d", shard_bytes=4096, resume=True)

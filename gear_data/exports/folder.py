@@ -1,4 +1,4 @@
-"""Writing a folder so that it is there whole or not at all."""
+"""Writing a folder, or a file, so that it is there whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gear_data.errors import DestinationExistsError
-from gear_data.storage.atomic import writing_to
+from gear_data.storage.atomic import atomic_file, writing_to
 
 
 def refuse_existing(destination: Path) -> None:
@@ -49,3 +49,16 @@ def whole_folder(destination: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def whole_file(destination: Path, suffixes: tuple[str, ...], name: str) -> Iterator[Path]:
+    """Yields a file to write, which becomes the destination where that ends in one of `suffixes`, else the file `name`
+    of a folder there. Raises as `whole_folder` does."""
+    if destination.suffix not in suffixes:
+        with whole_folder(destination) as folder:
+            yield folder / name
+        return
+    refuse_existing(destination)
+    with atomic_file(destination) as temporary:
+        yield temporary

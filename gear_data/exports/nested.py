@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import UnsupportedColumnError
+from gear_data.schema import ColumnSpec
 from gear_data.storage.variable import value_offsets
 
 _MAX_OFFSET = (1 << 31) - 1
@@ -49,6 +51,12 @@ def nested_values(values: pa.Array, offsets: npt.NDArray[np.int64], name: str | 
     compact = pa.concat_arrays([values, values[:0]]) if places[0] else values
     array = compact.cast(pa.string() if pa.types.is_large_string(values.type) else pa.binary())
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), array)
+
+
+def nullable_rows(values: Sequence[npt.NDArray[Any] | None], spec: ColumnSpec) -> pa.Array:
+    """Values [*shape] of a column as nested lists, null where there is none."""
+    type_ = nested_rows(np.empty((0, *spec.shape), spec.dtype)).type
+    return pa.array([None if value is None else value.tolist() for value in values], type_)
 
 
 def _check_offsets(last: int, name: str | None, what: str = "elements") -> None:

@@ -11,35 +11,31 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gear_data.dataset import Dataset
+from gear_data.exports.exporter import Exported, ExportOptions, episode_blocks, report
+from gear_data.exports.facts import episode_facts, episode_finals
 from gear_data.exports.folder import refuse_existing, whole_folder
-from gear_data.exports.nested import nested_episodes, nested_rows, nested_values
+from gear_data.exports.nested import nested_episodes, nested_values, nullable_rows
 from gear_data.progress import progress_bar
 from gear_data.storage.atomic import atomic_file
 from gear_data.storage.block import offsets_of
-from gear_data.storage.tables import episode_metadata_names
-from gear_data.views import blocks
-
-#: Column bytes of a row group: small enough for streaming readers, large enough to compress.
-_GROUP_BYTES = 32 << 20
 
 
-def export_parquet(dataset: Dataset, destination: Path, progress: bool | None) -> tuple[list[str], int]:
+def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:
     """Writes one file to a destination that ends in .parquet, else `data/train-00000-of-0000N.parquet`, a file a shard
-    that has some of the episodes, as the HuggingFace hub names them. Returns the files' names and their bytes together.
-    """
+    that has some of the episodes, as the HuggingFace hub names them."""
     shards = _shard_runs(dataset)
-    with progress_bar(dataset.num_steps, "export", "step", progress) as bar:
+    with progress_bar(dataset.num_steps, "export", "step", options.progress) as bar:
         if destination.suffix == ".parquet":
             refuse_existing(destination)
             with atomic_file(destination) as temporary:
                 _write(dataset, temporary, shards, bar)
-            return [destination.name], destination.stat().st_size
+            return report(destination)
         names = [f"data/train-{i:05d}-of-{len(shards):05d}.parquet" for i in range(len(shards))]
         with whole_folder(destination) as folder:
             (folder / "data").mkdir()
             for shard, name in zip(shards, names, strict=True):
                 _write(dataset, folder / name, [shard], bar)
-        return names, sum((destination / name).stat().st_size for name in names)
+    return report(destination)
 
 
 def _shard_runs(dataset: Dataset) -> list[tuple[int, int]]:
@@ -64,8 +60,8 @@ def _write(dataset: Dataset, path: Path, runs: Sequence[tuple[int, int]], bar: A
 
 def _tables(dataset: Dataset, runs: Sequence[tuple[int, int]]) -> Iterator[tuple[pa.Table, int]]:
     for first, last in runs:
-        for start, stop in blocks(dataset.sizes(first, last), 1, _GROUP_BYTES):
-            yield _episode_table(dataset, first + start, first + stop)
+        for start, stop in episode_blocks(dataset, first, last):
+            yield _episode_table(dataset, start, stop)
 
 
 def _episode_table(dataset: Dataset, first: int, last: int) -> tuple[pa.Table, int]:
@@ -77,22 +73,11 @@ def _episode_table(dataset: Dataset, first: int, last: int) -> tuple[pa.Table, i
             columns[spec.name] = nested_values(dataset.values(spec.name, first, last), offsets, spec.name)
         else:
             columns[spec.name] = nested_episodes(dataset.steps(spec.name, first, last), offsets, spec.name)
-    table = dataset.episode_table.slice(first, last - first)
-    ids = table.column("episode_id").to_pylist() if dataset.schema.final_columns else []
-    finals = [dataset.final(i) for i in ids]
-    for spec in dataset.schema.final_columns:
-        columns[f"final_{spec.name}"] = _nullable(
-            [None if final is None else final[spec.name] for final in finals],
-            nested_rows(np.empty((0, *spec.shape), spec.dtype)).type,
-        )
-    for name in episode_metadata_names(table.column_names):
-        facts = table.column(name)
-        if pa.types.is_dictionary(facts.type):
-            facts = facts.cast(pa.string())
-        if dataset.episode_table.column(name).null_count < dataset.num_episodes:
-            columns[name] = facts.combine_chunks()
+    if dataset.schema.final_columns:
+        finals = episode_finals(dataset, first, last)
+        for spec in dataset.schema.final_columns:
+            columns[f"final_{spec.name}"] = nullable_rows(
+                [None if final is None else final[spec.name] for final in finals], spec
+            )
+    columns.update(episode_facts(dataset, first, last))
     return pa.table(columns), int(offsets[-1])
-
-
-def _nullable(values: list[Any], type_: pa.DataType) -> pa.Array:
-    return pa.array([None if value is None else value.tolist() for value in values], type_)

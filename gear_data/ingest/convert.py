@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gear_data.errors import (
-    CorruptSourceError,
-    DestinationExistsError,
     EmptySourceError,
     GearError,
     InvalidArgumentError,
     ResumeError,
+    unknown_name,
 )
-from gear_data.ingest.derive import RETURNS_TO_GO, add_returns_to_go, check_finite, derived_columns
-from gear_data.ingest.ends import complete_ends, end_columns
-from gear_data.ingest.findings import Finding
-from gear_data.ingest.formats import open_source
+from gear_data.ingest.derive import RETURNS_TO_GO
+from gear_data.ingest.destination import no_empty_folder, prepare
+from gear_data.ingest.engines import Engine, in_processes, in_this_process
+from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.location import Location, locate
+from gear_data.ingest.pipeline import stored_schema
+from gear_data.ingest.recipe import Recipe
 from gear_data.ingest.source import EpisodeSource, SourceOptions
+from gear_data.ingest.tasks import Task, plan
 from gear_data.progress import progress_bar
-from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import exchange
-from gear_data.storage.block import END, EpisodeBlock, Position
+from gear_data.storage.conversion import Conversion, Joined, TaskResult, difference
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
-from gear_data.storage.writer import PROGRESS, DatasetWriter
+from gear_data.storage.remote import open_store
+from gear_data.storage.store import Store
+from gear_data.storage.writer import PROGRESS
 
 MIN_SHARD_BYTES = 1 << 10
+ENGINES = ("local", "ray")
+
+#: Source bytes for which another process is worth starting.
+_BYTES_A_PROCESS = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -70,29 +77,45 @@ def convert(
     split: str | None = None,
     columns: Sequence[str] | None = None,
     rename: Mapping[str, str] | None = None,
+    episode_column: str | None = None,
+    step_column: str | None = None,
+    end_column: str | None = None,
+    max_episode_steps: int | None = None,
+    keep_encoded: bool = False,
     shard_bytes: int = 512 << 20,
     on_bad_episode: Literal["error", "skip"] = "error",
+    strict: bool = False,
     overwrite: bool = False,
     resume: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    jobs: int | None = None,
     progress: bool | None = None,
-    strict: bool = False,
 ) -> ConvertReport:
     """Converts a trajectory dataset into GEAR shards.
 
     Args:
-        source: a path, an fsspec URL (`hf://datasets/...`), a hub id (`user/name`), or a `datasets.Dataset` or
-            `IterableDataset`.
-        destination: the dataset's folder; must not exist, or be empty.
+        source: a path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset` or
+            `IterableDataset`, or any iterable of episodes in memory (`gear_data.ingest.formats.in_memory`).
+        destination: the dataset's folder, a path or an fsspec URL; must not exist, or be empty.
         format: `auto`, or one of `gear_data.ingest.formats.known_formats()`.
         split: which split of the source, where it has several.
         columns: source or canonical names to keep; None keeps all. End flags are always kept.
         rename: source name -> canonical name, before the usual renaming.
+        episode_column, step_column, end_column: of tables with a row a step: the column that numbers or names the
+            episodes, that which numbers the steps within one, and that which is true at an episode's last step.
+        max_episode_steps: where a source says nothing else, an episode ends after so many steps.
+        keep_encoded: leave PNG, JPEG and other images as they are in the source; without it images of one size become
+            uint8 columns [H, W, C].
         shard_bytes: size at which a shard is closed, in bytes of column data.
         on_bad_episode: raise at a malformed episode, or leave it out and report it.
+        strict: anything noticed is an error: NaN and Inf, and all else that `gear-data lint` lists.
         overwrite: replace a gear dataset at the destination, once the new one is whole.
         resume: go on with a half-done conversion of the same source and options, or start where there is none.
+        engine: `local`, or `ray`: on the Ray cluster that this process is connected to or that RAY_ADDRESS names, else
+            on one of this machine. The shards are the same to the byte.
+        jobs: processes or Ray tasks at once; None: as many as there are cores, where the source is large enough. The
+            shards do not depend on it.
         progress: show a bar; None shows one on a terminal.
-        strict: refuse NaN and Inf instead of counting them.
 
     Returns:
         What was done. The same facts are in the dataset's manifest.
@@ -101,43 +124,81 @@ def convert(
         GearError: always one of its kinds, naming file, column and row. Nothing that `open` takes for a dataset is
             left behind; finished shards are, for `resume`.
     """
-    _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, columns)
     started = time.perf_counter()
-    target = Path(destination)
-    if target.is_symlink():
-        target = target.resolve()
-    folder = _prepare(target, overwrite, resume)
+    _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, columns, engine, jobs)
+    wanted, folder = prepare(os.fspath(destination), overwrite, resume)
+    store = open_store(folder)
     location = locate(source, split)
     options = SourceOptions(
-        columns=None if columns is None else tuple(columns), rename=rename, skip_bad=on_bad_episode == "skip"
+        columns=None if columns is None else tuple(columns),
+        rename=None if rename is None else dict(rename),
+        skip_bad=on_bad_episode == "skip",
+        episode_column=episode_column,
+        step_column=step_column,
+        end_column=end_column,
+        max_episode_steps=max_episode_steps,
     )
-    opened, format_name, reason = open_source(location, format, options)
-    identity = _identity(location, format_name, options, shard_bytes, strict)
-    if resume and (folder / MANIFEST_NAME).exists():
-        return _already_done(folder, identity, started)
-    if overwrite and folder != target:
-        shutil.rmtree(folder, ignore_errors=True)  # what an earlier, failed overwrite left
-    schema = Schema(derived_columns(end_columns(opened.columns)))
-    writer = DatasetWriter(folder, schema, shard_bytes, identity, resume=resume)
-    try:
-        provenance = {"format": format_name, "reason": reason, **identity}
-        manifest = _run(opened, writer, location, provenance, progress, strict)
-    except BaseException as error:
-        writer.abandon()
-        if folder != target:
-            shutil.rmtree(folder, ignore_errors=True)  # the old dataset stays, and the next run is not a resumed one
-        elif writer.finished_shards and isinstance(error, GearError):
-            kept = f"{writer.finished_shards} finished shards are kept: --resume goes on from them"
-            error.hint = f"{error.hint}\n  {kept}" if error.hint else kept
-        raise
-    if folder != target:
-        exchange(folder, target)
-        shutil.rmtree(folder, ignore_errors=True)  # now the old one
+    given = os.fspath(source) if isinstance(source, str | os.PathLike) else source
+    recipe = Recipe(given, split, format, options, keep_encoded, strict, shard_bytes)
+    opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
+    recipe = replace(recipe, format=format_name)
+    identity = _identity(location, recipe)
+    if resume and store.size(MANIFEST_NAME) is not None:
+        return _already_done(store, identity, started)
+    if overwrite and folder != wanted:
+        store.remove("")  # what an earlier, failed overwrite left
+    tasks = plan(opened.units(), shard_bytes)
+    noted = {**identity, "tasks": [list(task.start) for task in tasks]}
+    with no_empty_folder(folder):
+        conversion = Conversion(store, stored_schema(opened), noted, resume=resume)
+        try:
+            run = _engine(engine, jobs, recipe, opened, store, tasks)
+            manifest = _fill(conversion, opened, run, tasks, {"reason": reason, **identity}, progress)
+        except BaseException as error:
+            kept = conversion.abandon()
+            if folder != wanted:
+                store.remove("")  # the old dataset stays, and the next run is not a resumed one
+            elif kept and isinstance(error, GearError):
+                text = f"{kept} finished shards are kept: --resume goes on from them"
+                error.hint = f"{error.hint}\n  {text}" if error.hint else text
+            raise
+    if folder != wanted:
+        exchange(Path(folder), Path(wanted))
+        store.remove("")  # now the old one
     return _report(manifest, started)
 
 
+def _fill(
+    conversion: Conversion,
+    source: EpisodeSource,
+    run: Engine,
+    tasks: Sequence[Task],
+    provenance: Mapping[str, Any],
+    progress: bool | None,
+) -> Manifest:
+    noticed = _noticed_on_opening(source)
+    unit = "step" if source.rows_are_steps else "episode"
+    with progress_bar(source.num_rows, "convert", unit, progress) as bar:
+        results = run(tasks, bar.update)
+    joined = conversion.join(results)
+    if not len(joined.episodes):
+        raise EmptySourceError("the source holds no episode", file=provenance["source"])
+    findings = _all_findings(noticed, results, joined)
+    made = [[*task.start, len(result.shards)] for task, result in zip(tasks, results, strict=True)]
+    facts = {**provenance, "tasks": made, "metadata": _json_able(source.metadata)}
+    manifest = conversion.manifest(joined, facts, findings.to_json())
+    conversion.finish(manifest)
+    return manifest
+
+
 def _check_arguments(
-    shard_bytes: int, on_bad_episode: str, overwrite: bool, resume: bool, columns: Sequence[str] | None
+    shard_bytes: int,
+    on_bad_episode: str,
+    overwrite: bool,
+    resume: bool,
+    columns: Sequence[str] | None,
+    engine: str,
+    jobs: int | None,
 ) -> None:
     if shard_bytes < MIN_SHARD_BYTES:
         raise InvalidArgumentError(f"shard_bytes must be at least {MIN_SHARD_BYTES}, not {shard_bytes}")
@@ -147,88 +208,58 @@ def _check_arguments(
         raise InvalidArgumentError("overwrite and resume exclude each other")
     if isinstance(columns, str):
         raise InvalidArgumentError("columns is a list of names, not a string")
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if jobs is not None and jobs < 1:
+        raise InvalidArgumentError(f"jobs must be at least 1, not {jobs}")
 
 
-def _prepare(target: Path, overwrite: bool, resume: bool) -> Path:
-    """The folder to write in: the destination, or one beside it while it still holds what is to be replaced."""
-    if not target.exists():
-        return target
-    if not target.is_dir():
-        raise DestinationExistsError("the destination is a file", file=str(target))
-    if not any(target.iterdir()):
-        return target
-    is_ours = (target / MANIFEST_NAME).exists() or (target / PROGRESS).exists()
-    if resume and is_ours:
-        return target
-    if overwrite and is_ours and target.is_mount():
-        raise DestinationExistsError(
-            "a mount point cannot be replaced in one step", file=str(target), hint="convert into a folder inside it"
-        )
-    if overwrite and is_ours:
-        return target.with_name(f".{target.name}.gear-new")
-    if overwrite:
-        raise DestinationExistsError(
-            "the destination is not a gear dataset; only those are overwritten",
-            file=str(target),
-            hint="remove it yourself",
-        )
-    hint = "choose another destination, or --overwrite"
-    if not (target / MANIFEST_NAME).exists() and is_ours:
-        hint = "it is a half-done conversion: --resume goes on with it, --overwrite starts again"
-    raise DestinationExistsError("the destination exists and is not empty", file=str(target), hint=hint)
-
-
-def _identity(
-    location: Location, format_name: str, options: SourceOptions, shard_bytes: int, strict: bool
-) -> dict[str, Any]:
+def _identity(location: Location, recipe: Recipe) -> dict[str, Any]:
     """What must be the same for a resumed conversion, and what the manifest says of the source."""
     return {
+        "format": recipe.format,
         "source": location.name,
         "source_files": [[file.name, file.size, file.stamp] for file in location.files],
         "source_fingerprint": getattr(location.dataset, "_fingerprint", None),
-        "options": {
-            "format": format_name,
-            "columns": None if options.columns is None else list(options.columns),
-            "rename": dict(options.rename or {}),
-            "shard_bytes": shard_bytes,
-            "on_bad_episode": "skip" if options.skip_bad else "error",
-            "strict": strict,
-        },
+        "options": recipe.to_json(),
     }
 
 
-def _run(
-    source: EpisodeSource,
-    writer: DatasetWriter,
-    location: Location,
-    provenance: Mapping[str, Any],
-    progress: bool | None,
-    strict: bool,
-) -> Manifest:
-    point = writer.resume_point
-    skip, start = 0, Position(0, 0)
-    if point is not None:
-        skip, start = point.skip, point.position
-        source.findings.restore(list(point.state["findings"]))
-        source.notes.update(point.state["notes"])
-    has_rewards = any(column.name == "rewards" and column.shape == () for column in source.columns)
-    if has_rewards and point is None and any(column.name == RETURNS_TO_GO for column in source.columns):
+def _noticed_on_opening(source: EpisodeSource) -> list[dict[str, Any]]:
+    """What the source noticed before it was read, and what becomes of its columns."""
+    columns = {column.name: column for column in source.columns}
+    if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
         message = "the source's own is replaced by that computed from its rewards; --rename keeps it under another name"
         source.findings.add(Finding("replaced-column", message, column=RETURNS_TO_GO))
-    unit = "step" if source.rows_are_steps else "episode"
-    with progress_bar(source.num_rows, "convert", unit, progress) as bar:
-        for block, state in _blocks_with_state(source, start):
-            ready = complete_ends(block, source.findings)
-            check_finite(ready, source.findings, strict=strict, rows_are_steps=source.rows_are_steps)
-            writer.append(add_returns_to_go(ready) if has_rewards else ready, state, skip)
-            # A block of the resumed run may be cut shorter than the one that the position came from.
-            skip = max(0, skip - len(block))
-            bar.update(block.source_rows)
-    if writer.num_episodes == 0:
-        raise EmptySourceError("the source holds no episode", file=location.name)
-    findings = source.findings.to_json()
-    metadata = _json_able(dict(source.metadata))
-    return writer.finish({"findings": findings, "notes": {}}, {**provenance, "metadata": metadata}, tuple(findings))
+    return source.findings.to_json()
+
+
+def _all_findings(noticed: Sequence[Mapping[str, Any]], results: Sequence[TaskResult], joined: Joined) -> Findings:
+    findings = Findings()
+    findings.restore([*noticed, *(finding for result in results for finding in result.findings)])
+    return findings
+
+
+def _engine(
+    name: str, jobs: int | None, recipe: Recipe, source: EpisodeSource, store: Store, tasks: Sequence[Task]
+) -> Engine:
+    # An object in memory, and a file system in memory, are this process's alone.
+    movable = isinstance(recipe.source, str) and not recipe.source.startswith("memory:")
+    movable = movable and not store.name.startswith("memory:")
+    if name == "ray":
+        if not movable:
+            raise InvalidArgumentError(
+                "a source in the memory of this process cannot be converted by others", hint="leave --engine ray out"
+            )
+        from gear_data.ingest.ray_engine import on_ray
+
+        return on_ray(recipe, store.name, jobs)
+    wanted = jobs
+    if wanted is None:
+        wanted = min(len(os.sched_getaffinity(0)), 1 + sum(task.bytes for task in tasks) // _BYTES_A_PROCESS)
+    if not movable or min(wanted, len(tasks)) == 1:
+        return in_this_process(recipe, source, store)
+    return in_processes(recipe, store.name, wanted)
 
 
 def _json_able(value: Any) -> Any:
@@ -242,58 +273,16 @@ def _json_able(value: Any) -> Any:
     return str(value)
 
 
-def _blocks_with_state(source: EpisodeSource, start: Position) -> Iterator[tuple[EpisodeBlock, dict[str, Any]]]:
-    """Blocks, each with the findings as they were before it: what a run resumed at the block must start from."""
-    if start == END:
-        return
-    blocks = source.blocks(start, END)
-    while True:
-        state = {"findings": source.findings.to_json(), "notes": dict(source.notes)}
-        block = next(blocks, None)
-        if block is None:
-            return
-        if not len(block):
-            continue
-        _check_block(block, source.columns)
-        yield block, state
-
-
-def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
-    """That a block's arrays are what the schema says: from here on their bytes are written and hashed as they are."""
-    steps = int(block.lengths.sum())
-    for spec in columns:
-        if spec.variable_length:
-            array = block.variable[spec.name]
-            if array.type != spec.arrow_type or len(array) != steps or array.null_count:
-                raise _changed(block, spec, str(array.type))
-            continue
-        expected = {"columns": steps}
-        if spec.has_final:
-            expected["finals"] = int(block.has_final.sum())
-        for part, count in expected.items():
-            values = getattr(block, part)[spec.name]
-            if values.dtype != spec.numpy_dtype or values.shape != (count, *spec.shape):
-                raise _changed(block, spec, f"{values.dtype} {values.shape[1:]}")
-
-
-def _changed(block: EpisodeBlock, spec: ColumnSpec, found: str) -> CorruptSourceError:
-    return CorruptSourceError(
-        f"holds {found} here, and {spec.dtype} {spec.shape} where it began",
-        file=block.sources[0],
-        column=spec.source or spec.name,
-        row=int(block.rows[0]),
-        hint="bring the column to one type and shape first",
-    )
-
-
-def _already_done(folder: Path, identity: Mapping[str, Any], started: float) -> ConvertReport:
-    manifest = Manifest.load(folder)
-    for name, value in identity.items():
-        if manifest.provenance.get(name) != value:
-            raise ResumeError(
-                f"the finished dataset has another {name}", file=str(folder), hint="use --overwrite to convert anew"
-            )
-    shutil.rmtree(folder / PROGRESS, ignore_errors=True)
+def _already_done(store: Store, identity: Mapping[str, Any], started: float) -> ConvertReport:
+    name = f"{store.name}/{MANIFEST_NAME}"
+    manifest = Manifest.from_text(store.read(MANIFEST_NAME).decode("utf-8", "replace"), name)
+    known = {name: manifest.provenance.get(name) for name in identity}
+    change = difference(known, json.loads(json.dumps(identity)))
+    if change is not None:
+        raise ResumeError(
+            f"the finished dataset has another {change}", file=store.name, hint="use --overwrite to convert anew"
+        )
+    store.remove(PROGRESS)
     return _report(manifest, started)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -52,7 +52,7 @@ class Findings:
     def to_json(self) -> list[dict[str, Any]]:
         return [finding.to_json() for finding in self]
 
-    def restore(self, items: list[Mapping[str, Any]]) -> None:
+    def restore(self, items: Sequence[Mapping[str, Any]]) -> None:
         self._items.clear()
         for item in items:
             self.add(Finding(**item))

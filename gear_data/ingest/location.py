@@ -55,12 +55,14 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Location:
-    """A source found: `files` for paths and URLs, `dataset` for a HuggingFace dataset object."""
+    """A source found: `files` for paths and URLs, `dataset` for a HuggingFace dataset object, `episodes` for an
+    iterable of episodes in memory, or a function that returns one."""
 
     name: str
     files: tuple[SourceFile, ...] = ()
     dataset: Any = None
     folder: bool = False
+    episodes: Any = None
 
     def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:
         return tuple(file for file in self.files if file.path.lower().endswith(suffixes))
@@ -177,7 +179,8 @@ def _split_of(name: str) -> str | None:
 def _dataset_object(source: Any, split: str | None) -> Location:
     import datasets
 
-    if isinstance(source, dict):  # DatasetDict and IterableDatasetDict
+    if isinstance(source, dict) and all(hasattr(value, "features") for value in source.values()):
+        # DatasetDict and IterableDatasetDict
         if split is None and len(source) == 1:
             split = next(iter(source))
         if split not in source:
@@ -186,12 +189,24 @@ def _dataset_object(source: Any, split: str | None) -> Location:
             )
         source, split = source[split], None
     if not isinstance(source, datasets.Dataset | datasets.IterableDataset):
-        raise InvalidArgumentError(
-            f"a source is a path, a URL, a hub id or a datasets.Dataset, not {type(source).__name__}"
-        )
+        return _episodes(source, split)
     if split is not None and str(source.split) != split:
         raise InvalidArgumentError(f"this dataset is the split '{source.split}', not '{split}'", hint="leave split out")
     return Location(f"datasets.{type(source).__name__}", dataset=source)
+
+
+def _episodes(source: Any, split: str | None) -> Location:
+    """A source of episodes in memory: anything that can be iterated over, or a function that returns such a thing."""
+    iterable = hasattr(source, "__iter__") or hasattr(source, "__getitem__") or callable(source)
+    if not iterable or isinstance(source, dict | bytes | bytearray | type):
+        raise InvalidArgumentError(
+            "a source is a path, a URL, a hub id, a datasets.Dataset or an iterable of episodes, not "
+            f"{type(source).__name__}",
+            hint="one episode alone is given as a list of one" if isinstance(source, dict) else None,
+        )
+    if split is not None:
+        raise InvalidArgumentError("episodes in memory have no splits", hint="leave split out")
+    return Location(f"{type(source).__name__} in memory", episodes=source)
 
 
 def _hub(name: str, split: str | None) -> Location:

@@ -23,7 +23,7 @@ def variable_dtype(type_: pa.DataType, name: str) -> str | None:
         return None
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return "string"
-    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or _is_file(type_):
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or is_file(type_):
         return "binary"
     return None
 
@@ -35,7 +35,7 @@ def to_variable(array: pa.Array, dtype: str) -> pa.Array:
         Irregular: rows with nulls, with a path in place of its file's bytes, or with text that is not UTF-8.
     """
     _refuse(null_rows(array), "holds a null")
-    if _is_file(array.type):
+    if is_file(array.type):
         files, array = array, pc.struct_field(array, "bytes")
         missing = null_rows(array)
         path = pc.struct_field(files, "path")[int(missing[0])].as_py() if len(missing) else None
@@ -51,17 +51,19 @@ def to_variable(array: pa.Array, dtype: str) -> pa.Array:
 
 def note_paths(array: pa.Array, findings: Findings, file: str, row: int, column: str) -> None:
     """Counts paths that stand beside the bytes of files: they are not kept."""
-    if _is_file(array.type) and (count := len(array) - pc.struct_field(array, "path").null_count):
+    if is_file(array.type) and (count := len(array) - pc.struct_field(array, "path").null_count):
         message = "the files' bytes are kept, the paths beside them are left out"
         findings.add(Finding("paths-left-out", message, count, file, row, column))
 
 
-def _is_file(type_: pa.DataType) -> bool:
+def is_file(type_: pa.DataType) -> bool:
+    """Whether it is the struct of `bytes` and `path` by which `datasets` keeps a file."""
     if not pa.types.is_struct(type_) or {field.name for field in type_} != {"bytes", "path"}:
         return False
     content, path = type_.field("bytes").type, type_.field("path").type
     is_binary = pa.types.is_binary(content) or pa.types.is_large_binary(content)
-    return bool(is_binary and (pa.types.is_string(path) or pa.types.is_large_string(path)))
+    # Where no file has a path, the type of its column may be null.
+    return bool(is_binary and (pa.types.is_string(path) or pa.types.is_large_string(path) or pa.types.is_null(path)))
 
 
 def _refuse(rows: npt.NDArray[np.int64], reason: str) -> None:

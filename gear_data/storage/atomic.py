@@ -35,13 +35,15 @@ def writing_to(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, mark: str = "") -> Iterator[Path]:
     """Yields a temporary path; renames it to `path` when the body succeeds, removes it when it fails.
+
+    `mark` keeps apart the temporary files of several processes that write to one path.
 
     Raises:
         StorageFullError: the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}{mark}.tmp")
     try:
         with writing_to(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,8 @@ class EpisodeBlock:
         metadata: name -> n values, the source's own facts about each episode.
         variable: name -> `large_string` or `large_binary` array of sum(lengths) values, without nulls.
         source_rows: rows of the source that the block used up, for progress.
+        first: of the episodes that the source yields from `position` on, the number of this block's first one. Not 0
+            where what was read at once came as several blocks: these have one position between them.
     """
 
     position: Position
@@ -53,6 +55,7 @@ class EpisodeBlock:
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     variable: Mapping[str, pa.Array] = field(default_factory=dict)
     source_rows: int = 0
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -78,6 +81,7 @@ class EpisodeBlock:
             metadata={name: values[start:stop] for name, values in self.metadata.items()},
             variable={name: array[first:last] for name, array in self.variable.items()},
             source_rows=self.source_rows,
+            first=self.first + start,
         )
 
 

@@ -12,7 +12,6 @@ import xxhash
 
 from gear_data.errors import DatasetNotFoundError, GearError, ManifestError, VersionError
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.storage.atomic import write_text
 from gear_data.storage.statistics import ColumnStatistics, statistics_width
 from gear_data.storage.variable import OFFSET_BYTES, VariableBuffers
 
@@ -88,7 +87,8 @@ class Manifest:
         fingerprint: hash of the schema and of the episodes' content hashes in order (`fingerprint`).
         statistics: column -> statistics; columns of variable length have none.
         tables: `episodes`, and `finals` where the dataset has final observations.
-        provenance: source, format, why that format, options, the source's own metadata.
+        provenance: source, format, why that format, options, the source's own metadata; `tasks`: where in the source
+            each task of the conversion began, [file, row], and how many shards it wrote.
         findings: what the conversion noticed: code, message, count, first place, what was done.
     """
 
@@ -106,7 +106,7 @@ class Manifest:
     def files(self) -> tuple[FileEntry, ...]:
         return (*self.tables.values(), *(shard.entry for shard in self.shards))
 
-    def save(self, folder: Path) -> None:
+    def to_text(self) -> str:
         document = {
             "format": "gear",
             "version": FORMAT_VERSION,
@@ -120,7 +120,7 @@ class Manifest:
             "provenance": dict(self.provenance),
             "findings": [dict(finding) for finding in self.findings],
         }
-        write_text(folder / MANIFEST_NAME, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
     @staticmethod
     def load(folder: Path) -> Manifest:
@@ -140,14 +140,19 @@ class Manifest:
             raise DatasetNotFoundError("is a file, not a dataset folder", file=str(folder)) from error
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"cannot be read: {error}", file=str(path)) from error
+        return Manifest.from_text(text, str(path))
+
+    @staticmethod
+    def from_text(text: str, name: str) -> Manifest:
+        """The manifest of a file `name` with this text. Raises VersionError and ManifestError as `load` does."""
         try:
             data = json.loads(text)
             if data["format"] != "gear":
-                raise ManifestError(f"its format is {data['format']!r}, not 'gear'", file=str(path))
+                raise ManifestError(f"its format is {data['format']!r}, not 'gear'", file=name)
             if _count(data["version"]) > FORMAT_VERSION:
                 raise VersionError(
                     f"format version {data['version']} is newer than {FORMAT_VERSION}, the newest known here",
-                    file=str(path),
+                    file=name,
                     hint="upgrade gear-data",
                 )
             manifest = Manifest(
@@ -162,39 +167,39 @@ class Manifest:
                 findings=tuple(dict(finding) for finding in data["findings"]),
             )
         except GearError as error:
-            error.file = error.file or str(path)
+            error.file = error.file or name
             raise
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise ManifestError(f"malformed: {type(error).__name__}: {error}", file=str(path)) from error
-        manifest._check(path)
+            raise ManifestError(f"malformed: {type(error).__name__}: {error}", file=name) from error
+        manifest._check(name)
         return manifest
 
-    def _check(self, path: Path) -> None:
+    def _check(self, name: str) -> None:
         """What must hold within the manifest, before any of its numbers is used as an address."""
         for entry in self.files:
-            check_inside(entry.file, path)
+            check_inside(entry.file, name)
         if "episodes" not in self.tables:
-            raise ManifestError("lists no episode table", file=str(path))
+            raise ManifestError("lists no episode table", file=name)
         if ("finals" in self.tables) != bool(self.schema.final_columns):
-            raise ManifestError("the table of final observations and the schema disagree", file=str(path))
+            raise ManifestError("the table of final observations and the schema disagree", file=name)
         if len(set(self.schema.names)) != len(self.schema):
-            raise ManifestError("two columns have one name", file=str(path))
+            raise ManifestError("two columns have one name", file=name)
         for column in self.schema.fixed_columns:
             known = self.statistics.get(column.name)
             if known is None or not known.has_width(statistics_width(column)):
-                raise ManifestError("the statistics are missing or do not fit", file=str(path), column=column.name)
+                raise ManifestError("the statistics are missing or do not fit", file=name, column=column.name)
         if sum(shard.steps for shard in self.shards) != self.steps:
-            raise ManifestError("the shards' steps do not add up to the dataset's", file=str(path))
+            raise ManifestError("the shards' steps do not add up to the dataset's", file=name)
         if sum(shard.episodes for shard in self.shards) != self.episodes:
-            raise ManifestError("the shards' episodes do not add up to the dataset's", file=str(path))
+            raise ManifestError("the shards' episodes do not add up to the dataset's", file=name)
         for shard in self.shards:
             if not shard.episodes or not shard.steps:
-                raise ManifestError(f"shard {shard.entry.file} is said to be empty", file=str(path))
+                raise ManifestError(f"shard {shard.entry.file} is said to be empty", file=name)
             for column in self.schema:
                 if not shard.holds(column):
                     raise ManifestError(
                         f"the buffer offset for shard {shard.entry.file} is missing or past the shard's end",
-                        file=str(path),
+                        file=name,
                         column=column.name,
                     )
 
@@ -206,13 +211,13 @@ def _count(value: Any) -> int:
     return value
 
 
-def check_inside(name: str, manifest: Path) -> None:
+def check_inside(name: str, manifest: str) -> None:
     """Raises ManifestError for a path that is absolute or climbs out of the dataset's folder."""
     parts = PurePosixPath(name).parts
     if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
         raise ManifestError(
             f"lists the file {name!r}, which is outside the dataset's folder",
-            file=str(manifest),
+            file=manifest,
             hint="do not use this dataset: its manifest was made to reach other files",
         )
 

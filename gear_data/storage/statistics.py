@@ -100,6 +100,14 @@ class RunningStatistics:
         self._mean += np.where(count > 0, delta * (count / divisor), 0.0)
         self._count = merged.astype(np.int64)
 
+    def merge(self, data: Mapping[str, list[float]]) -> None:
+        """Adds the statistics of the episodes that follow, as another's `to_json` has them."""
+        other_count, other_mean, other_m2 = (np.array(data[name], np.float64) for name in ("count", "mean", "m2"))
+        self._merge(other_count, other_mean * other_count, other_m2)
+        has = other_count > 0
+        self._min = np.where(has, np.minimum(self._min, data["min"]), self._min)
+        self._max = np.where(has, np.maximum(self._max, data["max"]), self._max)
+
     def result(self) -> dict[str, ColumnStatistics]:
         # Rounding leaves a constant element a deviation of about 1e-17 of its value, by which nothing must be divided.
         constant = self._min == self._max

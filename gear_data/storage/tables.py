@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptShardError, UnsupportedColumnError
 from gear_data.schema import Schema
-from gear_data.storage.atomic import atomic_file
 from gear_data.storage.block import EpisodeBlock
 
 #: The columns every episode table has; the source's own metadata follows them.
@@ -99,13 +98,6 @@ def array_values(array: pa.Array) -> npt.NDArray[Any]:
     return items.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Writes a table as an uncompressed Arrow IPC file of one record batch, atomically."""
-    table = table.combine_chunks()
-    with atomic_file(path) as temporary:
-        write_ipc(temporary, table)
-
-
 def write_ipc(path: Path, data: pa.Table | pa.RecordBatch) -> None:
     """Writes an uncompressed Arrow IPC file."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, data.schema) as writer:
@@ -116,12 +108,20 @@ def read_table(path: Path) -> pa.Table:
     """Maps a table. Raises CorruptShardError if it is not an Arrow IPC file."""
     try:
         with pa.memory_map(str(path)) as source:
-            table = pa.ipc.open_file(source).read_all()
-            # Indices of dictionary columns out of range would bring other readers down.
-            table.validate(full=True)
-            return table
-    except (pa.ArrowException, OSError) as error:
+            return parse_table(source.read_buffer(), str(path))
+    except OSError as error:
         raise CorruptShardError(f"cannot be read: {error}", file=str(path)) from error
+
+
+def parse_table(data: bytes | pa.Buffer, name: str) -> pa.Table:
+    """The table of an Arrow IPC file `name`. Raises CorruptShardError if it is none."""
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        # Indices of dictionary columns out of range would bring other readers down.
+        table.validate(full=True)
+        return table
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptShardError(f"cannot be read: {error}", file=name) from error
 
 
 def read_episodes(path: Path) -> pa.Table:

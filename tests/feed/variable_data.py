@@ -51,7 +51,8 @@ def convert(episodes, folder: Path, names=(TEXT, IMAGE), **options):
     columns |= {name: pa.array([each[name] for each in episodes], types[name]) for name in names}
     folder.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), folder.with_suffix(".parquet"))
-    gear_data.convert(folder.with_suffix(".parquet"), folder, progress=False, format="episode-rows", **options)
+    options = {"progress": False, "format": "episode-rows", "keep_encoded": True, **options}
+    gear_data.convert(folder.with_suffix(".parquet"), folder, **options)
     return gear_data.open(folder)
 
 

@@ -1,98 +1,143 @@
-"""LeRobot v2.1: a Parquet file an episode, a row a frame, and JSON files under `meta/`.
+"""LeRobot v2.0, v2.1 and v3.0: Parquet files with a row a frame, and what `meta/` says of them.
 
-Layout: https://github.com/huggingface/lerobot (`meta/info.json`, `meta/tasks.jsonl`, `meta/episodes.jsonl`,
-`data/chunk-000/episode_000000.parquet`). The rows' own `episode_index` is trusted over the metadata; where the
-two differ, a finding says so.
+v2 has one file an episode, v3 files of many episodes that are closed by size. The files found are read; where LeRobot's
+templates (`data_path`) would look for them is of no account. The rows' own `episode_index` is trusted over the
+metadata; where the two differ, a finding says so.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from gear_data.errors import CorruptSourceError, UnknownFormatError
-from gear_data.ingest.arrow_tables import ParquetTables
-from gear_data.ingest.findings import Finding
-from gear_data.ingest.formats.step_rows import StepRows
-from gear_data.ingest.location import Location
-from gear_data.ingest.source import Format, SourceOptions
+import numpy as np
 
-_INFO = "meta/info.json"
-_TASKS = "meta/tasks.jsonl"
-_KEPT_INFO = ("codebase_version", "robot_type", "fps", "total_episodes", "total_frames", "license")
+from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFormatError
+from gear_data.ingest.arrow_tables import ParquetTables
+from gear_data.ingest.findings import Findings
+from gear_data.ingest.formats.step_rows import StepRows
+from gear_data.ingest.lerobot_checks import check_block, check_features, check_listing, check_timestamps, task_texts
+from gear_data.ingest.lerobot_meta import Info, ListedEpisodes, read_episodes, read_info, read_tasks
+from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.schema import ColumnSpec
+from gear_data.storage.block import EpisodeBlock, Position
+
+_EPISODE = "episode_index"
+#: Columns that the checks and the episodes' tasks need, whether or not they are to be kept.
+_TASK, _TIME = "task_index", "timestamp"
+_MAJORS = (2, 3)
 
 
 def probe(location: Location) -> str | None:
-    if location.file(_INFO) is None or not _data_files(location):
+    if not _data_files(location):
         return None
-    version = _read_info(location).get("codebase_version", "of unknown version")
-    return f"a LeRobot dataset {version}: it has {_INFO}"
+    info = read_info(location)
+    return None if info is None else f"a LeRobot dataset {info.version}: it has {info.name}"
 
 
-def open_(location: Location, options: SourceOptions) -> StepRows:
-    if location.file(_INFO) is None or not _data_files(location):
-        raise UnknownFormatError(f"no {_INFO} with Parquet files under data/", file=location.name)
-    info = _read_info(location)
-    version = str(info.get("codebase_version", ""))
-    if not version.startswith("v2"):
+def open_(location: Location, options: SourceOptions) -> LeRobotRows:
+    files = _data_files(location)
+    info = read_info(location) if files else None
+    if info is None:
+        raise UnknownFormatError("no meta/info.json of LeRobot's with Parquet files under data/", file=location.name)
+    if info.major not in _MAJORS:
+        hint = "the rows alone can be read with --format step-rows"
+        if info.major == 1:
+            hint = f"bring it to v2 or v3 with LeRobot's own converters (lerobot/datasets); or: {hint}"
         raise UnknownFormatError(
-            f"LeRobot {version} is not supported; v2.0 and v2.1 are",
-            file=location.name,
-            hint="the rows alone can be read with --format step-rows",
+            f"LeRobot {info.version} is not supported; v2.0, v2.1 and v3.0 are", file=location.name, hint=hint
         )
-    tasks = _read_tasks(location)
-    tables = ParquetTables(_data_files(location))
-    tables.num_rows = info.get("total_frames")
-    metadata = {key: info[key] for key in _KEPT_INFO if key in info}
-    source = StepRows(location, tables, options, tasks=tasks, metadata=metadata)
-    for name, feature in info.get("features", {}).items():
-        if name not in tables.schema.names:
-            kind = feature.get("dtype", "column")
-            message = f"declared in {_INFO} as {kind}, and not in the Parquet files; left out"
-            source.findings.add(Finding("declared-column-absent", message, file=_INFO, column=name))
-    declared = int(info.get("total_episodes", 0))
-    present = len(_data_files(location))
-    if declared != present:
-        message = f"{_INFO} declares {declared} episodes, there are {present} files; the files are read"
-        source.findings.add(Finding("metadata-disagrees", message, file=_INFO))
-    return source
+    if options.episode_column not in (None, _EPISODE):
+        raise InvalidArgumentError(
+            f"episodes of a LeRobot dataset are numbered by '{_EPISODE}'",
+            column=options.episode_column,
+            hint="leave --episode-column out, or read the rows alone with --format step-rows",
+        )
+    return LeRobotRows(location, files, info, options)
 
 
-def _data_files(location: Location) -> tuple[Any, ...]:
+def _data_files(location: Location) -> tuple[SourceFile, ...]:
     return tuple(file for file in location.with_suffix(".parquet") if file.name.startswith("data/"))
 
 
-def _read_info(location: Location) -> dict[str, Any]:
-    file = location.file(_INFO)
-    if file is None:
-        return {}
-    with file.open() as stream:
-        text = stream.read()
-    try:
-        info = json.loads(text)
-    except ValueError as error:
-        raise CorruptSourceError(f"not JSON: {error}", file=_INFO) from error
-    if not isinstance(info, dict):
-        raise CorruptSourceError("not a JSON object", file=_INFO)
-    return info
+class LeRobotRows:
+    """An `EpisodeSource`: steps as `StepRows` gives them, with the episodes' own facts and tasks, and checked."""
+
+    rows_are_steps = True
+
+    def __init__(self, location: Location, files: tuple[SourceFile, ...], info: Info, options: SourceOptions) -> None:
+        tables = ParquetTables(files)
+        names = tables.schema.names
+        if _EPISODE not in names:
+            raise CorruptSourceError("the column is missing; every frame has it", file=files[0].name, column=_EPISODE)
+        tables.num_rows = info.total_frames
+        needed = [name for name in (_TASK, _TIME) if name in names]
+        asked = None if options.columns is None else {*options.columns}
+        if asked is not None:
+            options = replace(options, columns=(*(options.columns or ()), *needed))
+        self._rows = StepRows(location, tables, options)
+        by_source = {_source(spec): spec for spec in self._rows.columns}
+        self._task, self._time = by_source.get(_TASK), by_source.get(_TIME)
+        self._info = info
+        self._tasks = read_tasks(location, info.major)
+        self._listed = read_episodes(location, info.major)
+        self._unwanted = {
+            spec.name
+            for spec in (self._task, self._time)
+            if spec is not None and asked is not None and not asked & {spec.name, _source(spec)}
+        }
+        self.columns = tuple(spec for spec in self._rows.columns if spec.name not in self._unwanted)
+        self.metadata: Mapping[str, Any] = info.facts
+        self.num_rows = tables.num_rows
+        self.findings: Findings = self._rows.findings
+        self.notes: dict[str, Any] = self._rows.notes
+        check_features(info, names, self._rows.columns, self.findings)
+        check_listing(info, self._listed, [file.name for file in files], self.findings)
+
+    def units(self) -> Sequence[Unit]:
+        return self._rows.units()
+
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        for block in self._rows.blocks(start, stop):
+            yield self._complete(block) if len(block) else block
+
+    def _complete(self, block: EpisodeBlock) -> EpisodeBlock:
+        """The block with facts and tasks, without columns that were read for the checks alone."""
+        ids = np.asarray(block.metadata[_EPISODE], np.int64)
+        places = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
+        if self._listed is not None:
+            check_block(block, places, self._listed, self.findings)
+        if self._time is not None and self._info.fps is not None:
+            check_timestamps(block, block.columns[self._time.name], self._info.fps, self.findings)
+        tasks: list[str | None] = [None] * len(ids)
+        if self._task is not None:
+            tasks = task_texts(block, block.columns[self._task.name], self._tasks, self.findings)
+        if self._listed is not None:
+            tasks = [task or _first_task(self._listed, i) for task, i in zip(tasks, places.tolist(), strict=True)]
+        metadata = {**_facts(self._listed, places), **block.metadata, "task": tasks}
+        columns = {name: values for name, values in block.columns.items() if name not in self._unwanted}
+        return replace(block, columns=columns, metadata=metadata)
 
 
-def _read_tasks(location: Location) -> dict[int, str]:
-    file = location.file(_TASKS)
-    if file is None:
+def _source(spec: ColumnSpec) -> str:
+    return spec.source or spec.name
+
+
+def _facts(listed: ListedEpisodes | None, places: Any) -> dict[str, list[Any]]:
+    if listed is None:
         return {}
-    with file.open() as stream:
-        lines = stream.read().splitlines()
-    try:
-        tasks = [json.loads(line) for line in lines if line.strip()]
-        return {int(task["task_index"]): str(task["task"]) for task in tasks}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptSourceError(f"not JSON lines of tasks: {type(error).__name__}: {error}", file=_TASKS) from error
+    return {name: [values[i] if i >= 0 else None for i in places.tolist()] for name, values in listed.facts.items()}
+
+
+def _first_task(listed: ListedEpisodes, place: int) -> str | None:
+    return listed.tasks[place][0] if place >= 0 and listed.tasks[place] else None
 
 
 FORMAT = Format(
     name="lerobot",
-    summary="LeRobot v2.1 folder (meta/info.json and a Parquet file an episode)",
+    summary="LeRobot v2.0, v2.1 or v3.0 folder (meta/info.json, and Parquet files under data/)",
     probe=probe,
     open=open_,
     priority=40,

@@ -1,0 +1,7 @@
+"""`python -m gear_data.cli`."""
+
+import sys
+
+from gear_data.cli import main
+
+sys.exit(main())

@@ -1,0 +1,120 @@
+"""`gear-data feed` and `export`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import gear_data
+from gear_data.cli.parsing import add_command, add_where, open_dataset, print_json
+from gear_data.errors import InvalidArgumentError
+
+#: What `feed` and `export` say of batches, where they say nothing else.
+_BATCH_DEFAULTS = {"batch_size": 256, "context": 20, "preset": "raw", "seed": 0, "sampler": "uniform"}
+
+
+def add_commands(commands: Any) -> None:
+    _add_feed(commands)
+    _add_export(commands)
+
+
+def _add_batch_options(parser: argparse.ArgumentParser) -> None:
+    add_where(parser)
+    help = "only windows that begin at such a step: SQL over the step columns, such as 'rewards > 0'"
+    parser.add_argument("--where-steps", metavar="SQL", help=help)
+    parser.add_argument("--batch-size", type=int, metavar="B", help="windows a batch, default 256")
+    parser.add_argument("--context", type=int, metavar="K", help="steps a window, default 20")
+    help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot or gato"
+    parser.add_argument("--preset", help=help)
+    parser.add_argument("--seed", type=int, help="default 0")
+    parser.add_argument("--sampler", help="uniform (default), shuffle or fifo")
+    parser.set_defaults(**_BATCH_DEFAULTS)
+
+
+def _open_windows(options: argparse.Namespace) -> gear_data.Dataset:
+    dataset = open_dataset(options)
+    return dataset if options.where_steps is None else dataset.filter_steps(options.where_steps)
+
+
+def _loader(options: argparse.Namespace, dataset: gear_data.Dataset, **arguments: Any) -> Any:
+    return gear_data.SequenceLoader(
+        dataset,
+        batch_size=options.batch_size,
+        context=options.context,
+        preset=options.preset,
+        sampler=options.sampler,
+        seed=options.seed,
+        **arguments,
+    )
+
+
+def _add_feed(commands: Any) -> None:
+    example = "gear-data feed hopper/ --batch-size 256 --context 20 --preset decision_transformer --steps 2000"
+    parser = add_command(commands, "feed", _feed, "run the training feed dry and measure it", example)
+    parser.add_argument("dataset", metavar="DST")
+    _add_batch_options(parser)
+    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="batches, default 1000")
+    parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches made ahead, default 2")
+
+
+def _feed(options: argparse.Namespace) -> int:
+    from gear_data.progress import progress_bar
+
+    if options.steps < 1:
+        raise InvalidArgumentError(f"steps must be at least 1, not {options.steps}")
+    dataset = _open_windows(options)
+    # The first batches compile kernels and fault pages in.
+    for _ in _loader(options, dataset, prefetch=options.prefetch, steps=min(options.steps, 20)):
+        pass
+    loader = _loader(options, dataset, prefetch=options.prefetch, steps=options.steps)
+    with progress_bar(options.steps, "feed", "batch", None) as bar:
+        for _ in loader:
+            bar.update(1)
+    facts = loader.metrics()
+    if options.json:
+        print_json(facts)
+        return 0
+    print(
+        f"{facts['batches']:,} batches: {facts['windows_per_s']:,.0f} windows/s, "
+        f"{facts['padded_bytes_per_s'] / 1e9:.2f} GB/s padded, {facts['valid_bytes_per_s'] / 1e9:.2f} GB/s valid "
+        f"({facts['pad_fraction']:.1%} padding, {facts['wait_fraction']:.0%} of the time waiting)"
+    )
+    return 0
+
+
+def _add_export(commands: Any) -> None:
+    summary = "write a dataset, or batches of it, in another format"
+    example = (
+        "gear-data export hopper/ hopper-parquet/ --where 'return > 3000'\n"
+        "  gear-data export hopper/ eval/ --batches 100 --preset decision_transformer --seed 1"
+    )
+    parser = add_command(commands, "export", _export, summary, example)
+    parser.add_argument("dataset", metavar="DST")
+    parser.add_argument("output", metavar="OUT", help="a folder to be made")
+    parser.add_argument("--format", help="dataset: parquet (default); batches: safetensors (default), npz or parquet")
+    parser.add_argument("--batches", type=int, metavar="N", help="export so many batches, not the dataset")
+    _add_batch_options(parser)
+
+
+def _export(options: argparse.Namespace) -> int:
+    report: Any
+    dataset = _open_windows(options)
+    if options.batches is None:
+        ignored = [name for name, default in _BATCH_DEFAULTS.items() if getattr(options, name) != default]
+        if ignored:
+            flags = ", ".join("--" + name.replace("_", "-") for name in ignored)
+            raise InvalidArgumentError(
+                f"the dataset itself is exported without {flags}", hint="--batches N exports batches"
+            )
+        report = gear_data.export(dataset, options.output, options.format or "parquet")
+        what = f"{report.episodes:,} episodes, {report.steps:,} steps"
+    else:
+        report = gear_data.export_batches(
+            _loader(options, dataset), options.output, batches=options.batches, format=options.format or "safetensors"
+        )
+        what = f"{report.batches:,} batches, {report.windows:,} windows"
+    if options.json:
+        print_json(report.to_json())
+    else:
+        print(f"{what}, {report.bytes / 1e6:,.1f} MB in {len(report.files)} files -> {options.output}")
+    return 0

@@ -1,0 +1,74 @@
+"""What the commands share: how they are declared, and how they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gear_data
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def add_command(commands: Any, name: str, run: Command, summary: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
+    # `failed`: what the command's JSON has besides the error when it failed.
+    parser.set_defaults(run=run, failed={})
+    return parser
+
+
+def print_json(data: Any) -> None:
+    print(json.dumps(_finite(data), allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    """NaN and infinities become null: JSON has no such numbers."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    help = "only these episodes: SQL over the episode table, such as 'return > 100 AND length >= 20'"
+    parser.add_argument("--where", metavar="SQL", help=help)
+
+
+def open_dataset(options: argparse.Namespace) -> gear_data.Dataset:
+    dataset = gear_data.open(options.dataset)
+    return dataset if options.where is None else dataset.filter(options.where)
+
+
+def names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected names separated by commas, not {text!r}")
+    return names
+
+
+def renaming(text: str) -> tuple[str, str]:
+    old, separator, new = text.partition("=")
+    if not (old and separator and new):
+        raise argparse.ArgumentTypeError(f"expected OLD=NEW, not {text!r}")
+    return old, new
+
+
+def size(text: str) -> int:
+    """'512M' -> 512 MiB; a plain number is bytes."""
+    units = {"K": 10, "M": 20, "G": 30}
+    number, shift = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 0)
+    try:
+        return int(number) << shift
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected bytes, such as 1000000 or 512M, not {text!r}") from error

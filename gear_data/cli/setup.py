@@ -1,0 +1,51 @@
+"""`gear-data doctor` and `demo`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gear_data.cli.parsing import add_command, print_json
+
+
+def add_commands(commands: Any) -> None:
+    _add_doctor(commands)
+    _add_demo(commands)
+
+
+def _add_doctor(commands: Any) -> None:
+    add_command(
+        commands, "doctor", _doctor, "say what this machine offers and what to do about the rest", "gear-data doctor"
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from gear_data.doctor import examine
+
+    checks = examine()
+    if options.json:
+        print_json({"checks": [check.to_json() for check in checks]})
+    else:
+        for check in checks:
+            remedy = f"\n    {check.remedy}" if check.remedy else ""
+            print(f"{'yes' if check.ok else 'no ':<4}{check.name:<15}{check.found}{remedy}")
+    return 0
+
+
+def _add_demo(commands: Any) -> None:
+    summary = "run the main job: roll out, convert, train, export"
+    parser = add_command(commands, "demo", _demo, summary, "gear-data demo --out demo-output --seconds 60")
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="default demo-output")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of training, default 60")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from gear_data.demo import run_demo
+
+    report = run_demo(options.out, train_seconds=options.seconds)
+    if options.json:
+        print_json(report.to_json())
+    else:
+        print(report.summary())
+    return 0

@@ -1,0 +1,36 @@
+"""Dataset -> one D4RL HDF5 file: flat arrays of all steps, see `gear_data.exports.flat`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+
+from gear_data.dataset import Dataset
+from gear_data.exports.exporter import Exported, ExportOptions, report
+from gear_data.exports.facts import fact_names, source_metadata
+from gear_data.exports.flat import flat_blocks, flat_columns
+from gear_data.exports.folder import whole_file
+from gear_data.progress import progress_bar
+
+
+def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:
+    """Writes the destination if it ends in .hdf5 or .h5, else `data.hdf5` in it. Facts of the source about itself
+    become `metadata/NAME`, where they are text or numbers.
+
+    Raises:
+        MissingColumnError, UnsupportedColumnError: see `flat_columns`.
+    """
+    with whole_file(destination, (".hdf5", ".h5"), "data.hdf5") as path:
+        columns = flat_columns(dataset, "D4RL")
+        total = dataset.num_steps * len(columns)
+        with progress_bar(total, "export", "row", options.progress) as bar, h5py.File(path, "w") as file:
+            for column in columns:
+                target = file.create_dataset(column.name, column.shape, column.dtype)
+                for start, values in flat_blocks(dataset, column):
+                    target[start : start + len(values)] = values
+                    bar.update(len(values))
+            for name, value in source_metadata(dataset).items():
+                if isinstance(value, str | int | float):
+                    file[f"metadata/{name}"] = value
+    return report(destination, fact_names(dataset))

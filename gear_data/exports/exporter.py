@@ -1,0 +1,61 @@
+"""What every export format takes and gives back, and how it walks through a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gear_data.dataset import Dataset
+from gear_data.views import blocks
+
+#: Column bytes that are read and written together; in Parquet, of a row group: small enough for streaming readers,
+#: large enough to compress.
+BLOCK_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What the user asked for.
+
+    Attributes:
+        progress: show a bar; None shows one on a terminal.
+        fps: steps a second, for formats with a clock.
+    """
+
+    progress: bool | None = None
+    fps: float | None = None
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an exporter wrote.
+
+    Attributes:
+        files: relative to the destination; of a destination that is a file, its name.
+        bytes: of all files together.
+        left_out: episode facts that the format has no place for.
+    """
+
+    files: tuple[str, ...]
+    bytes: int
+    left_out: tuple[str, ...] = ()
+
+
+Exporter = Callable[[Dataset, Path, ExportOptions], Exported]
+
+
+def episode_blocks(dataset: Dataset, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
+    """Runs of whole episodes among the first-th to last-th, of at most `BLOCK_BYTES` unless one alone is larger."""
+    stop = dataset.num_episodes if last is None else last
+    for start, end in blocks(dataset.sizes(first, stop), 1, BLOCK_BYTES):
+        yield first + start, first + end
+
+
+def report(destination: Path, left_out: list[str] | None = None) -> Exported:
+    """Of a file, or of every file of a folder, that was written."""
+    if destination.is_file():
+        return Exported((destination.name,), destination.stat().st_size, tuple(left_out or ()))
+    paths = sorted(path for path in destination.rglob("*") if path.is_file())
+    names = tuple(path.relative_to(destination).as_posix() for path in paths)
+    return Exported(names, sum(path.stat().st_size for path in paths), tuple(left_out or ()))

@@ -1,0 +1,46 @@
+"""What a dataset knows of its episodes and of itself beside the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.dataset import Dataset
+from gear_data.storage.tables import episode_metadata_names
+
+
+def fact_names(dataset: Dataset) -> list[str]:
+    """The source's own facts about episodes, `task` included, that at least one episode has."""
+    table = dataset.episode_table
+    names = episode_metadata_names(table.column_names)
+    return [name for name in names if table.column(name).null_count < dataset.num_episodes]
+
+
+def episode_facts(dataset: Dataset, first: int, last: int) -> dict[str, pa.Array]:
+    """The facts of `fact_names` for the first-th to last-th episode; text as text, not as a dictionary."""
+    table = dataset.episode_table.slice(first, last - first)
+    facts = {}
+    for name in fact_names(dataset):
+        values = table.column(name)
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(pa.string())
+        facts[name] = values.combine_chunks()
+    return facts
+
+
+def episode_finals(dataset: Dataset, first: int, last: int) -> list[dict[str, npt.NDArray[Any]] | None]:
+    """The final observation of each of the first-th to last-th episode; None where it has none."""
+    if not dataset.schema.final_columns:
+        return [None] * (last - first)
+    ids = np.arange(first, last) if dataset.episode_ids is None else dataset.episode_ids[first:last]
+    return [dataset.final(int(i)) for i in ids]
+
+
+def source_metadata(dataset: Dataset) -> Mapping[str, Any]:
+    """The source's own facts about itself, as the manifest keeps them."""
+    metadata = dataset.manifest.provenance.get("metadata")
+    return metadata if isinstance(metadata, Mapping) else {}

@@ -1,0 +1,37 @@
+"""Dataset -> one npz file: flat arrays of all steps under D4RL's names, see `gear_data.exports.flat`."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from numpy.lib import format as npy
+
+from gear_data.dataset import Dataset
+from gear_data.exports.exporter import Exported, ExportOptions, report
+from gear_data.exports.facts import fact_names
+from gear_data.exports.flat import flat_blocks, flat_columns
+from gear_data.exports.folder import whole_file
+from gear_data.progress import progress_bar
+
+
+def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:
+    """Writes the destination if it ends in .npz, else `data.npz` in it; uncompressed, as `numpy.savez` does, but never
+    holding a whole array.
+
+    Raises:
+        MissingColumnError, UnsupportedColumnError: see `flat_columns`.
+    """
+    with whole_file(destination, (".npz",), "data.npz") as path:
+        columns = flat_columns(dataset, "npz")
+        total = dataset.num_steps * len(columns)
+        with progress_bar(total, "export", "row", options.progress) as bar, zipfile.ZipFile(path, "w") as archive:
+            for column in columns:
+                header = {"descr": npy.dtype_to_descr(column.dtype), "fortran_order": False, "shape": column.shape}
+                # zipfile does not know beforehand whether a member passes 2 GiB.
+                with archive.open(zipfile.ZipInfo(f"{column.name}.npy"), "w", force_zip64=True) as member:
+                    npy.write_array_header_1_0(member, header)
+                    for _, values in flat_blocks(dataset, column):
+                        member.write(values.reshape(-1).view("u1").data)
+                        bar.update(len(values))
+    return report(destination, fact_names(dataset))

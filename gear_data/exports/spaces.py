@@ -1,0 +1,60 @@
+"""Gymnasium spaces for a dataset's columns, in the JSON form that Minari keeps them in (`minari.serialization`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gear_data.dataset import Dataset
+from gear_data.schema import ColumnSpec
+
+#: More values than this are numbers to reckon with, not choices.
+_MAX_CHOICES = 1 << 20
+#: Of texts, whose characters nothing here knows.
+_CHARACTERS = "".join(chr(code) for code in range(32, 127))
+_MAX_TEXT = 1 << 20
+
+
+def space(dataset: Dataset, name: str) -> dict[str, Any]:
+    """The space of a column, or the Dict of the columns `NAME.KEY`, nested as their names are.
+
+    An int64 scalar is Discrete, with as many values as occur; everything else is a Box of all that its dtype holds,
+    since a dataset does not say what bounds the environment had.
+    """
+    if name in dataset.schema:
+        return _leaf(dataset, dataset.schema[name])
+    keys = {
+        spec.name.removeprefix(f"{name}.").split(".", 1)[0]
+        for spec in dataset.schema.source_columns
+        if spec.name.startswith(f"{name}.")
+    }
+    return {"type": "Dict", "subspaces": {key: space(dataset, f"{name}.{key}") for key in sorted(keys)}}
+
+
+def _leaf(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
+    if spec.variable_length:
+        return {"type": "Text", "max_length": _MAX_TEXT, "min_length": 0, "charset": _CHARACTERS}
+    if spec.dtype == "int64" and spec.shape == ():
+        statistics = dataset.statistics[spec.name]
+        start = min(0, int(statistics.min[0]))
+        count = int(statistics.max[0]) - start + 1
+        if count <= _MAX_CHOICES:
+            return {"type": "Discrete", "dtype": "int64", "start": start, "n": count}
+    low, high = _bounds(spec.numpy_dtype)
+    return {
+        "type": "Box",
+        "dtype": spec.dtype,
+        "shape": list(spec.shape),
+        "low": np.full(spec.shape, low, spec.dtype).tolist(),
+        "high": np.full(spec.shape, high, spec.dtype).tolist(),
+    }
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    if dtype.kind == "b":
+        return False, True
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    info = np.iinfo(dtype)
+    return info.min, info.max

@@ -1,0 +1,82 @@
+"""Where a conversion writes: what may be there already, and what is left of a failed one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gear_data.errors import DestinationExistsError
+from gear_data.storage.manifest import MANIFEST_NAME
+from gear_data.storage.remote import is_remote, open_store
+from gear_data.storage.store import Store
+from gear_data.storage.writer import PROGRESS
+
+
+def prepare(destination: str, overwrite: bool, resume: bool) -> tuple[str, str]:
+    """Where the dataset is to be, and where to write it: there, or beside it while it holds what is to be replaced.
+
+    Raises:
+        DestinationExistsError: there is something that is not to be replaced, or not to be gone on with.
+    """
+    if is_remote(destination):
+        _check_remote(open_store(destination), overwrite, resume)
+        return destination, destination
+    target = Path(destination)
+    if target.is_symlink():
+        target = target.resolve()
+    return str(target), str(_local_folder(target, overwrite, resume))
+
+
+def _check_remote(store: Store, overwrite: bool, resume: bool) -> None:
+    files = store.files()
+    if not files or (resume and any(name == MANIFEST_NAME or name.startswith(f"{PROGRESS}/") for name in files)):
+        return
+    hint = "choose another destination, or remove it"
+    if overwrite:
+        hint = "remote folders cannot be replaced in one step: remove it yourself"
+    elif MANIFEST_NAME not in files and any(name.startswith(f"{PROGRESS}/") for name in files):
+        hint = "it is a half-done conversion: --resume goes on with it"
+    raise DestinationExistsError("the destination exists and is not empty", file=store.name, hint=hint)
+
+
+def _local_folder(target: Path, overwrite: bool, resume: bool) -> Path:
+    if not target.exists():
+        return target
+    if not target.is_dir():
+        raise DestinationExistsError("the destination is a file", file=str(target))
+    if not any(target.iterdir()):
+        return target
+    is_ours = (target / MANIFEST_NAME).exists() or (target / PROGRESS).exists()
+    if resume and is_ours:
+        return target
+    if overwrite and is_ours and target.is_mount():
+        raise DestinationExistsError(
+            "a mount point cannot be replaced in one step", file=str(target), hint="convert into a folder inside it"
+        )
+    if overwrite and is_ours:
+        return target.with_name(f".{target.name}.gear-new")
+    if overwrite:
+        raise DestinationExistsError(
+            "the destination is not a gear dataset; only those are overwritten",
+            file=str(target),
+            hint="remove it yourself",
+        )
+    hint = "choose another destination, or --overwrite"
+    if not (target / MANIFEST_NAME).exists() and is_ours:
+        hint = "it is a half-done conversion: --resume goes on with it, --overwrite starts again"
+    raise DestinationExistsError("the destination exists and is not empty", file=str(target), hint=hint)
+
+
+@contextmanager
+def no_empty_folder(folder: str) -> Iterator[None]:
+    """Removes a local folder that the body made and left empty when it failed."""
+    existed = os.path.exists(folder)
+    try:
+        yield
+    except BaseException:
+        if not existed and not is_remote(folder):
+            with suppress(OSError):
+                os.rmdir(folder)
+        raise

@@ -1,0 +1,69 @@
+"""From a source's blocks to blocks as they are stored: checked, with their ends completed and what is derived added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gear_data.errors import CorruptSourceError
+from gear_data.ingest.derive import add_returns_to_go, check_finite, derived_columns
+from gear_data.ingest.ends import complete_ends, end_columns
+from gear_data.ingest.source import EpisodeSource
+from gear_data.schema import ColumnSpec, Schema
+from gear_data.storage.block import EpisodeBlock, Position
+
+
+def stored_schema(source: EpisodeSource) -> Schema:
+    """The columns of the dataset that a source becomes."""
+    return Schema(derived_columns(end_columns(source.columns)))
+
+
+def prepared_blocks(
+    source: EpisodeSource, start: Position, stop: Position, *, strict: bool
+) -> Iterator[tuple[EpisodeBlock, dict[str, Any]]]:
+    """Blocks ready to be written, each with the source's state when it was read from the block's position: what a run
+    resumed there must start from."""
+    has_rewards = any(column.name == "rewards" and column.shape == () for column in source.columns)
+    blocks = source.blocks(start, stop)
+    state: dict[str, Any] = {}
+    while True:
+        before = {"findings": source.findings.to_json(), "notes": dict(source.notes)}
+        block = next(blocks, None)
+        if block is None:
+            return
+        # Several blocks of one position are read again together, and all that is noticed on the way.
+        state = state if block.first else before
+        if not len(block):
+            continue
+        _check_block(block, source.columns)
+        ready = complete_ends(block, source.findings)
+        check_finite(ready, source.findings, strict=strict, rows_are_steps=source.rows_are_steps)
+        yield add_returns_to_go(ready) if has_rewards else ready, state
+
+
+def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
+    """That a block's arrays are what the schema says: from here on their bytes are written and hashed as they are."""
+    steps = int(block.lengths.sum())
+    for spec in columns:
+        if spec.variable_length:
+            array = block.variable[spec.name]
+            if array.type != spec.arrow_type or len(array) != steps or array.null_count:
+                raise _changed(block, spec, str(array.type))
+            continue
+        expected = {"columns": steps}
+        if spec.has_final:
+            expected["finals"] = int(block.has_final.sum())
+        for part, count in expected.items():
+            values = getattr(block, part)[spec.name]
+            if values.dtype != spec.numpy_dtype or values.shape != (count, *spec.shape):
+                raise _changed(block, spec, f"{values.dtype} {values.shape[1:]}")
+
+
+def _changed(block: EpisodeBlock, spec: ColumnSpec, found: str) -> CorruptSourceError:
+    return CorruptSourceError(
+        f"holds {found} here, and {spec.dtype} {spec.shape} where it began",
+        file=block.sources[0],
+        column=spec.source or spec.name,
+        row=int(block.rows[0]),
+        hint="bring the column to one type and shape first",
+    )
