@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gear_data.exports import export
     from gear_data.exports.batches import export_batches
     from gear_data.ingest.convert import ConvertReport, convert
+    from gear_data.ingest.lint_source import LintReport, lint
+    from gear_data.ingest.repair import RepairReport, repair
     from gear_data.loaders.conventions import Convention
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.sequence import SequenceLoader
@@ -39,7 +41,9 @@ _PUBLIC = {
     "Episode": ("gear_data.dataset", "Episode"),
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
+    "LintReport": ("gear_data.ingest.lint_source", "LintReport"),
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
+    "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "Schema": ("gear_data.schema", "Schema"),
     "SequenceLoader": ("gear_data.loaders.sequence", "SequenceLoader"),
     "Shuffle": ("gear_data.selection.samplers", "Shuffle"),
@@ -49,7 +53,9 @@ _PUBLIC = {
     "convert": ("gear_data.ingest.convert", "convert"),
     "export": ("gear_data.exports", "export"),
     "export_batches": ("gear_data.exports.batches", "export_batches"),
+    "lint": ("gear_data.ingest.lint_source", "lint"),
     "open": ("gear_data.dataset", "open_dataset"),
+    "repair": ("gear_data.ingest.repair", "repair"),
     "verify": ("gear_data.storage.verify", "verify"),
 }
 
@@ -61,7 +67,9 @@ __all__ = [
     "Episode",
     "Fifo",
     "GearError",
+    "LintReport",
     "Mixture",
+    "RepairReport",
     "Schema",
     "SequenceLoader",
     "Shuffle",
@@ -72,7 +80,9 @@ __all__ = [
     "errors",
     "export",
     "export_batches",
+    "lint",
     "open",
+    "repair",
     "verify",
 ]
 

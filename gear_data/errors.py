@@ -97,11 +97,19 @@ class BadEpisodeError(GearError, ValueError):
     """One episode of a source is malformed: unequal or ragged columns, nulls, no steps."""
 
 
+class SourceChangedError(GearError, ValueError):
+    """A source no longer holds what a dataset was made of."""
+
+
 class WorkerError(GearError, RuntimeError):
     """A process that worked for this one died."""
 
 
-class NonFiniteError(GearError, ValueError):
+class FindingError(GearError, ValueError):
+    """Something was noticed in a source that would be kept in the manifest as a finding, and `strict` was asked for."""
+
+
+class NonFiniteError(FindingError):
     """A numeric column holds NaN or Inf and `strict` was asked for."""
 
 
@@ -127,6 +135,12 @@ class StorageFullError(GearError, OSError):
 
 class UnwritableError(GearError, OSError):
     """The destination cannot be written: no permission, no such device, a file where a folder should be."""
+
+    __str__ = GearError.__str__
+
+
+class RemoteError(GearError, OSError):
+    """A server cannot be reached, or broke off every time."""
 
     __str__ = GearError.__str__
 

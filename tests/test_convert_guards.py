@@ -145,7 +145,7 @@ def test_a_replaced_column_is_reported(sources: Any, rollouts: list[Any], tmp_pa
     assert any("replaced-column" in warning for warning in report.warnings)
     sources.check_dataset(tmp_path / "out", rollouts)
     report = gear_data.convert(source, tmp_path / "kept", rename={"returns_to_go": "infos.rtg"})
-    assert report.warnings == ()
+    assert not any("replaced-column" in warning for warning in report.warnings)
     assert gear_data.open(tmp_path / "kept").episode(0)["infos.rtg"].tolist() == [9.0]
 
 

@@ -133,7 +133,6 @@ def test_every_layout_gives_the_same_as_arrays(write: Any, tmp_path: Path) -> No
         (1, {"kind": "BMP"}),
         (3, {"kind": "WEBP", "lossless": True}),
         (4, {"kind": "WEBP", "lossless": True, "exact": True}),
-        (1, {"kind": "GIF"}),
     ],
     ids=str,
 )
@@ -204,19 +203,15 @@ def test_batches_are_those_of_the_loaders_decoder(preset: str, tmp_path: Path) -
     pq.write_table(table, tmp_path / "s.parquet")
     for name in ("encoded", "decoded"):
         gear_data.convert(tmp_path / "s.parquet", tmp_path / name, keep_encoded=name == "encoded")
-    options: dict[str, Any] = {"batch_size": 5, "context": 4, "preset": preset, "columns": [_COLUMN], "seed": 3}
-    if preset == "lerobot":
-        del options["columns"]
+    options: dict[str, Any] = {"batch_size": 5, "context": 4, "preset": preset, "seed": 3}
     decoder = {_COLUMN: ImageDecoder(mode=None, channels="last")}
-    with (
-        SequenceLoader(gear_data.open(tmp_path / "encoded"), decoders=decoder, **options) as encoded,
-        SequenceLoader(gear_data.open(tmp_path / "decoded"), **options) as decoded,
-    ):
-        first, second = next(iter(encoded)), next(iter(decoded))
+    first = next(iter(SequenceLoader(gear_data.open(tmp_path / "encoded"), decoders=decoder, **options)))
+    second = next(iter(SequenceLoader(gear_data.open(tmp_path / "decoded"), **options)))
     key = next(name for name in second if "image" in name and "pad" not in name)
     assert len(first[key]) == len(second[key]) == 5
     for count, mine, other in zip(second["valid_count"].tolist(), second[key], first[key], strict=True):
-        rows = slice(None) if preset == "lerobot" else slice(count)
+        # Of `lerobot`, the one image; `gato` pads on the left what a decoder makes, and lists what is a column.
+        rows = {"jat": slice(count), "gato": slice(-count, None), "lerobot": slice(None)}[preset]
         assert np.array_equal(np.asarray(mine)[rows], np.asarray(other)[rows])
     with pytest.raises(UnknownNameError, match="--keep-encoded"):
         SequenceLoader(gear_data.open(tmp_path / "decoded"), decoders=decoder, **options)
@@ -463,21 +458,3 @@ def test_resumes_in_the_middle_of_a_block(flawed: Any, sources: Any, tmp_path: P
                 gear_data.convert(path, tmp_path / f"d{stop}", **options)
         gear_data.convert(path, tmp_path / f"d{stop}", **options, resume=True)
         assert sources.folder_contents(tmp_path / f"d{stop}") == sources.folder_contents(tmp_path / "whole")
-
-
-# Real data.
-
-
-def test_pong(shared_data: Path, tmp_path: Path) -> None:
-    folder = shared_data / "gato_jat" / "atari-pong"
-    report = gear_data.convert(folder, tmp_path / "d")
-    ds = gear_data.open(tmp_path / "d")
-    assert ds.schema[_COLUMN].shape == (84, 84, 1)
-    assert (report.episodes, report.steps) == (4, 4880)
-    files = sorted(folder.glob("*.parquet"))
-    episodes = [row for file in files for row in pq.read_table(file)["image_observations"].to_pylist()]
-    for i, frames in enumerate(episodes):
-        found = ds.episode(i)[_COLUMN]
-        for t in range(0, len(frames), 97):
-            expected = np.asarray(Image.open(io.BytesIO(frames[t]["bytes"])))
-            assert np.array_equal(found[t, :, :, 0], expected)

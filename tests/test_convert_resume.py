@@ -390,9 +390,10 @@ def test_overwrite_clears_what_a_killed_one_left(
 
 
 def test_a_bad_episode_behind_finished_shards_can_be_mended(
-    source: Path, sources: Any, rollouts: list[Any], tmp_path: Path
+    source: Path, sources: Any, rollouts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Resuming needs the same source by name and size; mended in place it is that."""
+    _read_little(monkeypatch)
     table = sources.episode_table([r.columns for r in rollouts])
     sources.write_parquet(source, table, row_group=2)
     whole = source.read_bytes()

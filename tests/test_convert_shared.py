@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import gear_data
 from gear_data.errors import EmptySourceError
@@ -116,9 +119,15 @@ def test_jat(
     assert first == ds.num_episodes
 
 
-def test_jat_text_and_encoded_images(converted: Any, shared_data: Path) -> None:
+def _pixels(encoded: bytes) -> npt.NDArray[np.uint8]:
+    """[H, W, 1] of a grey image."""
+    with Image.open(io.BytesIO(encoded)) as image:
+        return np.asarray(image)[:, :, None]
+
+
+def test_jat_text_and_images(converted: Any, shared_data: Path) -> None:
     for task, column, name, dtype in (
-        ("atari-pong", "image_observations", "observations.image", "binary"),
+        ("atari-pong", "image_observations", "observations.image", "uint8"),
         ("babyai", "text_observations", "observations.text", "string"),
     ):
         ds, report = converted(f"gato_jat/{task}")
@@ -131,8 +140,8 @@ def test_jat_text_and_encoded_images(converted: Any, shared_data: Path) -> None:
         ]
         assert ds.num_episodes == len(rows)
         for i, row in enumerate(rows):
-            expected = row[column] if dtype == "string" else [image["bytes"] for image in row[column]]
-            assert ds.episode(i)[name].tolist() == expected
+            expected = row[column] if dtype == "string" else [_pixels(image["bytes"]) for image in row[column]]
+            assert np.array_equal(ds.episode(i)[name], expected)
             assert ds.episode(i)["actions"].tolist() == row["discrete_actions"]
     assert ds.schema["observations.discrete"].shape == (148,)
 

@@ -14,7 +14,7 @@ ROOT = Path(gear_data.__file__).parent
 #: From the ground up; modules of one line may import each other.
 LAYERS = (
     ("errors",),
-    ("schema", "progress", "extras", "expressions", "images"),
+    ("schema", "progress", "extras", "expressions", "images", "retry"),
     ("storage", "kernels"),
     ("ingest", "selection"),
     ("collection",),
@@ -72,7 +72,7 @@ def test_imports_run_one_way() -> None:
 
 def test_ingest_uses_storage_and_below_alone() -> None:
     for path in (ROOT / "ingest").rglob("*.py"):
-        assert _imports(path) <= {"ingest", "storage", "schema", "errors", "progress", "extras", "images"}, path
+        assert _imports(path) <= {"ingest", "storage", "schema", "errors", "progress", "extras", "images", "retry"}, path
 
 
 def test_importing_the_package_is_light() -> None:

@@ -31,6 +31,7 @@ from gear_data.errors import (
     StorageFullError,
     UnsupportedColumnError,
 )
+from gear_data.ingest.convert import ConvertReport
 from gear_data.inspect import describe, summarize
 from gear_data.schema import ColumnSpec
 from gear_data.storage.atomic import checksum
@@ -67,6 +68,11 @@ LENGTHS = [len(episode) for episode in EPISODES]
 
 def _column(i: int) -> list[list[Any]]:
     return [[step[i] for step in episode] for episode in EPISODES]
+
+
+def _convert(source: Any, folder: Path, **options: Any) -> ConvertReport:
+    """With images as they are in the source: decoded, they are of a fixed size."""
+    return gear_data.convert(source, folder, keep_encoded=True, **options)
 
 
 def _files(frames: Sequence[bytes], path: str | None = None) -> list[dict[str, Any]]:
@@ -137,7 +143,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`EPISODES` in several shards. Not to be changed."""
     folder = tmp_path_factory.mktemp("converted") / "d"
-    assert gear_data.convert(source, folder, shard_bytes=4096).shards > 3
+    assert _convert(source, folder, shard_bytes=4096).shards > 3
     return folder
 
 
@@ -169,7 +175,7 @@ def _check(folder: Path, episodes: Episodes = EPISODES) -> None:
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_source_gives_the_same(kind: str, converted: Path, tmp_path: Path) -> None:
-    gear_data.convert(SOURCES[kind](tmp_path), tmp_path / "d", shard_bytes=3000)
+    _convert(SOURCES[kind](tmp_path), tmp_path / "d", shard_bytes=3000)
     _check(tmp_path / "d")
     assert gear_data.open(tmp_path / "d").fingerprint == gear_data.open(converted).fingerprint
 
@@ -189,7 +195,7 @@ def test_whatever_the_values(rows: list[list[tuple[str, bytes]]], group: int) ->
         }
     )
     with TemporaryDirectory() as folder:
-        gear_data.convert(_parquet(table, Path(folder, "s.parquet"), group), Path(folder, "d"), shard_bytes=1024)
+        _convert(_parquet(table, Path(folder, "s.parquet"), group), Path(folder, "d"), shard_bytes=1024)
         _check(Path(folder, "d"), episodes)
 
 
@@ -202,7 +208,7 @@ def test_lerobot_frames(sources: Any, tmp_path: Path) -> None:
         frames.append([f"frame {i}.{t}".encode() for t in range(len(rollouts[i]))])
         table = pq.read_table(file)
         pq.write_table(table.append_column("observation.images.top", pa.array(_files(frames[-1]), _FILE)), file)
-    gear_data.convert(folder, tmp_path / "d")
+    _convert(folder, tmp_path / "d")
     ds = gear_data.open(tmp_path / "d")
     assert ds.schema["observations.images.top"].dtype == "binary"
     assert [ds.episode(i)["observations.images.top"].tolist() for i in range(4)] == frames
@@ -213,17 +219,17 @@ def test_images_in_memory_keep_the_bytes_they_were_encoded_to(tmp_path: Path) ->
     images = [Image.fromarray(np.full((4, 4, 3), shade, np.uint8)) for shade in (0, 90, 255)]
     features = datasets.Features({"obs": datasets.Image(), "done": datasets.Value("bool")})
     source = datasets.Dataset.from_dict({"obs": images, "done": [False, False, True]}, features=features)
-    gear_data.convert(source, tmp_path / "d")
+    _convert(source, tmp_path / "d")
     frames = gear_data.open(tmp_path / "d").episode(0)["observations"]
     assert [Image.open(io.BytesIO(frame)).getpixel((1, 1)) for frame in frames] == [(s,) * 3 for s in (0, 90, 255)]
 
 
 def test_columns_and_rename(source: Path, tmp_path: Path) -> None:
-    gear_data.convert(source, tmp_path / "a", columns=["texts", "rewards"])
+    _convert(source, tmp_path / "a", columns=["texts", "rewards"])
     assert set(gear_data.open(tmp_path / "a").schema.names) == {
         "texts", "rewards", "returns_to_go", "terminated", "truncated",
     }  # fmt: skip
-    gear_data.convert(source, tmp_path / "b", columns=["observations.text"], rename={"texts": "observations.text"})
+    _convert(source, tmp_path / "b", columns=["observations.text"], rename={"texts": "observations.text"})
     ds = gear_data.open(tmp_path / "b")
     assert ds.schema["observations.text"].source == "texts"
     assert [ds.episode(i)["observations.text"].tolist() for i in range(len(EPISODES))] == _column(0)
@@ -231,7 +237,7 @@ def test_columns_and_rename(source: Path, tmp_path: Path) -> None:
 
 def test_text_a_row_that_is_an_episode_stays_a_fact_of_it(source: Path, tmp_path: Path) -> None:
     table = pq.read_table(source).append_column("mission", pa.array([f"m{i}" for i in range(len(EPISODES))]))
-    gear_data.convert(_parquet(table, tmp_path / "s.parquet", 4), tmp_path / "d")
+    _convert(_parquet(table, tmp_path / "s.parquet", 4), tmp_path / "d")
     ds = gear_data.open(tmp_path / "d")
     assert "mission" not in ds.schema
     assert ds.episodes["mission"].to_list() == [f"m{i}" for i in range(len(EPISODES))]
@@ -240,7 +246,7 @@ def test_text_a_row_that_is_an_episode_stays_a_fact_of_it(source: Path, tmp_path
 def test_paths_beside_bytes_are_counted(tmp_path: Path) -> None:
     frames = [_files([step[1] for step in episode], "a.png" if i % 2 else None) for i, episode in enumerate(EPISODES)]
     table = _episode_table(pa.string(), pa.binary()).set_column(2, "image", pa.array(frames, pa.list_(_FILE)))
-    report = gear_data.convert(_parquet(table, tmp_path / "s.parquet", 4), tmp_path / "d")
+    report = _convert(_parquet(table, tmp_path / "s.parquet", 4), tmp_path / "d")
     assert [warning.split(":")[0] for warning in report.warnings] == ["paths-left-out", "no-end-flag"]
     assert f"({sum(LENGTHS[1::2])}x" in report.warnings[0]
 
@@ -296,7 +302,7 @@ def test_values_that_differ_in_where_they_are_cut_differ_in_hash(tmp_path: Path)
     prints = []
     for texts in (["ab", "c"], ["a", "bc"]):
         table = pa.table({"texts": [texts], "rewards": [[1.0, 2.0]]})
-        gear_data.convert(_parquet(table, tmp_path / "s.parquet", 1), tmp_path / "d", overwrite=True)
+        _convert(_parquet(table, tmp_path / "s.parquet", 1), tmp_path / "d", overwrite=True)
         prints.append(gear_data.open(tmp_path / "d").fingerprint)
     assert prints[0] != prints[1]
 
@@ -317,7 +323,7 @@ def test_shards_are_closed_by_their_bytes(converted: Path) -> None:
 def test_an_episode_larger_than_a_shard(tmp_path: Path) -> None:
     texts = [["a"], ["x" * 5000, "y" * 70_000], ["b"] * 3]
     table = pa.table({"texts": texts, "rewards": [[1.0] * len(row) for row in texts]})
-    gear_data.convert(_parquet(table, tmp_path / "s.parquet", 3), tmp_path / "d", shard_bytes=1024)
+    _convert(_parquet(table, tmp_path / "s.parquet", 3), tmp_path / "d", shard_bytes=1024)
     ds = gear_data.open(tmp_path / "d")
     assert [shard.episodes for shard in ds.manifest.shards] == [1, 1, 1]
     assert [ds.episode(i)["texts"].tolist() for i in range(3)] == texts
@@ -326,7 +332,7 @@ def test_an_episode_larger_than_a_shard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["episodes-struct", "steps-string-binary"])
 def test_resumes_to_the_same_bytes(kind: str, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = SOURCES[kind](tmp_path)
-    gear_data.convert(made, tmp_path / "whole", shard_bytes=4096)
+    _convert(made, tmp_path / "whole", shard_bytes=4096)
     write_shard = ShardWriter._write_shard
 
     def fail(writer: ShardWriter) -> Any:
@@ -337,8 +343,8 @@ def test_resumes_to_the_same_bytes(kind: str, sources: Any, tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(ShardWriter, "_write_shard", fail)
         with pytest.raises(StorageFullError):
-            gear_data.convert(made, tmp_path / "d", shard_bytes=4096)
-    gear_data.convert(made, tmp_path / "d", shard_bytes=4096, resume=True)
+            _convert(made, tmp_path / "d", shard_bytes=4096)
+    _convert(made, tmp_path / "d", shard_bytes=4096, resume=True)
     assert sources.folder_contents(tmp_path / "d") == sources.folder_contents(tmp_path / "whole")
 
 
@@ -392,7 +398,7 @@ def test_export_and_back(name: str, converted: Path, tmp_path: Path) -> None:
     table = pa.concat_tables([pq.read_table(file) for file in files])
     assert table.schema.field("texts").type == pa.list_(pa.field("element", pa.string()))
     assert (table["texts"].to_pylist(), table["observations.image"].to_pylist()) == (_column(0), _column(1))
-    gear_data.convert(tmp_path / name, tmp_path / "again")
+    _convert(tmp_path / name, tmp_path / "again")
     _check(tmp_path / "again")
     assert gear_data.open(tmp_path / "again").fingerprint == ds.fingerprint
 
@@ -400,7 +406,7 @@ def test_export_and_back(name: str, converted: Path, tmp_path: Path) -> None:
 def test_export_of_a_view(converted: Path, tmp_path: Path) -> None:
     view = gear_data.open(converted).filter(pl.col("episode_id") % 3 != 1)
     gear_data.export(view, tmp_path / "out.parquet")
-    gear_data.convert(tmp_path / "out.parquet", tmp_path / "again")
+    _convert(tmp_path / "out.parquet", tmp_path / "again")
     _check(tmp_path / "again", [episode for i, episode in enumerate(EPISODES) if i % 3 != 1])
     assert gear_data.open(tmp_path / "again").fingerprint == view.fingerprint
 
@@ -411,7 +417,7 @@ def test_row_groups_are_cut_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     texts = [["x" * 1000], ["y" * 1000], ["z" * 10]]
     table = pa.table({"texts": texts, "rewards": [[1.0]] * 3})
-    gear_data.convert(_parquet(table, tmp_path / "s.parquet", 3), tmp_path / "d")
+    _convert(_parquet(table, tmp_path / "s.parquet", 3), tmp_path / "d")
     monkeypatch.setattr(parquet, "_GROUP_BYTES", 1500)
     gear_data.export(gear_data.open(tmp_path / "d"), tmp_path / "out.parquet")
     groups = pq.ParquetFile(tmp_path / "out.parquet")
@@ -490,12 +496,12 @@ def test_bad_values(
 ) -> None:
     source, row = _spoilt(change, layout, tmp_path)
     with pytest.raises(BadEpisodeError, match=message) as error:
-        gear_data.convert(source, tmp_path / "d")
+        _convert(source, tmp_path / "d")
     assert (error.value.file, error.value.column, error.value.row) == ("s.parquet", column, row)
     if layout == "episodes":
         assert f"step {_BAD_STEP} " in str(error.value)
     assert not (tmp_path / "d").exists()
-    report = gear_data.convert(source, tmp_path / "d", on_bad_episode="skip")
+    report = _convert(source, tmp_path / "d", on_bad_episode="skip")
     assert (report.episodes, report.steps) == (7, 28)
     assert any(warning.startswith("bad-episode") for warning in report.warnings)
     ds = gear_data.open(tmp_path / "d")
@@ -509,7 +515,7 @@ def test_unequal_lengths(tmp_path: Path) -> None:
 
     source, _ = _spoilt(shorten, "episodes", tmp_path)
     with pytest.raises(BadEpisodeError, match="has 3 steps, where 'rewards' has 4") as error:
-        gear_data.convert(source, tmp_path / "d")
+        _convert(source, tmp_path / "d")
     assert (error.value.file, error.value.column, error.value.row) == ("s.parquet", "texts", _BAD)
 
 
@@ -531,7 +537,7 @@ def test_columns_of_episodes_that_are_refused(name: str, values: Any, tmp_path: 
         table = table.drop_columns([name])
     source = _parquet(table.append_column(name, pa.array(values)), tmp_path / "s.parquet", 1)
     with pytest.raises(UnsupportedColumnError) as error:
-        gear_data.convert(source, tmp_path / "d")
+        _convert(source, tmp_path / "d")
     assert error.value.column == name
     assert not (tmp_path / "d").exists()
 
@@ -540,7 +546,7 @@ def test_columns_of_episodes_that_are_refused(name: str, values: Any, tmp_path: 
 def test_columns_of_steps_that_are_refused(name: str, value: Any, tmp_path: Path) -> None:
     table = pa.table({"episode": [0, 0], name: [value, value], "x": [1.0, 2.0]})
     with pytest.raises(UnsupportedColumnError) as error:
-        gear_data.convert(_parquet(table, tmp_path / "s.parquet", 2), tmp_path / "d")
+        _convert(_parquet(table, tmp_path / "s.parquet", 2), tmp_path / "d")
     assert error.value.column == name
 
 

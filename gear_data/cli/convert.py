@@ -11,6 +11,8 @@ from gear_data.cli.parsing import add_command, names, print_json, renaming, size
 
 def add_commands(commands: Any) -> None:
     _add_convert(commands)
+    _add_lint(commands)
+    _add_repair(commands)
 
 
 def _add_convert(commands: Any) -> None:
@@ -86,4 +88,40 @@ def _convert(options: argparse.Namespace) -> int:
         f"{report.episodes:,} episodes, {report.steps:,} steps, {report.shards} shards, {report.bytes / 1e6:,.1f} MB "
         f"in {report.seconds:.1f} s ({rate:,.0f} MB/s) -> {options.destination}"
     )
+    return 0
+
+
+def _add_lint(commands: Any) -> None:
+    summary = "say what is odd about a trajectory dataset, without converting it; exit status 1 where something is"
+    parser = add_command(commands, "lint", _lint, summary, "gear-data lint hopper.hdf5")
+    _add_source(parser)
+
+
+def _lint(options: argparse.Namespace) -> int:
+    report = gear_data.lint(options.source, **_source_options(options))
+    if options.json:
+        print_json(report.to_json())
+    else:
+        print(f"format {report.format}: {report.reason}")
+        for finding in report.findings:
+            print(finding)
+        print(f"{report.episodes:,} episodes, {report.steps:,} steps, {len(report.findings)} kinds of findings")
+    return 1 if report.findings else 0
+
+
+def _add_repair(commands: Any) -> None:
+    summary = "make a dataset's damaged shards again from its source"
+    parser = add_command(commands, "repair", _repair, summary, "gear-data repair hopper/ --source hopper.parquet")
+    parser.add_argument("dataset", metavar="DST")
+    parser.add_argument("--source", required=True, metavar="SRC", help="what the dataset was converted from")
+
+
+def _repair(options: argparse.Namespace) -> int:
+    report = gear_data.repair(options.dataset, options.source)
+    if options.json:
+        print_json(report.to_json())
+    elif report.shards:
+        print(f"made again: {', '.join(report.shards)} ({report.episodes:,} episodes)")
+    else:
+        print("the dataset is sound; nothing was changed")
     return 0

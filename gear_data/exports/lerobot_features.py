@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from gear_data.dataset import Dataset
@@ -136,14 +135,3 @@ def _image_shape(dataset: Dataset, spec: ColumnSpec) -> tuple[int, int, int]:
             column=spec.name,
             hint="export to Parquet",
         ) from error
-
-
-def clock(lengths: Any, fps: float) -> Any:
-    """float32 [steps]: seconds since each episode's first step."""
-    return (frame_numbers(lengths) / fps).astype(np.float32)
-
-
-def frame_numbers(lengths: Any) -> Any:
-    """int64 [steps]: the number of each step in its episode."""
-    starts = np.cumsum(lengths) - lengths
-    return np.arange(int(np.sum(lengths)), dtype=np.int64) - np.repeat(starts, lengths)

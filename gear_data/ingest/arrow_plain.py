@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
+from gear_data.ingest.arrow_values import is_list
 from gear_data.ingest.variable_values import is_file
 
 
@@ -122,10 +123,6 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
         fields = [field.with_type(plain_type(field.type)) for field in type_]
         return type_ if fields == list(type_) else pa.struct(fields)
     return type_
-
-
-def is_list(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 
 
 def list_of(like: pa.DataType, value: pa.DataType) -> pa.DataType:

@@ -5,31 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from gear_data.errors import CorruptSourceError, UnknownFormatError
 from gear_data.ingest.arrow_plain import PlainColumn, plain_columns, plain_table
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.parquet_file import (
-    check_schema,
-    decoded_row_bytes,
-    open_parquet,
-    reading,
-    row_groups,
-    scan,
-)
-from gear_data.ingest.parquet_units import cuts, proven
-from gear_data.ingest.source import Unit
+from gear_data.ingest.parquet_file import check_schema, decoded_row_bytes, open_parquet, read_batches, reading, runs
+from gear_data.ingest.parquet_units import FilesToCut, FirstStart, Span, episode_spans, step_spans
 from gear_data.storage.block import BEGIN, Position
 
 #: Bytes in memory of a table handed out at once, as far as they can be foreseen.
 _BATCH_BYTES = 16 << 20
 #: Rows that say how large others will be.
 _HEAD_ROWS = 64
+_HEAD_BYTES = 64 << 20
+#: Rows of a column of ids read at once.
+_ID_ROWS = 1 << 16
+_Part = TypeVar("_Part")
 _ONE_TYPE = "give the dataset features (datasets.Features), or bring the column to one type"
 
 
@@ -76,11 +74,9 @@ class TablePart:
 class TableStream(Protocol):
     """Tables in source order, their columns plain (`arrow_plain`)."""
 
+    #: Of all columns there are.
+    schema: pa.Schema
     num_rows: int | None
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns that are read."""
 
     def select(self, columns: list[str]) -> None:
         """Reads only these columns from now on."""
@@ -88,13 +84,239 @@ class TableStream(Protocol):
     def head(self, rows: int) -> pa.Table | None:
         """The first rows, at most so many; None if there are none."""
 
-    def units(self, ids: str | None) -> Sequence[Unit]:
-        """Where reading may begin, see `EpisodeSource.units`. Where a row is a step, `ids` is the column that tells
-        episodes apart; without it any row may be a unit's first."""
-
-    def bounds(self, ids: str, position: Position) -> tuple[Any, Any]:
-        """Of the unit from `position` on: ids of its episodes are not less than the first and less than the second
-        value; None where there is no such bound."""
+    def spans(self, ids: str | None) -> Sequence[Span]:
+        """Where reading may begin, the first at `BEGIN`. Where a row is a step, `ids` is the column that tells episodes
+        apart; without it a row is an episode."""
 
     def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
         """All rows from `start` on, which need not be where a part began, up to `stop`."""
+
+
+def open_tables(location: Location) -> TableStream | None:
+    """The tables at a location; None where it holds neither Parquet files nor a `datasets` object."""
+    if location.dataset is not None:
+        return DatasetTables(location)
+    files = location.with_suffix(".parquet")
+    return ParquetTables(files) if files else None
+
+
+def require_tables(location: Location) -> TableStream:
+    """The tables at a location. Raises UnknownFormatError where there are none."""
+    tables = open_tables(location)
+    if tables is None:
+        raise UnknownFormatError("holds no Parquet file", file=location.name, hint="leave --format out")
+    return tables
+
+
+def read_ahead(parts: Iterator[_Part]) -> Iterator[_Part]:
+    """The same parts, the next one being read and decoded in a thread while the present one is worked on."""
+    with ThreadPoolExecutor(1, thread_name_prefix="gear-read") as reader:
+        coming = reader.submit(next, parts, None)
+        while (part := coming.result()) is not None:
+            coming = reader.submit(next, parts, None)
+            yield part
+
+
+class ParquetTables:
+    """Tables of Parquet files of one schema. One file is open at a time; in memory are a buffer for every column and
+    one table, however large the row groups are.
+
+    Args:
+        files: in source order.
+
+    Raises:
+        CorruptSourceError: a file is not Parquet, or its columns are not those of the first.
+        UnsupportedColumnError: two columns have one name.
+    """
+
+    def __init__(self, files: tuple[SourceFile, ...]) -> None:
+        self._files = files
+        self._row_bytes = 0.0
+        with open_parquet(files[0]) as first:
+            self._stored: pa.Schema = first.schema_arrow
+            # Counting the rows of every file would open every file; the bar goes by rows only where that is cheap.
+            self.num_rows: int | None = first.metadata.num_rows if len(files) == 1 else None
+        self._plain = plain_columns(self._stored, files[0].name)
+        self.schema = pa.schema([(name, column.type) for name, column in self._plain.items()])
+
+    def select(self, columns: list[str]) -> None:
+        self._plain = {name: self._plain[name] for name in columns}
+
+    def head(self, rows: int) -> pa.Table | None:
+        for index, file in enumerate(self._files):
+            with open_parquet(file) as parquet:
+                self._check(parquet, file)
+                groups = range(parquet.num_row_groups)
+                filled = next((group for group in groups if parquet.metadata.row_group(group).num_rows), None)
+                if filled is not None:
+                    row_bytes = self._expected_bytes(parquet, groups[filled : filled + 1])
+                    rows = max(1, min(rows, int(_HEAD_BYTES / max(1.0, row_bytes))))
+                    batch = next(self._batches(index, parquet, groups[filled:], rows))
+                    return plain_table(pa.Table.from_batches([batch]), self._plain)
+        return None
+
+    def spans(self, ids: str | None) -> Sequence[Span]:
+        source = FilesToCut(self._files, self._footer, self._first_start)
+        return episode_spans(source) if ids is None else step_spans(source, ids)
+
+    def _footer(self, index: int) -> pq.FileMetaData:
+        with open_parquet(self._files[index]) as parquet:
+            return parquet.metadata
+
+    def _first_start(self, index: int, group: int, ids: str) -> FirstStart | None:
+        file, column = self._files[index], self._plain[ids]
+        before: list[Any] = []
+        after: list[Any] = []
+        row = 0
+        with open_parquet(file) as parquet:
+            for batch in read_batches(file, parquet, range(group, group + 1), [column.stored], _ID_ROWS):
+                table = plain_table(pa.Table.from_batches([batch]), {ids: column})
+                values = table.column(0).combine_chunks()
+                if not after:
+                    change = pc.index(pc.not_equal(values, before[0] if before else values[0]), True).as_py()
+                    count = len(values) if change < 0 else change
+                    before += _range(values[:count])
+                    after += _range(values[count:])
+                    row += count
+                else:
+                    after += _range(values)
+        if not after:
+            return None
+        return FirstStart(row, (min(before), max(before)), (min(after), max(after)))
+
+    def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
+        held: list[tuple[Stretch, pa.RecordBatch]] = []
+        size = 0
+        for stretch, batch in self._stretches(start, stop):
+            if held and not batch.schema.equals(held[-1][1].schema):
+                yield self._part(held)
+                held, size = [], 0
+            held.append((stretch, batch))
+            size += batch.nbytes
+            if size >= _BATCH_BYTES:
+                yield self._part(held)
+                held, size = [], 0
+        if held:
+            yield self._part(held)
+
+    def _part(self, held: list[tuple[Stretch, pa.RecordBatch]]) -> TablePart:
+        table = pa.Table.from_batches([batch for _, batch in held])
+        return TablePart(tuple(stretch for stretch, _ in held), plain_table(table, self._plain))
+
+    def _stretches(self, start: Position, stop: Position) -> Iterator[tuple[Stretch, pa.RecordBatch]]:
+        for index in range(start.file, len(self._files)):
+            first = start.row if index == start.file else 0
+            if (index, first) >= stop:
+                return
+            last = stop.row if index == stop.file else None
+            file = self._files[index]
+            with open_parquet(file) as parquet:
+                self._check(parquet, file)
+                for row, groups in runs(parquet.metadata, first, last):
+                    yield from self._run(index, parquet, row, groups, first, last)
+
+    def _run(
+        self, index: int, parquet: pq.ParquetFile, row: int, groups: range, first: int, last: int | None
+    ) -> Iterator[tuple[Stretch, pa.RecordBatch]]:
+        """The rows of these groups, the first of which is `row`, from `first` to `last`."""
+        rows = _batch_rows(self._expected_bytes(parquet, groups))
+        # Of a row group that goes on behind the last row, no more is decoded than needed.
+        rows = rows if last is None else max(1, min(rows, last - row))
+        for batch in self._batches(index, parquet, groups, rows):
+            skip, stop = max(0, first - row), len(batch) if last is None else min(len(batch), last - row)
+            if skip < stop:
+                stretch = Stretch(Position(index, row + skip), self._files[index].name, stop - skip)
+                yield stretch, batch.slice(skip, stop - skip)
+            row += len(batch)
+            if last is not None and row >= last:
+                return
+
+    def _batches(self, index: int, parquet: pq.ParquetFile, groups: range, rows: int) -> Iterator[pa.RecordBatch]:
+        for batch in read_batches(self._files[index], parquet, groups, self._needed(), rows):
+            # Encoded texts may be far smaller than what they hold: what was read foretells what is to come.
+            self._row_bytes = max(self._row_bytes, batch.nbytes / max(1, len(batch)))
+            yield batch
+
+    def _expected_bytes(self, parquet: pq.ParquetFile, groups: range) -> float:
+        return max([self._row_bytes, *(decoded_row_bytes(parquet, group, self._needed()) for group in groups)])
+
+    def _needed(self) -> list[str]:
+        return list(dict.fromkeys(column.stored for column in self._plain.values()))
+
+    def _check(self, parquet: pq.ParquetFile, file: SourceFile) -> None:
+        with reading(file.name):
+            schema = parquet.schema_arrow
+        check_schema(schema, file.name, self._stored, self._files[0].name)
+
+
+def _range(values: pa.Array) -> list[Any]:
+    """Least and largest value; nothing of no values."""
+    found = pc.min_max(values).as_py() if len(values) else {}
+    return list(found.values())
+
+
+class DatasetTables:
+    """Tables of a `datasets.Dataset` or `IterableDataset`, through its Arrow format."""
+
+    def __init__(self, location: Location) -> None:
+        self._dataset: Any = location.dataset.with_format("arrow")
+        self._name = location.name
+        self.num_rows: int | None = getattr(location.dataset, "num_rows", None)
+        if location.dataset.features is not None:
+            self._stored: pa.Schema = location.dataset.features.arrow_schema
+        else:  # an IterableDataset made without features knows them from its first row
+            first = next(iter(self._dataset.iter(batch_size=1)), None)
+            self._stored = pa.schema([]) if first is None else first.schema
+        self._plain: dict[str, PlainColumn] = plain_columns(self._stored, self._name)
+        self.schema = pa.schema([(name, column.type) for name, column in self._plain.items()])
+
+    def select(self, columns: list[str]) -> None:
+        self._plain = {name: self._plain[name] for name in columns}
+        self._dataset = self._dataset.select_columns(list(dict.fromkeys(c.path[0] for c in self._plain.values())))
+
+    def head(self, rows: int) -> pa.Table | None:
+        table = next(iter(self._dataset.iter(batch_size=rows)), None)
+        return plain_table(table, self._plain) if table is not None and len(table) else None
+
+    def spans(self, ids: str | None) -> Sequence[Span]:
+        return (Span(BEGIN, 0),)
+
+    def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
+        dataset, row = self._dataset, start.row
+        if row:
+            dataset = dataset.skip(row)
+        head = self.head(_HEAD_ROWS)
+        if head is None:
+            return
+        batches = dataset.iter(batch_size=_batch_rows(head.nbytes / len(head)))
+        while True:
+            try:
+                table = next(batches, None)
+            except pa.ArrowException as error:
+                raise CorruptSourceError(
+                    f"rows from {row} on cannot be read as one table: {error}", file=self._name, hint=_ONE_TYPE
+                ) from error
+            if table is None:
+                return
+            self._check_types(table, row)
+            stretch = Stretch(Position(0, row), self._name, len(table))
+            yield TablePart((stretch,), plain_table(table, self._plain))
+            row += len(table)
+
+    def _check_types(self, table: pa.Table, row: int) -> None:
+        # Without features every batch has the types that its own rows suggest.
+        for field in table.schema:
+            expected = self._stored.field(field.name).type
+            if field.type != expected:
+                raise CorruptSourceError(
+                    f"is {field.type} here, and {expected} in the first row",
+                    file=self._name,
+                    column=field.name,
+                    row=row,
+                    hint=_ONE_TYPE,
+                )
+
+
+def _batch_rows(row_bytes: float) -> int:
+    """Rows to read at once, of so many bytes each in memory."""
+    return int(max(1, min(65536, _BATCH_BYTES / max(1.0, row_bytes))))

@@ -27,6 +27,7 @@ class StepPart:
         variable: name -> array of keep.sum() values, as `EpisodeBlock.variable`.
         facts: name -> [n], values of which an episode takes its first step's.
         finals: name -> [n, *shape], of which an episode takes its last step's as final observation.
+        more: whether the next part was read together with this one, so that no block ends between them.
     """
 
     file: int
@@ -38,6 +39,7 @@ class StepPart:
     facts: Mapping[str, npt.NDArray[Any]]
     finals: Mapping[str, npt.NDArray[Any]]
     variable: Mapping[str, pa.Array] = field(default_factory=dict)
+    more: bool = False
 
     def cut(self, start: int, stop: int) -> StepPart:
         first, last = int(self.keep[:start].sum()), int(self.keep[:stop].sum())
@@ -57,19 +59,29 @@ class StepPart:
 def assemble(parts: Iterator[StepPart], findings: Findings, *, has_final: bool) -> Iterator[EpisodeBlock]:
     """Blocks of whole episodes; the last episode ends with the stream.
 
-    An episode may run over any number of parts and files. What is held is one part and the episode at its end.
+    An episode may run over any number of parts and files. What is held is what was read together, and the episode
+    before it.
     """
     held: list[StepPart] = []
     for part in parts:
-        last = int(np.searchsorted(part.episodes, part.episodes[-1]))
-        ends_held = bool(held) and part.episodes[0] != held[-1].episodes[-1]
-        if last > 0 or ends_held:
-            whole = [*held, part.cut(0, last)] if last > 0 else held
+        held.append(part)
+        if part.more:
+            continue
+        index, start = _last_start(held)
+        whole = [*held[:index], held[index].cut(0, start)] if start else held[:index]
+        if whole:
             yield _block(whole, findings, has_final)
-            held = []
-        held.append(part.cut(last, len(part.rows)))
+            held = [held[index].cut(start, len(held[index].rows)), *held[index + 1 :]]
     if held:
         yield _block(held, findings, has_final)
+
+
+def _last_start(parts: list[StepPart]) -> tuple[int, int]:
+    """Where the last of the episodes begins: the part, and the step in it."""
+    last, index = parts[-1].episodes[-1], len(parts) - 1
+    while index and parts[index].episodes[0] == last == parts[index - 1].episodes[-1]:
+        index -= 1
+    return index, int(np.searchsorted(parts[index].episodes, last))
 
 
 def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> EpisodeBlock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gear_data.errors import unknown_name
 from gear_data.ingest.names import DONES, name_map
@@ -30,3 +31,18 @@ def choose_columns(names: Iterable[str], options: SourceOptions) -> dict[str, st
         if name not in mapping and name not in mapping.values():
             raise unknown_name("column", name, mapping.values())
     return {source: name for source, name in mapping.items() if source in wanted or name in wanted or name in END_FLAGS}
+
+
+def structure(names: Iterable[str], options: SourceOptions) -> SourceOptions:
+    """The options with what `end_column` says as a name of that column.
+
+    Raises:
+        UnknownNameError: a column that is to tell episodes apart, number steps or end episodes is not there.
+    """
+    names = list(names)
+    for name in (options.episode_column, options.step_column, options.end_column):
+        if name is not None and name not in names:
+            raise unknown_name("column", name, names)
+    if options.end_column is None:
+        return options
+    return replace(options, rename={**(options.rename or {}), options.end_column: DONES})

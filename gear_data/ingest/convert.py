@@ -18,10 +18,12 @@ from gear_data.errors import (
     ResumeError,
     unknown_name,
 )
+from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.derive import RETURNS_TO_GO
 from gear_data.ingest.destination import no_empty_folder, prepare
 from gear_data.ingest.engines import Engine, in_processes, in_this_process
 from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.lint import duplicate_episodes
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline import stored_schema
 from gear_data.ingest.recipe import Recipe
@@ -32,7 +34,7 @@ from gear_data.storage.atomic import exchange
 from gear_data.storage.conversion import Conversion, Joined, TaskResult, difference
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote import open_store
-from gear_data.storage.store import Store
+from gear_data.storage.store import Store, put_text
 from gear_data.storage.writer import PROGRESS
 
 MIN_SHARD_BYTES = 1 << 10
@@ -153,7 +155,7 @@ def convert(
         conversion = Conversion(store, stored_schema(opened), noted, resume=resume)
         try:
             run = _engine(engine, jobs, recipe, opened, store, tasks)
-            manifest = _fill(conversion, opened, run, tasks, {"reason": reason, **identity}, progress)
+            manifest = _fill(store, conversion, opened, run, tasks, {"reason": reason, **identity}, progress)
         except BaseException as error:
             kept = conversion.abandon()
             if folder != wanted:
@@ -169,6 +171,7 @@ def convert(
 
 
 def _fill(
+    store: Store,
     conversion: Conversion,
     source: EpisodeSource,
     run: Engine,
@@ -183,10 +186,11 @@ def _fill(
     joined = conversion.join(results)
     if not len(joined.episodes):
         raise EmptySourceError("the source holds no episode", file=provenance["source"])
-    findings = _all_findings(noticed, results, joined)
+    findings = _all_findings(noticed, results, joined, strict=provenance["options"]["strict"])
     made = [[*task.start, len(result.shards)] for task, result in zip(tasks, results, strict=True)]
     facts = {**provenance, "tasks": made, "metadata": _json_able(source.metadata)}
     manifest = conversion.manifest(joined, facts, findings.to_json())
+    put_text(store, CARD_NAME, dataset_card(manifest, joined.episodes))
     conversion.finish(manifest)
     return manifest
 
@@ -234,9 +238,17 @@ def _noticed_on_opening(source: EpisodeSource) -> list[dict[str, Any]]:
     return source.findings.to_json()
 
 
-def _all_findings(noticed: Sequence[Mapping[str, Any]], results: Sequence[TaskResult], joined: Joined) -> Findings:
+def _all_findings(
+    noticed: Sequence[Mapping[str, Any]], results: Sequence[TaskResult], joined: Joined, *, strict: bool
+) -> Findings:
     findings = Findings()
     findings.restore([*noticed, *(finding for result in results for finding in result.findings)])
+    if strict:
+        findings.forbid()
+    files, contents = joined.episodes.column("source"), joined.episodes.column("content").to_pylist()
+    repeated = duplicate_episodes(contents, lambda episode: (files[episode].as_py(), None))
+    if repeated is not None:
+        findings.add(repeated)
     return findings
 
 

@@ -45,6 +45,8 @@ def complete_ends(block: EpisodeBlock, findings: Findings) -> EpisodeBlock:
     - `dones` alone is read as `terminated`: such sources do not tell a time limit from a terminal state.
     - `dones` beside one of the two says what the other is.
     - an episode whose last step has no flag was cut off: its last step becomes truncated.
+    - both flags set are kept as they are: Gymnasium's `step` may return both, a terminal state at the time limit.
+      Formats with a reading of their own (D4RL: terminated) have settled it before.
     """
     columns = dict(block.columns)
     last = block.offsets[1:] - 1
@@ -71,9 +73,12 @@ def complete_ends(block: EpisodeBlock, findings: Findings) -> EpisodeBlock:
     inside = terminated | truncated
     inside[last] = False
     if inside.any():
-        episodes = np.unique(np.searchsorted(block.offsets, np.flatnonzero(inside), side="right") - 1)
         message = "an end flag is set before the episode's last step; kept as it is"
-        findings.add(_first(block, "end-flag-inside", message, episodes))
+        findings.add(_first(block, "end-flag-inside", message, _episodes_of(block, inside)))
+    both = terminated & truncated
+    if both.any():
+        message = "terminated and truncated are both set; kept as they are"
+        findings.add(_first(block, "both-flags", message, _episodes_of(block, both)))
     columns["terminated"], columns["truncated"] = terminated, truncated
     return replace(block, columns=columns)
 
@@ -81,6 +86,11 @@ def complete_ends(block: EpisodeBlock, findings: Findings) -> EpisodeBlock:
 def _flag(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.bool_]:
     """A flag column of our own to write on."""
     return np.zeros(count, np.bool_) if values is None else values.astype(np.bool_).copy()
+
+
+def _episodes_of(block: EpisodeBlock, steps: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """The episodes that have one of the steps marked."""
+    return np.unique(np.searchsorted(block.offsets, np.flatnonzero(steps), side="right") - 1)
 
 
 def _first(

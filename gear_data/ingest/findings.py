@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from gear_data.errors import FindingError
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,27 @@ class Finding:
 
 
 class Findings:
-    """Findings in the order first seen; the same code and column add up."""
+    """Findings in the order first seen; the same code and column add up, and keep the first one's message and place."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str | None], Finding] = {}
+        self._forbidden = False
+
+    def forbid(self) -> None:
+        """From here on a finding is an error, and so is one that there is. Raises FindingError."""
+        self._forbidden = True
+        for finding in self:
+            raise _error(finding)
 
     def add(self, finding: Finding) -> None:
+        """Raises FindingError where findings are forbidden."""
+        if self._forbidden:
+            raise _error(finding)
         key = (finding.code, finding.column)
         known = self._items.get(key)
         self._items[key] = replace(known, count=known.count + finding.count) if known else finding
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Finding]:
         return iter(self._items.values())
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -56,3 +68,13 @@ class Findings:
         self._items.clear()
         for item in items:
             self.add(Finding(**item))
+
+
+def _error(finding: Finding) -> FindingError:
+    return FindingError(
+        f"{finding.code}: {finding.message}",
+        file=finding.file,
+        column=finding.column,
+        row=finding.row,
+        hint="'gear-data lint SRC' lists everything of the kind; leave --strict (strict=True) out to convert anyway",
+    )

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from h5py import h5d, h5l, h5s
+from h5py import h5a, h5d, h5l, h5s
 
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.arrow_values import Irregular
@@ -33,7 +33,9 @@ _FREE_BYTES = 64 << 20
 _MAX_RATIO = 200
 #: Episode facts and attributes that are longer are not kept: model files and the like.
 _MAX_FACT_BYTES = 10_000
-_LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), leaving this one out"
+_SOFT, _EXTERNAL = "a soft link", "an external link"
+SCALAR = "a scalar"
+LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), leaving this one out"
 
 
 def hdf5_files(location: Location) -> tuple[SourceFile, ...]:
@@ -99,7 +101,7 @@ def inventory(group: h5py.Group, file: str) -> tuple[dict[str, h5py.Dataset], di
     others: dict[str, str] = {}
     for path, kind in links_below(group, file).items():
         if kind != h5l.TYPE_HARD:
-            others[path] = "an external link" if kind == h5l.TYPE_EXTERNAL else "a soft link"
+            others[path] = _EXTERNAL if kind == h5l.TYPE_EXTERNAL else _SOFT
             continue
         with reading(file, path):
             found = group[path]
@@ -107,29 +109,34 @@ def inventory(group: h5py.Group, file: str) -> tuple[dict[str, h5py.Dataset], di
             if found.shape:
                 datasets[path] = found
             else:
-                others[path] = "a scalar"
+                others[path] = SCALAR
     return datasets, others
+
+
+def links_of(others: Mapping[str, str]) -> list[str]:
+    """Of what `inventory` says is no dataset, the links: they may be meant as columns, which `refuse_links` answers."""
+    return [path for path, what in others.items() if what in (_SOFT, _EXTERNAL)]
 
 
 def refuse_links(others: Mapping[str, str], chosen: Iterable[str], file: str) -> None:
     """Raises UnsupportedColumnError where one of the chosen columns is a link."""
     for path in chosen:
-        if "link" in others.get(path, ""):
+        if path in others:
             raise UnsupportedColumnError(
                 f"is {others[path]}, which is not followed",
                 file=file,
                 column=path,
-                hint=f"copy what it points to into the file, or {_LEAVE_OUT}",
+                hint=f"copy what it points to into the file, or {LEAVE_OUT}",
             )
 
 
-def check_dataset(dataset: h5py.Dataset, file: SourceFile, column: str) -> None:
-    """That reading a dataset reads this file alone, and allocates no more than the file has data for.
+def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tuple[int, ...]:
+    """That reading a dataset reads this file alone, and allocates no more than the file has data for; its shape.
 
     Raises:
         CorruptSourceError: its data is in other files, or of an absurd size.
     """
-    plist, shape = dataset.id.get_create_plist(), dataset.shape
+    plist, shape = dataset.get_create_plist(), dataset.shape
     layout = plist.get_layout()
     if layout == h5d.VIRTUAL or plist.get_external_count():
         raise CorruptSourceError(
@@ -140,20 +147,22 @@ def check_dataset(dataset: h5py.Dataset, file: SourceFile, column: str) -> None:
         )
     if shape is None:
         raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column)
-    item = dataset.id.get_type().get_size()
-    claimed, stored = math.prod(shape) * item, dataset.id.get_storage_size()
-    row = math.prod(shape[1:]) * item
+    item = dataset.dtype.itemsize
+    claimed, row = math.prod(shape) * item, math.prod(shape[1:]) * item
     chunk = math.prod(plist.get_chunk()) * item if layout == h5d.CHUNKED else 0
     if max(row, chunk) > _MAX_PIECE_BYTES:
         what = "a row" if row > _MAX_PIECE_BYTES else "a chunk"
         raise CorruptSourceError(f"{what} takes {max(row, chunk)} bytes; refused", file=file.name, column=column)
-    if claimed > _FREE_BYTES and (stored > file.size or claimed > stored * _MAX_RATIO):
-        raise CorruptSourceError(
-            f"claims {claimed} bytes, of which the file of {file.size} bytes stores {stored}; refused",
-            file=file.name,
-            column=column,
-            hint="if it is what it should be, decompress it first: h5repack -f NONE OLD NEW",
-        )
+    if claimed > _FREE_BYTES:
+        stored = dataset.get_storage_size()
+        if stored > file.size or claimed > stored * _MAX_RATIO:
+            raise CorruptSourceError(
+                f"claims {claimed} bytes, of which the file of {file.size} bytes stores {stored}; refused",
+                file=file.name,
+                column=column,
+                hint="if it is what it should be, decompress it first: h5repack -f NONE OLD NEW",
+            )
+    return tuple(shape)
 
 
 def step_spec(
@@ -185,13 +194,13 @@ def step_spec(
     dtype = str(kind.newbyteorder("=")) if kind.kind in "biuf" else str(kind)
     if dtype not in DTYPES:
         raise UnsupportedColumnError(
-            f"holds {dtype}, which is not a number or a boolean", file=file, column=source, hint=_LEAVE_OUT
+            f"holds {dtype}, which is not a number or a boolean", file=file, column=source, hint=LEAVE_OUT
         )
     if name in SCALARS and shape == (1,):
         shape = ()
     if 0 in shape:
         raise UnsupportedColumnError(
-            f"has steps of shape {shape}, without values", file=file, column=source, hint=_LEAVE_OUT
+            f"has steps of shape {shape}, without values", file=file, column=source, hint=LEAVE_OUT
         )
     return ColumnSpec(name, dtype, shape, False, own_name, has_final)
 
@@ -203,12 +212,12 @@ def _variable_dtype(dataset: h5py.Dataset) -> str | None:
     return "binary" if base is not None and np.dtype(base) == np.uint8 else None
 
 
-def read_fixed(dataset: h5py.Dataset, spec: ColumnSpec) -> npt.NDArray[Any]:
-    """[rows, *spec.shape] of `spec.dtype`, C-contiguous; HDF5 converts byte order and dtype."""
-    values = np.empty(dataset.shape, spec.numpy_dtype)
+def read_fixed(dataset: h5d.DatasetID, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """All of a dataset of numbers or booleans, C-contiguous, in its own dtype or that of the other byte order."""
+    values = np.empty(shape, dtype)
     if values.size:
-        dataset.id.read(h5s.ALL, h5s.ALL, values)
-    return values.reshape(len(values), *spec.shape)
+        dataset.read(h5s.ALL, h5s.ALL, values)
+    return values
 
 
 def read_variable(dataset: h5py.Dataset, spec: ColumnSpec) -> pa.Array:
@@ -237,9 +246,14 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
     for name in group.attrs:
         if name in ignored:
             continue
-        attribute = group.attrs.get_id(name)
-        small = attribute.shape == () and attribute.get_storage_size() <= _MAX_FACT_BYTES
-        value = plain(group.attrs[name]) if small else None
+        attribute = h5a.open(group.id, name.encode())
+        value = None
+        if attribute.shape == () and attribute.dtype.kind in "biuf":
+            number = np.empty((), attribute.dtype)
+            attribute.read(number)
+            value = plain(number)
+        elif attribute.shape == () and attribute.get_storage_size() <= _MAX_FACT_BYTES:
+            value = plain(group.attrs[name])
         if value is None:
             others.append(name)
         else:

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-from h5py import h5d, h5g, h5l
+from h5py import h5d, h5g, h5l, h5o
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError, EmptySourceError, GearError
-from gear_data.ingest.arrow_values import Irregular
 from gear_data.ingest.findings import Finding, Findings
-from gear_data.ingest.hdf5 import (
-    attribute_facts,
-    check_dataset,
-    links_below,
-    open_hdf5,
-    plain,
-    read_fixed,
-    read_variable,
-    reading,
-    step_spec,
-)
+from gear_data.ingest.hdf5 import SCALAR, attribute_facts, inventory, links_below, open_hdf5, reading
+from gear_data.ingest.hdf5_episode import Episode, EpisodeReader, GroupColumn
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import Unit
 from gear_data.schema import ColumnSpec
@@ -34,53 +24,31 @@ from gear_data.storage.block import BEGIN, EpisodeBlock, Position
 
 _BLOCK_BYTES = 16 << 20
 _UNIT_BYTES = 32 << 20
-_MAX_NUMBER = 1 << 62
-
-
-@dataclass(frozen=True)
-class GroupColumn:
-    """A dataset that every episode's group has, and the column it becomes.
-
-    Attributes:
-        spec: the column; with `has_final`, its final observation is the last row of `final`.
-        path: of the dataset in the group.
-        final: path of the dataset whose last row is the final observation; `path` itself where the column's own dataset
-            must have a row more than there are steps.
-        reset: a first row, more than there are steps, may belong to the reset; it is left out.
-        encoded: rows of uint8 are encoded images.
-    """
-
-    spec: ColumnSpec
-    path: str
-    final: str | None = None
-    reset: bool = False
-    encoded: bool = False
+_MAX_DIGITS = 18
 
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """What one format's files look like.
+    """What the files of one format look like.
 
     Attributes:
         parent: the group that holds the episodes; "/" for the file itself.
         prefix: of the names of episodes; a number follows.
         steps: path of the dataset whose rows are an episode's steps.
         declared: attribute of an episode that says how many steps it has.
-        number: attribute of an episode that says its number, if there is one.
         ignored: further attributes that are no facts worth keeping.
         facts: of a file, its episodes' names -> further facts.
-        check: looks at a file as a whole when its first episode is read: the file, its name, and its episodes' steps
-            (None where they cannot be told).
+        check: looks at a file as a whole when its first episode is read: the file, its name, its number of episodes,
+            their steps in all.
     """
 
     parent: str
     prefix: str
     steps: str
     declared: str
-    number: str | None = None
-    ignored: frozenset[str] = frozenset()
-    facts: Callable[[h5py.File, str], Mapping[str, Mapping[str, Any]]] = lambda file, name: {}
-    check: Callable[[h5py.File, str, Sequence[int | None], Findings], None] = lambda file, name, steps, findings: None
+    ignored: frozenset[str]
+    facts: Callable[[h5py.File, SourceFile], Mapping[str, Mapping[str, Any]]]
+    check: Callable[[h5py.File, str, int, int, Findings], None]
 
     def episodes(self, file: h5py.File, name: str) -> list[tuple[int, str]]:
         """Number and name of the episodes of a file, by number.
@@ -88,38 +56,70 @@ class GroupLayout:
         Raises:
             CorruptSourceError: two have one number.
         """
-        pattern = re.compile(re.escape(self.prefix) + r"(\d{1,18})")
+        pattern = re.compile(rf"{re.escape(self.prefix)}([0-9]{{1,{_MAX_DIGITS}}})")
         with reading(name):
-            parent = file[self.parent]
-            found = [(int(match[1]), key) for key in parent if (match := pattern.fullmatch(key))]
-        found.sort()
-        for (number, key), (following, other) in zip(found, found[1:], strict=False):
+            found = sorted((int(match[1]), key) for key in file[self.parent] if (match := pattern.fullmatch(key)))
+        for (number, key), (following, other) in pairwise(found):
             if number == following:
                 raise CorruptSourceError(f"groups '{key}' and '{other}' have one number", file=name, row=number)
         return found
 
-    def group(self, file: h5py.File, name: str, number: int, key: str) -> h5py.Group:
-        """An episode's group. Raises BadEpisodeError where there is none under its name."""
+    def group(self, parent: h5py.Group, name: str, number: int, key: str) -> h5py.Group:
+        """An episode's group. Raises BadEpisodeError where its name is that of something else."""
         with reading(name, row=number):
-            parent = file[self.parent]
-            if parent.id.links.get_info(key.encode()).type == h5l.TYPE_HARD:
-                found = parent[key]
-                if isinstance(found, h5py.Group):
-                    return found
+            encoded = key.encode()
+            if parent.id.links.get_info(encoded).type == h5l.TYPE_HARD:
+                found = h5o.open(parent.id, encoded)
+                if isinstance(found, h5g.GroupID):
+                    return h5py.Group(found)
         raise BadEpisodeError(f"'{key}' is not a group of this file", file=name, row=number)
 
 
-@dataclass
-class _Episode:
-    """One episode read."""
+def open_groups(
+    files: tuple[SourceFile, ...],
+    layout: GroupLayout,
+    describe: Callable[[Mapping[str, h5py.Dataset], Mapping[str, str], str], Sequence[GroupColumn]],
+    *,
+    metadata: Mapping[str, Any],
+    skip_bad: bool,
+) -> GroupedEpisodes:
+    """The source whose columns are those of the first episode that has steps.
 
-    number: int
-    steps: int
-    facts: dict[str, Any]
-    columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    finals: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    variable: dict[str, pa.Array] = field(default_factory=dict)
-    bytes: int = 0
+    Args:
+        describe: what to read of an episode, from its `inventory` and its file's name.
+
+    Raises:
+        EmptySourceError: there is no such episode.
+    """
+    for file in files:
+        with open_hdf5(file) as opened:
+            for number, key in layout.episodes(opened, file.name):
+                try:
+                    group = layout.group(opened[layout.parent], file.name, number, key)
+                except BadEpisodeError:
+                    continue  # reading will say so
+                datasets, others = inventory(group, file.name)
+                if layout.steps not in datasets or not datasets[layout.steps].shape[0]:
+                    continue
+                columns = describe(datasets, others, file.name)
+                with reading(file.name, row=number):
+                    facts, _ = attribute_facts(group, layout.ignored | {layout.declared})
+                source = GroupedEpisodes(
+                    files,
+                    layout,
+                    columns,
+                    model=f"{file.name} {key}",
+                    links=frozenset(links_below(group, file.name)),
+                    fact_types={name: type(value) for name, value in facts.items()},
+                    metadata=metadata,
+                    skip_bad=skip_bad,
+                )
+                for path, what in others.items():
+                    if what == SCALAR:
+                        message = "a scalar in every episode, where a row a step is due; left out"
+                        source.findings.add(Finding("column-left-out", message, 1, file.name, number, path))
+                return source
+    raise EmptySourceError(f"holds no episode with steps in '{layout.steps}'", file=files[0].name)
 
 
 class GroupedEpisodes:
@@ -129,8 +129,7 @@ class GroupedEpisodes:
         files: in source order.
         layout: of all of them.
         columns: what to read of every episode.
-        model: the file and episode that `columns` were taken from, for messages.
-        links: every link below the model's group; those below other episodes are compared with them.
+        model: as in `EpisodeReader`, as are `links`.
         fact_types: name -> type of the facts that attributes give.
         metadata: facts about the source.
         skip_bad: leave bad episodes out.
@@ -154,19 +153,23 @@ class GroupedEpisodes:
         self.notes: dict[str, Any] = {}
         self.metadata = metadata
         self.columns: tuple[ColumnSpec, ...] = tuple(column.spec for column in columns)
+        self.num_rows: int | None = None
+        self._reader = EpisodeReader(tuple(columns), layout.steps, model, links, self.findings)
         self._files = files
         self._layout = layout
-        self._columns = tuple(columns)
-        self._model = model
-        self._links = links
         self._fact_types = fact_types
         self._skip_bad = skip_bad
         self._has_final = any(spec.has_final for spec in self.columns)
-        self.num_rows: int | None = len(self._episodes_of(0)) if len(files) == 1 else None
+        if len(files) == 1:
+            self.num_rows = len(self._episodes_of(0))
+
+    def _episodes_of(self, index: int) -> list[tuple[int, str]]:
+        with open_hdf5(self._files[index]) as file:
+            return self._layout.episodes(file, self._files[index].name)
 
     def units(self) -> Sequence[Unit]:
         """Runs of episodes: as many as `_UNIT_BYTES` hold, were all of one length."""
-        units = []
+        units: list[Unit] = []
         for index, file in enumerate(self._files):
             episodes = self._episodes_of(index)
             share = file.size / max(1, len(episodes))
@@ -176,28 +179,27 @@ class GroupedEpisodes:
                 units.append(Unit(Position(index, episodes[first][0]) if units else BEGIN, size))
         return units or (Unit(BEGIN, 0),)
 
-    def _episodes_of(self, index: int) -> list[tuple[int, str]]:
-        with open_hdf5(self._files[index]) as file:
-            return self._layout.episodes(file, self._files[index].name)
-
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         for index in range(start.file, len(self._files)):
-            if (index, 0) >= stop:
-                return
             first = start.row if index == start.file else 0
-            last = stop.row if index == stop.file else _MAX_NUMBER
+            if (index, first) >= stop:
+                return
+            last = stop.row if index == stop.file else 10**_MAX_DIGITS
             with open_hdf5(self._files[index]) as file:
                 yield from self._file_blocks(file, index, first, last)
 
     def _file_blocks(self, file: h5py.File, index: int, first: int, last: int) -> Iterator[EpisodeBlock]:
         source = self._files[index]
         known = self._layout.episodes(file, source.name)
-        if first <= (known[0][0] if known else 0):
+        if not known:
+            self.findings.add(Finding("empty-file", "holds no episode", file=source.name))
+        elif first <= known[0][0]:
             self._check_file(file, source.name, known)
         with reading(source.name):
-            facts = self._layout.facts(file, source.name)
-        held: list[_Episode] = []
-        used, position = 0, Position(index, first)
+            facts = self._layout.facts(file, source)
+            parent = file[self._layout.parent]
+        held: list[tuple[Episode, Mapping[str, Any]]] = []
+        size, used, position = 0, 0, Position(index, first)
         for number, key in known:
             if not first <= number < last:
                 continue
@@ -206,119 +208,104 @@ class GroupedEpisodes:
                 position = Position(index, number)
             used += 1
             try:
-                held.append(self._read(file, source, number, key, facts.get(key, {})))
+                group = self._layout.group(parent, source.name, number, key)
+                episode = self._reader.read(group, source, number)
             except BadEpisodeError as error:
-                if not self._skip_bad:
-                    error.hint = error.hint or "mend the source, or leave such episodes out with --on-bad-episode skip"
-                    raise
-                message = f"{error.message}; skipped"
-                self.findings.add(Finding("bad-episode", message, 1, error.file, error.row, error.column))
-            if sum(episode.bytes for episode in held) >= _BLOCK_BYTES:
+                self._skip(error)
+                continue
+            held.append((episode, {**self._facts(group, source.name, episode), **facts.get(key, {})}))
+            size += episode.nbytes
+            if size >= _BLOCK_BYTES:
                 yield self._block(held, source.name, position, used)
-                held, used = [], 0
+                held, size, used = [], 0, 0
         if held:
             yield self._block(held, source.name, position, used)
 
+    def _skip(self, error: BadEpisodeError) -> None:
+        if not self._skip_bad:
+            error.hint = "mend the source, or leave such episodes out with --on-bad-episode skip"
+            raise error
+        message = f"{error.message}; skipped"
+        self.findings.add(Finding("bad-episode", message, 1, error.file, error.row, error.column))
+
     def _check_file(self, file: h5py.File, name: str, known: Sequence[tuple[int, str]]) -> None:
-        if not known:
-            self.findings.add(Finding("empty-file", "holds no episode", file=name))
-            return
         missing = known[-1][0] - known[0][0] + 1 - len(known)
         if missing:
             row = next(number for i, (number, _) in enumerate(known) if number != known[0][0] + i)
-            message = "numbers are missing between the first episode's and the last's; the others are read in order"
+            message = "numbers are missing before this episode's; those there are read in their order"
             self.findings.add(Finding("gapped-episodes", message, missing, name, row))
-        self._layout.check(file, name, [self._steps_of(file, name, *episode) for episode in known], self.findings)
+        with reading(name):
+            parent = file[self._layout.parent]
+        steps = sum(self._steps_of(parent, name, *episode) for episode in known)
+        self._layout.check(file, name, len(known), steps, self.findings)
 
-    def _steps_of(self, file: h5py.File, name: str, number: int, key: str) -> int | None:
-        """Steps as an episode's dataset has them; None for an episode that reading will find bad."""
+    def _steps_of(self, parent: h5py.Group, name: str, number: int, key: str) -> int:
+        """Steps as an episode's dataset has them; 0 for an episode that reading will find bad."""
+        steps = self._layout.steps.encode()
         try:
-            group = self._layout.group(file, name, number, key)
             with reading(name):
-                return int(h5d.open(group.id, self._layout.steps.encode()).shape[0])
-        except (GearError, IndexError):
-            return None
+                group = self._layout.group(parent, name, number, key)
+                if group.id.links.get_info(steps).type == h5l.TYPE_HARD:
+                    return int(h5d.open(group.id, steps).shape[0])
+        except GearError:
+            pass
+        return 0
 
-    def _read(self, file: h5py.File, source: SourceFile, number: int, key: str, facts: Mapping[str, Any]) -> _Episode:
-        group = self._layout.group(file, source.name, number, key)
-        links = links_below(group, source.name)
-        for path, kind in links.items():
-            if kind != h5l.TYPE_HARD and path in self._links:
-                raise BadEpisodeError("is a link to elsewhere, not followed", file=source.name, column=path, row=number)
-        self._note_extra(links, source.name, number)
-        steps = self._dataset(group, links, self._layout.steps, source, number).shape[0]
-        if not steps:
-            raise BadEpisodeError("the episode has no steps", file=source.name, column=self._layout.steps, row=number)
-        episode = _Episode(number, steps, self._facts(group, source.name, number, steps, facts))
-        for column in self._columns:
-            self._read_column(column, group, links, source, episode)
-        return episode
+    def _facts(self, group: h5py.Group, name: str, episode: Episode) -> dict[str, Any]:
+        """An episode's facts by its attributes, those it does not have as None."""
+        with reading(name, row=episode.number):
+            found, others = attribute_facts(group, self._layout.ignored)
+        declared = found.pop(self._layout.declared, episode.steps)
+        if declared != episode.steps:
+            message = f"'{self._layout.declared}' is {declared}, there are {episode.steps} steps; those there are read"
+            self.findings.add(Finding("metadata-disagrees", message, 1, name, episode.number, self._layout.declared))
+        facts: dict[str, Any] = {_fact_name(key): None for key in self._fact_types}
+        for key, value in found.items():
+            kind = self._fact_types.get(key)
+            if kind is float and type(value) is int:
+                value = float(value)
+            if type(value) is kind:
+                facts[_fact_name(key)] = value
+            else:
+                others.append(key)
+        for key in others:
+            message = "an attribute of episodes that is no number or short text, or not the kind it began as; left out"
+            self.findings.add(Finding("fact-left-out", message, 1, name, episode.number, key))
+        return facts
 
-    def _note_extra(self, links: Mapping[str, int], name: str, number: int) -> None:
-        if links.keys() - self._links:
-            extra = sorted(links.keys() - self._links)
-            message = f"'{extra[0]}' is not in {self._model}, so it is no column; left out"
-            self.findings.add(Finding("column-left-out", message, len(extra), name, number))
+    def _block(
+        self, held: Sequence[tuple[Episode, Mapping[str, Any]]], name: str, position: Position, used: int
+    ) -> EpisodeBlock:
+        episodes = [episode for episode, _ in held]
+        facts = [facts for _, facts in held]
+        names = dict.fromkeys(key for fact in facts for key in fact)
+        fixed = [spec for spec in self.columns if not spec.variable_length]
+        count = len(episodes)
+        return EpisodeBlock(
+            position=position,
+            lengths=np.array([episode.steps for episode in episodes], np.int64),
+            columns={spec.name: _joined([episode.columns[spec.name] for episode in episodes]) for spec in fixed},
+            sources=[name] * count,
+            rows=np.array([episode.number for episode in episodes], np.int64),
+            has_final=np.full(count, self._has_final),
+            finals={
+                spec.name: _joined([episode.finals[spec.name] for episode in episodes])
+                for spec in fixed
+                if spec.has_final
+            },
+            metadata={key: [fact.get(key) for fact in facts] for key in names},
+            variable={
+                spec.name: pa.concat_arrays([episode.variable[spec.name] for episode in episodes])
+                for spec in self.columns
+                if spec.variable_length
+            },
+            source_rows=used,
+        )
 
-    def _dataset(
-        self, group: h5py.Group, links: Mapping[str, int], path: str, source: SourceFile, number: int
-    ) -> h5py.Dataset:
-        if path not in links:
-            raise BadEpisodeError(f"is missing; {self._model} has it", file=source.name, column=path, row=number)
-        with reading(source.name, path, number):
-            dataset = h5py.Dataset(h5d.open(group.id, path.encode()))
-            check_dataset(dataset, source, path)
-        if not dataset.shape:
-            raise BadEpisodeError("is a scalar, not a row a step", file=source.name, column=path, row=number)
-        return dataset
 
-    def _read_column(
-        self,
-        column: GroupColumn,
-        group: h5py.Group,
-        links: Mapping[str, int],
-        source: SourceFile,
-        episode: _Episode,
-    ) -> None:
-        spec, steps, number = column.spec, episode.steps, episode.number
-        dataset = self._dataset(group, links, column.path, source, number)
-        rows, ends_with_final = dataset.shape[0], column.final == column.path
-        wanted = steps + 1 if ends_with_final else steps
-        after_reset = column.reset and rows == steps + 1
-        if rows != wanted and not after_reset:
-            or_more = f" or {steps + 1}" if column.reset else ""
-            raise BadEpisodeError(
-                f"has {rows} rows, where '{self._layout.steps}' has {steps}: {wanted}{or_more} are due",
-                file=source.name,
-                column=column.path,
-                row=number,
-            )
-        part = slice(1, None) if after_reset else slice(0, steps)
-        values = self._values(dataset, column, source.name, number)
-        if after_reset:
-            message = "the first of T + 1 values belongs to the reset, not to a step; left out"
-            self.findings.add(Finding("reset-info-left-out", message, 1, source.name, number, column.path))
-        episode.bytes += values.nbytes
-        if isinstance(values, pa.Array):
-            episode.variable[spec.name] = values[part]
-            if ends_with_final:
-                message = "final observations of variable length are left out"
-                self.findings.add(Finding("final-left-out", message, 1, source.name, number, column.path))
-            return
-        episode.columns[spec.name] = values[part]
-        if not spec.has_final:
-            return
-        if ends_with_final:
-            episode.finals[spec.name] = values[steps:]
-        else:
-            assert_path = str(column.final)
-            following = self._dataset(group, links, assert_path, source, number)
-            if following.shape[0] != steps:
-                raise BadEpisodeError(
-                    f"has {following.shape[0]} rows, where '{self._layout.steps}' has {steps}",
-                    file=source.name,
-                    column=assert_path,
-                    row=number,
-                )
-            with reading(source.name, assert_path, number):
-                episode.finals[spec.name] = following[-1:].astype(spec.numpy_dtype, copy=False)
+def _joined(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _fact_name(attribute: str) -> str:
+    return attribute.replace("/", ".")

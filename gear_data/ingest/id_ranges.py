@@ -1,8 +1,11 @@
-"""A set of integers as ranges: episode ids mostly count up, so millions of them take a few ranges."""
+"""Sets of integers and of names as ranges: episodes mostly count up, so millions of them take a few ranges."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+
+_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,17})", re.DOTALL | re.ASCII)
 
 
 class IdRanges:
@@ -36,3 +39,30 @@ class IdRanges:
 
     def to_json(self) -> list[list[int]]:
         return [list(pair) for pair in zip(self._first, self._last, strict=True)]
+
+
+class SeenIds:
+    """A set of episode ids, integers or names, that grows. Names that count up, such as `traj_0017`, are kept as the
+    text before the number, zeros included, and ranges of numbers."""
+
+    def __init__(self, known: dict[str, list[list[int]]] | None = None) -> None:
+        self._ranges = {stem: IdRanges(ranges) for stem, ranges in (known or {}).items()}
+
+    def __contains__(self, value: int | str) -> bool:
+        stem, number = _split(value)
+        return stem in self._ranges and number in self._ranges[stem]
+
+    def add(self, value: int | str) -> None:
+        stem, number = _split(value)
+        self._ranges.setdefault(stem, IdRanges()).add(number)
+
+    def to_json(self) -> dict[str, list[list[int]]]:
+        return {stem: ranges.to_json() for stem, ranges in self._ranges.items()}
+
+
+def _split(value: int | str) -> tuple[str, int]:
+    if isinstance(value, int):
+        return "", value
+    found = _NUMBERED.fullmatch(value)
+    # A name without a number stands for itself: as a stem no other name has.
+    return (found[1], int(found[2])) if found else (value, -1)

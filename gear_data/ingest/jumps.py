@@ -4,14 +4,15 @@ The rule is our own, measured on real rollouts and on pairs of them glued togeth
 episode, with d[t, e] = |o[t + 1, e] - o[t, e]|, m[e] the mean of d over t and r[e] the range of o over t:
 
 - Only elements that move in more than half of the steps count: a goal or a phase that changes once is no jump.
-- The movement of step t is s[t] = sum over e of w[e] d[t, e] / m[e], with w[e] = r[e] / m[e]: elements that move smoothly
-  through a wide range (positions) count more than those that are all jumps anyway (contact forces, noise).
-- s[t] is a jump where it is more than `_TIMES` the episode's 98% quantile of s (in short episodes the second largest), so
-  that an environment whose states often leap has none; and
+- The movement of step t is s[t] = sum over e of w[e] d[t, e] / m[e], with w[e] in proportion to r[e] / m[e] and 1 in
+  sum: elements that move smoothly through a wide range (positions) count more than those that are all jumps anyway
+  (contact forces, noise).
+- s[t] is a jump where it is more than `_TIMES_USUAL` the episode's 98% quantile of s (in short episodes the second
+  largest), so that an environment whose states often leap has none;
+- where it stands alone, more than `_TIMES_NEAR` every s up to `_NEAR` steps away, as a fast movement does not; and
 - where it goes far: the w-weighted mean of d[t, e] / r[e] is more than `_PART`. A dropped frame goes not so far.
 
-Angles that wrap around wrap more often than that, or not so that every element jumps with them. Episodes of fewer than
-`_SHORTEST` steps are not judged, nor are elements with NaN or Inf.
+Episodes of fewer than `_SHORTEST` steps are not judged, nor are elements with NaN or Inf.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import numpy.typing as npt
 
 from gear_data.storage.block import offsets_of
 
-_TIMES = 3.0
-_PART = 0.16
+_TIMES_USUAL = 2.0
 _QUANTILE = 0.98
+_TIMES_NEAR = 2.5
+_NEAR = 3
+_PART = 0.16
 _SHORTEST = 32
 
 #: Wider vectors are not looked at: they are images, feature maps or tables, whose elements do not move like a body's.
@@ -80,20 +83,26 @@ def _jumps(values: _Floats, lengths: npt.NDArray[np.int64]) -> list[tuple[int, i
         judged = steady & (mean > 0) & np.isfinite(mean) & np.isfinite(span)
         weight = np.where(judged, span / mean, 0)
         weight /= np.maximum(weight.sum(axis=0), np.finfo(dtype).tiny)
-        # d that is NaN would spoil the sum in spite of its weight of 0.
-        np.nan_to_num(moved, copy=False, nan=0, posinf=0, neginf=0)
+        if not np.isfinite(mean).all():  # what is NaN would spoil the sum in spite of its weight of 0
+            np.nan_to_num(moved, copy=False, nan=0, posinf=0, neginf=0)
         factor = np.where(judged, weight / mean, 0)
         score = np.einsum("es,es->s", moved, np.repeat(factor, lengths, axis=1))
-    highest = np.maximum.reduceat(score, starts)
+    # Between episodes stands a 0. The mean score is 1, and the quantile hardly ever below it: what is sorted is little.
+    alone = score > _TIMES_USUAL
+    alone[1:] &= score[1:] > _TIMES_NEAR * score[:-1]
+    alone[:-1] &= score[:-1] > _TIMES_NEAR * score[1:]
     found = []
-    # The mean score is 1, and the quantile hardly ever below it: most episodes need not be sorted.
-    for i in np.flatnonzero(highest > _TIMES):
+    for place in np.flatnonzero(alone).tolist():
+        i = int(np.searchsorted(starts, place, side="right")) - 1
         begin, count = int(starts[i]), int(lengths[i]) - 1
-        own = score[begin : begin + count]
+        own, step = score[begin : begin + count], place - begin
+        near = np.concatenate([own[max(0, step - _NEAR) : step], own[step + 1 : step + 1 + _NEAR]])
+        if own[step] <= _TIMES_NEAR * near.max():
+            continue
         rank = min(int(_QUANTILE * count), count - 2)
-        usual = np.partition(own, rank)[rank]
-        for step in np.flatnonzero(own > _TIMES * max(usual, 1)).tolist():
-            part = np.where(judged[:, i], moved[:, begin + step] / span[:, i], 0) @ weight[:, i]
-            if part > _PART:
-                found.append((int(i), step))
+        if own[step] <= _TIMES_USUAL * max(np.partition(own, rank)[rank], 1):
+            continue
+        counts = judged[:, i]
+        if weight[counts, i] @ (moved[counts, place] / span[counts, i]) > _PART:
+            found.append((i, step))
     return found

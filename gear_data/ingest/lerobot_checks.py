@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import CorruptSourceError
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.lerobot_meta import Info, ListedEpisodes, data_file
 from gear_data.schema import ColumnSpec
@@ -130,13 +129,6 @@ def task_texts(
     block: EpisodeBlock, tasks: npt.NDArray[Any], texts: Mapping[int, str], findings: Findings
 ) -> list[str | None]:
     """The text of the task of each episode's first frame; None where the list of tasks has none."""
-    if tasks.dtype.kind not in "iu":
-        raise CorruptSourceError(
-            f"numbers the tasks, and holds {tasks.dtype}",
-            file=block.sources[0],
-            column="task_index",
-            row=int(block.rows[0]),
-        )
     tasks = tasks.reshape(len(tasks), -1)[:, 0]
     starts = block.offsets[:-1]
     several = np.minimum.reduceat(tasks, starts) != np.maximum.reduceat(tasks, starts)

@@ -8,7 +8,6 @@ at neither file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,15 +16,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import CorruptSourceError
-from gear_data.ingest.arrow_tables import corrupt_parquet, open_parquet
+from gear_data.ingest.arrow_tables import ParquetTables
 from gear_data.ingest.arrow_values import Irregular, null_rows, storage_array, to_numpy
 from gear_data.ingest.json_files import read_json_object
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import EpisodeBlock, offsets_of
+from gear_data.storage.block import END, EpisodeBlock, Position
 
 NOTES = "meta/gear_data.json"
 FINALS = "meta/final_observations.parquet"
+_EPISODE = "episode_index"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LerobotNotes:
         return {"made": list(self.made), "vectors": list(self.vectors), "finals": list(self.finals)}
 
     def columns(self, columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-        """The columns as they were before the export; those of `made` are left to the caller."""
+        """The columns as they were before the export, those of `made` among them."""
         return tuple(
             replace(
                 spec,
@@ -75,7 +75,7 @@ def read_notes(location: Location) -> LerobotNotes:
 
 
 class FinalObservations:
-    """Final observations by episode number, read from `FINALS` one row group at a time.
+    """Final observations by episode number, read from `FINALS` as they are asked for.
 
     Raises:
         CorruptSourceError: the file is missing, cut short, or lacks a column.
@@ -85,48 +85,38 @@ class FinalObservations:
         file = location.file(FINALS)
         if file is None:
             raise CorruptSourceError(f"is missing, and {NOTES} names final observations", file=FINALS)
-        self._file: SourceFile = file
         self._columns = columns
-        with open_parquet(file) as parquet:
-            names, groups = parquet.schema_arrow.names, parquet.metadata.num_row_groups
-            rows = [parquet.metadata.row_group(i).num_rows for i in range(groups)]
-        for name in ("episode_index", *(_source(spec) for spec in columns)):
-            if name not in names:
+        self._tables = ParquetTables((file,))
+        names = [_EPISODE, *(_source(spec) for spec in columns)]
+        for name in names:
+            if name not in self._tables.schema.names:
                 raise CorruptSourceError("the column is missing", file=FINALS, column=name)
-        self._starts = offsets_of(np.array(rows, np.int64))
-        self._group = -1
-        self._table = pa.table({})
+        self._tables.select(names)
 
     def add(self, block: EpisodeBlock, ids: npt.NDArray[np.int64]) -> EpisodeBlock:
-        """The block with the final observations of its episodes, of which `ids` are the numbers."""
-        has_final = np.zeros(len(ids), np.bool_)
-        finals: dict[str, list[npt.NDArray[Any]]] = {spec.name: [] for spec in self._columns}
-        groups = np.searchsorted(self._starts, ids, side="right") - 1
-        if len(ids) and (ids.min() < 0 or ids.max() >= self._starts[-1]):
-            raise CorruptSourceError(f"has {self._starts[-1]} rows, and there is an episode {ids.max()}", file=FINALS)
-        for group in np.unique(groups).tolist():
-            chosen = np.flatnonzero(groups == group)
-            rows = self._read(group).take(pa.array(ids[chosen] - self._starts[group]))
-            if not np.array_equal(rows.column("episode_index").to_numpy(), ids[chosen]):
-                raise CorruptSourceError("a row is not that of its episode", file=FINALS, column="episode_index")
-            for spec in self._columns:
-                known, values = _known(rows, spec)
-                if spec is not self._columns[0] and not np.array_equal(known, has_final[chosen]):
-                    raise CorruptSourceError("only part of a final observation", file=FINALS, column=_source(spec))
-                has_final[chosen] = known
-                finals[spec.name].append(values)
-        joined: Mapping[str, npt.NDArray[Any]] = {name: np.concatenate(values) for name, values in finals.items()}
-        return replace(block, has_final=has_final, finals=joined)
+        """The block with the final observations of its episodes, of which `ids` are the numbers, rising."""
+        if (np.diff(ids) <= 0).any():
+            raise CorruptSourceError(f"the episodes' numbers are not rising, as those in {FINALS} are", column=_EPISODE)
+        rows = self._rows(int(ids[0]), int(ids[-1])).take(pa.array(ids - ids[0]))
+        if not np.array_equal(rows.column(_EPISODE).to_numpy(), ids):
+            raise CorruptSourceError("a row is not that of its episode", file=FINALS, column=_EPISODE)
+        found = {spec.name: _known(rows, spec) for spec in self._columns}
+        has_final = next(iter(found.values()))[0]
+        for name, (known, _) in found.items():
+            if not np.array_equal(known, has_final):
+                raise CorruptSourceError("only part of a final observation", file=FINALS, column=name)
+        return replace(block, has_final=has_final, finals={name: values for name, (_, values) in found.items()})
 
-    def _read(self, group: int) -> pa.Table:
-        if group != self._group:
-            with open_parquet(self._file) as parquet:
-                try:
-                    self._table = parquet.read_row_group(group)
-                except (pa.ArrowException, OSError) as error:
-                    raise corrupt_parquet(FINALS, error) from error
-            self._group = group
-        return self._table
+    def _rows(self, first: int, last: int) -> pa.Table:
+        tables: list[pa.Table] = []
+        needed = last + 1 - first
+        if needed > 0 <= first:
+            for part in self._tables.parts(Position(0, first), END):
+                tables.append(part.table.slice(0, needed))
+                needed -= len(tables[-1])
+                if not needed:
+                    return pa.concat_tables(tables)
+        raise CorruptSourceError(f"has no rows for episodes {first} to {last}", file=FINALS)
 
 
 def _known(rows: pa.Table, spec: ColumnSpec) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any
 
-from gear_data.errors import CorruptSourceError, InvalidArgumentError, SourceNotFoundError
+from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
+from gear_data.retry import retrying
+from gear_data.storage.remote_files import filesystem_of, is_remote, open_range_reader
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".json", ".csv")
@@ -37,7 +39,7 @@ class SourceFile:
     def open(self) -> IO[bytes]:
         if self.filesystem is None:
             return open(self.path, "rb")
-        return self.filesystem.open(self.path, "rb")  # type: ignore[no-any-return]
+        return open_range_reader(self.filesystem, self.path, self.size, self.name)
 
     def check_readable(self) -> None:
         """Raises CorruptSourceError for an empty file and for a Git-LFS pointer."""
@@ -77,12 +79,14 @@ def locate(source: Any, split: str | None) -> Location:
 
     Raises:
         SourceNotFoundError: nothing there.
-        InvalidArgumentError: several splits and none chosen, or a split that is not there.
+        InvalidArgumentError: several splits and none chosen, a split that is not there, or no kind of URL that is known.
+        RemoteError: the server cannot be reached.
+        MissingExtraError: the package for this kind of URL is not installed.
     """
     if not isinstance(source, str | os.PathLike):
         return _dataset_object(source, split)
     text = os.fspath(source)
-    if "://" in text:
+    if is_remote(text):
         return _choose_split(_remote(text), split)
     if os.path.isdir(text):
         return _choose_split(_local_folder(text), split)
@@ -117,13 +121,11 @@ def _local_file(path: str, name: str) -> SourceFile:
 
 
 def _remote(url: str) -> Location:
-    import fsspec
-
+    filesystem, root = filesystem_of(url)
     try:
-        filesystem, root = fsspec.core.url_to_fs(url)
-        found = filesystem.find(root, detail=True)
-    except (OSError, ValueError, ImportError) as error:
-        raise SourceNotFoundError(f"cannot be listed: {error}", file=url) from error
+        found = retrying(lambda: filesystem.find(root, detail=True), "be listed", url)
+    except FileNotFoundError:
+        found = {}
     if not found:
         raise SourceNotFoundError("no such file or folder", file=url)
     folder = root not in found
@@ -132,6 +134,8 @@ def _remote(url: str) -> Location:
         name = str(PurePosixPath(path).relative_to(root)) if folder else PurePosixPath(path).name
         if not any(part.startswith(".") for part in PurePosixPath(name).parts):
             stamp = next((str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified") if info.get(key)), "")
+            if info["size"] is None:
+                raise RemoteError("its server does not say how large it is", file=path, hint="download it first")
             files.append(SourceFile(path, name, int(info["size"]), stamp, filesystem))
     return Location(url, tuple(sorted(files, key=_natural)), folder=folder)
 

@@ -236,7 +236,7 @@ def _fortran_rows(stream: IO[bytes], array: StoredArray, start: int, stop: int) 
 def _fill(stream: IO[bytes], position: int, values: npt.NDArray[Any], place: str) -> None:
     if stream.tell() != position:
         stream.seek(position)
-    view = memoryview(values.reshape(-1).view(np.uint8)) if values.size else memoryview(b"")
+    view = values.reshape(-1).view(np.uint8)  # `values` is contiguous: no copy
     done = 0
     while done < len(view):
         count = stream.readinto(view[done:])  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from typing import Any
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.derive import add_returns_to_go, check_finite, derived_columns
 from gear_data.ingest.ends import complete_ends, end_columns
+from gear_data.ingest.lint import lint_block
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.block import EpisodeBlock, Position
@@ -38,6 +39,7 @@ def prepared_blocks(
         _check_block(block, source.columns)
         ready = complete_ends(block, source.findings)
         check_finite(ready, source.findings, strict=strict, rows_are_steps=source.rows_are_steps)
+        lint_block(ready, source.findings, rows_are_steps=source.rows_are_steps)
         yield add_returns_to_go(ready) if has_rewards else ready, state
 
 

@@ -55,6 +55,8 @@ class Recipe:
         do."""
         location = locate(self.source, self.split) if location is None else location
         source, name, reason = open_source(location, self.format, self.options)
+        if self.strict:
+            source.findings.forbid()
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
         return source, name, reason

@@ -35,6 +35,10 @@ class SourceOptions:
     max_episode_steps: int | None = None
 
 
+#: Source bytes of a unit, where a source can be taken apart at will: fewer are not worth a task's overhead.
+UNIT_BYTES = 32 << 20
+
+
 @dataclass(frozen=True)
 class Unit:
     """A part of a source that can be read on its own: it begins with an episode, whatever came before.

@@ -13,14 +13,11 @@ from typing import Any
 
 from gear_data.errors import ResumeError
 from gear_data.ingest.pipeline import prepared_blocks, stored_schema
-from gear_data.ingest.source import EpisodeSource, Unit
+from gear_data.ingest.source import UNIT_BYTES, EpisodeSource, Unit
 from gear_data.storage.block import END, Position
 from gear_data.storage.conversion import TaskResult
 from gear_data.storage.store import Store, put_text
 from gear_data.storage.writer import PROGRESS, START_AGAIN, ShardWriter, read_note
-
-#: Source bytes below which a task is not worth its overhead.
-MIN_TASK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Task:
 
 def plan(units: Sequence[Unit], shard_bytes: int) -> tuple[Task, ...]:
     """Units taken together to tasks of about half a shard's bytes: they are compressed, as a rule."""
-    wanted = max(MIN_TASK_BYTES, shard_bytes // 2)
+    wanted = max(UNIT_BYTES, shard_bytes // 2)
     starts: list[Position] = []
     sizes: list[int] = []
     for unit in units:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from gear_data.ingest.arrow_values import Irregular, null_rows
 from gear_data.ingest.columns import SCALARS
-from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.findings import Finding
 from gear_data.schema import VARIABLE_TYPES
 
 
@@ -49,11 +49,17 @@ def to_variable(array: pa.Array, dtype: str) -> pa.Array:
     return array
 
 
-def note_paths(array: pa.Array, findings: Findings, file: str, row: int, column: str) -> None:
-    """Counts paths that stand beside the bytes of files: they are not kept."""
-    if is_file(array.type) and (count := len(array) - pc.struct_field(array, "path").null_count):
-        message = "the files' bytes are kept, the paths beside them are left out"
-        findings.add(Finding("paths-left-out", message, count, file, row, column))
+def path_rows(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """bool [n]: at which rows a path stands beside the bytes of a file; None for a column of another kind."""
+    if not is_file(array.type):
+        return None
+    return np.asarray(pc.struct_field(array, "path").is_valid())
+
+
+def paths_left_out(count: int, file: str, row: int, column: str) -> Finding:
+    """What is noted of paths beside the bytes of files."""
+    message = "the files' bytes are kept, the paths beside them are left out"
+    return Finding("paths-left-out", message, count, file, row, column)
 
 
 def is_file(type_: pa.DataType) -> bool:

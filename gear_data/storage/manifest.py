@@ -135,7 +135,8 @@ class Manifest:
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError as error:
-            raise _not_a_dataset(folder) from error
+            unfinished = (folder / ".progress").exists()
+            raise not_a_dataset(str(folder), exists=folder.exists(), unfinished=unfinished) from error
         except NotADirectoryError as error:
             raise DatasetNotFoundError("is a file, not a dataset folder", file=str(folder)) from error
         except (OSError, UnicodeDecodeError) as error:
@@ -235,17 +236,18 @@ def fingerprint(schema: Schema, contents: list[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _not_a_dataset(folder: Path) -> DatasetNotFoundError:
-    if not folder.exists():
-        return DatasetNotFoundError("no such dataset", file=str(folder))
-    if (folder / ".progress").exists():
+def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotFoundError:
+    """The error for a folder without a manifest."""
+    if not exists:
+        return DatasetNotFoundError("no such dataset", file=folder)
+    if unfinished:
         return DatasetNotFoundError(
             "this conversion did not finish",
-            file=str(folder),
+            file=folder,
             hint="run the same convert again with --resume (resume=True)",
         )
     return DatasetNotFoundError(
         f"no gear dataset here: it has no {MANIFEST_NAME}",
-        file=str(folder),
+        file=folder,
         hint="make one with 'gear-data convert SRC DST'",
     )

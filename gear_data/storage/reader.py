@@ -14,20 +14,10 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptShardError, DatasetNotFoundError
 from gear_data.schema import Schema
-from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
+from gear_data.storage.manifest import FileEntry, ShardEntry
 from gear_data.storage.variable import OFFSET_BYTES, array_over, checked, python_values
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """That every file the manifest lists is there with its size. Reads none of them.
-
-    Raises:
-        CorruptShardError: one is missing, or of another size.
-    """
-    for entry in manifest.files:
-        check_size(folder, entry)
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:
@@ -35,26 +25,31 @@ def check_size(folder: Path, entry: FileEntry) -> None:
     path = folder / entry.file
     try:
         size = path.stat().st_size
-    except OSError as error:
-        raise CorruptShardError("the file is missing", file=str(path), hint="restore it, or convert again") from error
+    except OSError:
+        size = None
+    check_file_size(str(path), size, entry)
+
+
+def check_file_size(name: str, size: int | None, entry: FileEntry) -> None:
+    """Raises CorruptShardError for a file `name` that is missing (None) or of another size than the manifest says."""
+    if size is None:
+        raise CorruptShardError("the file is missing", file=name, hint="restore it, or convert again")
     if size != entry.bytes:
         raise CorruptShardError(
             f"the file has {size} bytes, the manifest says {entry.bytes}",
-            file=str(path),
+            file=name,
             hint="it was cut short or changed: restore it, or convert again",
         )
 
 
-def map_file(folder: Path, entry: FileEntry) -> pa.Buffer:
+def map_file(path: Path) -> pa.Buffer:
     """A whole file as a read-only buffer. It holds no file descriptor.
 
     Kernel read-ahead is off: with it, reading a window at a random place reads megabytes.
 
     Raises:
-        CorruptShardError: it is missing, or of another size than the manifest says.
+        DatasetNotFoundError: it is gone.
     """
-    check_size(folder, entry)
-    path = folder / entry.file
     try:
         with pa.memory_map(str(path)) as source:
             buffer = source.read_buffer()

@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, EmptySourceError, UnknownFormatError, UnsupportedColumnError
+from gear_data.errors import (
+    BadEpisodeError,
+    EmptySourceError,
+    InvalidArgumentError,
+    UnknownFormatError,
+    UnsupportedColumnError,
+)
 from gear_data.ingest.arrow_tables import TablePart, TableStream, open_tables, read_ahead, require_tables
 from gear_data.ingest.arrow_values import (
     Irregular,
@@ -28,16 +34,18 @@ from gear_data.ingest.arrow_values import (
     storage_array,
     to_numpy,
 )
-from gear_data.ingest.columns import SCALARS, choose_columns
+from gear_data.ingest.columns import SCALARS, choose_columns, structure
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
+from gear_data.ingest.null_columns import leave_out_null_columns
 from gear_data.ingest.source import Format, SourceOptions, Unit
-from gear_data.ingest.variable_values import note_paths, to_variable, variable_dtype
+from gear_data.ingest.variable_values import path_rows, paths_left_out, to_variable, variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position, offsets_of
 
 _FINAL = "final_"
+_FINAL_OBSERVATION = "final_observations"
 _HEAD_ROWS = 64
 
 
@@ -56,13 +64,11 @@ def probe(location: Location) -> str | None:
     if tables is None:
         return None
     for field in tables.schema:
-        name, depth = canonical_name(field.name), list_depth(_storage_type(field.type))
+        name, depth = canonical_name(field.name), list_depth(field.type)
         if name in SCALARS and depth:
             return f"a row is an episode: '{field.name}' is a list"
     for field in tables.schema:
-        if list_depth(_storage_type(field.type)) >= 2 and not any(
-            canonical_name(other.name) in SCALARS for other in tables.schema
-        ):
+        if list_depth(field.type) >= 2 and not any(canonical_name(other.name) in SCALARS for other in tables.schema):
             return f"a row is an episode: '{field.name}' is a list of lists"
     return None
 
@@ -84,14 +90,26 @@ class EpisodeRows:
         self._tables = tables
         self._options = options
         self._location = location
-        types = {field.name: _storage_type(field.type) for field in tables.schema}
-        chosen = choose_columns(types, options)
+        types = {field.name: field.type for field in tables.schema}
+        options = structure(types, options)
+        if options.episode_column is not None:
+            raise InvalidArgumentError(
+                "a row is an episode here: no column tells them apart",
+                file=location.name,
+                column=options.episode_column,
+                hint="leave --episode-column out, or read rows as steps with --format step-rows",
+            )
+        chosen = choose_columns(leave_out_null_columns(tables.schema, location.name, options, self.findings), options)
         lists = {source: name for source, name in chosen.items() if is_list(types[source])}
-        # `final_observations` beside `observations`; a `final_reward` without a `reward` is a column like others.
+        # `final_observations` beside `observations`; a `final_reward` without a `reward` is a column like others. What
+        # comes after a list of numbers is one number, and that of others than observations is a fact.
+        by_name = {name: source for source, name in lists.items()}
         self._finals = {
             source: name.removeprefix(_FINAL)
-            for source, name in lists.items()
-            if name.startswith(_FINAL) and name.removeprefix(_FINAL) in lists.values()
+            for source, name in chosen.items()
+            if name.startswith(_FINAL)
+            and (steps := by_name.get(name.removeprefix(_FINAL))) is not None
+            and (source in lists or (name.startswith(_FINAL_OBSERVATION) and _is_number(types[source], types[steps])))
         }
         self._steps = {source: name for source, name in lists.items() if source not in self._finals}
         self._facts = {s: n for s, n in chosen.items() if s not in self._steps and s not in self._finals}
@@ -108,7 +126,7 @@ class EpisodeRows:
         self.columns = self._infer_columns(types)
 
     def _infer_columns(self, types: Mapping[str, pa.DataType]) -> tuple[ColumnSpec, ...]:
-        dtypes = {s: self._step_dtype(_storage_type(types[s].value_type), s) for s in self._steps}
+        dtypes = {s: self._step_dtype(types[s].value_type, s) for s in self._steps}
         dtypes |= {s: leaf_dtype(types[s], file=self._location.name, column=s) for s in self._finals}
         for source, name in self._finals.items():
             steps = next(step for step, known in self._steps.items() if known == name)
@@ -128,7 +146,7 @@ class EpisodeRows:
             if dtypes[source] in VARIABLE_TYPES:
                 specs.append(ColumnSpec(name, dtypes[source], source=known_as))
                 continue
-            steps = storage_array(storage_array(head.column(source)).flatten())
+            steps = storage_array(head.column(source)).flatten()
             if len(steps) == 0 and self._options.skip_bad is False:
                 # The first rows are empty episodes; let the reader name the first of them.
                 shape: tuple[int, ...] = (1,) * list_depth(steps.type)
@@ -148,7 +166,7 @@ class EpisodeRows:
         return dtype or leaf_dtype(type_, file=self._location.name, column=source)
 
     def units(self) -> Sequence[Unit]:
-        return self._tables.units()
+        return [Unit(span.position, span.bytes) for span in self._tables.spans(None)]
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         position: Position | None = None
@@ -162,36 +180,38 @@ class EpisodeRows:
                 position, used = None, 0
 
     def _block(self, part: TablePart) -> EpisodeBlock | None:
-        table = part.table
-        rows = np.arange(len(table), dtype=np.int64) + part.position.row
+        table, rows, names = part.table, part.rows(), part.names()
         while len(table):
             try:
-                return self._read(table, rows, part)
+                return self._read(table, rows, names, part.position)
             except _BadRows as bad:
-                first = int(rows[bad.rows[0]])
+                first = int(bad.rows[0])
+                file, row = names[first], int(rows[first])
                 if not self._options.skip_bad:
                     raise BadEpisodeError(
                         bad.reason,
-                        file=part.name,
+                        file=file,
                         column=bad.column,
-                        row=first,
+                        row=row,
                         hint="mend the source, or leave such episodes out with --on-bad-episode skip",
                     ) from None
                 self.findings.add(
-                    Finding("bad-episode", f"{bad.reason}; skipped", len(bad.rows), part.name, first, bad.column)
+                    Finding("bad-episode", f"{bad.reason}; skipped", len(bad.rows), file, row, bad.column)
                 )
                 keep = np.ones(len(table), np.bool_)
                 keep[bad.rows] = False
                 table, rows = table.filter(pa.array(keep)), rows[keep]
+                names = [name for name, kept in zip(names, keep, strict=True) if kept]
         return None
 
-    def _read(self, table: pa.Table, rows: npt.NDArray[np.int64], part: TablePart) -> EpisodeBlock:
+    def _read(self, table: pa.Table, rows: npt.NDArray[np.int64], names: list[str], position: Position) -> EpisodeBlock:
         lists = {source: storage_array(table.column(source)) for source in self._steps}
         lengths = self._lengths(lists)
         offsets = offsets_of(lengths)
         columns, variable = {}, {}
+        noted: list[Finding] = []
         for source, spec in zip(self._steps, self.columns, strict=True):
-            steps = storage_array(lists[source].flatten())
+            steps = lists[source].flatten()
             try:
                 if spec.variable_length:
                     variable[spec.name] = to_variable(steps, spec.dtype)
@@ -202,14 +222,17 @@ class EpisodeRows:
                 episodes = np.unique(np.searchsorted(offsets, error.rows, side="right") - 1)
                 step = int(error.rows[0] - offsets[episodes[0]])
                 raise _BadRows(episodes, source, f"step {step} {error.reason}") from error
-        for source in self._steps:
-            note_paths(storage_array(lists[source].flatten()), self.findings, part.name, int(rows[0]), source)
+            if (paths := path_rows(steps)) is not None and paths.any():
+                episode = int(np.searchsorted(offsets, np.argmax(paths), side="right")) - 1
+                noted.append(paths_left_out(int(paths.sum()), names[episode], int(rows[episode]), source))
         has_final, finals = self._read_finals(table)
+        for finding in noted:
+            self.findings.add(finding)
         return EpisodeBlock(
-            position=part.position,
+            position=position,
             lengths=lengths,
             columns=columns,
-            sources=[part.name] * len(table),
+            sources=names,
             rows=rows,
             has_final=has_final,
             finals=finals,
@@ -252,14 +275,13 @@ class EpisodeRows:
         return has_final, finals
 
 
+def _is_number(type_: pa.DataType, steps: pa.DataType) -> bool:
+    """Whether a type is that of the numbers in lists of another."""
+    return bool(type_ == steps.value_type and pa.types.is_primitive(type_))
+
+
 def _is_bytes(type_: pa.DataType) -> bool:
     return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_))
-
-
-def _storage_type(type_: pa.DataType) -> pa.DataType:
-    while isinstance(type_, pa.ExtensionType):
-        type_ = type_.storage_type
-    return type_
 
 
 FORMAT = Format(

@@ -19,6 +19,7 @@ from gear_data.ingest.findings import Findings
 from gear_data.ingest.formats.step_rows import StepRows
 from gear_data.ingest.lerobot_checks import check_block, check_features, check_listing, check_timestamps, task_texts
 from gear_data.ingest.lerobot_meta import Info, ListedEpisodes, read_episodes, read_info, read_tasks
+from gear_data.ingest.lerobot_notes import FinalObservations, read_notes
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.schema import ColumnSpec
@@ -80,15 +81,23 @@ class LeRobotRows:
         self._rows = StepRows(location, tables, options)
         by_source = {_source(spec): spec for spec in self._rows.columns}
         self._task, self._time = by_source.get(_TASK), by_source.get(_TIME)
+        if self._task is not None and self._task.numpy_dtype.kind not in "iu":
+            raise CorruptSourceError(
+                f"should number the tasks, and is {self._task.dtype}", file=files[0].name, column=_TASK
+            )
         self._info = info
         self._tasks = read_tasks(location, info.major)
         self._listed = read_episodes(location, info.major)
-        self._unwanted = {
+        exported = read_notes(location)
+        unwanted = {
             spec.name
-            for spec in (self._task, self._time)
-            if spec is not None and asked is not None and not asked & {spec.name, _source(spec)}
+            for name, spec in by_source.items()
+            if name in exported.made or (name in needed and asked is not None and not asked & {spec.name, name})
         }
-        self.columns = tuple(spec for spec in self._rows.columns if spec.name not in self._unwanted)
+        kept = tuple(spec for spec in self._rows.columns if spec.name not in unwanted)
+        self.columns = exported.columns(kept)
+        with_final = tuple(spec for spec in self.columns if spec.has_final)
+        self._finals = FinalObservations(location, with_final) if with_final else None
         self.metadata: Mapping[str, Any] = info.facts
         self.num_rows = tables.num_rows
         self.findings: Findings = self._rows.findings
@@ -109,16 +118,21 @@ class LeRobotRows:
         places = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
         if self._listed is not None:
             check_block(block, places, self._listed, self.findings)
-        if self._time is not None and self._info.fps is not None:
+        if self._time is not None and not self._time.variable_length and self._info.fps is not None:
             check_timestamps(block, block.columns[self._time.name], self._info.fps, self.findings)
         tasks: list[str | None] = [None] * len(ids)
         if self._task is not None:
             tasks = task_texts(block, block.columns[self._task.name], self._tasks, self.findings)
         if self._listed is not None:
             tasks = [task or _first_task(self._listed, i) for task, i in zip(tasks, places.tolist(), strict=True)]
-        metadata = {**_facts(self._listed, places), **block.metadata, "task": tasks}
-        columns = {name: values for name, values in block.columns.items() if name not in self._unwanted}
-        return replace(block, columns=columns, metadata=metadata)
+        metadata = {**_facts(self._listed, places), **block.metadata, "task": [task or None for task in tasks]}
+        columns = {
+            spec.name: block.columns[spec.name].reshape(-1, *spec.shape)
+            for spec in self.columns
+            if not spec.variable_length
+        }
+        block = replace(block, columns=columns, metadata=metadata)
+        return block if self._finals is None else self._finals.add(block, ids)
 
 
 def _source(spec: ColumnSpec) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, UnknownFormatError
+from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError
 from gear_data.ingest.arrow_tables import read_ahead
 from gear_data.ingest.arrow_values import Irregular, to_numpy
 from gear_data.ingest.columns import choose_columns
@@ -161,9 +161,10 @@ class MinariArrow:
 
     def _assemble(self, position: int, group: list[_Episode], count: int) -> EpisodeBlock:
         """The block of these episodes. Raises _BadEpisodes for those that are none, before any finding is noted."""
-        for i, episode in enumerate(group):
-            if (reason := episode.differs(self._schema)) is not None:
-                raise _BadEpisodes([i], reason, episode)
+        reasons = {i: reason for i, e in enumerate(group) if (reason := e.differs(self._schema)) is not None}
+        if reasons:
+            first = min(reasons)
+            raise _BadEpisodes(list(reasons), reasons[first], group[first])
         tables = pa.concat_tables([e.table for e in group] or [self._schema.empty_table()])
         rows = _Rows(np.array([e.table.num_rows for e in group], np.int64))
         columns: dict[str, npt.NDArray[Any]] = {}
@@ -174,12 +175,12 @@ class MinariArrow:
             steps = rows.after_first if column.path[0] == INFOS else rows.before_last
             array = column.of(tables)
             try:
-                if column.dtype in ("string", "binary"):
+                if column.variable_length:
                     variable[name] = to_variable(array.filter(pa.array(steps)), column.dtype)
                     last = array.take(pa.array(rows.last))
                     holds = np.array([bool(value) for value in last.to_pylist()], np.bool_)
                 else:
-                    values = to_numpy(array, _stored_shape(column)).reshape(len(array), *column.shape)
+                    values = to_numpy(array, column.stored).reshape(len(array), *column.shape)
                     columns[name], last = values[steps], values[rows.last]
                     holds = (last.reshape(len(group), -1) != 0).any(axis=1)
             except Irregular as error:
@@ -204,10 +205,11 @@ class MinariArrow:
         )
 
     def _check_padding(self, group: list[_Episode], padded: npt.NDArray[np.bool_]) -> None:
-        """A last row that is not padding: of an episode whose metadata counts it, it is a step without its observation."""
-        for i in np.flatnonzero(padded).tolist():
-            if group[i].facts.get(_STEPS) == group[i].table.num_rows:
-                raise _BadEpisodes([i], "has no final observation: the last row should be padding, and is a step", group[i])
+        """Last rows that are not padding. One that the episode's metadata counts is a step without what followed."""
+        bad = [i for i in np.flatnonzero(padded).tolist() if group[i].facts.get(_STEPS) == group[i].table.num_rows]
+        if bad:
+            reason = "has no final observation: the last row should be padding, and is a step"
+            raise _BadEpisodes(bad, reason, group[bad[0]], row=group[bad[0]].table.num_rows - 1)
         if padded.any():
             first = group[int(np.argmax(padded))].files.name
             message = "the last row of actions, rewards and flags is padding, and holds values; left out"
@@ -225,7 +227,9 @@ class MinariArrow:
         for name, column in self._columns.items():
             if column.path[0] == OBSERVATIONS and not self._is_final[name]:
                 message = "text and bytes have no final observation; left out"
-                self.findings.add(Finding("final-left-out", message, len(group), group[0].files.name, column=column.name))
+                self.findings.add(
+                    Finding("final-left-out", message, len(group), group[0].files.name, column=column.name)
+                )
         if any(column.path[0] == INFOS for column in self._columns.values()):
             message = "the infos of a reset belong to no step; left out"
             self.findings.add(Finding("reset-info-left-out", message, len(group), group[0].files.name))
@@ -244,7 +248,7 @@ class _Episode:
         tables = [read_table(file) for file in files.tables]
         for file, table in zip(files.tables[1:], tables[1:], strict=True):
             if table.schema != tables[0].schema:
-                raise BadEpisodeError(f"has other columns than {files.name}", file=file.name)
+                raise CorruptSourceError(f"has other columns than {files.name}", file=file.name)
         facts = {} if files.facts is None else read_json_object(files.facts)
         return _Episode(files, pa.concat_tables(tables), facts)
 
@@ -291,16 +295,11 @@ class _Rows:
         self.after_first[self.ends - counts] = False
 
 
-def _stored_shape(column: TableColumn) -> tuple[int, ...]:
-    """Minari flattens a step's array to one list."""
-    return column.stored
-
-
 def _irregular(
     error: Irregular, group: list[_Episode], rows: _Rows, column: TableColumn, steps: npt.NDArray[np.bool_]
 ) -> _BadEpisodes:
     # Columns of variable length were read without the rows that are no steps.
-    wrong = np.flatnonzero(steps)[error.rows] if column.dtype in ("string", "binary") else error.rows
+    wrong = np.flatnonzero(steps)[error.rows] if column.variable_length else error.rows
     places = np.searchsorted(rows.ends, wrong, side="right")
     first = int(places[0])
     row = int(wrong[0] - (rows.ends[first] - rows.counts[first]))

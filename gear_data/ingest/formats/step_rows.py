@@ -1,33 +1,38 @@
-"""Tables with a row a step: LeRobot's Parquet files, or any table with an episode column or an end flag."""
+"""Tables with a row a step: LeRobot's Parquet files, or any table with an episode column, end flags or step numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, EmptySourceError, UnknownFormatError
+from gear_data.errors import BadEpisodeError, EmptySourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.arrow_tables import TablePart, TableStream, open_tables, read_ahead, require_tables
 from gear_data.ingest.arrow_values import Irregular, inner_shape, is_list, leaf_dtype, storage_array, to_numpy
 from gear_data.ingest.assemble import StepPart, assemble
-from gear_data.ingest.columns import END_FLAGS, SCALARS, choose_columns
+from gear_data.ingest.boundaries import Boundaries, EpisodeIds, read_ids
+from gear_data.ingest.columns import END_FLAGS, SCALARS, choose_columns, structure
 from gear_data.ingest.findings import Findings
-from gear_data.ingest.id_ranges import IdRanges
 from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
+from gear_data.ingest.null_columns import leave_out_null_columns
 from gear_data.ingest.source import Format, SourceOptions, Unit
-from gear_data.ingest.variable_values import note_paths, to_variable, variable_dtype
+from gear_data.ingest.step_order import check_order, step_numbers
+from gear_data.ingest.variable_values import path_rows, paths_left_out, to_variable, variable_dtype
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.block import END, EpisodeBlock, Position
 
-#: Names of the column that numbers episodes.
+#: Names of the column that numbers episodes, or names them.
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode", "traj_id", "trajectory_id")
-#: Columns that say again what the order of rows says.
-ORDER_COLUMNS = ("frame_index", "index", "step_index", "step_id")
+#: Columns that say again what the order of rows says, and whether they begin with 0 in every episode.
+ORDER_COLUMNS = {"frame_index": True, "index": False, "step_index": True, "step_id": False}
 _HEAD_ROWS = 64
+#: Before the names of columns that are looked at episode by episode and then dropped; no column's own name has it.
+_CHECKED, _PATHS = "\0order ", "\0paths "
 
 
 def probe(location: Location) -> str | None:
@@ -35,7 +40,8 @@ def probe(location: Location) -> str | None:
     if tables is None:
         return None
     if (episode := _episode_column(tables.schema)) is not None:
-        return f"a row is a step: '{episode}' numbers the episodes"
+        verb = "names" if _is_text(tables.schema.field(episode).type) else "numbers"
+        return f"a row is a step: '{episode}' {verb} the episodes"
     for field in tables.schema:
         if canonical_name(field.name) in END_FLAGS and not is_list(field.type):
             return f"a row is a step: '{field.name}' ends the episodes"
@@ -43,8 +49,16 @@ def probe(location: Location) -> str | None:
 
 
 def _episode_column(schema: pa.Schema) -> str | None:
-    integers = {field.name for field in schema if pa.types.is_integer(field.type)}
-    return next((name for name in EPISODE_COLUMNS if name in integers), None)
+    """Numbers go before names: what is called by its name may be the kind of episode."""
+    for fits in (pa.types.is_integer, _is_text):
+        for name in EPISODE_COLUMNS:
+            if name in schema.names and fits(schema.field(name).type):
+                return name
+    return None
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def open_(location: Location, options: SourceOptions) -> StepRows:
@@ -54,44 +68,60 @@ def open_(location: Location, options: SourceOptions) -> StepRows:
 class StepRows:
     """An `EpisodeSource` over tables with a row a step.
 
-    An episode is a run of rows with one value in the episode column, or the rows up to an end flag. Rows of an
-    episode must stand together. `tasks` turns the values of `task_index` into texts for the episode table.
+    An episode is a run of rows with one value in the episode column; or the rows up to an end flag; or rows whose step
+    numbers rise. Rows of an episode must stand together. Step numbers are compared with the rows' order, not stored.
     """
 
     rows_are_steps = True
 
-    def __init__(
-        self,
-        location: Location,
-        tables: TableStream,
-        options: SourceOptions,
-        *,
-        tasks: Mapping[int, str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, location: Location, tables: TableStream, options: SourceOptions) -> None:
         self.findings = Findings()
         self.notes: dict[str, Any] = {}
-        self.metadata: Mapping[str, Any] = metadata or {}
+        self.metadata: Mapping[str, Any] = {}
         self.num_rows = tables.num_rows
         self._tables = tables
-        self._options = options
+        self._options = options = structure(tables.schema.names, options)
         self._name = location.name
-        self._tasks = tasks
-        names = tables.schema.names
-        self._episode = _episode_column(tables.schema)
-        structure = {self._episode, *ORDER_COLUMNS} if self._episode else set()
-        chosen = choose_columns([name for name in names if name not in structure], options)
+        self._units: tuple[tuple[Unit, Any], ...] | None = None
+        self._episode = options.episode_column or _episode_column(tables.schema)
+        if self._episode is not None:
+            _require_ids(tables.schema, self._episode, location.name)
+        self._orders = self._order_columns(tables.schema)
+        names = leave_out_null_columns(tables.schema, location.name, options, self.findings)
+        chosen = choose_columns([name for name in names if name not in {self._episode, *self._orders}], options)
         self._sources = chosen
+        self._by_steps = False
         if self._episode is None and not END_FLAGS & set(chosen.values()):
-            raise UnknownFormatError(
-                f"neither an episode column ({', '.join(EPISODE_COLUMNS)}) nor an end flag", file=location.name
-            )
-        needed = [self._episode, *(["task_index"] if tasks is not None and "task_index" in names else []), *chosen]
+            self._by_steps = options.step_column is not None
+            if not self._by_steps:
+                raise UnknownFormatError(
+                    f"neither an episode column ({', '.join(EPISODE_COLUMNS)}) nor an end flag",
+                    file=location.name,
+                    hint="name it with --episode-column, --end-column or --step-column",
+                )
+        needed = [self._episode, *self._orders, *chosen]
         tables.select([name for name in dict.fromkeys(needed) if name is not None])
         head = tables.head(_HEAD_ROWS)
         if head is None:
             raise EmptySourceError("the source holds no episode", file=location.name)
         self.columns = tuple(self._infer(head, source, name) for source, name in chosen.items())
+
+    def _order_columns(self, schema: pa.Schema) -> dict[str, bool]:
+        """Columns that number steps, and whether they must begin with 0. Without an episode column those known by their
+        names may be anything; they are columns like others then."""
+        asked = self._options.step_column
+        found = {name: zero for name, zero in ORDER_COLUMNS.items() if name in schema.names and self._episode}
+        orders = {name: zero for name, zero in found.items() if pa.types.is_integer(schema.field(name).type)}
+        if asked is not None:
+            if not pa.types.is_integer(schema.field(asked).type):
+                raise UnsupportedColumnError(
+                    f"holds {schema.field(asked).type}, where steps are numbered by integers",
+                    file=self._name,
+                    column=asked,
+                    hint="leave --step-column out",
+                )
+            orders[asked] = False
+        return orders
 
     def _infer(self, head: pa.Table, source: str, name: str) -> ColumnSpec:
         array, known_as = storage_array(head.column(source)), None if source == name else source
@@ -105,13 +135,33 @@ class StepRows:
         return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=known_as)
 
     def units(self) -> Sequence[Unit]:
-        return self._tables.units()
+        return [unit for unit, _ in self._spans()]
+
+    def _spans(self) -> tuple[tuple[Unit, Any], ...]:
+        """The units, and the least id of each."""
+        if self._units is None:
+            if self._episode is None:
+                spans = self._tables.spans(None)
+                self._units = ((Unit(spans[0].position, sum(span.bytes for span in spans)), None),)
+            else:
+                spans = self._tables.spans(self._episode)
+                self._units = tuple((Unit(span.position, span.bytes), span.low) for span in spans)
+        return self._units
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        yield from assemble(self._parts(start, stop), self.findings, has_final=False)
+        spans = self._spans()
+        ends = [*(unit.position for unit, _ in spans[1:]), END]
+        lows = [*(low for _, low in spans), None]
+        for i, end in enumerate(ends):
+            if start < end and start < stop:
+                ids = EpisodeIds(self._episode, self.notes, lows[i], lows[i + 1])
+                for block in assemble(self._parts(start, min(end, stop), ids), self.findings, has_final=False):
+                    yield self._check(block)
+                start = end
+                self.notes.clear()  # ids of another unit's episodes are others
 
-    def _parts(self, start: Position, stop: Position) -> Iterator[StepPart]:
-        boundaries = _Boundaries(self._episode, IdRanges(self.notes.get("episode_ids")))
+    def _parts(self, start: Position, stop: Position, known: EpisodeIds) -> Iterator[StepPart]:
+        boundaries = Boundaries()
         for part in read_ahead(self._tables.parts(start, stop)):
             keep = np.ones(len(part.table), np.bool_)
             while True:
@@ -120,120 +170,94 @@ class StepRows:
                     break
                 except Irregular as bad:
                     keep[np.flatnonzero(keep)[bad.rows]] = False
-            for source in self._sources:
-                column = storage_array(part.table.column(source))
-                note_paths(column, self.findings, part.name, part.position.row, source)
-            rows = np.arange(len(keep), dtype=np.int64) + part.position.row
-            ids = self._ids(part)
-            episodes = boundaries.number(ids, self._ends(part, columns, keep), part)
-            self.notes["episode_ids"] = boundaries.ended_ids()
             facts: dict[str, npt.NDArray[Any]] = {}
-            if ids is not None and self._episode is not None:
-                facts[self._episode] = ids
-            if self._tasks is not None and "task_index" in part.table.column_names:
-                facts["task"] = self._task_names(part)
-            yield StepPart(part.position.file, part.name, rows, episodes, keep, columns, facts, {}, variable)
+            if self._episode is not None:
+                ids = read_ids(part, self._episode)
+                starts = known.starts(ids, part)
+                facts[self._episode] = ids.values()
+            elif self._by_steps:
+                starts = boundaries.by_steps(step_numbers(storage_array(part.table.column(*self._orders))))
+            else:
+                starts = boundaries.by_ends(self._ends(columns, keep))
+            episodes = boundaries.number(starts)
+            steps = StepPart(
+                part.position.file, part.stretches[0].name, part.rows(), episodes, keep, columns, facts, {}, variable
+            )
+            yield from _files_apart(steps, part)
 
     def _read(
         self, part: TablePart, keep: npt.NDArray[np.bool_]
     ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
         """The steps to keep: columns of a fixed size, and those of variable length."""
         table = part.table if keep.all() else part.table.filter(pa.array(keep))
-        columns, variable = {}, {}
+        columns: dict[str, npt.NDArray[Any]] = {}
+        variable: dict[str, pa.Array] = {}
         for source, spec in zip(self._sources, self.columns, strict=True):
             array = storage_array(table.column(source))
             try:
                 if spec.variable_length:
                     variable[spec.name] = to_variable(array, spec.dtype)
+                    if (paths := path_rows(array)) is not None:
+                        columns[_PATHS + source] = paths
                 else:
                     values = to_numpy(array, spec.shape if spec.shape or not is_list(array.type) else (1,))
                     columns[spec.name] = values.reshape(len(values), *spec.shape)
             except Irregular as error:
                 if self._options.skip_bad:
                     raise
+                file, row = part.place(int(np.flatnonzero(keep)[error.rows[0]]))
                 raise BadEpisodeError(
                     error.reason,
-                    file=part.name,
+                    file=file,
                     column=source,
-                    row=int(np.flatnonzero(keep)[error.rows[0]]) + part.position.row,
+                    row=row,
                     hint="mend the source, or leave such episodes out with --on-bad-episode skip",
                 ) from None
+        for source in self._orders:
+            columns[_CHECKED + source] = step_numbers(storage_array(table.column(source)))
         return columns, variable
 
-    def _ids(self, part: TablePart) -> npt.NDArray[np.int64] | None:
-        if self._episode is None:
-            return None
-        try:
-            return to_numpy(storage_array(part.table.column(self._episode)), ()).astype(np.int64)
-        except Irregular as error:
-            raise BadEpisodeError(
-                error.reason,
-                file=part.name,
-                column=self._episode,
-                row=int(error.rows[0]) + part.position.row,
-                hint="every step must say which episode it belongs to",
-            ) from None
-
-    def _ends(
-        self, part: TablePart, columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.bool_]:
+    def _ends(self, columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         ends = np.zeros(len(keep), np.bool_)
         for name in END_FLAGS & columns.keys():
             ends[keep] |= columns[name].astype(np.bool_)
         return ends
 
-    def _task_names(self, part: TablePart) -> npt.NDArray[Any]:
-        tasks = self._tasks or {}
-        return np.array([tasks.get(i) for i in part.table.column("task_index").to_pylist()], dtype=object)
+    def _check(self, block: EpisodeBlock) -> EpisodeBlock:
+        """Findings are made block by block: what was read ahead of a block is read again by a resumed run."""
+        columns = {name: block.columns[name] for name in block.columns if not name.startswith((_CHECKED, _PATHS))}
+        for source, from_zero in self._orders.items():
+            numbers = block.columns[_CHECKED + source]
+            check_order(block, numbers, source, self.findings, from_zero=from_zero, rows_are_steps=True)
+        for name in block.columns.keys() - columns.keys():
+            if name.startswith(_PATHS) and (paths := block.columns[name]).any():
+                step = int(np.argmax(paths))
+                episode = int(np.searchsorted(block.offsets, step, side="right")) - 1
+                row = int(block.rows[episode] + step - block.offsets[episode])
+                source = name.removeprefix(_PATHS)
+                self.findings.add(paths_left_out(int(paths.sum()), block.sources[episode], row, source))
+        return replace(block, columns=columns)
 
 
-class _Boundaries:
-    """Numbers the episodes of a stream of steps: by their ids where there are any, else by end flags."""
+def _files_apart(step_part: StepPart, part: TablePart) -> Iterator[StepPart]:
+    """The steps of each file of a part."""
+    first = 0
+    for i, stretch in enumerate(part.stretches):
+        cut = step_part.cut(first, first + stretch.count)
+        more = i + 1 < len(part.stretches)
+        yield replace(cut, file=stretch.position.file, name=stretch.name, more=more)
+        first += stretch.count
 
-    def __init__(self, column: str | None, ended: IdRanges) -> None:
-        self._column = column
-        self._number = 0
-        self._last_id: int | None = None
-        # Ids of the episodes before the present one, also of those that an earlier run converted.
-        self._ended_ids = ended
-        self._ended = False
 
-    def ended_ids(self) -> list[list[int]]:
-        return self._ended_ids.to_json()
-
-    def number(
-        self, ids: npt.NDArray[np.int64] | None, ends: npt.NDArray[np.bool_], part: TablePart
-    ) -> npt.NDArray[np.int64]:
-        """int64 [n]: the running episode number of each row."""
-        if ids is None:
-            starts = np.concatenate([[self._ended], ends[:-1]])
-            self._ended = bool(ends[-1])
-        else:
-            first = ids[0] if self._last_id is None else self._last_id
-            starts = np.diff(ids, prepend=first) != 0
-            self._refuse_scattered(ids, starts, part)
-            self._last_id = int(ids[-1])
-        numbers = self._number + np.cumsum(starts)
-        self._number = int(numbers[-1])
-        return numbers.astype(np.int64)
-
-    def _refuse_scattered(self, ids: npt.NDArray[np.int64], starts: npt.NDArray[np.bool_], part: TablePart) -> None:
-        if self._last_id is None:
-            starts = starts.copy()
-            starts[0] = True
-        for i in np.flatnonzero(starts).tolist():
-            value = int(ids[i])
-            before = int(ids[i - 1]) if i else self._last_id
-            if before is not None:
-                self._ended_ids.add(before)
-            if value in self._ended_ids:
-                raise BadEpisodeError(
-                    f"episode {value} goes on here after another one began",
-                    file=part.name,
-                    column=self._column,
-                    row=i + part.position.row,
-                    hint="sort the rows by episode and step first",
-                )
+def _require_ids(schema: pa.Schema, column: str, file: str) -> None:
+    type_ = schema.field(column).type
+    if not (pa.types.is_integer(type_) or _is_text(type_)):
+        raise UnsupportedColumnError(
+            f"holds {type_}, where episodes are told apart by integers or names",
+            file=file,
+            column=column,
+            hint="choose another column with --episode-column",
+        )
 
 
 FORMAT = Format(

@@ -1,0 +1,230 @@
+"""The dataset card: a README.md in the HuggingFace form, so that a dataset's folder can be pushed to the hub as it is.
+
+Form: https://huggingface.co/docs/hub/datasets-cards (YAML between two lines `---`, then Markdown). The card says in
+words what the manifest and the episode table hold. No other file refers to it: users may write on it as they like.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.ingest.findings import Finding
+from gear_data.schema import ColumnSpec
+from gear_data.storage.manifest import Manifest
+from gear_data.storage.statistics import ColumnStatistics
+
+CARD_NAME = "README.md"
+
+#: Without it the hub, and `datasets.load_dataset`, would take the manifest and the tables for data.
+_DATA_FILES = "shards/*.arrow"
+_TAGS = ("offline-rl", "reinforcement-learning", "trajectories", "gear-data")
+
+#: The hub's names of licences (https://huggingface.co/docs/hub/repositories-licenses), as far as datasets have them. It
+#: takes no other names; any other licence is "other" there.
+_LICENSES = frozenset(
+    (
+        *("apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "gpl-2.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
+        *("mpl-2.0", "isc", "unlicense", "wtfpl", "zlib", "openrail", "odbl", "odc-by", "pddl", "cc"),
+        *("cc0-1.0", "cc-by-2.0", "cc-by-3.0", "cc-by-4.0", "cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-nc-3.0"),
+        *("cc-by-nc-4.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0", "cc-by-nc-nd-4.0"),
+        *("cdla-permissive-1.0", "cdla-permissive-2.0", "cdla-sharing-1.0"),
+    )
+)
+
+#: The hub's classes of size, in rows: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
+_SIZES = (
+    (10**3, "n<1K"),
+    (10**4, "1K<n<10K"),
+    (10**5, "10K<n<100K"),
+    (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"),
+    (10**8, "10M<n<100M"),
+    (10**9, "100M<n<1B"),
+    (10**10, "1B<n<10B"),
+    (10**11, "10B<n<100B"),
+    (10**12, "100B<n<1T"),
+)
+
+#: Vectors up to this long have their statistics in the card element by element; longer ones their range.
+_SHOWN_ELEMENTS = 4
+
+#: A source's own text of more characters is not shown: it is in the manifest.
+_SHOWN_CHARACTERS = 200
+
+
+def dataset_card(manifest: Manifest, episodes: pa.Table) -> str:
+    """The text of a dataset's README.md.
+
+    Args:
+        manifest: the dataset's.
+        episodes: its episode table; `length` and `return` are used.
+    """
+    parts = [
+        f"---\n{_front_matter(manifest)}---",
+        f"# {_text(_title(manifest))}",
+        "Trajectories for offline reinforcement learning, as shards of [Arrow](https://arrow.apache.org) IPC files: "
+        "a row is a step, episodes follow one another whole. `episodes.arrow` says where each begins.",
+        '```python\nimport gear_data\n\nds = gear_data.open("PATH")\n```',
+        "## Sizes",
+        _sizes(manifest, episodes),
+        "## Columns",
+        _columns(manifest),
+        "## Source",
+        _source(manifest),
+        "## What the conversion noticed",
+        _findings(manifest.findings),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(manifest: Manifest) -> str:
+    """YAML, with values as JSON: that is YAML too."""
+    data: dict[str, Any] = {}
+    license_ = _license(manifest)
+    if license_ is not None and license_.lower() in _LICENSES:
+        data["license"] = license_.lower()
+    elif license_ is not None:
+        data |= {"license": "other", "license_name": re.sub(r"[^\w.+-]+", "-", license_, flags=re.ASCII)}
+    data["task_categories"] = ["reinforcement-learning"]
+    data["tags"] = _TAGS
+    data["size_categories"] = [next((name for limit, name in _SIZES if manifest.steps < limit), "n>1T")]
+    data["configs"] = [{"config_name": "default", "data_files": _DATA_FILES}]
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in data.items())
+
+
+def _license(manifest: Manifest) -> str | None:
+    """The licence that the source names for itself, if it does."""
+    metadata = manifest.provenance.get("metadata")
+    known = metadata.get("license") if isinstance(metadata, Mapping) else None
+    return known if isinstance(known, str) and known else None
+
+
+def _title(manifest: Manifest) -> str:
+    return _public_name(manifest).rstrip("/").rsplit("/", 1)[-1] or "Dataset"
+
+
+def _public_name(manifest: Manifest) -> str:
+    """The source as others can know it: a URL or a hub id, but of a path on the own machine the last part alone."""
+    name = str(manifest.provenance.get("source", ""))
+    return name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
+
+
+def _sizes(manifest: Manifest, episodes: pa.Table) -> str:
+    lengths = episodes.column("length").to_numpy()
+    rows = [
+        ["episodes", f"{manifest.episodes:,}"],
+        ["steps", f"{manifest.steps:,}"],
+        ["bytes", f"{sum(entry.bytes for entry in manifest.files):,} in {_counted(len(manifest.shards), 'shard')}"],
+        ["steps an episode", _spread(lengths)],
+    ]
+    returns = episodes.column("return").drop_null().to_numpy()
+    if len(returns):
+        rows.append(["return of an episode", _spread(returns)])
+    rows.append(["fingerprint", _code(manifest.fingerprint)])
+    return _table(["", ""], rows)
+
+
+def _spread(values: npt.NDArray[Any]) -> str:
+    figures = {"min": values.min(), "median": np.median(values), "mean": values.mean(), "max": values.max()}
+    return ", ".join(f"{name} {_number(value)}" for name, value in figures.items())
+
+
+def _columns(manifest: Manifest) -> str:
+    rows = [_column(column, manifest.statistics.get(column.name)) for column in manifest.schema]
+    return _table(["column", "dtype", "shape", "role", "mean", "std", "min", "max"], rows)
+
+
+def _column(column: ColumnSpec, statistics: ColumnStatistics | None) -> list[str]:
+    shape = "any length" if column.variable_length else " x ".join(map(str, column.shape)) or "scalar"
+    notes = [
+        *(["derived"] if column.derived else []),
+        *([f"{_code(column.source)} in the source"] if column.source else []),
+        *(["final ones in `finals.arrow`"] if column.has_final else []),
+    ]
+    role = ", ".join([column.role.value.replace("_", " "), *notes])
+    known = [""] * 4 if statistics is None else _statistics(statistics)
+    return [_code(column.name), column.dtype, shape, role, *known]
+
+
+def _statistics(statistics: ColumnStatistics) -> list[str]:
+    """Mean, standard deviation, minimum, maximum; of a long vector only the extremes over all its elements."""
+    kinds = (statistics.mean, statistics.std, statistics.min, statistics.max)
+    if len(statistics.mean) <= _SHOWN_ELEMENTS:
+        return [", ".join(_number(value) for value in values) for values in kinds]
+    finite = statistics.count > 0
+    if not finite.any():
+        return [""] * 4
+    return ["", "", _number(statistics.min[finite].min()), _number(statistics.max[finite].max())]
+
+
+def _source(manifest: Manifest) -> str:
+    provenance = manifest.provenance
+    files = provenance.get("source_files")
+    rows = [
+        ["source", _code(_public_name(manifest))],
+        ["files", str(len(files)) if isinstance(files, Sequence) and files else "none"],
+        ["format", f"{_code(provenance.get('format'))}: {_text(provenance.get('reason', ''))}"],
+    ]
+    if (license_ := _license(manifest)) is not None:
+        rows.append(["licence", _text(license_)])
+    rows += [[_text(f"option {name}"), _code(_short(value))] for name, value in _items(provenance.get("options"))]
+    rows += [[_text(name), _code(_short(value))] for name, value in _items(provenance.get("metadata"))]
+    return _table(["", ""], rows)
+
+
+def _items(facts: Any) -> Iterable[tuple[str, Any]]:
+    """What is set, and short enough to be shown."""
+    if not isinstance(facts, Mapping):
+        return []
+    unset: tuple[Any, ...] = (None, "", {}, [])
+    return [
+        (str(name), value)
+        for name, value in facts.items()
+        if value not in unset and len(_short(value)) <= _SHOWN_CHARACTERS
+    ]
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
+    if not findings:
+        return "Nothing."
+    return "\n".join(f"- {_text(Finding(**finding))}" for finding in findings)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, np.integer) else f"{float(value):.6g}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _text(value: object) -> str:
+    """A source's text as Markdown that shows it and does nothing else: in one line, without markup, links or HTML."""
+    line = html.escape(" ".join(str(value).split()), quote=False)
+    return "".join(f"\\{char}" if char in r"\`*_{}[]()#|!~$" else char for char in line)
+
+
+def _code(value: object) -> str:
+    """A source's text as code."""
+    line = " ".join(str(value).split())
+    if not line:
+        return ""
+    # Between backticks nothing else can be escaped in a table's cell.
+    return f"<code>{_text(line)}</code>" if any(char in line for char in "`|\\") else f"`{line}`"

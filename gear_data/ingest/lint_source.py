@@ -1,0 +1,101 @@
+"""lint: what a conversion would notice, without converting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gear_data.errors import EmptySourceError
+from gear_data.ingest.findings import Finding
+from gear_data.ingest.lint import duplicate_episodes
+from gear_data.ingest.location import locate
+from gear_data.ingest.pipeline import prepared_blocks, stored_schema
+from gear_data.ingest.recipe import Recipe
+from gear_data.ingest.source import SourceOptions
+from gear_data.progress import progress_bar
+from gear_data.storage.block import BEGIN, END
+from gear_data.storage.content import content_hashes
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """What lint saw.
+
+    Attributes:
+        episodes, steps: how many the dataset would have.
+        findings: what was noticed; those that a conversion would keep in the manifest.
+        format, reason: the source's format, and why it was taken for that.
+    """
+
+    episodes: int
+    steps: int
+    findings: tuple[Finding, ...]
+    format: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "episodes": self.episodes,
+            "steps": self.steps,
+            "findings": [finding.to_json() for finding in self.findings],
+            "format": self.format,
+            "reason": self.reason,
+        }
+
+
+def lint(
+    source: Any,
+    *,
+    format: str = "auto",
+    split: str | None = None,
+    columns: Sequence[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    episode_column: str | None = None,
+    step_column: str | None = None,
+    end_column: str | None = None,
+    max_episode_steps: int | None = None,
+    keep_encoded: bool = False,
+    progress: bool | None = None,
+) -> LintReport:
+    """Reads a source as `convert` would, and says what it noticed. Nothing is written.
+
+    Args:
+        source, format, split, columns, rename, episode_column, step_column, end_column, max_episode_steps,
+        keep_encoded, progress: as in `convert`.
+
+    Returns:
+        What was noticed. Malformed episodes are among it (`bad-episode`); they are not counted as episodes.
+
+    Raises:
+        GearError: always one of its kinds, for a source that cannot be read at all.
+    """
+    location = locate(source, split)
+    options = SourceOptions(
+        columns=None if columns is None else tuple(columns),
+        rename=rename,
+        skip_bad=True,
+        episode_column=episode_column,
+        step_column=step_column,
+        end_column=end_column,
+        max_episode_steps=max_episode_steps,
+    )
+    recipe = Recipe(source, split, format, options, keep_encoded, strict=False, shard_bytes=0)
+    opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
+    schema = stored_schema(opened)
+    contents: list[bytes] = []
+    places: list[tuple[str, int]] = []
+    steps = 0
+    with progress_bar(opened.num_rows, "lint", "step" if opened.rows_are_steps else "episode", progress) as bar:
+        for block, _ in prepared_blocks(opened, BEGIN, END, strict=False):
+            contents += content_hashes(block, schema)
+            places += zip(block.sources, block.rows.tolist(), strict=True)
+            steps += int(block.lengths.sum())
+            bar.update(block.source_rows)
+    if not contents:
+        raise EmptySourceError("the source holds no episode", file=location.name)
+    repeated = duplicate_episodes(contents, places.__getitem__)
+    if repeated is not None:
+        opened.findings.add(repeated)
+    return LintReport(len(contents), steps, tuple(opened.findings), format_name, reason)

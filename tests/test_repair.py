@@ -1,0 +1,123 @@
+"""Damaged shards: left out when a dataset is opened, or made again from the source."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gear_data
+from gear_data.cli import main
+from gear_data.errors import CorruptShardError, ManifestError, SourceChangedError
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES: list[Callable[[Path], None]] = [_flip, _cut, _remove]
+
+
+@pytest.fixture(params=["one task", "a task a file"])
+def source(request: pytest.FixtureRequest, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three files with final observations."""
+    gear_data.convert  # noqa: B018  # modules are loaded when first used
+    if request.param == "a task a file":
+        for name, module in list(sys.modules.items()):
+            if name.startswith("gear_data.ingest.") and hasattr(module, "UNIT_BYTES"):
+                monkeypatch.setattr(module, "UNIT_BYTES", 1)
+    rollouts = sources.make_rollouts(40, seed=3)
+    for i in range(3):
+        sources.write_d4rl(tmp_path / "source" / f"{i}.hdf5", rollouts[i * 13 : i * 13 + 13 + (i == 2)])
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def dataset(source: Path, tmp_path: Path) -> Path:
+    assert gear_data.convert(source, tmp_path / "d", shard_bytes=1024).shards > 4
+    return tmp_path / "d"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_repair_restores_the_bytes(
+    damage: Callable[[Path], None], source: Path, dataset: Path, sources: Any
+) -> None:
+    before = sources.folder_contents(dataset)
+    files = sorted((dataset / "shards").iterdir())
+    for file in (files[1], files[2], files[-1]):
+        damage(file)
+    assert not gear_data.verify(dataset).ok
+    report = gear_data.repair(dataset, source)
+    assert report.shards == tuple(f"shards/{file.name}" for file in (files[1], files[2], files[-1]))
+    table = gear_data.open(dataset).episodes
+    assert report.episodes == table["shard"].is_in([1, 2, len(files) - 1]).sum()
+    assert sources.folder_contents(dataset) == before
+
+
+def test_repair_leaves_a_sound_dataset_alone(dataset: Path, source: Path, sources: Any) -> None:
+    before = sources.folder_contents(dataset)
+    stamps = {path: path.stat().st_mtime_ns for path in dataset.rglob("*")}
+    assert gear_data.repair(dataset, source) == gear_data.RepairReport((), 0)
+    assert sources.folder_contents(dataset) == before
+    assert {path: path.stat().st_mtime_ns for path in dataset.rglob("*")} == stamps
+
+
+def test_repair_from_another_source(dataset: Path, source: Path, sources: Any) -> None:
+    _flip(sorted((dataset / "shards").iterdir())[1])
+    before = sources.folder_contents(dataset)
+    for rollouts in (sources.make_rollouts(13, seed=9), sources.make_rollouts(2, seed=3)):
+        sources.write_d4rl(source / "0.hdf5", rollouts)
+        with pytest.raises(SourceChangedError, match="000001.arrow") as error:
+            gear_data.repair(dataset, source)
+        assert error.value.file in ("0.hdf5", "1.hdf5", str(source))  # the last where it has fewer episodes
+        assert sources.folder_contents(dataset) == before
+    for i in range(3):
+        sources.write_d4rl(source / f"{i}.hdf5", sources.make_rollouts(13, states=4))
+    with pytest.raises(SourceChangedError, match="columns"):
+        gear_data.repair(dataset, source)
+    assert sources.folder_contents(dataset) == before
+
+
+def test_repair_needs_sound_tables(dataset: Path, source: Path) -> None:
+    _flip(dataset / "episodes.arrow")
+    with pytest.raises(CorruptShardError, match="convert again") as error:
+        gear_data.repair(dataset, source)
+    assert str(error.value.file).endswith("episodes.arrow")
+
+
+@pytest.mark.parametrize(
+    "provenance",
+    [{}, {"options": {}}, {"tasks": [[0, 0, 99]]}, {"tasks": "x"}, {"tasks": [[0]]}, {"options": {"columns": 1}}],
+    ids=str,
+)
+def test_repair_of_a_dataset_that_does_not_say_how(provenance: dict[str, Any], dataset: Path, source: Path) -> None:
+    path = dataset / "manifest.json"
+    data = json.loads(path.read_text())
+    data["provenance"] = {**data["provenance"], **provenance} if provenance else {}
+    path.write_text(json.dumps(data))
+    _flip(sorted((dataset / "shards").iterdir())[1])
+    with pytest.raises(ManifestError, match="provenance"):
+        gear_data.repair(dataset, source)
+
+
+def test_repair_command(dataset: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _flip(sorted((dataset / "shards").iterdir())[0])
+    assert main(["repair", str(dataset), "--source", str(source), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shards"][0].startswith("shards/")
+    assert main(["repair", str(dataset), "--source", str(source)]) == 0
+    assert "sound" in capsys.readouterr().out
+    assert main(["verify", str(dataset)]) == 0
