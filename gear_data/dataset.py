@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data import expressions, views
+from gear_data.bad_shards import find_bad_shards, sound_episodes
 from gear_data.collection import ColumnReader
 from gear_data.errors import EmptySourceError, InvalidArgumentError, ManifestError, unknown_name
 from gear_data.root import Root
@@ -19,6 +20,7 @@ from gear_data.schema import Schema
 from gear_data.selection.step_mask import MODES, StepMask
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.block import offsets_of
+from gear_data.storage.dataset_files import open_files
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.views import View
 
@@ -59,8 +61,8 @@ class Dataset:
     """A GEAR dataset, or a view of one. Made by `gear_data.open`, and by `filter`, `filter_steps` and `split`, which
     copy nothing. Can be pickled, and opens again where it is unpickled.
 
-    An episode's id is its place in the whole dataset, and stays so in every view. `path`, `manifest` and `schema` are
-    the whole dataset's.
+    An episode's id is its place in the whole dataset, and stays so in every view. `path` (of a remote one, its URL as
+    text), `manifest` and `schema` are the whole dataset's.
     """
 
     def __init__(self, root: Root, view: View) -> None:
@@ -326,19 +328,41 @@ def _open_again(root: Root, view: View, fingerprint: str) -> Dataset:
     return Dataset(root, view)
 
 
-def open_dataset(path: str | os.PathLike[str], residency: str = "mmap") -> Dataset:
+def open_dataset(
+    path: str | os.PathLike[str],
+    residency: str = "mmap",
+    *,
+    on_bad_shard: Literal["error", "skip"] = "error",
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+) -> Dataset:
     """Opens a dataset in time that does not grow with its steps: checks the manifest against the files' sizes, and
     maps columns when they are first read.
 
     Args:
-        path: the dataset's folder.
+        path: the dataset's folder, or its URL (`s3://...`, or another that fsspec knows). At a URL, shards are fetched
+            when they are first needed.
         residency: where column bytes live. `mmap`: in the page cache, read from disk as they are needed. `host`: in one
             copy in memory, made now by the first process of this machine and user, and shared by those that come while
             any of them holds it; it goes with the last. On Linux, without a trace, however they end.
+        on_bad_shard: `error`: a shard of the wrong size is an error, and what else is wrong with one shows when it is
+            read. `skip`: all shards are read and verified now; the episodes of those that fail are left out with a
+            warning, which changes the fingerprint. Under torch.distributed every rank must open it so, and all leave
+            out what any of them cannot read.
+        cache_dir: where fetched files are kept, for all processes of this machine; by default $GEAR_DATA_CACHE, else
+            `gear-data` in $XDG_CACHE_HOME or ~/.cache. Not used for a folder.
+        cache_bytes: how large they may be together: the longest unused are removed first. What the batches being made
+            need is kept, and may be more. By default 32 GiB, or half of what the disk can give if that is less.
 
     Raises:
         DatasetNotFoundError: nothing there, or a conversion that did not finish.
+        RemoteError: the server cannot be reached.
         VersionError, ManifestError, CorruptShardError: it cannot be used.
         HostMemoryError: `host`, and the columns are larger than the memory that is available.
+        EmptySourceError: `skip`, and no shard is sound.
     """
-    return Dataset(Root(path, residency), View())
+    if on_bad_shard not in ("error", "skip"):
+        raise InvalidArgumentError(f"on_bad_shard is 'error' or 'skip', not {on_bad_shard!r}")
+    bad = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
+    root = Root(open_files(path, cache_dir, cache_bytes), residency, bad)
+    return Dataset(root, View(ids=sound_episodes(root)) if bad else View())

@@ -33,7 +33,7 @@ class UnreadableImage(Exception):
 
 
 class OversizedImage(UnreadableImage):
-    """One of so many pixels that Pillow does not open it."""
+    """One of more pixels than anything is decoded of."""
 
 
 class UnfitImage(UnreadableImage):

@@ -46,11 +46,13 @@ _NAMES = frozenset(
         "ChunkedEncodingError",
         "ClientConnectionError",
         "ClientPayloadError",
+        "ConnectionError",
         "HTTPClientError",
         "IncompleteRead",
         "IncompleteReadError",
         "ProtocolError",
         "ResponseParserError",
+        "Timeout",
         "TransportError",
         "gaierror",
     }

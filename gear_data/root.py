@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from copy import copy
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.collection import ColumnReader
-from gear_data.errors import InvalidArgumentError, ManifestError, MissingColumnError
+from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
 from gear_data.residency import JoinedShards, ShardReader, Shards, open_shards
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.block import offsets_of
-from gear_data.storage.manifest import Manifest
-from gear_data.storage.reader import check_files
+from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
 from gear_data.storage.sidecar import COLUMN, REWARDS, discounted_returns
 from gear_data.storage.tables import array_values, read_episodes, read_finals
 from gear_data.storage.variable import checked, value_offsets
@@ -41,23 +38,25 @@ class Root:
     """All episodes of a folder, by id: 0 to n - 1 in source order. Can be pickled: it opens again where it is
     unpickled. Columns are mapped from disk on first touch; nothing is copied.
 
-    Args, errors: see `gear_data.open`.
+    Args, errors: see `gear_data.open`. `bad` are files of shards that are not to be read.
     """
 
-    def __init__(self, path: str | os.PathLike[str], residency: str = "mmap") -> None:
-        self.path = Path(path)
+    def __init__(self, files: DatasetFiles, residency: str = "mmap", bad: frozenset[str] = frozenset()) -> None:
+        self.files = files
+        self.path = files.place
         self.residency = residency
-        self.manifest = Manifest.load(self.path)
-        check_files(self.path, self.manifest)
+        self.manifest = files.manifest()
+        self.bad = bad
+        files.check(self.manifest, bad)
         self.schema = self.manifest.schema
         self.statistics = self.manifest.statistics
-        self._stored: Shards = open_shards(residency, self.path, self.schema, self.manifest.shards)
+        self._stored: Shards = open_shards(residency, files, self.schema, self.manifest.shards, bad)
         self.shards = self._stored
         #: Of `returns_to_go`; None for the column as it is stored, if it is.
         self.discount: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_again, (self.path, self.residency, self.discount))
+        return (_open_again, (self.files, self.residency, self.bad, self.discount))
 
     def with_discount(self, discount: float) -> Root:
         """These episodes with `returns_to_go` of a discount, see `Dataset.with_discount`; shares all that is open."""
@@ -73,34 +72,40 @@ class Root:
         wanted = None if discount == 1 and COLUMN.name in stored else abs(discount)
         if wanted == self.discount:
             return self
+        if wanted is not None and self.bad:
+            raise CorruptShardError(
+                f"is damaged: {COLUMN.name} of another discount is made of all shards",
+                file=f"{self.path}/{min(self.bad)}",
+                hint="make it again with 'gear-data repair'",
+            )
         root = copy(self)
         root.discount = wanted
         if wanted is None:
             root.schema, root.statistics, root.shards = stored, self.manifest.statistics, self._stored
         else:
-            sidecar = discounted_returns(self.path, self.manifest, *self.placement, self.lengths, wanted)
+            sidecar = discounted_returns(self.files, self.manifest, *self.placement, self.lengths, wanted)
             index = stored.index(COLUMN.name) if COLUMN.name in stored else len(stored)
             root.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
             root.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
-            column = open_shards(self.residency, sidecar.folder, Schema((COLUMN,)), sidecar.shards)
+            column = open_shards(self.residency, FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
             root.shards = JoinedShards(self._stored, index, column)
         return root
 
     @cached_property
     def episode_table(self) -> Any:
         """The episode table as a `pyarrow.Table`, mapped from its file."""
-        path = self._table_path
-        table = read_episodes(path)
+        with self.files.local(self.manifest.tables["episodes"]) as path:
+            table = read_episodes(path)
         if len(table) != self.manifest.episodes:
             raise ManifestError(
                 f"the episode table has {len(table)} rows, the manifest {self.manifest.episodes} episodes",
-                file=str(path),
+                file=self._table_name,
             )
         return table
 
     @property
-    def _table_path(self) -> Path:
-        return self.path / self.manifest.tables["episodes"].file
+    def _table_name(self) -> str:
+        return self.files.name(self.manifest.tables["episodes"])
 
     @cached_property
     def episodes(self) -> pl.DataFrame:
@@ -109,7 +114,7 @@ class Root:
 
         frame = pl.from_arrow(self.episode_table)
         if not isinstance(frame, pl.DataFrame):
-            raise ManifestError("the episode table is not a table", file=str(self._table_path))
+            raise ManifestError("the episode table is not a table", file=self._table_name)
         return frame
 
     def _int64(self, name: str) -> Int64Array:
@@ -127,7 +132,7 @@ class Root:
         if offsets[-1] != self.manifest.steps or (self.lengths <= 0).any():
             raise ManifestError(
                 f"the episodes' lengths add up to {offsets[-1]} steps, the manifest says {self.manifest.steps}",
-                file=str(self._table_path),
+                file=self._table_name,
                 column="length",
             )
         return offsets
@@ -144,7 +149,7 @@ class Root:
         if not inside.all():
             raise ManifestError(
                 "an episode lies outside its shard",
-                file=str(self._table_path),
+                file=self._table_name,
                 row=int(np.argmin(inside)),
                 hint="run 'gear-data verify'; convert again",
             )
@@ -193,7 +198,7 @@ class Root:
         return sizes
 
     def _shard_file(self, shard: int) -> str:
-        return str(self.path / self.manifest.shards[shard].entry.file)
+        return self.files.name(self.manifest.shards[shard].entry)
 
     def _runs(self, ids: Int64Array) -> Iterator[tuple[int, int, int]]:
         """(shard, first row, last row) of these episodes, those that follow each other taken together."""
@@ -211,7 +216,8 @@ class Root:
         entry = self.manifest.tables.get("finals")
         if entry is None:
             return np.empty(0, np.int64), {}
-        table = read_finals(self.path / entry.file, self.schema)
+        with self.files.local(entry) as path:
+            table = read_finals(path, self.schema)
         columns = {}
         for column in self.schema.final_columns:
             values = array_values(table.column(column.name).combine_chunks()).view(column.numpy_dtype)
@@ -219,7 +225,7 @@ class Root:
         return table.column("episode_id").to_numpy(), columns
 
 
-def _open_again(path: Path, residency: str, discount: float | None) -> Root:
+def _open_again(files: DatasetFiles, residency: str, bad: frozenset[str], discount: float | None) -> Root:
     """In another process."""
-    root = Root(path, residency)
+    root = Root(files, residency, bad)
     return root if discount is None else root.with_discount(discount)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import gear_data
+from gear_data.storage.block import BEGIN, END
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -229,6 +232,40 @@ def _check_statistics(found: Any, values: npt.NDArray[Any]) -> None:
     np.testing.assert_array_equal(found.max, flat.max(axis=0))
 
 
+def check_units(open_source: Callable[[], Any]) -> int:
+    """That a source read by units, and from each of its blocks on, gives what it gives in one go; the units' number."""
+
+    def read(start: Any, stop: Any) -> tuple[list[Any], dict[Any, int], list[Any]]:
+        source = open_source()
+        source.findings.restore([])
+        episodes, positions = [], []
+        for block in source.blocks(start, stop):
+            positions.append(block.position)
+            for i in range(len(block)):
+                one = block.slice(i, i + 1)
+                arrays = [{n: v.tobytes() for n, v in part.items()} for part in (one.columns, one.finals)]
+                texts = {name: array.to_pylist() for name, array in one.variable.items()}
+                facts = {name: values[0] for name, values in one.metadata.items() if values[0] is not None}
+                episodes.append((one.lengths[0], one.sources[0], one.rows[0], *arrays, texts, facts))
+        return episodes, {(f.code, f.column): f.count for f in source.findings}, positions
+
+    whole, noticed, positions = read(BEGIN, END)
+    units = [unit.position for unit in open_source().units()]
+    assert units[0] == BEGIN
+    assert units == sorted(set(units)) == [unit.position for unit in open_source().units()]
+    episodes, counts = [], Counter[Any]()
+    for start, stop in pairwise([*units, END]):
+        part, found, _ = read(start, stop)
+        episodes += part
+        counts.update(found)
+    assert episodes == whole
+    assert counts == noticed
+    for position in positions[:: 1 + len(positions) // 6]:
+        rest, _, _ = read(position, END)
+        assert rest == whole[-len(rest) :]
+    return len(units)
+
+
 def folder_contents(folder: Path) -> dict[str, bytes]:
     """Every file in a folder, by its name there."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -250,6 +287,7 @@ class Sources:
     write_d4rl: Callable[..., Path] = write_d4rl
     write_lerobot: Callable[..., Path] = write_lerobot
     check_dataset: Callable[..., None] = check_dataset
+    check_units: Callable[..., int] = check_units
     folder_contents: Callable[..., dict[str, bytes]] = folder_contents
 
 

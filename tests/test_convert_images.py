@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def _frames(episodes: Sequence[Pixels], **options: Any) -> list[list[bytes]]:
     return [[_encode(image, **options) for image in episode] for episode in episodes]
 
 
-def _rewards(frames: Sequence[Sequence[Any]]) -> pa.Array:
+def _rewards(frames: Sequence[Any]) -> pa.Array:
     return pa.array([[float(i)] * len(row) for i, row in enumerate(frames)], pa.list_(pa.float32()))
 
 
@@ -355,7 +356,7 @@ def test_images_too_large_are_refused_before_they_are_decoded(size: tuple[int, i
 # Blocks.
 
 
-def _opened(path: Path, *, skip_bad: bool = False, threads: int = 2) -> EpisodeSource:
+def _opened(path: Path, *, skip_bad: bool = False, threads: int = 3) -> EpisodeSource:
     source, _, _ = open_source(locate(str(path), None), "episode-rows", SourceOptions(skip_bad=skip_bad))
     return decode_images(source, skip_bad=skip_bad, threads=threads)
 
@@ -375,6 +376,7 @@ def flawed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[
     """A source of several blocks of several pieces each, and its bad episodes: a whole block, the last ones of one, the
     first ones of one, the last of all."""
     monkeypatch.setattr(images, "_PIECE_BYTES", 6 * 72)
+    monkeypatch.setattr(images, "_THREADED", 0)
     frames = _frames(_make(40))
     bad = [3, 5, 6, 7, 8, 9, 13, 14, 15, 22, 30, 39]
     for i in bad:
@@ -391,6 +393,20 @@ def test_blocks_are_bounded(flawed: Any) -> None:
     assert sum(block.source_rows for block in whole) == 39  # the last is bad: nothing is given out after it
     assert not any(block.variable for block in whole)
     assert _rows(list(_opened(path, skip_bad=True, threads=1).blocks(BEGIN, END))) == _rows(whole)
+
+
+def test_memory_does_not_grow_with_the_pixels_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_PIECE_BYTES", 2 << 20)
+    frame = _encode(np.zeros((128, 128, 3), np.uint8))  # some hundred bytes
+    source = _opened(_episode_rows(tmp_path / "s.parquet", [[frame] * 10] * 80, group=1000))
+    tracemalloc.start()
+    try:
+        total = sum(block.columns[_COLUMN].nbytes for block in source.blocks(BEGIN, END))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert total == 800 * 128 * 128 * 3
+    assert peak < 4 * (2 << 20) < total / 4
 
 
 def test_a_piece_says_where_it_can_be_read_again(flawed: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ import pytest
 from PIL import Image
 
 import gear_data
-from gear_data.errors import DestinationExistsError, InvalidArgumentError, MissingColumnError, UnsupportedColumnError
+from gear_data.errors import (
+    CorruptSourceError,
+    DestinationExistsError,
+    InvalidArgumentError,
+    MissingColumnError,
+    StorageFullError,
+    UnsupportedColumnError,
+)
 
 #: Format -> name of a destination that it takes, and further arguments.
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -171,6 +179,31 @@ def test_flags_that_would_cut_elsewhere_are_refused(format: str, sources: Any, t
         assert not (folder / FORMATS[format][0]).exists()
 
 
+@pytest.mark.parametrize("format", ["minari", "lerobot", "parquet"])
+def test_odd_flags_are_kept(format: str, sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(5, short=False, seed=8)
+    rollouts[3].columns["terminated"][-1] = rollouts[3].columns["truncated"][-1] = True
+    next(rollout for rollout in rollouts if len(rollout) > 2).columns["terminated"][1] = True
+    ds = converted(tmp_path, sources, rollouts)
+    back = again(exported(ds, tmp_path, format), tmp_path)
+    for name in ("terminated", "truncated"):
+        found = np.concatenate([back.episode(i)[name] for i in range(5)])
+        assert found.tolist() == flat(rollouts, name).tolist()
+    assert back.fingerprint == ds.fingerprint
+
+
+def test_facts_that_minari_cannot_hold(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(3)
+    day = pa.array([1, 2, None], pa.date32())
+    ds = converted(tmp_path, sources, rollouts, day=day, level=[1, 2, 3], name=["a", "b", "c" * 70_000])
+    with pytest.raises(UnsupportedColumnError, match="attributes hold") as error:
+        exported(ds, tmp_path, "minari")
+    assert error.value.column == "name"
+    report = gear_data.export(ds.filter("level < 3"), tmp_path / "out-v0", "minari")
+    assert report.left_out == ("day",)
+    assert again(tmp_path / "out-v0", tmp_path).episodes["level"].to_list() == [1, 2]
+
+
 @pytest.mark.parametrize("format", ["d4rl", "npz", "minari"])
 def test_missing_final_observations_are_refused(format: str, sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(5)
@@ -268,17 +301,37 @@ def test_nothing_is_left_of_an_export_that_fails(
         return steps(self, name, first, last)
 
     monkeypatch.setattr(type(ds), "steps", fails)
-    with pytest.raises(gear_data.errors.StorageFullError):
+    with pytest.raises(StorageFullError):
         exported(ds, tmp_path, format)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", ["d4rl", "minari"])
+def test_hdf5_is_not_begun_without_room(
+    format: str, rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDF5 crashes when the disk runs full. The room asked for is at least what is used, and not ten times as much."""
+    ds = gear_data.open(rollouts_path)
+    size = sum(path.stat().st_size for path in exported(ds, tmp_path / "first", format).rglob("*.hdf5"))
+    size = size or (tmp_path / "first" / FORMATS[format][0]).stat().st_size
+    usage = shutil.disk_usage(tmp_path)
+    for free, fits in ((size, format == "d4rl"), (10 * size, True), (size // 2, False)):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: usage._replace(free=free))
+        folder = tmp_path / str(free)
+        folder.mkdir()
+        if fits:
+            exported(ds, folder, format)
+        else:
+            with pytest.raises(StorageFullError, match="are needed"):
+                exported(ds, folder, format)
+            assert list(folder.iterdir()) == []
 
 
 # Minari
 
 
 def minari_dataset(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    import minari
-
+    minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(path.parent))
     return minari.load_dataset(path.name)
 
@@ -311,12 +364,13 @@ def test_minari_reads_it(sources: Any, tmp_path: Path, monkeypatch: pytest.Monke
         assert back.episodes[name].to_list() == list(values)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")
 def test_minari_dict_and_discrete_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Observations of a Dict in a Dict come from Minari itself, with an image large enough for Minari to encode."""
     import gymnasium as gym
-    import minari
-    from minari.data_collector import EpisodeBuffer
 
+    minari = pytest.importorskip("minari")
+    EpisodeBuffer = pytest.importorskip("minari.data_collector").EpisodeBuffer
     rng = np.random.default_rng(0)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     lengths = (3, 1, 5)
@@ -499,3 +553,45 @@ def test_lerobot_images(sources: Any, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedColumnError, match="images") as error:
         exported(ds, tmp_path / "other", "lerobot")
     assert error.value.column == "infos.bytes"
+
+
+def test_damaged_notes_of_an_export(rollouts_path: Path, tmp_path: Path) -> None:
+    """What stands beside LeRobot's own files is looked at like any other."""
+    path = exported(gear_data.open(rollouts_path), tmp_path, "lerobot")
+    notes, finals = path / "meta/gear_data.json", path / "meta/final_observations.parquet"
+    good, table = notes.read_text(), pq.read_table(finals)
+    values = table["observation.state"].to_pylist()
+    damaged: list[tuple[Path, Any]] = [
+        (notes, "[1]"),
+        (notes, '{"finals": "observation.state"}'),
+        (finals, None),
+        (finals, table.slice(0, 30)),
+        (finals, table.slice(1)),
+        (finals, table.drop_columns(["observation.state"])),
+        (finals, table.drop_columns(["episode_index"])),
+        (finals, table.set_column(1, "observation.state", pa.array([[1.0]] * 40, pa.list_(pa.float32())))),
+        (finals, table.set_column(1, "observation.state", pa.array(values, pa.list_(pa.float64())))),
+        (finals, table.set_column(1, "observation.state", pa.array(["text"] * 40))),
+        (finals, table.set_column(0, "episode_index", pa.array(["text"] * 40))),
+    ]
+    for number, (file, content) in enumerate(damaged):
+        notes.write_text(good)
+        pq.write_table(table, finals)
+        if isinstance(content, str):
+            file.write_text(content)
+        elif content is None:
+            file.unlink()
+        else:
+            pq.write_table(content, file)
+        with pytest.raises(CorruptSourceError) as error:
+            gear_data.convert(path, tmp_path / f"again-{number}", progress=False)
+        assert error.value.file == f"meta/{file.name}", number
+
+
+def test_real_minari_environments_survive(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gear_data.convert(shared_data / "minari/cartpole/mixture-v0", tmp_path / "dataset", progress=False)
+    ds = gear_data.open(tmp_path / "dataset").filter("length < 60")
+    found = minari_dataset(exported(ds, tmp_path, "minari"), monkeypatch)
+    assert found.env_spec.id == "CartPole-v1"
+    assert found.action_space.n == 2
+    assert again(tmp_path / "out-v0", tmp_path).fingerprint == ds.fingerprint

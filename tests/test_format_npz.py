@@ -57,7 +57,8 @@ def as_terminated(rollouts: Any) -> Any:
 
 
 def codes(report: Any) -> set[str]:
-    return {warning.split(":")[0] for warning in report.warnings}
+    """What was found, but for what is true of the rollouts themselves."""
+    return {warning.split(":")[0] for warning in report.warnings} - {"one-step-episode"}
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -254,20 +255,15 @@ def test_units_are_the_whole_in_order(sources: Any, tmp_path: Path, monkeypatch:
     (tmp_path / "npz").mkdir()
     for i in range(0, 40, 2):
         np.savez(tmp_path / f"npz/{i}.npz", **d4rl_arrays(rollouts[i : i + 2]))
+    finals = np.stack([r.final for r in rollouts])
     for folder in ("npy", "npz"):
-        source, _, _ = open_source(locate(tmp_path / folder, None), "auto", SourceOptions())
-        units = [unit.position for unit in source.units()]
-        assert len(units) > 3
-        assert units[0] == BEGIN
-        whole = list(source.blocks(BEGIN, END))
-        parts = [b for a, z in zip(units, [*units[1:], END], strict=True) for b in source.blocks(a, z)]
-        resumed = list(source.blocks(whole[2].position, END))
+        open_again = lambda: open_source(locate(tmp_path / folder, None), "auto", SourceOptions())[0]  # noqa: B023, E731
+        assert sources.check_units(open_again) > 3
+        blocks = list(open_again().blocks(BEGIN, END))
         for name in ("observations", "rewards", "terminated"):
             expected = np.concatenate([r.columns[name] for r in rollouts])
-            for blocks in (whole, parts, whole[:2] + resumed):
-                np.testing.assert_array_equal(np.concatenate([b.columns[name] for b in blocks]), expected)
-        finals = np.stack([r.final for r in rollouts])
-        np.testing.assert_array_equal(np.concatenate([b.finals["observations"] for b in parts]), finals)
+            np.testing.assert_array_equal(np.concatenate([b.columns[name] for b in blocks]), expected)
+        np.testing.assert_array_equal(np.concatenate([b.finals["observations"] for b in blocks]), finals)
 
 
 def test_text_columns(sources: Any, tmp_path: Path) -> None:
@@ -302,7 +298,7 @@ def test_unsupported_dtype_is_named(sources: Any, tmp_path: Path) -> None:
     steps = flat(sources.make_rollouts())
     steps["phase"] = np.zeros(len(steps["rewards"]), np.complex64)
     np.savez(tmp_path / "a.npz", **steps)
-    with pytest.raises(UnsupportedColumnError, match="phase.*complex64"):
+    with pytest.raises(UnsupportedColumnError, match=r"phase.*complex64"):
         gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
     gear_data.convert(tmp_path / "a.npz", tmp_path / "out", columns=["observations", "actions", "rewards"])
 
@@ -313,7 +309,7 @@ def test_files_must_be_alike(sources: Any, tmp_path: Path) -> None:
     other = flat(rollouts)
     other["observations"] = other["observations"].astype(np.float64)
     np.savez(tmp_path / "b.npz", **other)
-    with pytest.raises(CorruptSourceError, match="b.npz.*observations"):
+    with pytest.raises(CorruptSourceError, match=r"b\.npz.*observations"):
         gear_data.convert(tmp_path, tmp_path / "out")
 
 

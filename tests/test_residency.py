@@ -20,6 +20,7 @@ from gear_data.errors import CorruptShardError, HostMemoryError
 from gear_data.residency import host, memory, segment
 from gear_data.residency.registry import find_or_create
 from gear_data.residency.segment import HEADER_BYTES, create_segment
+from gear_data.storage.dataset_files import FolderFiles
 
 SIZE = HEADER_BYTES + 100
 
@@ -72,7 +73,7 @@ def test_every_column_has_the_bytes_of_the_files(rollouts_path: Path, monkeypatc
 def test_columns_begin_at_multiples_of_256_bytes(rollouts_path: Path) -> None:
     ds = gear_data.open(rollouts_path, residency="host")
     manifest = ds.manifest
-    shards = host.host_shards(rollouts_path, manifest.schema, manifest.shards)
+    shards = host.host_shards(FolderFiles(rollouts_path), manifest.schema, manifest.shards)
     assert shards.all_mapped
     assert not (shards.addresses % 256).any()
     # Nothing overlaps.
@@ -353,7 +354,7 @@ def test_a_shard_cut_short_while_it_is_loaded(rollouts_path: Path, tmp_path: Pat
 
     monkeypatch.setattr(host, "create_segment", cut)
     before = open_files()
-    with pytest.raises(CorruptShardError, match=r"000001\.arrow: the file ends"):
+    with pytest.raises(CorruptShardError, match=r"000001\.arrow: the file has 100 bytes"):
         gear_data.open(path, residency="host")
     assert open_files() == before
 

@@ -247,7 +247,8 @@ def test_paths_beside_bytes_are_counted(tmp_path: Path) -> None:
     frames = [_files([step[1] for step in episode], "a.png" if i % 2 else None) for i, episode in enumerate(EPISODES)]
     table = _episode_table(pa.string(), pa.binary()).set_column(2, "image", pa.array(frames, pa.list_(_FILE)))
     report = _convert(_parquet(table, tmp_path / "s.parquet", 4), tmp_path / "d")
-    assert [warning.split(":")[0] for warning in report.warnings] == ["paths-left-out", "no-end-flag"]
+    codes = [warning.split(":")[0] for warning in report.warnings]
+    assert codes == ["paths-left-out", "no-end-flag", "one-step-episode"]
     assert f"({sum(LENGTHS[1::2])}x" in report.warnings[0]
 
 
@@ -413,12 +414,12 @@ def test_export_of_a_view(converted: Path, tmp_path: Path) -> None:
 
 def test_row_groups_are_cut_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one row group of a few numbers and all the images would be in memory at once."""
-    from gear_data.exports import parquet
+    from gear_data.exports import exporter
 
     texts = [["x" * 1000], ["y" * 1000], ["z" * 10]]
     table = pa.table({"texts": texts, "rewards": [[1.0]] * 3})
     _convert(_parquet(table, tmp_path / "s.parquet", 3), tmp_path / "d")
-    monkeypatch.setattr(parquet, "_GROUP_BYTES", 1500)
+    monkeypatch.setattr(exporter, "BLOCK_BYTES", 1500)
     gear_data.export(gear_data.open(tmp_path / "d"), tmp_path / "out.parquet")
     groups = pq.ParquetFile(tmp_path / "out.parquet")
     assert [groups.metadata.row_group(i).num_rows for i in range(groups.num_row_groups)] == [1, 2]

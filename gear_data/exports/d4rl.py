@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import h5py
 
@@ -11,6 +13,7 @@ from gear_data.exports.exporter import Exported, ExportOptions, report
 from gear_data.exports.facts import fact_names, source_metadata
 from gear_data.exports.flat import flat_blocks, flat_columns
 from gear_data.exports.folder import whole_file
+from gear_data.exports.hdf5 import new_hdf5
 from gear_data.progress import progress_bar
 
 
@@ -24,13 +27,24 @@ def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> 
     with whole_file(destination, (".hdf5", ".h5"), "data.hdf5") as path:
         columns = flat_columns(dataset, "D4RL")
         total = dataset.num_steps * len(columns)
-        with progress_bar(total, "export", "row", options.progress) as bar, h5py.File(path, "w") as file:
+        size = sum(column.bytes for column in columns)
+        with progress_bar(total, "export", "row", options.progress) as bar, new_hdf5(path, size) as file:
             for column in columns:
                 target = file.create_dataset(column.name, column.shape, column.dtype)
                 for start, values in flat_blocks(dataset, column):
                     target[start : start + len(values)] = values
                     bar.update(len(values))
-            for name, value in source_metadata(dataset).items():
-                if isinstance(value, str | int | float):
-                    file[f"metadata/{name}"] = value
-    return report(destination, fact_names(dataset))
+            left_out = _write_metadata(file, source_metadata(dataset))
+    return report(destination, [*fact_names(dataset), *left_out])
+
+
+def _write_metadata(file: h5py.File, metadata: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the texts and numbers that HDF5 has no name or type for."""
+    left_out = []
+    for name, value in metadata.items():
+        if isinstance(value, str | int | float):
+            try:
+                file[f"metadata/{name}"] = value
+            except (ValueError, TypeError, OverflowError):
+                left_out.append(f"metadata/{name}")
+    return left_out

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gear_data.dataset import Dataset
+from gear_data.errors import MissingColumnError
 from gear_data.views import blocks
 
 #: Column bytes that are read and written together; in Parquet, of a row group: small enough for streaming readers,
 #: large enough to compress.
 BLOCK_BYTES = 32 << 20
+#: Columns without which D4RL's and Minari's readers take a dataset for none.
+REQUIRED = ("observations", "actions", "rewards")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,17 @@ def episode_blocks(dataset: Dataset, first: int = 0, last: int | None = None) ->
     stop = dataset.num_episodes if last is None else last
     for start, end in blocks(dataset.sizes(first, stop), 1, BLOCK_BYTES):
         yield first + start, first + end
+
+
+def require_columns(dataset: Dataset, known: Container[str], format: str) -> None:
+    """Raises MissingColumnError, if one of `REQUIRED` is not known."""
+    for name in REQUIRED:
+        if name not in known:
+            raise MissingColumnError(
+                f"{format} has {', '.join(REQUIRED)}; the dataset's columns are {', '.join(dataset.schema.names)}",
+                column=name,
+                hint="export to Parquet, which needs none of them",
+            )
 
 
 def report(destination: Path, left_out: list[str] | None = None) -> Exported:

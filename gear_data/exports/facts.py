@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
@@ -36,8 +35,12 @@ def episode_finals(dataset: Dataset, first: int, last: int) -> list[dict[str, np
     """The final observation of each of the first-th to last-th episode; None where it has none."""
     if not dataset.schema.final_columns:
         return [None] * (last - first)
-    ids = np.arange(first, last) if dataset.episode_ids is None else dataset.episode_ids[first:last]
-    return [dataset.final(int(i)) for i in ids]
+    return [dataset.final(episode_id(dataset, place)) for place in range(first, last)]
+
+
+def episode_id(dataset: Dataset, place: int) -> int:
+    """The id of the place-th episode, which in a view is another number."""
+    return place if dataset.episode_ids is None else int(dataset.episode_ids[place])
 
 
 def source_metadata(dataset: Dataset) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ Names are D4RL's (https://github.com/Farama-Foundation/D4RL): `terminals`, `time
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset import Dataset
-from gear_data.errors import MissingColumnError, UnsupportedColumnError
-from gear_data.exports.exporter import episode_blocks
-from gear_data.exports.facts import episode_finals
+from gear_data.errors import UnsupportedColumnError
+from gear_data.exports.exporter import episode_blocks, require_columns
+from gear_data.exports.facts import episode_finals, episode_id
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import offsets_of
 
 _NEXT = "next_observations"
-_REQUIRED = ("observations", "actions", "rewards")
 _NAMES = {"terminated": "terminals", "truncated": "timeouts"}
 _USE_PARQUET = "export to Parquet, which holds it"
 
@@ -41,6 +41,10 @@ class FlatColumn:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     read: Callable[[int, int], npt.NDArray[Any]]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def flat_columns(dataset: Dataset, format: str) -> list[FlatColumn]:
@@ -63,13 +67,7 @@ def flat_columns(dataset: Dataset, format: str) -> list[FlatColumn]:
 
 def _check_columns(dataset: Dataset, format: str) -> None:
     schema = dataset.schema
-    for name in _REQUIRED:
-        if name not in schema:
-            raise MissingColumnError(
-                f"{format} has {', '.join(_REQUIRED)}; the dataset's columns are {', '.join(schema.names)}",
-                column=name,
-                hint=_USE_PARQUET,
-            )
+    require_columns(dataset, schema.names, format)
     for spec in schema.source_columns:
         if spec.variable_length:
             raise UnsupportedColumnError(
@@ -96,11 +94,12 @@ def _check_flags(dataset: Dataset, format: str) -> None:
         wrong = np.flatnonzero((terminated ^ truncated) != ends)
         if len(wrong):
             place = int(wrong[0])
-            episode = int(np.searchsorted(np.cumsum(dataset.lengths[first:last]), place, side="right"))
-            step = place - int(offsets_of(dataset.lengths[first:last])[episode])
+            offsets = offsets_of(dataset.lengths[first:last])
+            episode = int(np.searchsorted(offsets, place, side="right")) - 1
+            where = f"step {place - offsets[episode]} of episode {episode_id(dataset, first + episode)}"
             raise UnsupportedColumnError(
-                f"{format} ends an episode where one of the end flags is set, and at step {step} of episode "
-                f"{_id(dataset, first + episode)} they are {bool(terminated[place])} and {bool(truncated[place])}",
+                f"{format} ends an episode where one of the end flags is set, and at {where} they are "
+                f"{bool(terminated[place])} and {bool(truncated[place])}",
                 column="truncated" if truncated[place] else "terminated",
                 hint=_USE_PARQUET,
             )
@@ -111,15 +110,11 @@ def _check_finals(dataset: Dataset, format: str) -> None:
         for place, final in enumerate(episode_finals(dataset, first, last)):
             if final is None:
                 raise UnsupportedColumnError(
-                    f"episode {_id(dataset, first + place)} has no final observation and others have one; "
+                    f"episode {episode_id(dataset, first + place)} has no final observation and others have one; "
                     f"{format} has '{_NEXT}' for all or none",
                     column="observations",
                     hint=_USE_PARQUET,
                 )
-
-
-def _id(dataset: Dataset, place: int) -> int:
-    return place if dataset.episode_ids is None else int(dataset.episode_ids[place])
 
 
 def _column(dataset: Dataset, spec: ColumnSpec) -> FlatColumn:

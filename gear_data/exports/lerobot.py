@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.exports.exporter import BLOCK_BYTES, Exported, ExportOptions, episode_blocks, report
-from gear_data.exports.facts import source_metadata
+from gear_data.exports.facts import fact_names, source_metadata
 from gear_data.exports.folder import whole_folder
 from gear_data.exports.lerobot_features import CLOCK, DONE, ORDER, TASK, Feature, features
 from gear_data.exports.lerobot_meta import DATA_MB, LISTED, data_path, write_meta
+from gear_data.exports.table_writer import TableWriter
 from gear_data.progress import progress_bar
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics
@@ -46,7 +46,7 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
             writer.write(first, last)
             bar.update(int(dataset.offsets[last] - dataset.offsets[first]))
         write_meta(folder, dataset, columns, writer.made, writer.statistics(), tasks.texts, writer.files, fps)
-    return report(destination, [name for name in dataset.episode_table.column_names if name in LISTED])
+    return report(destination, [name for name in fact_names(dataset) if name in LISTED])
 
 
 def _fps(dataset: Dataset, options: ExportOptions) -> float:
@@ -113,7 +113,7 @@ class _DataWriter:
         self._tasks = tasks
         self._fps = fps
         self._running = RunningStatistics(Schema(self.made))
-        self._writer: pq.ParquetWriter | None = None
+        self._writer: TableWriter | None = None
         self._file = -1
         self._bytes = 0
 
@@ -151,8 +151,8 @@ class _DataWriter:
             self._file += 1
             path = self._folder / data_path(self._file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(path, table.schema)
-        self._writer.write_table(table)
+            self._writer = TableWriter(path)
+        self._writer.write(table)
 
     def _close(self) -> None:
         if self._writer is not None:

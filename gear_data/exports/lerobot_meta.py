@@ -18,7 +18,8 @@ from gear_data.dataset import Dataset
 from gear_data.exports.exporter import episode_blocks
 from gear_data.exports.facts import episode_facts, episode_finals, source_metadata
 from gear_data.exports.lerobot_features import CLOCK, TASK, Feature
-from gear_data.exports.nested import nullable_rows
+from gear_data.exports.nested import nested_finals
+from gear_data.exports.table_writer import TableWriter
 from gear_data.ingest.lerobot_notes import FINALS, NOTES, LerobotNotes
 from gear_data.schema import ColumnSpec
 from gear_data.storage.statistics import ColumnStatistics
@@ -133,18 +134,9 @@ def _write_episodes(path: Path, dataset: Dataset, files: Any) -> None:
 
 
 def _write_finals(path: Path, dataset: Dataset, finals: Sequence[Feature]) -> None:
-    writer: pq.ParquetWriter | None = None
-    try:
+    with TableWriter(path) as writer:
         for first, last in episode_blocks(dataset):
             found = episode_finals(dataset, first, last)
             columns: dict[str, Any] = {"episode_index": np.arange(first, last)}
-            for feature in finals:
-                values = [None if final is None else final[feature.spec.name] for final in found]
-                columns[feature.name] = nullable_rows(values, feature.spec)
-            table = pa.table(columns)
-            if writer is None:
-                writer = pq.ParquetWriter(path, table.schema)
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
+            columns.update({feature.name: nested_finals(found, feature.spec) for feature in finals})
+            writer.write(pa.table(columns))

@@ -18,10 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.dataset import Dataset
-from gear_data.errors import InvalidArgumentError, MissingColumnError, UnsupportedColumnError
-from gear_data.exports.exporter import Exported, ExportOptions, episode_blocks, report
-from gear_data.exports.facts import episode_facts, episode_finals, source_metadata
+from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
+from gear_data.exports.exporter import REQUIRED, Exported, ExportOptions, episode_blocks, report, require_columns
+from gear_data.exports.facts import episode_facts, episode_finals, episode_id, source_metadata
 from gear_data.exports.folder import whole_folder
+from gear_data.exports.hdf5 import new_hdf5
 from gear_data.exports.spaces import space
 from gear_data.progress import progress_bar
 from gear_data.schema import ColumnSpec
@@ -30,7 +31,6 @@ from gear_data.schema import ColumnSpec
 _VERSION = "0.5.4"
 _DATASET_ID = re.compile(r"[-_\w]+-v\d+")
 _FLAGS = {"terminated": "terminations", "truncated": "truncations"}
-_REQUIRED = ("observations", "actions", "rewards")
 #: Facts of a dataset that Minari has a place for.
 _TEXTS = ("env_spec", "eval_env_spec", "algorithm_name", "code_permalink", "description")
 _LISTS = ("author", "author_email")
@@ -38,6 +38,10 @@ _LISTS = ("author", "author_email")
 _OWN_ATTRIBUTES = ("id", "total_steps")
 #: An HDF5 object header has 64 KiB for all of an object's attributes.
 _MAX_ATTRIBUTES = 60_000
+#: What HDF5 adds for each dataset and each group of a few, measured and rounded up.
+_DATASET_BYTES = 512
+_GROUP_BYTES = 4096
+_ZERO_BYTE = "HDF5 holds no text with a zero byte in it"
 
 
 def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:
@@ -63,32 +67,32 @@ def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -
         progress_bar(dataset.num_steps, "export", "step", options.progress) as bar,
     ):
         (folder / "data").mkdir()
-        with h5py.File(folder / "data" / "main_data.hdf5", "w") as file:
+        with new_hdf5(folder / "data" / "main_data.hdf5", _size(dataset, len(paths))) as file:
             for first, last in episode_blocks(dataset):
                 _write_episodes(dataset, file, paths, first, last)
                 bar.update(int(dataset.offsets[last] - dataset.offsets[first]))
         size = (folder / "data" / "main_data.hdf5").stat().st_size
         metadata = {**_metadata(dataset, destination.name), "dataset_size": round(size / 1e6, 1)}
         (folder / "data" / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
-    kept = _attribute_names(episode_facts(dataset, 0, dataset.num_episodes))
-    return report(destination, [name for name in episode_facts(dataset, 0, 0) if name not in kept])
+    facts = episode_facts(dataset, 0, 0)
+    return report(destination, [name for name in facts if name not in _attribute_names(facts)])
+
+
+def _size(dataset: Dataset, columns: int) -> int:
+    """About how many bytes the HDF5 file will have, rather too many."""
+    steps = int(dataset.sizes(0, dataset.num_episodes).sum())
+    finals = sum(spec.row_bytes for spec in dataset.schema.final_columns)
+    return steps + dataset.num_episodes * (finals + columns * _DATASET_BYTES + _GROUP_BYTES)
 
 
 def _paths(dataset: Dataset) -> dict[str, str]:
     """Column -> the path of its HDF5 dataset in an episode's group; the columns in order of their names."""
     specs = {spec.name: spec for spec in dataset.schema.source_columns}
-    groups = {name.split(".", 1)[0] for name in specs}
-    for name in _REQUIRED:
-        if name not in groups:
-            raise MissingColumnError(
-                f"Minari has {', '.join(_REQUIRED)}; the dataset's columns are {', '.join(sorted(specs))}",
-                column=name,
-                hint="export to Parquet, which needs none",
-            )
+    require_columns(dataset, {name.split(".", 1)[0] for name in specs}, "Minari")
     paths = {}
     for name, spec in sorted(specs.items()):
         group = name.split(".", 1)[0]
-        if (name not in (*_REQUIRED, *_FLAGS) and group not in ("observations", "actions", "infos")) or name == "infos":
+        if (name not in (*REQUIRED, *_FLAGS) and group not in ("observations", "actions", "infos")) or name == "infos":
             raise UnsupportedColumnError(
                 "Minari has no place for it", column=name, hint=f"call it infos.{name} at conversion: --rename"
             )
@@ -133,7 +137,7 @@ def _write_episodes(dataset: Dataset, file: h5py.File, paths: Mapping[str, str],
                 if final is None:
                     raise UnsupportedColumnError(
                         f"Minari's observations end with the one after the last step, and episode "
-                        f"{_id(dataset, first + place)} has none",
+                        f"{episode_id(dataset, first + place)} has none",
                         column=name,
                         hint="export to Parquet, which needs none",
                     )
@@ -144,33 +148,33 @@ def _write_episodes(dataset: Dataset, file: h5py.File, paths: Mapping[str, str],
         start += length
 
 
-def _id(dataset: Dataset, place: int) -> int:
-    return place if dataset.episode_ids is None else int(dataset.episode_ids[place])
-
-
 def _write_values(group: h5py.Group, path: str, values: npt.NDArray[Any], spec: ColumnSpec) -> None:
     if not spec.variable_length:
         group.create_dataset(path, data=values)
         return
     if any("\0" in value for value in values):
-        raise UnsupportedColumnError(
-            "HDF5 holds no text with a zero byte in it", column=spec.name, hint="export to Parquet"
-        )
+        raise UnsupportedColumnError(_ZERO_BYTE, column=spec.name, hint="export to Parquet")
     group.create_dataset(path, data=values, dtype=h5py.string_dtype())
 
 
 def _attribute_names(facts: Mapping[str, pa.Array]) -> list[str]:
     """The facts that can be attributes: texts, numbers and booleans."""
-    types = {name: values.type for name, values in facts.items() if name not in _OWN_ATTRIBUTES}
-    return [name for name, type_ in types.items() if pa.types.is_primitive(type_) or _is_text(type_)]
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+    kinds = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_boolean,
+    )
+    others = {name: values.type for name, values in facts.items() if name not in _OWN_ATTRIBUTES}
+    return [name for name, type_ in others.items() if any(is_kind(type_) for is_kind in kinds)]
 
 
 def _write_attributes(group: h5py.Group, values: Mapping[str, Any]) -> None:
     known = {name: value for name, value in values.items() if value is not None}
+    for name, value in known.items():
+        if isinstance(value, str) and "\0" in value:
+            raise UnsupportedColumnError(_ZERO_BYTE, column=name, hint="export to Parquet")
     sizes = {name: len(value.encode()) if isinstance(value, str) else 8 for name, value in known.items()}
     if sum(sizes.values()) > _MAX_ATTRIBUTES:
         raise UnsupportedColumnError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,10 @@ def nested_values(values: pa.Array, offsets: npt.NDArray[np.int64], name: str | 
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), array)
 
 
-def nullable_rows(values: Sequence[npt.NDArray[Any] | None], spec: ColumnSpec) -> pa.Array:
-    """Values [*shape] of a column as nested lists, null where there is none."""
+def nested_finals(finals: Sequence[Mapping[str, npt.NDArray[Any]] | None], spec: ColumnSpec) -> pa.Array:
+    """A column's part of final observations, column name -> [*shape], as nested lists; null where there is none."""
     type_ = nested_rows(np.empty((0, *spec.shape), spec.dtype)).type
-    return pa.array([None if value is None else value.tolist() for value in values], type_)
+    return pa.array([None if final is None else final[spec.name].tolist() for final in finals], type_)
 
 
 def _check_offsets(last: int, name: str | None, what: str = "elements") -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gear_data.dataset import Dataset
 from gear_data.exports.exporter import Exported, ExportOptions, episode_blocks, report
 from gear_data.exports.facts import episode_facts, episode_finals
 from gear_data.exports.folder import refuse_existing, whole_folder
-from gear_data.exports.nested import nested_episodes, nested_values, nullable_rows
+from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
+from gear_data.exports.table_writer import TableWriter
 from gear_data.progress import progress_bar
 from gear_data.storage.atomic import atomic_file
 from gear_data.storage.block import offsets_of
@@ -46,16 +46,10 @@ def _shard_runs(dataset: Dataset) -> list[tuple[int, int]]:
 
 
 def _write(dataset: Dataset, path: Path, runs: Sequence[tuple[int, int]], bar: Any) -> None:
-    writer: pq.ParquetWriter | None = None
-    try:
+    with TableWriter(path) as writer:
         for table, steps in _tables(dataset, runs):
-            if writer is None:
-                writer = pq.ParquetWriter(path, table.schema)
-            writer.write_table(table, row_group_size=len(table))
+            writer.write(table)
             bar.update(steps)
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 def _tables(dataset: Dataset, runs: Sequence[tuple[int, int]]) -> Iterator[tuple[pa.Table, int]]:
@@ -76,8 +70,6 @@ def _episode_table(dataset: Dataset, first: int, last: int) -> tuple[pa.Table, i
     if dataset.schema.final_columns:
         finals = episode_finals(dataset, first, last)
         for spec in dataset.schema.final_columns:
-            columns[f"final_{spec.name}"] = nullable_rows(
-                [None if final is None else final[spec.name] for final in finals], spec
-            )
+            columns[f"final_{spec.name}"] = nested_finals(finals, spec)
     columns.update(episode_facts(dataset, first, last))
     return pa.table(columns), int(offsets[-1])

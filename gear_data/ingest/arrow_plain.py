@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
 from gear_data.ingest.arrow_values import is_list
 from gear_data.ingest.variable_values import is_file
+from gear_data.storage.block import offsets_of
 
 
 @dataclass(frozen=True)
@@ -85,21 +87,43 @@ def _plain(array: pa.ChunkedArray, column: PlainColumn) -> pa.ChunkedArray:
         return array
     chunks = []
     for chunk in array.chunks:
-        plain = chunk if chunk.type == type_ else chunk.cast(type_)
+        plain = _unwrapped(chunk)
         for name in column.path[1:]:
             plain = _field(plain, name)
         chunks.append(plain)
     return pa.chunked_array(chunks) if chunks else pa.chunked_array([], column.type)
 
 
+def _unwrapped(array: pa.Array) -> pa.Array:
+    """The values as `plain_type` has them."""
+    type_ = plain_type(array.type)
+    if array.type == type_:
+        return array
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _unwrapped(array.storage)
+    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
+        # pyarrow's own cast makes an array whose offsets lack the last one (tried with 26.0).
+        sizes = pc.list_value_length(array).fill_null(0).to_numpy()
+        offsets = pa.array(offsets_of(sizes.astype(np.int64)))
+        return pa.LargeListArray.from_arrays(offsets, _unwrapped(array.flatten()), mask=array.is_null())
+    if is_list(array.type):
+        return _over(array, _unwrapped(array.values))
+    if pa.types.is_struct(array.type):
+        fields = [_unwrapped(values) for values in array.flatten()]
+        return pa.StructArray.from_arrays(fields, fields=list(type_), mask=array.is_null())
+    return array.cast(type_)
+
+
 def _field(array: pa.Array, name: str) -> pa.Array:
     """A field of an array of (lists of) structs, as lists over the same offsets. A null struct has a null field."""
-    if pa.types.is_struct(array.type):
-        return pc.struct_field(array, name)
-    inner = _field(array.values, name)
+    return pc.struct_field(array, name) if pa.types.is_struct(array.type) else _over(array, _field(array.values, name))
+
+
+def _over(array: pa.Array, values: pa.Array) -> pa.Array:
+    """The lists of an array, over other values."""
     buffers = array.buffers()[: 1 if pa.types.is_fixed_size_list(array.type) else 2]
-    type_ = list_of(array.type, inner.type)
-    return pa.Array.from_buffers(type_, len(array), buffers, array.null_count, array.offset, [inner])
+    type_ = list_of(array.type, values.type)
+    return pa.Array.from_buffers(type_, len(array), buffers, array.null_count, array.offset, [values])
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
@@ -112,9 +136,7 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
         return pa.large_string()
     if pa.types.is_binary_view(type_):
         return pa.large_binary()
-    if pa.types.is_list_view(type_):
-        return pa.list_(plain_type(type_.value_type))
-    if pa.types.is_large_list_view(type_):
+    if pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_):
         return pa.large_list(plain_type(type_.value_type))
     if is_list(type_):
         value = plain_type(type_.value_type)

@@ -74,4 +74,4 @@ def differs(following: npt.NDArray[Any], observations: npt.NDArray[Any]) -> Flag
     different = np.asarray(following != observations)
     if following.dtype.kind == "f" and different.any():
         different &= ~((following != following) & (observations != observations))
-    return np.asarray(different.reshape(len(different), -1).any(axis=1))
+    return np.asarray(different.any(axis=tuple(range(1, different.ndim))))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, InvalidArgumentError
 from gear_data.ingest.columns import END_FLAGS, SCALARS, choose_columns
-from gear_data.ingest.episode_values import flatten, is_single, step_values
+from gear_data.ingest.episode_values import cast_exactly, flatten, is_single, step_values
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.names import canonical_name
 from gear_data.ingest.source import SourceOptions, Unit
@@ -58,8 +58,10 @@ class EpisodeStream:
         units: Sequence[Unit],
         num_rows: int | None,
         metadata: Mapping[str, Any] | None = None,
+        prepare: Callable[[Any], Any] = lambda item: item,
     ) -> None:
-        """`read(start, stop)` gives the episodes of these numbers; None is the end. It is first asked for one."""
+        """`read(start, stop)` gives the episodes of these numbers, where None is the end; it is first asked for one.
+        `prepare` makes such an item an episode; what it raises is about that one."""
         self.findings = Findings()
         self.notes: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = metadata or {}
@@ -67,15 +69,17 @@ class EpisodeStream:
         self._name = name
         self._options = options
         self._read_episodes = read
+        self._prepare = prepare
         self._units = units
         first = next(read(0, 1), None)
         if first is None:
             raise EmptySourceError("holds no episode", file=name)
         try:
+            first = prepare(first)
             values = _values(first)
             steps = [key for key, value in values.items() if not is_single(value)]
             self._sources = choose_columns(steps, options)
-            self.columns = self._infer(values)
+            self.columns = self._infer(values, is_object=not isinstance(first, Mapping))
         except GearError as error:
             raise self._placed(error, 0) from error.__cause__
         self._specs = {spec.name: spec for spec in self.columns}
@@ -112,7 +116,7 @@ class EpisodeStream:
         hint = error.hint or (_HINT if isinstance(error, BadEpisodeError) else None)
         return type(error)(error.message, file=self._name, column=error.column, row=number, hint=hint)
 
-    def _infer(self, values: Mapping[str, Any]) -> tuple[ColumnSpec, ...]:
+    def _infer(self, values: Mapping[str, Any], *, is_object: bool) -> tuple[ColumnSpec, ...]:
         specs = []
         arrays = {name: step_values(values[source], source) for source, name in self._sources.items()}
         length = _length(arrays)
@@ -126,19 +130,23 @@ class EpisodeStream:
             if 0 in shape:
                 raise BadEpisodeError(f"a step of shape {shape} has no elements", column=source)
             has_final = _is_observation(name) and (len(array) == length + 1 or _NEXT + name in arrays)
-            specs.append(ColumnSpec(name, array.dtype.name, shape, False, known_as, has_final))
+            dtype = array.dtype.name
+            if name == "rewards" and dtype == "int64" and (is_object or isinstance(values[source], list)):
+                # Lists of Python numbers, of which Minari too makes its arrays: whole rewards in one episode make
+                # int64, in the next float64.
+                dtype = "float64"
+            specs.append(ColumnSpec(name, dtype, shape, False, known_as, has_final))
         finals = {_NEXT + spec.name for spec in specs if spec.has_final}
         wanted = set(self._options.columns or ())
         return tuple(spec for spec in specs if spec.name not in finals or spec.name in wanted)
 
     def _read(self, item: Any, number: int) -> _Episode:
-        values = _values(item)
+        values = _values(self._prepare(item))
         arrays: dict[str, npt.NDArray[Any]] = {}
         for source, name in self._sources.items():
             if source not in values:
                 raise BadEpisodeError("is missing; the first episode has it", column=source)
-            spec = self._specs.get(name)
-            arrays[name] = step_values(values[source], source, spec.dtype if spec else None)
+            arrays[name] = self._like_first(step_values(values[source], source), name, source, number)
         if self._options.columns is None:
             for source, value in values.items():
                 if source not in self._sources and not is_single(value):
@@ -158,6 +166,18 @@ class EpisodeStream:
             raise BadEpisodeError("has no final observation, where others have one", column=min(missing))
         facts = {key: _item(value) for key, value in values.items() if is_single(value)}
         return _Episode(number, length, columns, finals, facts)
+
+    def _like_first(self, array: npt.NDArray[Any], name: str, source: str, number: int) -> npt.NDArray[Any]:
+        """The same numbers in the column's dtype, where it can hold them; the values themselves where it cannot."""
+        spec = self._specs.get(name)
+        if spec is None or spec.variable_length or array.dtype.name == spec.dtype:
+            return array
+        cast = cast_exactly(array, spec.dtype)
+        if cast is None:
+            return array
+        message = f"{array.dtype.name} in some episodes; the same numbers are kept as {spec.dtype}"
+        self.findings.add(Finding("dtype-differs", message, 1, self._name, number, source))
+        return cast
 
     def _split(
         self, spec: ColumnSpec, arrays: Mapping[str, npt.NDArray[Any]], length: int, number: int

@@ -43,13 +43,12 @@ def is_single(value: Any) -> bool:
     return not isinstance(value, list | tuple | Mapping) and getattr(value, "shape", None) == ()
 
 
-def step_values(value: Any, column: str, dtype: str | None = None) -> npt.NDArray[Any]:
+def step_values(value: Any, column: str) -> npt.NDArray[Any]:
     """An array with a row a step: [T, ...] of a dtype a column can have, or [T] of str or bytes objects.
 
     Args:
         value: an array, a tensor, or a list.
         column: for messages.
-        dtype: of the column; a list's numbers, which have no dtype of their own, become it where they keep their value.
 
     Raises:
         UnsupportedColumnError: neither numbers nor text.
@@ -81,11 +80,17 @@ def step_values(value: Any, column: str, dtype: str | None = None) -> npt.NDArra
             column=column,
             hint="leave it out with columns=[...]",
         )
-    if is_list and dtype in DTYPES and native.dtype.name != dtype:
-        cast = native.astype(dtype)
-        if np.array_equal(cast, native):
-            return cast
     return native
+
+
+def cast_exactly(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any] | None:
+    """The same numbers in another dtype; None where it cannot hold them, and between numbers and booleans."""
+    if values.dtype.kind not in "iuf" or np.dtype(dtype).kind not in "iuf":
+        return None
+    with np.errstate(all="ignore"):
+        cast = values.astype(dtype)
+        exact = np.array_equal(cast.astype(values.dtype), values, equal_nan=values.dtype.kind == "f")
+    return cast if exact else None
 
 
 def _is_object_array(value: Any) -> bool:

@@ -77,17 +77,17 @@ def links_below(group: h5py.Group, file: str) -> dict[str, int]:
     Raises:
         CorruptSourceError: more links than any dataset has.
     """
-    found: dict[str, int] = {}
+    found: list[tuple[bytes, int]] = []
 
-    def visit(path: bytes, info: Any) -> bool | None:
-        found[path.decode()] = info.type
+    def visit(path: bytes, info: Any) -> bool | None:  # must not raise: it is called from C
+        found.append((path, info.type))
         return True if len(found) > _MAX_LINKS else None
 
     with reading(file):
         group.id.links.visit(visit, info=True)
-    if len(found) > _MAX_LINKS:
-        raise CorruptSourceError(f"has more than {_MAX_LINKS} groups and datasets in '{group.name}'", file=file)
-    return found
+        if len(found) > _MAX_LINKS:
+            raise CorruptSourceError(f"has more than {_MAX_LINKS} groups and datasets in '{group.name}'", file=file)
+        return {path.decode(): kind for path, kind in found}
 
 
 def inventory(group: h5py.Group, file: str) -> tuple[dict[str, h5py.Dataset], dict[str, str]]:

@@ -176,7 +176,9 @@ class GroupedEpisodes:
             count = max(1, int(_UNIT_BYTES / share))
             for first in range(0, len(episodes), count):
                 size = int(share * min(count, len(episodes) - first))
-                units.append(Unit(Position(index, episodes[first][0]) if units else BEGIN, size))
+                # A file's first episode may have any number; what is noticed of the file goes with it.
+                row = episodes[first][0] if first else 0
+                units.append(Unit(Position(index, row) if units else BEGIN, size))
         return units or (Unit(BEGIN, 0),)
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
@@ -258,7 +260,9 @@ class GroupedEpisodes:
         declared = found.pop(self._layout.declared, episode.steps)
         if declared != episode.steps:
             message = f"'{self._layout.declared}' is {declared}, there are {episode.steps} steps; those there are read"
-            self.findings.add(Finding("metadata-disagrees", message, 1, name, episode.number, self._layout.declared))
+            self.findings.add(
+                Finding("metadata-disagrees", message, 1, name, episode.number, f"episode {self._layout.declared}")
+            )
         facts: dict[str, Any] = {_fact_name(key): None for key in self._fact_types}
         for key, value in found.items():
             kind = self._fact_types.get(key)

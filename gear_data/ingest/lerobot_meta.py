@@ -7,7 +7,7 @@ Layouts: https://github.com/huggingface/lerobot, `lerobot/datasets/utils.py` and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.arrow_tables import ParquetTables
 from gear_data.ingest.json_files import read_json_lines, read_json_object
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, SourceFile
 from gear_data.storage.block import BEGIN, END
 
 INFO = "meta/info.json"
@@ -123,8 +123,7 @@ def read_tasks(location: Location, major: int) -> dict[int, str]:
     texts = [field.name for field in tables.schema if _is_text(field.type)]
     if len(texts) != 1 or "task_index" not in tables.schema.names:
         raise CorruptSourceError("should have the column 'task_index' and one column of text", file=name)
-    tables.select(["task_index", texts[0]])
-    rows = [row for part in tables.parts(BEGIN, END) for row in part.table.to_pylist()]
+    rows = _records(tables, ["task_index", texts[0]], name)
     tasks = [{"task_index": row["task_index"], "task": row[texts[0]]} for row in rows]
     return {_index(task, "task_index", name, i): _text(task, name, i) for i, task in enumerate(tasks)}
 
@@ -197,11 +196,26 @@ def read_episodes(location: Location, major: int) -> ListedEpisodes | None:
     files = tuple(file for file in location.with_suffix(".parquet") if file.name.startswith(_EPISODES_V3))
     if not files:
         return None
-    tables = ParquetTables(files)
-    # The statistics are most of the list's bytes.
-    tables.select([name for name in tables.schema.names if not name.startswith("stats/")])
-    records = (record for part in tables.parts(BEGIN, END) for record in part.table.to_pylist())
+    records = (record for file in files for record in _listed_in(file))
     return _listed(_EPISODES_V3, records, _file_v3)
+
+
+def _records(tables: ParquetTables, columns: list[str], name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table of metadata. Raises CorruptSourceError for values that are none of their type."""
+    tables.select(columns)
+    for part in tables.parts(BEGIN, END):
+        try:
+            part.table.validate(full=True)
+            yield from part.table.to_pylist()
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise CorruptSourceError(f"cannot be read: {error}", file=name, hint="download it again") from error
+
+
+def _listed_in(file: SourceFile) -> Iterator[dict[str, Any]]:
+    # Each file by itself: columns that are not read need not have one type everywhere.
+    tables = ParquetTables((file,))
+    # The statistics are most of the list's bytes.
+    return _records(tables, [name for name in tables.schema.names if not name.startswith("stats/")], file.name)
 
 
 def _file_v2(record: Mapping[str, Any], row: int) -> tuple[int, ...]:

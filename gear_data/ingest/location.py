@@ -79,7 +79,7 @@ def locate(source: Any, split: str | None) -> Location:
 
     Raises:
         SourceNotFoundError: nothing there.
-        InvalidArgumentError: several splits and none chosen, a split that is not there, or no kind of URL that is known.
+        InvalidArgumentError: several splits and none chosen, a split that is not there, or an unknown kind of URL.
         RemoteError: the server cannot be reached.
         MissingExtraError: the package for this kind of URL is not installed.
     """

@@ -23,8 +23,8 @@ from gear_data.ingest.variable_values import variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 
 #: What a table's columns are; others are not Minari's.
-OBSERVATIONS, INFOS = "observations", "infos"
-COLUMNS = (OBSERVATIONS, "actions", "rewards", "terminations", "truncations", INFOS)
+OBSERVATIONS, REWARDS, INFOS = "observations", "rewards", "infos"
+COLUMNS = (OBSERVATIONS, "actions", REWARDS, "terminations", "truncations", INFOS)
 #: A row takes a bit at least: a boolean's.
 _ROWS_PER_BYTE = 8
 _MAGIC = b"ARROW1"
@@ -72,7 +72,6 @@ def read_table(file: SourceFile) -> pa.Table:
     Raises:
         CorruptSourceError: empty, cut short, damaged, or not Arrow (Parquet, where the file is named so).
     """
-    file.check_readable()
     with file.open() as stream:
         data = stream.read()
     try:
@@ -80,6 +79,7 @@ def read_table(file: SourceFile) -> pa.Table:
         table.validate(full=True)
         return table.select([name for name in COLUMNS if name in table.column_names])
     except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError) as error:
+        file.check_readable()  # which knows better what is wrong with files that hold nothing at all
         raise CorruptSourceError(
             f"cannot be read: {error}", file=file.name, hint="it may have been cut short: download it again"
         ) from error
@@ -143,6 +143,55 @@ def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str)
                 raise UnsupportedColumnError("two columns have this name", file=file, column=column.name)
             columns[column.name] = column
     return tuple(columns.values())
+
+
+def settled_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema that a dataset whose first episode has this one is to have: rewards are floats, though all of one
+    episode's be whole and were kept so."""
+    index = schema.get_field_index(REWARDS)
+    if index < 0 or not pa.types.is_integer(schema.field(index).type):
+        return schema
+    return schema.set(index, schema.field(index).with_type(pa.float64()))
+
+
+def brought_to(table: pa.Table, schema: pa.Schema) -> tuple[pa.Table, tuple[str, ...], str | None]:
+    """The table with this schema, the columns whose numbers were cast to it without loss, and why it cannot have it.
+
+    Lists of numbers get their type from the values of one episode: int64 in one, double in the next.
+    """
+    if table.schema.equals(schema):
+        return table, (), None
+    if unknown := set(table.column_names) - set(schema.names):
+        return table, (), f"has a column '{min(unknown)}', and the first episode has none"
+    arrays, cast = [], []
+    for field in schema:
+        index = table.schema.get_field_index(field.name)
+        found = None if index < 0 else table.schema.field(index).type
+        if found is None or not _are_numbers(found, field.type):
+            is_ = "missing" if found is None else str(found)
+            return table, (), f"column '{field.name}' is {is_}, in the first episode it is {field.type}"
+        values = table.column(index)
+        if found != field.type:
+            as_first = values.cast(field.type, safe=False)
+            if not as_first.cast(found, safe=False).equals(values):
+                return table, (), f"column '{field.name}' is {found}, and does not fit {field.type}, as it was at first"
+            values = as_first
+            if field.name != REWARDS:
+                cast.append(field.name)
+        arrays.append(values)
+    return pa.Table.from_arrays(arrays, schema=schema), tuple(cast), None
+
+
+def _are_numbers(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether two types are one, or differ in the kind of numbers alone."""
+    if found == wanted:
+        return True
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        names = [[field.name for field in type_] for type_ in (found, wanted)]
+        return names[0] == names[1] and all(_are_numbers(a.type, b.type) for a, b in zip(found, wanted, strict=True))
+    if pa.types.is_fixed_size_list(found) and pa.types.is_fixed_size_list(wanted):
+        return found.list_size == wanted.list_size and _are_numbers(found.value_type, wanted.value_type)
+    return all(pa.types.is_integer(type_) or pa.types.is_floating(type_) for type_ in (found, wanted))
 
 
 def _leaf_fields(field: pa.Field, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], pa.Field]]:

@@ -43,11 +43,12 @@ _PREFIXES = (("observation.", "observations."), ("obs.", "observations."), ("act
 
 
 def canonical_name(name: str) -> str:
-    """`observation.images.top` -> `observations.images.top`, `infos/qpos` -> `infos.qpos`, `timeouts` -> `truncated`.
+    """`observation.images.top` -> `observations.images.top`, `infos/qpos` -> `infos.qpos`, `timeouts` -> `truncated`,
+    `steps.reward` (a row an episode, its steps a list of structs) -> `rewards`.
 
     Unknown names stay as they are.
     """
-    dotted = name.replace("/", ".")
+    dotted = name.replace("/", ".").removeprefix("steps.")
     if dotted in _CANONICAL:
         return _CANONICAL[dotted]
     for prefix, replacement in _PREFIXES:

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import numpy as np
+import pyarrow as pa
 
 from gear_data.errors import unknown_name
+from gear_data.residency.cached import CachedShards
 from gear_data.residency.host import host_shards
 from gear_data.residency.joined import JoinedShards
 from gear_data.residency.reader import ShardReader
 from gear_data.residency.shards import Shards
 from gear_data.schema import Schema
+from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
 from gear_data.storage.manifest import ShardEntry
 from gear_data.storage.reader import MappedShards, map_file
 
@@ -21,8 +24,15 @@ __all__ = ["RESIDENCIES", "JoinedShards", "ShardReader", "Shards", "open_shards"
 RESIDENCIES = ("host", "mmap")
 
 
-def open_shards(residency: str, folder: Path, schema: Schema, shards: tuple[ShardEntry, ...]) -> Shards:
-    """The shards in a folder, in the memory that the residency says.
+def open_shards(
+    residency: str,
+    files: DatasetFiles,
+    schema: Schema,
+    shards: tuple[ShardEntry, ...],
+    bad: frozenset[str] = frozenset(),
+) -> Shards:
+    """The shards of a dataset, in the memory that the residency says. `bad` are files that are not read: zeros stand
+    for them.
 
     Raises:
         UnknownNameError: no such residency.
@@ -32,5 +42,16 @@ def open_shards(residency: str, folder: Path, schema: Schema, shards: tuple[Shar
     if residency not in RESIDENCIES:
         raise unknown_name("residency", residency, RESIDENCIES)
     if residency == "host":
-        return host_shards(folder, schema, shards)
-    return MappedShards(schema, shards, lambda shard: map_file(folder, shards[shard].entry))
+        return host_shards(files, schema, shards, bad)
+
+    def map_shard(shard: int) -> pa.Buffer:
+        entry = shards[shard].entry
+        if entry.file in bad:
+            # Pages of zeros take no memory.
+            return pa.py_buffer(np.zeros(entry.bytes, np.uint8))
+        with files.local(entry) as path:
+            return map_file(path)
+
+    if isinstance(files, CachedFiles):
+        return CachedShards(schema, shards, map_shard, files)
+    return MappedShards(schema, shards, map_shard)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from gear_data.residency.shards import Lease
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import CachedFiles
 from gear_data.storage.manifest import ShardEntry
-from gear_data.storage.reader import MappedShards, map_file
+from gear_data.storage.reader import Lease, MappedShards
 
 #: Seconds between two notes of one shard's use: the files' times tell all processes which one to remove first.
 _NOTE_SECONDS = 1.0
@@ -26,36 +25,36 @@ class CachedShards(MappedShards):
     dictionaries, and of those single operations that are atomic.
 
     Args:
-        files: gives the shards' files.
+        schema, shards, map_shard: see `MappedShards`.
+        files: what `map_shard` takes its files from.
     """
 
-    def __init__(self, schema: Schema, shards: tuple[ShardEntry, ...], files: CachedFiles) -> None:
-        super().__init__(schema, shards, self._map)
+    def __init__(
+        self,
+        schema: Schema,
+        shards: tuple[ShardEntry, ...],
+        map_shard: Callable[[int], pa.Buffer],
+        files: CachedFiles,
+    ) -> None:
+        super().__init__(schema, shards, map_shard)
         self._files = files
         self._noted: dict[int, float] = {}
-
-    def _map(self, shard: int) -> pa.Buffer:
-        with self._files.local(self._shards[shard].entry) as path:
-            return map_file(path)
 
     def touch(self, shard: int) -> pa.Buffer:
         """Maps a shard: it stays mapped as long as the buffer lives. Safe to call from several threads."""
         buffer = self._buffers.get(shard)
         if buffer is None:
-            buffer = self._buffers.setdefault(shard, self._map(shard))
+            buffer = self._buffers.setdefault(shard, self._map_shard(shard))
             self._noted[shard] = time.monotonic()
             # Room was made for it: what else is mapped may have no file any more, and would keep the disk full.
             for other in list(self._buffers):
-                if other != shard:
-                    self._note(other)
+                if not self._files.holds(self._shards[other].entry):
+                    self._buffers.pop(other, None)
         elif time.monotonic() - self._noted.get(shard, 0.0) > _NOTE_SECONDS:
-            self._note(shard)
+            self._noted[shard] = time.monotonic()
+            if not self._files.note_use(self._shards[shard].entry):
+                self._buffers.pop(shard, None)
         return buffer
-
-    def _note(self, shard: int) -> None:
-        self._noted[shard] = time.monotonic()
-        if not self._files.note_use(self._shards[shard].entry):
-            self._buffers.pop(shard, None)
 
     @property
     def all_mapped(self) -> bool:

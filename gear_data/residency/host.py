@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import xxhash
 
@@ -17,8 +16,9 @@ from gear_data.progress import progress_bar
 from gear_data.residency.registry import find_or_create
 from gear_data.residency.segment import HEADER_BYTES, create_segment, map_segment
 from gear_data.schema import Schema
-from gear_data.storage.manifest import ShardEntry
-from gear_data.storage.reader import MappedShards, check_size
+from gear_data.storage.dataset_files import DatasetFiles
+from gear_data.storage.manifest import FileEntry, ShardEntry
+from gear_data.storage.reader import MappedShards
 from gear_data.storage.variable import OFFSET_BYTES
 
 _ALIGNMENT = 256
@@ -32,23 +32,26 @@ _THREADS = 4
 class _Piece:
     """`count` bytes from byte `start` of a shard's file, that go to byte `place` of the segment."""
 
-    file: str
+    entry: FileEntry
     start: int
     place: int
     count: int
 
 
-def host_shards(folder: Path, schema: Schema, shards: tuple[ShardEntry, ...]) -> MappedShards:
-    """The shards in a folder, every column at a multiple of 256 bytes of one segment of shared memory, which the first
-    process of this machine fills and the others map.
+def host_shards(
+    files: DatasetFiles, schema: Schema, shards: tuple[ShardEntry, ...], bad: frozenset[str] = frozenset()
+) -> MappedShards:
+    """The shards of a dataset, every column at a multiple of 256 bytes of one segment of shared memory, which the first
+    process of this machine fills and the others map. In place of the files `bad` there are zeros.
 
     Raises:
         HostMemoryError: there is too little memory for a copy.
         CorruptShardError: a shard is missing, cut short, or cannot be read.
     """
     pieces, places, size = _layout(schema, shards)
-    key = _key(folder, schema, shards)
-    descriptor = find_or_create(key, size, lambda: create_segment(key, size, lambda new: _fill(new, folder, pieces)))
+    pieces = [piece for piece in pieces if piece.entry.file not in bad]
+    key = _key(files, schema, shards, bad)
+    descriptor = find_or_create(key, size, lambda: create_segment(key, size, lambda new: _fill(new, files, pieces)))
     buffer = map_segment(descriptor)
     mapped = MappedShards(schema, places, lambda shard: buffer)
     for shard in range(len(shards)):
@@ -61,49 +64,47 @@ def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_Piece],
     pieces: list[_Piece] = []
     end = HEADER_BYTES
 
-    def place(file: str, start: int, count: int) -> int:
+    def place(entry: FileEntry, start: int, count: int) -> int:
         nonlocal end
         first = -(-end // _ALIGNMENT) * _ALIGNMENT
         for done in range(0, count, _PIECE):
-            pieces.append(_Piece(file, start + done, first + done, min(_PIECE, count - done)))
+            pieces.append(_Piece(entry, start + done, first + done, min(_PIECE, count - done)))
         end = first + count
         return first
 
     placed = []
     for shard in shards:
-        file, buffers, variable = shard.entry.file, {}, {}
+        buffers, variable = {}, {}
         for column in schema:
             start = shard.buffers[column.name]
             if column.variable_length:
                 known = shard.variable[column.name]
-                buffers[column.name] = place(file, start, known.bytes)
-                offsets = place(file, known.offsets, (shard.steps + 1) * OFFSET_BYTES)
+                buffers[column.name] = place(shard.entry, start, known.bytes)
+                offsets = place(shard.entry, known.offsets, (shard.steps + 1) * OFFSET_BYTES)
                 variable[column.name] = replace(known, offsets=offsets)
             else:
-                buffers[column.name] = place(file, start, shard.steps * column.row_bytes)
+                buffers[column.name] = place(shard.entry, start, shard.steps * column.row_bytes)
         placed.append(replace(shard, buffers=buffers, variable=variable))
     return pieces, tuple(placed), end
 
 
-def _key(folder: Path, schema: Schema, shards: Sequence[ShardEntry]) -> str:
+def _key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad: frozenset[str]) -> str:
     """Names a copy: another place, other contents by their checksums, files written anew or other columns give another
     name."""
-    path = Path(os.path.realpath(folder))
-    digest = xxhash.xxh3_128(json.dumps([str(path), schema.to_json()]).encode())
+    digest = xxhash.xxh3_128(json.dumps(schema.to_json()).encode())
     for shard in shards:
-        check_size(path, shard.entry)
-        found = (path / shard.entry.file).stat()
-        digest.update(json.dumps([shard.to_json(), found.st_ino, found.st_mtime_ns]).encode())
+        known = ["bad"] if shard.entry.file in bad else [shard.to_json(), *files.identity(shard.entry)]
+        digest.update(json.dumps(known).encode())
     return digest.hexdigest()
 
 
-def _fill(descriptor: int, folder: Path, pieces: Sequence[_Piece]) -> None:
+def _fill(descriptor: int, files: DatasetFiles, pieces: Sequence[_Piece]) -> None:
     """Copies the pieces in several threads: one does not keep a fast disk busy, nor the memory."""
     with (
         progress_bar(sum(piece.count for piece in pieces), "load", "B", None) as bar,
         ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool,
     ):
-        tasks = [pool.submit(_copy, descriptor, folder, piece) for piece in pieces]
+        tasks = [pool.submit(_copy, descriptor, files, piece) for piece in pieces]
         try:
             for task in as_completed(tasks):
                 bar.update(task.result())
@@ -112,24 +113,24 @@ def _fill(descriptor: int, folder: Path, pieces: Sequence[_Piece]) -> None:
             raise
 
 
-def _copy(descriptor: int, folder: Path, piece: _Piece) -> int:
-    path = folder / piece.file
+def _copy(descriptor: int, files: DatasetFiles, piece: _Piece) -> int:
+    name = files.name(piece.entry)
     chunk = memoryview(bytearray(min(_CHUNK, piece.count)))
     done = 0
-    with path.open("rb", buffering=0) as file:
+    with files.local(piece.entry) as path, path.open("rb", buffering=0) as file:
         while done < piece.count:
             try:
                 count = os.preadv(file.fileno(), [chunk[: piece.count - done]], piece.start + done)
             except OSError as error:
-                raise CorruptShardError(f"cannot be read: {error.strerror}", file=str(path)) from error
+                raise CorruptShardError(f"cannot be read: {error.strerror}", file=name) from error
             if not count:
-                raise CorruptShardError("the file ends before its columns", file=str(path), hint="restore it")
+                raise CorruptShardError("the file ends before its columns", file=name, hint="restore it")
             try:
                 # Not through a mapping, where memory that has run out is a signal that ends the process.
                 written = os.pwrite(descriptor, chunk[:count], piece.place + done)
             except OSError as error:
                 if error.errno not in (errno.ENOMEM, errno.ENOSPC):
                     raise
-                raise HostMemoryError("memory ran out while the columns were loaded", file=str(path)) from error
+                raise HostMemoryError("memory ran out while the columns were loaded", file=name) from error
             done += written
     return piece.count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.residency.shards import Shards
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.reader import Lease
 
 
 class JoinedShards:
@@ -18,36 +22,35 @@ class JoinedShards:
         shards: most of the columns.
         index: the column's place; the number of columns of `shards` for one more.
         other: as many shards of as many steps, of one column.
-
-    Attributes:
-        addresses: see `Shards`.
     """
 
     def __init__(self, shards: Shards, index: int, other: Shards) -> None:
         self._shards = shards
         self._index = index
         self._other = other
-        self._ready: set[int] = set()
         count, columns = shards.addresses.shape
-        self.addresses = np.zeros((count, max(columns, index + 1)), np.int64)
-        if shards.all_mapped and other.all_mapped:
-            for shard in range(count):
-                self.touch(shard)
+        self._shape = (count, max(columns, index + 1))
 
-    def touch(self, shard: int) -> None:
-        if shard not in self._ready:
-            self._shards.touch(shard)
-            self._other.touch(shard)
-            row = self._shards.addresses[shard]
-            # Each place is written once, with what it will hold: other threads may be reading.
-            self.addresses[shard, : self._index] = row[: self._index]
-            self.addresses[shard, self._index + 1 :] = row[self._index + 1 :]
-            self.addresses[shard, self._index] = self._other.addresses[shard, 0]
-            self._ready.add(shard)
+    @cached_property
+    def addresses(self) -> Int64Array:
+        """See `Shards`; to be asked for when all are mapped."""
+        return self._joined(self._shards.addresses, self._other.addresses)
+
+    def lease(self, shards: Sequence[int]) -> Lease:
+        mine, theirs = self._shards.lease(shards), self._other.lease(shards)
+        rows = list(shards)
+        addresses = np.empty(self._shape, np.int64)
+        addresses[rows] = self._joined(mine.addresses[rows], theirs.addresses[rows])
+        return Lease(addresses, (mine, theirs))
+
+    def _joined(self, mine: Int64Array, theirs: Int64Array) -> Int64Array:
+        """Rows of both. Of the column that is joined in, the first shards' own, if they have one, is left out."""
+        parts = (mine[:, : self._index], theirs[:, :1], mine[:, self._index + 1 :])
+        return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     @property
     def all_mapped(self) -> bool:
-        return len(self._ready) == len(self.addresses)
+        return self._shards.all_mapped and self._other.all_mapped
 
     def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
         if index == self._index:

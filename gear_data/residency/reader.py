@@ -12,6 +12,7 @@ import pyarrow as pa
 from gear_data.collection import Places
 from gear_data.residency.shards import Shards
 from gear_data.selection.windows import Int64Array, Windows
+from gear_data.storage.reader import Lease
 
 Finals = Callable[[], tuple[Int64Array, dict[str, npt.NDArray[Any]]]]
 
@@ -66,9 +67,11 @@ class ShardReader:
         return chunks
 
     def read(self, windows: Windows, places: Places) -> None:
-        if not self._shards.all_mapped:
-            for shard in np.unique(self._shard[windows.episode_id]).tolist():
-                self._shards.touch(shard)
+        if self._shards.all_mapped:
+            lease = Lease(self._shards.addresses)
+        else:
+            # Held till the end: of a remote dataset another thread may let a shard go that this one does not hold.
+            lease = self._shards.lease(np.unique(self._shard[windows.episode_id]).tolist())
         self._collect(
             windows.episode_id,
             windows.start,
@@ -78,7 +81,7 @@ class ShardReader:
             self._start,
             self._length,
             self._final_rows,
-            self._shards.addresses,
+            lease.addresses,
             places.plan,
             places.addresses,
             places.per,

@@ -14,7 +14,7 @@ from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, not_a
 from gear_data.storage.reader import check_file_size, check_size
 from gear_data.storage.remote import RemoteStore
 from gear_data.storage.remote_files import is_remote, join
-from gear_data.storage.shard_cache import ShardCache, open_cache
+from gear_data.storage.shard_cache import ShardCache, default_folder
 from gear_data.storage.writer import PROGRESS
 
 _COPY_BYTES = 32 << 20
@@ -33,8 +33,8 @@ class DatasetFiles(Protocol):
     def manifest(self) -> Manifest:
         """Reads and checks the manifest. Raises as `Manifest.load` does, and RemoteError."""
 
-    def check(self, manifest: Manifest) -> None:
-        """That every file the manifest lists is there with its size. Reads none of them.
+    def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
+        """That every file the manifest lists is there with its size, but for `bad` ones. Reads none of them.
 
         Raises:
             CorruptShardError: one is missing, or of another size.
@@ -71,9 +71,10 @@ class FolderFiles:
     def manifest(self) -> Manifest:
         return Manifest.load(self._folder)
 
-    def check(self, manifest: Manifest) -> None:
+    def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
         for entry in manifest.files:
-            check_size(self._folder, entry)
+            if entry.file not in bad:
+                check_size(self._folder, entry)
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:
@@ -116,10 +117,11 @@ class CachedFiles:
             raise ManifestError(f"cannot be read: {error}", file=name) from error
         return Manifest.from_text(text, name)
 
-    def check(self, manifest: Manifest) -> None:
+    def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
         sizes = self._store.sizes()
         for entry in manifest.files:
-            check_file_size(self.name(entry), sizes.get(entry.file), entry)
+            if entry.file not in bad:
+                check_file_size(self.name(entry), sizes.get(entry.file), entry)
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:
@@ -139,6 +141,10 @@ class CachedFiles:
     def sidecars(self, contents: str) -> Path:
         return self._cache.folder / "sidecars" / contents
 
+    def holds(self, entry: FileEntry) -> bool:
+        """Whether a file is in the cache."""
+        return self._cache.holds(entry)
+
     def note_use(self, entry: FileEntry) -> bool:
         """See `ShardCache.note_use`."""
         return self._cache.note_use(entry)
@@ -147,13 +153,12 @@ class CachedFiles:
 def open_files(
     path: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None = None, cache_bytes: int | None = None
 ) -> DatasetFiles:
-    """The files of a dataset at a path or a URL; the cache is used for URLs alone, see `open_cache`.
+    """The files of a dataset at a path or a URL. The cache, by default in `default_folder`, is for URLs alone.
 
     Raises:
         InvalidArgumentError, MissingExtraError: a URL, or a limit, that cannot be used.
-        UnwritableError: the cache's folder cannot be made.
     """
     text = os.fspath(path)
     if is_remote(text):
-        return CachedFiles(text, open_cache(cache_dir, cache_bytes))
+        return CachedFiles(text, ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes))
     return FolderFiles(Path(text))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,20 @@ def map_file(path: Path) -> pa.Buffer:
     return buffer
 
 
+@dataclass(frozen=True)
+class Lease:
+    """Where the columns of some shards are, as long as this lives.
+
+    Attributes:
+        addresses: int64 [shards, columns], where each column's first byte is; those of the leased shards are good. 0
+            for columns of variable length.
+        held: keeps the memory mapped.
+    """
+
+    addresses: npt.NDArray[np.int64]
+    held: object = None
+
+
 class MappedShards:
     """All shards of a dataset; each is mapped when first needed and stays so.
 
@@ -83,16 +98,25 @@ class MappedShards:
     def touch(self, shard: int) -> pa.Buffer:
         """Maps a shard. Safe to call from several threads."""
         if shard not in self._ready:
-            entry = self._shards[shard]
             # setdefault is atomic: of two threads here at once one's mapping stays, and both use its addresses. The
             # other's is dropped before anyone has read from it.
             buffer = self._buffers.setdefault(shard, self._map_shard(shard))
-            self.addresses[shard] = [
-                0 if column.variable_length else buffer.address + entry.buffers[column.name] for column in self._schema
-            ]
+            self.addresses[shard] = self._addresses_in(shard, buffer)
             # Last: whoever finds a shard ready finds its addresses.
             self._ready.add(shard)
         return self._buffers[shard]
+
+    def _addresses_in(self, shard: int, buffer: pa.Buffer) -> list[int]:
+        entry = self._shards[shard]
+        return [
+            0 if column.variable_length else buffer.address + entry.buffers[column.name] for column in self._schema
+        ]
+
+    def lease(self, shards: Sequence[int]) -> Lease:
+        """Maps these shards. Safe to call from several threads."""
+        for shard in shards:
+            self.touch(shard)
+        return Lease(self.addresses)
 
     @property
     def all_mapped(self) -> bool:

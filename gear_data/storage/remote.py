@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -108,10 +108,8 @@ class RemoteStore:
             return {}
 
     def remove(self, file: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self._call(file, "be removed", lambda filesystem, place: filesystem.rm(place, recursive=True))
-        except FileNotFoundError:
-            pass
 
     @contextmanager
     def locked(self, file: str) -> Iterator[None]:

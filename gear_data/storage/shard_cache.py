@@ -8,6 +8,7 @@ processes one fetches it. What was mapped stays mapped when its file is removed;
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -22,10 +23,11 @@ from gear_data.storage.atomic import checksum, writing_to
 from gear_data.storage.lock import locked
 from gear_data.storage.manifest import FileEntry
 
-#: Without a limit of the user's: so many bytes, or half of what the disk can give if that is less.
 _MOST_BYTES = 32 << 30
 _NAME = re.compile(r"xxh3-128:([0-9a-f]{32})")
 _FETCHING = ".fetching"
+
+_log = logging.getLogger(__name__)
 
 Fetch = Callable[[BinaryIO], None]
 
@@ -34,22 +36,20 @@ class ShardCache:
     """A folder of fetched files, named by their checksums.
 
     Args:
-        folder: made if it is not there.
-        limit: bytes that the files may have together. A single file may be larger, and is then alone.
+        folder: made when the first file is fetched.
+        limit: bytes that the files may have together; None is 32 GiB, or half of what the disk can give if that is
+            less. What is in use at one time may be more.
 
     Raises:
         InvalidArgumentError: a limit that is none.
-        UnwritableError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+    def __init__(self, folder: Path, limit: int | None) -> None:
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidArgumentError(f"cache_bytes must be a number of bytes, not {limit!r}")
         self.folder = folder
-        self.limit = limit
+        self._limit = limit
         self._files = folder / "files"
-        with writing_to(self._files):
-            self._files.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def use(self, entry: FileEntry, fetch: Fetch, name: str) -> Iterator[Path]:
@@ -62,16 +62,26 @@ class ShardCache:
         Raises:
             CorruptShardError: what was fetched, and fetched again, is not what the manifest says.
             StorageFullError: the disk is full.
+            UnwritableError: the folder cannot be written to.
             whatever `fetch` raises.
         """
-        path = self._path(entry)
+        path, fetched = self._path(entry), False
         while (descriptor := _open_locked(path)) is None:
             self._fetch(path, entry, fetch, name)
+            fetched = True
         try:
             os.utime(path)
             yield path
         finally:
             _release(descriptor)
+            if fetched:
+                # More than one may have come at once, or one that is larger than the limit.
+                with writing_to(path), locked(self.folder / ".lock"):
+                    self._make_room(0)
+
+    def holds(self, entry: FileEntry) -> bool:
+        """Whether a file is here."""
+        return self._path(entry).exists()
 
     def note_use(self, entry: FileEntry) -> bool:
         """Notes that a file is in use now; the longest unused is removed first. False: it is not here."""
@@ -89,6 +99,7 @@ class ShardCache:
 
     def _fetch(self, path: Path, entry: FileEntry, fetch: Fetch, name: str) -> None:
         with writing_to(path):
+            self._files.mkdir(parents=True, exist_ok=True)
             gate = path.with_suffix(".lock")
             with locked(gate):
                 try:
@@ -100,7 +111,8 @@ class ShardCache:
                     gate.unlink(missing_ok=True)
 
     def _fetch_checked(self, path: Path, entry: FileEntry, fetch: Fetch, name: str) -> None:
-        with self._reserved(path.with_suffix(f".{os.getpid()}-{threading.get_ident()}{_FETCHING}"), entry.bytes) as (temporary, file):
+        mark = f".{os.getpid()}-{threading.get_ident()}{_FETCHING}"
+        with self._reserved(path.with_name(path.name + mark), entry.bytes) as (temporary, file):
             for _ in range(2):
                 file.seek(0)
                 fetch(file)
@@ -142,25 +154,16 @@ class ShardCache:
                     status = path.stat()
                     found.append((path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
         total = sum(bytes_ for *_, bytes_ in found)
+        limit = self._limit
+        if limit is None:
+            limit = min(_MOST_BYTES, (shutil.disk_usage(self._files).free + total) // 2)
+        if size > limit:
+            _log.warning("%s: may have %d bytes, fewer than a file of %d: it is fetched often", self.folder, limit, size)
         for whole, _, path, bytes_ in sorted(found):
-            if whole and total + size <= self.limit:
+            if whole and total + size <= limit:
                 return
             if _remove_unused(path):
                 total -= bytes_
-
-
-def open_cache(folder: str | os.PathLike[str] | None, limit: int | None) -> ShardCache:
-    """The cache in a folder, by default $GEAR_DATA_CACHE, else `gear-data` in $XDG_CACHE_HOME or ~/.cache.
-
-    Raises: as `ShardCache`.
-    """
-    place = Path(folder) if folder is not None else default_folder()
-    if limit is None:
-        with writing_to(place):
-            place.mkdir(parents=True, exist_ok=True)
-            used = sum(path.stat().st_size for path in (place / "files").glob("*") if path.is_file())
-            limit = min(_MOST_BYTES, (shutil.disk_usage(place).free + used) // 2)
-    return ShardCache(place, limit)
 
 
 def default_folder() -> Path:

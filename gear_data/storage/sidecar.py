@@ -29,6 +29,7 @@ from gear_data.errors import CorruptShardError, GearError, ManifestError, Unwrit
 from gear_data.progress import progress_bar
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import atomic_file, checksum, write_text, writing_to
+from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.lock import locked
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
 from gear_data.storage.reader import check_size
@@ -39,7 +40,6 @@ from gear_data.storage.writer import buffer_offsets
 REWARDS = "rewards"
 COLUMN = ColumnSpec("returns_to_go", "float32", derived=True)
 
-_FOLDER = "sidecars"
 _NOTE = "sidecar.json"
 _VERSION = 1
 
@@ -58,7 +58,7 @@ class Sidecar:
 
 
 def discounted_returns(
-    dataset: Path, manifest: Manifest, shard: Int64Array, start: Int64Array, length: Int64Array, discount: float
+    files: DatasetFiles, manifest: Manifest, shard: Int64Array, start: Int64Array, length: Int64Array, discount: float
 ) -> Sidecar:
     """The sidecar of `returns_to_go` with a discount: one that is there and fits, else it is worked out, shard by
     shard, and kept. Of several processes one does so, and the others wait.
@@ -67,7 +67,7 @@ def discounted_returns(
     to float32. Where the dataset's folder cannot be written it goes to a temporary one, which ends with the process.
 
     Args:
-        dataset: the dataset's folder.
+        files: the dataset's.
         manifest: the dataset's; it has scalar rewards.
         shard, start, length: int64 [episodes], from the episode table.
         discount: 0 to 1.
@@ -78,11 +78,11 @@ def discounted_returns(
         StorageFullError: the disk is full.
     """
     name, contents = f"{COLUMN.name}-{discount!r}", _contents(manifest)
-    folder = dataset / _FOLDER / name
+    folder = files.sidecars(contents) / name
     found = _load(folder, manifest, contents)
     if found is not None:
         return found
-    episodes = _Episodes(dataset, manifest, shard, start, length)
+    episodes = _Episodes(files, manifest, shard, start, length)
     try:
         return _find_or_make(folder, episodes, contents, discount)
     except UnwritableError as error:
@@ -94,7 +94,7 @@ def discounted_returns(
 class _Episodes:
     """A dataset's rewards and episode table."""
 
-    dataset: Path
+    files: DatasetFiles
     manifest: Manifest
     shard: Int64Array
     start: Int64Array
@@ -111,17 +111,18 @@ class _Episodes:
             if not fits or (self.shard[first:last] != index).any():
                 raise ManifestError(
                     f"the episode table does not fit shard {entry.entry.file}",
-                    file=str(self.dataset),
+                    file=str(self.files.place),
                     hint="run 'gear-data verify'; convert again",
                 )
             yield self._rewards(entry), lengths
 
     def _rewards(self, entry: ShardEntry) -> npt.NDArray[np.float64]:
-        check_size(self.dataset, entry.entry)
-        path, spec = self.dataset / entry.entry.file, self.manifest.schema[REWARDS]
-        values = np.fromfile(path, spec.storage_dtype, entry.steps, offset=entry.buffers[REWARDS])
+        spec = self.manifest.schema[REWARDS]
+        with self.files.local(entry.entry) as path:
+            values = np.fromfile(path, spec.storage_dtype, entry.steps, offset=entry.buffers[REWARDS])
         if len(values) != entry.steps:
-            raise CorruptShardError("the file ends before its rewards", file=str(path), column=REWARDS)
+            name = self.files.name(entry.entry)
+            raise CorruptShardError("the file ends before its rewards", file=name, column=REWARDS)
         return values.astype(np.float64)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +17,8 @@ from gear_data.progress import progress_bar
 from gear_data.storage.atomic import checksum
 from gear_data.storage.block import EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
+from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
-from gear_data.storage.reader import check_size
 from gear_data.storage.tables import array_values, read_episodes, read_finals
 from gear_data.storage.writer import buffer_offsets
 
@@ -41,18 +43,24 @@ class VerifyReport:
         return {"ok": self.ok, "shards": [asdict(check) for check in self.shards]}
 
 
-def verify(path: str | Path, *, progress: bool | None = None) -> VerifyReport:
+def verify(path: str | os.PathLike[str], *, progress: bool | None = None) -> VerifyReport:
     """Reads a whole dataset and checks sizes, checksums, schema, Arrow's full validation, and that the episode
     table fits the shards, down to every episode's content hash.
 
     Raises:
-        GearError: the manifest itself cannot be used. What is wrong with the files is reported, not raised.
+        GearError: the manifest itself cannot be used, or no server reached. What is wrong with the files is reported,
+            not raised.
     """
-    folder = Path(path)
-    manifest = Manifest.load(folder)
+    # A remote dataset's files are fetched anew, one after another: those in a cache were good when they came.
+    with tempfile.TemporaryDirectory(prefix="gear-data-") as scratch:
+        return _verify(open_files(path, cache_dir=scratch, cache_bytes=0), progress)
+
+
+def _verify(files: DatasetFiles, progress: bool | None) -> VerifyReport:
+    manifest = files.manifest()
     checks = []
     with progress_bar(sum(entry.bytes for entry in manifest.files), "verify", "B", progress) as bar:
-        for entry, run in _checks(folder, manifest):
+        for entry, run in _checks(files, manifest):
             try:
                 run()
                 checks.append(FileCheck(entry.file, True, None))
@@ -62,26 +70,27 @@ def verify(path: str | Path, *, progress: bool | None = None) -> VerifyReport:
     return VerifyReport(all(check.ok for check in checks), tuple(checks))
 
 
-def _checks(folder: Path, manifest: Manifest) -> Iterator[tuple[FileEntry, Any]]:
+def _checks(files: DatasetFiles, manifest: Manifest) -> Iterator[tuple[FileEntry, Any]]:
     tables: dict[str, pa.Table] = {}
 
     def check_table(name: str, entry: FileEntry) -> None:
-        _check_bytes(folder, entry)
-        path = folder / entry.file
-        if name == "episodes":
-            table = read_episodes(path)
-            _validate(table, path)
-            _check_episode_table(table, manifest, path)
-        else:
-            table = read_finals(path, manifest.schema)
-            _validate(table, path)
-        tables[name] = table
+        with files.local(entry) as path:
+            _check_bytes(path, entry)
+            if name == "episodes":
+                table = read_episodes(path)
+                _validate(table, path)
+                _check_episode_table(table, manifest, path)
+            else:
+                table = read_finals(path, manifest.schema)
+                _validate(table, path)
+            tables[name] = table
 
     def check_shard(index: int, shard: ShardEntry) -> None:
-        _check_bytes(folder, shard.entry)
-        batch = _read_shard(folder, manifest, shard)
-        if "episodes" in tables and (tables.keys() == manifest.tables.keys()):
-            _check_contents(batch, index, manifest, tables, folder / shard.entry.file)
+        with files.local(shard.entry) as path:
+            _check_bytes(path, shard.entry)
+            batch = _read_shard(path, manifest, shard)
+            if "episodes" in tables and (tables.keys() == manifest.tables.keys()):
+                _check_contents(batch, index, manifest, tables, path)
 
     for name, entry in manifest.tables.items():
         yield entry, lambda name=name, entry=entry: check_table(name, entry)
@@ -89,13 +98,12 @@ def _checks(folder: Path, manifest: Manifest) -> Iterator[tuple[FileEntry, Any]]
         yield shard.entry, lambda index=index, shard=shard: check_shard(index, shard)
 
 
-def _check_bytes(folder: Path, entry: FileEntry) -> None:
-    check_size(folder, entry)
-    found = checksum(folder / entry.file)
+def _check_bytes(path: Path, entry: FileEntry) -> None:
+    found = checksum(path)
     if found != entry.checksum:
         raise CorruptShardError(
             f"its checksum is {found}, the manifest says {entry.checksum}",
-            file=str(folder / entry.file),
+            file=str(path),
             hint="its bytes were changed: restore it, or convert again",
         )
 
@@ -133,8 +141,7 @@ def _shard_rows(manifest: Manifest) -> list[slice]:
     return [slice(end - shard.episodes, end) for end, shard in zip(ends, manifest.shards, strict=True)]
 
 
-def _read_shard(folder: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordBatch:
-    path = folder / shard.entry.file
+def _read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordBatch:
     try:
         with pa.memory_map(str(path)) as source:
             reader = pa.ipc.open_file(source)

@@ -7,8 +7,12 @@ import pkgutil
 
 from gear_data.errors import UnknownFormatError, unknown_name
 from gear_data.ingest.arrow_tables import open_tables
+from gear_data.ingest.arrow_values import is_list
+from gear_data.ingest.columns import structure
 from gear_data.ingest.location import Location
 from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
+
+_TABLES = ("episode-rows", "step-rows")
 
 
 def known_formats() -> dict[str, Format]:
@@ -34,20 +38,44 @@ def open_source(location: Location, name: str, options: SourceOptions) -> tuple[
             raise unknown_name("format", name, [*formats, "auto"])
         return formats[name].open(location, options), name, "asked for"
     for item in formats.values():
+        # What a user says of columns goes before what their names and types suggest.
+        if item.name in _TABLES and (found := _by_named_columns(location, options)) is not None:
+            return formats[found[0]].open(location, options), *found
         if reason := item.probe(location):
             return item.open(location, options), item.name, reason
     raise _unrecognised(location, formats)
 
 
+def _by_named_columns(location: Location, options: SourceOptions) -> tuple[str, str] | None:
+    """The format of a table that columns named by the user imply, and why: lists where a row is an episode."""
+    flags = {
+        "--episode-column": options.episode_column,
+        "--step-column": options.step_column,
+        "--end-column": options.end_column,
+    }
+    tables = open_tables(location) if any(flags.values()) else None
+    if tables is None:
+        return None
+    named = structure(tables.schema.names, options)
+    for flag, name in flags.items():
+        if name is not None:
+            type_ = tables.schema.field(name).type
+            if named.episode_column is None and is_list(type_):
+                return "episode-rows", f"a row is an episode: '{name}', given as {flag}, is {type_}"
+            return "step-rows", f"a row is a step: '{name}' is given as {flag}"
+    return None
+
+
 def _unrecognised(location: Location, formats: dict[str, Format]) -> UnknownFormatError:
     tables = open_tables(location)
+    hint = f"name the format with --format: {', '.join(formats)}"
     if tables is not None:
         seen = "its columns are " + ", ".join(f"{field.name}: {field.type}" for field in tables.schema)
+        hint = (
+            "where a row is a step, say which column tells episodes apart with --episode-column, which numbers their "
+            "steps with --step-column, or which is true at their ends with --end-column; give columns their usual "
+            "names (observations, actions, rewards, terminated, truncated) with --rename SOURCE=NAME; or " + hint
+        )
     else:
         seen = "its files are " + (", ".join(file.name for file in location.files[:10]) or "none")
-    return UnknownFormatError(
-        f"the format is not recognised; {seen}",
-        file=location.name,
-        hint="name the columns with --rename SOURCE=NAME (observations, actions, rewards, terminated, truncated), "
-        f"or the format with --format: {', '.join(formats)}",
-    )
+    return UnknownFormatError(f"the format is not recognised; {seen}", file=location.name, hint=hint)

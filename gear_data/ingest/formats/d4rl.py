@@ -238,7 +238,7 @@ class D4rl:
     ) -> None:
         """Marks the ends that observations alone show; or, where flags say where ends are, counts what contradicts."""
         known = len(observations) - 1  # the last row of a file is followed by none
-        jumps = differs(following[:known].reshape(known, -1), observations[1:].reshape(known, -1))
+        jumps = differs(following[:known], observations[1:])
         if self._ends.timeouts is None:
             ends[:known] |= jumps
             return

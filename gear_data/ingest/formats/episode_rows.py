@@ -40,6 +40,7 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
 from gear_data.ingest.null_columns import leave_out_null_columns
 from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.step_order import check_order, step_numbers
 from gear_data.ingest.variable_values import path_rows, paths_left_out, to_variable, variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position, offsets_of
@@ -99,7 +100,16 @@ class EpisodeRows:
                 column=options.episode_column,
                 hint="leave --episode-column out, or read rows as steps with --format step-rows",
             )
-        chosen = choose_columns(leave_out_null_columns(tables.schema, location.name, options, self.findings), options)
+        self._order = options.step_column
+        if self._order is not None and not _is_integers(types[self._order]):
+            raise UnsupportedColumnError(
+                f"holds {types[self._order]}, where the steps of an episode are numbered by a list of integers",
+                file=location.name,
+                column=self._order,
+                hint="leave --step-column out",
+            )
+        names = leave_out_null_columns(tables.schema, location.name, options, self.findings)
+        chosen = choose_columns([name for name in names if name != self._order], options)
         lists = {source: name for source, name in chosen.items() if is_list(types[source])}
         # `final_observations` beside `observations`; a `final_reward` without a `reward` is a column like others. What
         # comes after a list of numbers is one number, and that of others than observations is a fact.
@@ -122,7 +132,8 @@ class EpisodeRows:
                 )
         # Lengths are compared with this one's.
         self._reference = next((s for s, n in self._steps.items() if n == "observations"), next(iter(self._steps)))
-        tables.select([*self._steps, *self._finals, *self._facts])
+        order = [self._order] if self._order is not None else []
+        tables.select([*self._steps, *self._finals, *self._facts, *order])
         self.columns = self._infer_columns(types)
 
     def _infer_columns(self, types: Mapping[str, pa.DataType]) -> tuple[ColumnSpec, ...]:
@@ -205,7 +216,8 @@ class EpisodeRows:
         return None
 
     def _read(self, table: pa.Table, rows: npt.NDArray[np.int64], names: list[str], position: Position) -> EpisodeBlock:
-        lists = {source: storage_array(table.column(source)) for source in self._steps}
+        sources = [*self._steps, self._order] if self._order is not None else [*self._steps]
+        lists = {source: storage_array(table.column(source)) for source in sources}
         lengths = self._lengths(lists)
         offsets = offsets_of(lengths)
         columns, variable = {}, {}
@@ -228,7 +240,7 @@ class EpisodeRows:
         has_final, finals = self._read_finals(table)
         for finding in noted:
             self.findings.add(finding)
-        return EpisodeBlock(
+        block = EpisodeBlock(
             position=position,
             lengths=lengths,
             columns=columns,
@@ -239,6 +251,10 @@ class EpisodeRows:
             metadata={name: table.column(source).to_pylist() for source, name in self._facts.items()},
             variable=variable,
         )
+        if self._order is not None:
+            numbers = step_numbers(lists[self._order].flatten())
+            check_order(block, numbers, self._order, self.findings, from_zero=False, rows_are_steps=False)
+        return block
 
     def _lengths(self, lists: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:
         for source, array in lists.items():
@@ -278,6 +294,10 @@ class EpisodeRows:
 def _is_number(type_: pa.DataType, steps: pa.DataType) -> bool:
     """Whether a type is that of the numbers in lists of another."""
     return bool(type_ == steps.value_type and pa.types.is_primitive(type_))
+
+
+def _is_integers(type_: pa.DataType) -> bool:
+    return is_list(type_) and bool(pa.types.is_integer(type_.value_type))
 
 
 def _is_bytes(type_: pa.DataType) -> bool:

@@ -24,17 +24,24 @@ from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.json_files import read_json_object
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.minari_spaces import METADATA, read_metadata
-from gear_data.ingest.minari_tables import INFOS, OBSERVATIONS, TableColumn, read_table, table_columns
-from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.minari_tables import (
+    INFOS,
+    OBSERVATIONS,
+    TableColumn,
+    brought_to,
+    read_table,
+    settled_schema,
+    table_columns,
+)
+from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.variable_values import to_variable
 from gear_data.storage.block import EpisodeBlock, Position
 
 #: A file of an episode: the dataset's folder, the episode's number.
 _FILE = re.compile(r"((?:.*/)?)(\d{1,18})/[^/]+\.(?:arrow|parquet)")
 _BLOCK_BYTES = 16 << 20
-_UNIT_BYTES = 32 << 20
-#: Facts of an episode that its place and its rows say again.
-_ID, _STEPS = "id", "total_steps"
+#: Facts of an episode that its place and its rows say again; so do those on its rewards.
+_ID, _STEPS, _REWARDS = "id", "total_steps", "rewards_"
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ class MinariArrow:
             message = "the episodes' numbers do not count up from 0 by one; those there are read"
             self.findings.add(Finding("gapped-episodes", message, len(gaps), file=episodes[gaps[0]].name))
         first = episodes[0].tables[0]
-        self._schema = read_table(first).schema
+        self._schema = settled_schema(read_table(first).schema)
         columns = {column.name: column for column in table_columns(self._schema, described.leaves, first.name)}
         chosen = choose_columns(columns, options)
         self._columns = {name: columns[source] for source, name in chosen.items()}
@@ -126,7 +133,7 @@ class MinariArrow:
     def units(self) -> Sequence[Unit]:
         return tuple(
             Unit(Position(start, 0), sum(episode.bytes for episode in self._episodes[start:stop]))
-            for start, stop in self._groups(0, len(self._episodes), _UNIT_BYTES)
+            for start, stop in self._groups(0, len(self._episodes), UNIT_BYTES)
         )
 
     def _groups(self, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
@@ -144,7 +151,7 @@ class MinariArrow:
             yield self._block(position, group)
 
     def _read(self, first: int, last: int) -> tuple[int, list[_Episode]]:
-        return first, [_Episode.read(files) for files in self._episodes[first:last]]
+        return first, [_Episode.read(files, self._schema) for files in self._episodes[first:last]]
 
     def _block(self, position: int, group: list[_Episode]) -> EpisodeBlock:
         count = len(group)
@@ -161,7 +168,7 @@ class MinariArrow:
 
     def _assemble(self, position: int, group: list[_Episode], count: int) -> EpisodeBlock:
         """The block of these episodes. Raises _BadEpisodes for those that are none, before any finding is noted."""
-        reasons = {i: reason for i, e in enumerate(group) if (reason := e.differs(self._schema)) is not None}
+        reasons = {i: e.reason for i, e in enumerate(group) if e.reason is not None}
         if reasons:
             first = min(reasons)
             raise _BadEpisodes(list(reasons), reasons[first], group[first])
@@ -190,7 +197,7 @@ class MinariArrow:
             elif self._is_final[name]:
                 finals[name] = last
         self._check_padding(group, padded)
-        self._note_left_out(group)
+        self._note_changes(group)
         return EpisodeBlock(
             position=Position(position, 0),
             lengths=rows.counts - 1,
@@ -221,47 +228,51 @@ class MinariArrow:
                 name = wrong[0].files.name
                 self.findings.add(Finding("metadata-disagrees", message, len(wrong), file=name, column=key))
 
-    def _note_left_out(self, group: list[_Episode]) -> None:
+    def _note_changes(self, group: list[_Episode]) -> None:
         if not group:
             return
+        first = group[0].files.name
         for name, column in self._columns.items():
             if column.path[0] == OBSERVATIONS and not self._is_final[name]:
-                message = "text and bytes have no final observation; left out"
-                self.findings.add(
-                    Finding("final-left-out", message, len(group), group[0].files.name, column=column.name)
-                )
-        if any(column.path[0] == INFOS for column in self._columns.values()):
-            message = "the infos of a reset belong to no step; left out"
-            self.findings.add(Finding("reset-info-left-out", message, len(group), group[0].files.name))
+                message = "final observations of variable length cannot be kept; left out"
+                self.findings.add(Finding("final-left-out", message, len(group), first, column=column.name))
+            elif column.path[0] == INFOS:
+                message = "the first of T + 1 values belongs to the reset, not to a step; left out"
+                self.findings.add(Finding("reset-info-left-out", message, len(group), first, column=column.name))
+        for episode in group:
+            for name in episode.cast:
+                message = "numbers of another type than in the first episode; the same ones are kept as that"
+                self.findings.add(Finding("dtype-differs", message, file=episode.files.name, column=name))
 
 
 @dataclass(frozen=True)
 class _Episode:
-    """An episode as it was read: `table` has a row more than steps."""
+    """An episode as it was read.
+
+    Attributes:
+        files: where it was read from.
+        table: a row more than steps.
+        facts: what its `metadata.json` says.
+        cast: columns whose numbers had another type than in the first episode.
+        reason: why it is no episode of the dataset, if it is none.
+    """
 
     files: EpisodeFiles
     table: pa.Table
     facts: Mapping[str, Any]
+    cast: tuple[str, ...]
+    reason: str | None
 
     @staticmethod
-    def read(files: EpisodeFiles) -> _Episode:
+    def read(files: EpisodeFiles, schema: pa.Schema) -> _Episode:
         tables = [read_table(file) for file in files.tables]
         for file, table in zip(files.tables[1:], tables[1:], strict=True):
             if table.schema != tables[0].schema:
                 raise CorruptSourceError(f"has other columns than {files.name}", file=file.name)
-        facts = {} if files.facts is None else read_json_object(files.facts)
-        return _Episode(files, pa.concat_tables(tables), facts)
-
-    def differs(self, schema: pa.Schema) -> str | None:
-        """Why this is no episode of a dataset with this schema."""
-        if self.table.schema != schema:
-            for field in schema:
-                index = self.table.schema.get_field_index(field.name)
-                found = "missing" if index < 0 else str(self.table.schema.field(index).type)
-                if found != str(field.type):
-                    return f"column '{field.name}' is {found}, in the first episode it is {field.type}"
-            return "has other columns than the first episode"
-        return "has no steps" if self.table.num_rows < 2 else None
+        table, cast, reason = brought_to(pa.concat_tables(tables), schema)
+        if reason is None and table.num_rows < 2:
+            reason = "has no steps"
+        return _Episode(files, table, {} if files.facts is None else read_json_object(files.facts), cast, reason)
 
 
 class _BadEpisodes(Exception):
@@ -308,7 +319,8 @@ def _irregular(
 
 def _facts(group: list[_Episode]) -> dict[str, list[Any]]:
     """The episodes' own facts, as far as they are single values; the options of a reset as JSON text."""
-    names = dict.fromkeys(name for episode in group for name in episode.facts if name not in (_ID, _STEPS))
+    found = dict.fromkeys(name for episode in group for name in episode.facts)
+    names = [name for name in found if name not in (_ID, _STEPS) and not name.startswith(_REWARDS)]
     return {name: [_fact(episode.facts.get(name)) for episode in group] for name in names}
 
 

@@ -128,8 +128,9 @@ class _Rlds:
         left_out: set[str] = set()
         stream = EpisodeStream(
             name,
-            lambda start, stop: self._read(start, stop, left_out),
+            self._read,
             options,
+            prepare=lambda episode: _episode(episode, left_out),
             units=self._units(),
             num_rows=self._split.num_examples,
             metadata=facts,
@@ -152,7 +153,7 @@ class _Rlds:
                 first, size = stop, 0
         return units
 
-    def _read(self, start: int, stop: int | None, left_out: set[str]) -> Iterator[dict[str, Any]]:
+    def _read(self, start: int, stop: int | None) -> Iterator[dict[str, Any]]:
         tf, tfds = self._tf, self._tfds
         end = min(self._split.num_examples, self._split.num_examples if stop is None else stop)
         if start >= end:
@@ -173,7 +174,7 @@ class _Rlds:
                 episode = next(iterator, None)
             if episode is None:
                 return
-            yield _episode(episode, left_out)
+            yield episode
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -138,9 +138,11 @@ def _walk(location: Location, folder: str, meta: Mapping[str, Any], prefix: str,
             continue  # of the TensorDict itself: `shape`, `device`, `_type`
         name, below = prefix + key, f"{folder}{key}/"
         if "dtype" in entry:
-            if not _is_shape(entry.get("shape")) or entry.get("is_nested"):
+            if entry.get("is_nested"):
                 tree.unreadable[name] = "a nested tensor"
                 continue
+            if not _is_shape(entry.get("shape")):
+                raise CorruptSourceError(f"has the shape {entry.get('shape')}", file=folder + _META, column=name)
             dtype = str(entry["dtype"]).removeprefix("torch.")
             tree.tensors[name] = (location.file(f"{folder}{key}.memmap"), dtype, tuple(entry["shape"]))
             continue
@@ -152,8 +154,15 @@ def _walk(location: Location, folder: str, meta: Mapping[str, Any], prefix: str,
             _walk(location, below, inner, f"{name}.", tree, depth + 1)
         elif isinstance(inner.get("data"), str | int | float):
             tree.facts[name] = inner["data"]
-        else:
+        elif str(entry.get("type")).startswith("NonTensor"):
             tree.unreadable[name] = str(entry.get("type"))
+        else:
+            raise UnsupportedColumnError(
+                f"is a {entry.get('type')}, where a tensor or a TensorDict is needed",
+                file=folder + _META,
+                column=name,
+                hint="save a plain one: data.to_tensordict().contiguous().memmap(folder)",
+            )
 
 
 @dataclass(frozen=True)
@@ -176,18 +185,22 @@ def _choose(tree: _Tree, options: SourceOptions) -> _Columns:
         raise unknown_name("column", options.episode_column, keys)
     trajectory = options.episode_column or next((name for name in _TRAJECTORIES if name in keys), None)
     rename = {options.end_column: DONES} if options.end_column is not None else {}
+    led_to = {key.removeprefix(_NEXT) for key in keys if key.startswith(_NEXT)}
+    has_flags = any(canonical_name(key) in END_FLAGS for key in led_to)
     names = []
     for key in keys:
         before = key.removeprefix(_NEXT)
-        known = canonical_name(before) in {*SCALARS, "actions"}
+        name = canonical_name(before)
+        is_outcome = name in {*SCALARS, "actions"}
         if key in (trajectory, _INDEX):
             continue
-        if not key.startswith(_NEXT) and known and _NEXT + key in keys:
+        if key.startswith(_NEXT):
+            if is_outcome or before not in keys:
+                names.append(key)
+            continue  # else it gives final observations
+        if is_outcome and (key in led_to or (name in END_FLAGS and has_flags)):
             continue  # of the step before
-        if key.startswith(_NEXT) and not known and before in keys:
-            continue  # gives final observations
-        if not key.startswith(_NEXT) and not known and _NEXT + key in keys:
-            name = canonical_name(key)
+        if key in led_to:  # what a step changes is observed
             rename.setdefault(key, name if name.startswith("observations") else f"observations.{name}")
         names.append(key)
     rename |= dict(options.rename or {})

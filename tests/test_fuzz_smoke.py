@@ -1,0 +1,41 @@
+"""The fuzzer of readers runs, and finds nothing in a moment; docs/lint.md has the command for longer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FUZZER = Path(__file__).parent / "fuzz_readers.py"
+
+
+def test_damaged_sources_give_typed_errors_only(tmp_path: Path) -> None:
+    formats = ("step-rows", "d4rl", "npz", "gear")
+    command = [sys.executable, str(FUZZER), "--keep", str(tmp_path), "--seconds", "3", "--seed", "7"]
+    command += [f"--format={name}" for name in formats]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("refused    0 failed") == len(formats)
+
+
+def test_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FUZZER.parent)
+    fuzzer = importlib.import_module("fuzz_readers")
+    log = tmp_path / "log"
+
+    def ends(body: object) -> int:
+        return os.waitstatus_to_exitcode(fuzzer.in_child(body, log, 1)[0])
+
+    assert ends(lambda: 0) == 0
+    assert ends(lambda: [].pop()) == 4
+    assert "IndexError" in log.read_text()
+    assert ends(lambda: len(bytearray(8 << 30))) == 4
+    assert "MemoryError" in log.read_text()
+    assert ends(lambda: time.sleep(5)) == -signal.SIGALRM
+    assert ends(lambda: os.kill(os.getpid(), signal.SIGSEGV)) == -signal.SIGSEGV
