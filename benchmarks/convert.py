@@ -8,6 +8,9 @@ Peak memory is that of a fresh process for each conversion, less that of a proce
 It is measured on one episode (what any conversion costs: modules loaded on the way, memory pools), on the data once,
 and on copies of its files: what grows with the copies is not bounded. gear-data's bound is a few row groups plus one
 shard's write buffer, so it shows where the data is larger than a shard: hence the second, small shard size.
+
+--layout measures other layouts than Parquet with a row an episode, each against its own floor (convert_layouts.py) on
+one core, and two jobs against one.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from common import (
     write_json,
     write_parquet,
 )
+from convert_layouts import LAYOUTS, measure, measure_layout, print_layouts
 
 MIB = 1 << 20
 MEMORY_REPETITIONS = 3
@@ -295,6 +299,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--small-shard-bytes", type=int, default=16 * MIB, help="default 16 MiB")
     parser.add_argument("--scratch", type=Path, help="folder to work in; its disk is part of the measurement")
     parser.add_argument("--json", type=Path, help="write the full record here")
+    parser.add_argument(
+        "--layout",
+        choices=[*LAYOUTS, "all"],
+        action="append",
+        help="measure this layout in place of --source; may be given several times",
+    )
+    parser.add_argument("--worker-layout", choices=LAYOUTS, help=argparse.SUPPRESS)
+    parser.add_argument("--worker-cores", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--destination", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -303,8 +315,30 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
+def run_layouts(names: Sequence[str], args: argparse.Namespace) -> None:
+    facts = machine_facts()
+    records = []
+    with tempfile.TemporaryDirectory(prefix="gear-bench-", dir=args.scratch) as folder:
+        for name in names:
+            progress(f"layout {name}")
+            script = Path(__file__).resolve()
+            records.append(measure_layout(name, Path(folder), args.repetitions, script, worker_environment()))
+    progress("")
+    print(describe_machine(facts))
+    print_layouts(records)
+    if args.json is not None:
+        write_json(args.json, {"benchmark": "convert layouts", "machine": facts, "layouts": records})
+
+
 def main() -> None:
     args = parse_arguments()
+    if args.worker_layout is not None:
+        one_core = args.worker_cores == 1
+        print(json.dumps(measure(args.worker_layout, args.source, args.destination, args.repetitions, one_core)))
+        return
+    if args.layout:
+        run_layouts(list(LAYOUTS) if "all" in args.layout else args.layout, args)
+        return
     if args.worker is not None:
         run_worker(args.worker, args.source, args.destination, args.shard_bytes)
         return

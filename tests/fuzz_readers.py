@@ -64,9 +64,9 @@ def in_child(body: Callable[[], int], log: Path, time_limit: int) -> tuple[int, 
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + 2 * MEMORY_LIMIT,) * 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
+            sys.stdout = sys.stderr = log.open("w", buffering=1)
+            os.dup2(sys.stdout.fileno(), 1)
+            os.dup2(sys.stdout.fileno(), 2)
             status = body()
         except BaseException:
             traceback.print_exc()

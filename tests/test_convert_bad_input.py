@@ -102,7 +102,8 @@ def test_missing_url(url: str, refuse: Any) -> None:
 
 
 def test_a_source_of_another_kind(refuse: Any) -> None:
-    assert "not list" in str(refuse(InvalidArgumentError, [1, 2]))
+    assert "not int" in str(refuse(InvalidArgumentError, 12))
+    assert "an episode is a mapping" in str(refuse(InvalidArgumentError, [1, 2]))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".hdf5"])

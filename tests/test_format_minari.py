@@ -523,6 +523,23 @@ def test_absurd_sizes_are_not_allocated(options: Any, edit: Any) -> None:
     assert error.value.column == "actions"
 
 
+@pytest.mark.parametrize("place", ["element", "heap"])
+def test_text_that_points_nowhere(place: str, edit: Any) -> None:
+    """Either keeps libhdf5 in an endless loop."""
+    source, file = edit()
+    for i, steps in enumerate((3, 1, 4)):
+        values = file.create_dataset(f"episode_{i}/infos/text", data=["fine"] * steps, dtype=h5py.string_dtype())
+    at = values.id.get_offset() + 4
+    file.close()
+    content = bytearray((source / MAIN).read_bytes())
+    if place == "heap":
+        at = content.index(b"GCOL") + 16  # the first object's number, count and size
+    content[at : at + 16] = b"\0" * 16 if place == "heap" else b"\xff" * 8 + content[at + 8 : at + 16]
+    (source / MAIN).write_bytes(content)
+    with pytest.raises(CorruptSourceError, match="is damaged" if place == "heap" else "points outside the file"):
+        blocks(source)
+
+
 def test_endless_groups(edit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hdf5, "_MAX_LINKS", 20)
     source, file = edit()
@@ -538,7 +555,7 @@ def test_mutated_files_give_typed_errors(write: Write) -> None:
     good = (source / MAIN).read_bytes()
     rng = np.random.default_rng(3)
     refused = 0
-    for i in range(150):
+    for i in range(80):
         bad = bytearray(good)
         for at in rng.integers(0, len(bad) if i % 2 else 4096, 1 + i % 7):
             bad[at] = rng.integers(256)
@@ -552,4 +569,4 @@ def test_mutated_files_give_typed_errors(write: Write) -> None:
                 pass
         except GearError:
             refused += 1
-    assert refused > 30
+    assert refused > 15

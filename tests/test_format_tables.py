@@ -462,12 +462,12 @@ def test_units_together_are_the_whole(
     layout: str, batch_bytes: int, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", batch_bytes)
-    rollouts = sources.make_rollouts(60 if layout == "lerobot" else 150, seed=3)
+    rollouts = sources.make_rollouts(40 if layout == "lerobot" else 90, seed=3)
     ids = sources.episode_numbers(rollouts)
     if layout == "episodes":
         source = sources.write_episodes(tmp_path / "s.parquet", rollouts, row_group=10)
     elif layout == "files of episodes":
-        for i in range(0, 150, 5):
+        for i in range(0, 90, 5):
             sources.write_episodes(tmp_path / "s" / f"part-{i}.parquet", rollouts[i : i + 5], row_group=2)
         source = tmp_path / "s"
     elif layout == "lerobot":
@@ -485,8 +485,8 @@ def test_units_together_are_the_whole(
 
 @pytest.mark.usefixtures("small_units")
 def test_tables_that_cannot_be_cut(sources: Any, tmp_path: Path) -> None:
-    rollouts = sources.make_rollouts(150, seed=3)
-    falling = _flat(sources, rollouts, episode=150 - sources.episode_numbers(rollouts))
+    rollouts = sources.make_rollouts(90, seed=3)
+    falling = _flat(sources, rollouts, episode=90 - sources.episode_numbers(rollouts))
     _check_units(sources.write_parquet(tmp_path / "falling.parquet", falling, row_group=40), 1)
     steps = _flat(sources, rollouts, t=_steps(rollouts))
     _check_units(sources.write_parquet(tmp_path / "t.parquet", steps, row_group=40), 1, SourceOptions(step_column="t"))

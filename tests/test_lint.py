@@ -17,7 +17,7 @@ from gear_data.errors import EmptySourceError, FindingError, GearError
 from gear_data.ingest.ends import complete_ends
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.jumps import observation_jumps
-from gear_data.ingest.lint import duplicate_episodes, lint_block
+from gear_data.ingest.lint import lint_block, lint_whole
 from gear_data.storage.block import BEGIN, EpisodeBlock
 
 Array = npt.NDArray[Any]
@@ -165,12 +165,24 @@ class TestFindings:
 
     def test_duplicates(self) -> None:
         contents = [bytes([i]) * 16 for i in (5, 3, 5, 9, 3, 5, 200)]
-        found = duplicate_episodes(contents, lambda i: (f"file{i}", 10 * i))
-        assert found is not None
-        assert (found.code, found.count, found.file, found.row) == ("duplicate-episode", 3, "file2", 20)
-        assert "as episode 0;" in found.message
-        assert duplicate_episodes(contents[:2], lambda i: ("", i)) is None
-        assert duplicate_episodes([], lambda i: ("", i)) is None
+        findings = Findings()
+        lint_whole(findings, {}, contents[:2], 9, str)
+        lint_whole(findings, {}, [], 0, str)
+        assert not list(findings)
+        lint_whole(findings, {}, contents, 9, lambda i: f"file{i}")
+        assert [(f.code, f.count, f.file) for f in findings] == [("duplicate-episode", 3, "file2")]
+        assert "episode 2 as episode 0;" in next(iter(findings)).message
+
+    def test_declared_totals(self) -> None:
+        contents = [b"a" * 16, b"b" * 16]
+        declared = {"total_episodes": 2, "total_frames": 31, "total_steps": 30}
+        findings = Findings()
+        lint_whole(findings, declared, contents, 30, str)
+        assert [(f.code, f.column) for f in findings] == [("metadata-disagrees", "total_frames")]
+        findings = Findings()
+        findings.add(Finding("bad-episode", "left out"))
+        lint_whole(findings, declared, contents, 30, str)
+        assert [f.code for f in findings] == ["bad-episode"]
 
     def test_equal_codes_add_up_and_keep_the_first_place(self) -> None:
         findings = Findings()

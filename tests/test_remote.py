@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ class Proxy:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`, which `close` does not
+        with suppress(OSError):  # it is closed
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`, which `close` does not
         self._listener.close()
 
     def _listen(self) -> None:
@@ -112,10 +114,8 @@ class Proxy:
         except OSError:
             pass
         for each in (source, target):
-            try:
+            with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
 
 @pytest.fixture
@@ -350,17 +350,16 @@ def test_conversion_from_and_to_s3(
 ) -> None:
     sources.write_d4rl(tmp_path / "h/source.hdf5", rollouts)
     sources.write_episodes(tmp_path / "p/data.parquet", rollouts, row_group=7)
-    for kind in ("h", "p"):
-        _upload(tmp_path / kind, f"{s3_url}/{kind}")
-    local = gear_data.convert(tmp_path / "p", tmp_path / "local", shard_bytes=2048)
+    _upload(tmp_path / "p", f"{s3_url}/p")
+    _upload(tmp_path / "h", f"{s3_url}/h")
+    local = gear_data.convert(tmp_path / "p", tmp_path / "local", shard_bytes=4096)
     assert gear_data.convert(f"{s3_url}/h", tmp_path / "from").fingerprint == gear_data.open(rollouts_path).fingerprint
-    report = gear_data.convert(f"{s3_url}/p", f"{s3_url}/to", shard_bytes=2048)
+    report = gear_data.convert(f"{s3_url}/p", f"{s3_url}/to", shard_bytes=4096)
     assert (report.fingerprint, report.shards) == (local.fingerprint, local.shards)
     files = open_store(f"{s3_url}/to").files()
     assert not [name for name in files if ".progress" in name]
     with pytest.raises(DestinationExistsError):
         gear_data.convert(f"{s3_url}/p", f"{s3_url}/to", overwrite=True)
-    assert gear_data.verify(f"{s3_url}/to").ok
     assert _equal_batches(gear_data.open(f"{s3_url}/to"), gear_data.open(tmp_path / "local")) == 12
 
 
@@ -400,7 +399,8 @@ def test_connections_that_are_cut(
         write(tmp_path / kind / f"data.{'hdf5' if kind == 'h' else 'parquet'}", rollouts)
         _upload(tmp_path / kind, f"{s3_url}/{kind}")
     local = gear_data.convert(tmp_path / "p", tmp_path / "local", shard_bytes=4096)
-    cuts = [random.Random(seed).randrange(1, 12000) for _ in range(12)]
+    numbers = random.Random(seed)
+    cuts = [numbers.randrange(1, 30000) for _ in range(40)]
     proxy = through_proxy(cuts)
     assert gear_data.convert(f"{s3_url}/p", f"{s3_url}/to", shard_bytes=4096).fingerprint == local.fingerprint
     assert gear_data.convert(f"{s3_url}/h", tmp_path / "from").fingerprint
@@ -533,6 +533,21 @@ def test_a_damaged_shard(remote: str, tmp_path: Path) -> None:
         gear_data.open(remote)
 
 
+def test_a_shard_that_cannot_be_fetched_is_not_called_damaged(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem, _ = filesystem_of(remote)
+    cat = type(filesystem).cat_file
+
+    def breaks(self: Any, path: str, **options: Any) -> Any:
+        if path.endswith("000001.arrow"):
+            raise ConnectionResetError("cut")
+        return cat(self, path, **options)
+
+    monkeypatch.setattr(type(filesystem), "cat_file", breaks)
+    for read in (gear_data.verify, lambda url: gear_data.open(url, on_bad_shard="skip")):
+        with pytest.raises(RemoteError, match="000001"):
+            read(remote)
+
+
 def test_a_dataset_that_changes_is_not_mixed_with_what_it_was(
     remote: str, rollouts_path: Path, sources: Any, tmp_path: Path
 ) -> None:
@@ -557,7 +572,7 @@ def test_a_manifest_does_not_lead_out_of_its_folder(name: str, remote: str, tmp_
     manifest = json.loads(filesystem.cat_file(f"{place}/manifest.json"))
     manifest["shards"][0]["file"] = name
     filesystem.pipe_file(f"{place}/manifest.json", json.dumps(manifest).encode())
-    with pytest.raises((ManifestError, CorruptShardError), match="outside the dataset's folder|the file is missing"):
+    with pytest.raises((ManifestError, CorruptShardError), match=r"outside the dataset's folder|the file is missing"):
         gear_data.open(remote)
 
 
@@ -574,7 +589,7 @@ def test_folders_that_are_no_dataset(memory_url: str) -> None:
     with pytest.raises(DatasetNotFoundError, match="no gear dataset here"):
         gear_data.open(memory_url)
     filesystem.pipe_file(f"{place}/manifest.json", b"\xff")
-    with pytest.raises(ManifestError, match="manifest.json: cannot be read"):
+    with pytest.raises(ManifestError, match=r"manifest\.json: cannot be read"):
         gear_data.open(memory_url)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
@@ -94,9 +96,9 @@ def test_what_was_fetched_wrong_is_fetched_once_more(tmp_path: Path) -> None:
     with cache.use(_entry(DATA[0]), fetch, "s3://b/x") as path:
         assert path.read_bytes() == DATA[0]
     answers[:] = [DATA[1], DATA[2]]
-    with pytest.raises(CorruptShardError, match=r"s3://b/x: its checksum is .*fetched twice"):
-        with cache.use(_entry(DATA[3]), fetch, "s3://b/x"):
-            pytest.fail("it must not be given out")
+    failure = pytest.raises(CorruptShardError, match=r"s3://b/x: its checksum is .*fetched twice")
+    with failure, cache.use(_entry(DATA[3]), fetch, "s3://b/x"):
+        pytest.fail("it must not be given out")
     assert _kept(cache) == {DATA[0]}
 
 
@@ -165,6 +167,7 @@ def test_many_threads_in_a_small_cache(tmp_path: Path) -> None:
             for i in range(40):
                 data = DATA[(seed * 7 + i * (seed + 1)) % len(DATA)]
                 with cache.use(_entry(data), _fetch(data), "x") as path:
+                    time.sleep(0.001)
                     assert path.read_bytes() == data
         except BaseException as error:
             wrong.append(error)
@@ -176,6 +179,15 @@ def test_many_threads_in_a_small_cache(tmp_path: Path) -> None:
         thread.join(60)
     assert not wrong
     assert sum(map(len, _kept(ShardCache(tmp_path, 250)))) <= 250
+
+
+def test_without_a_limit_half_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, disk = ShardCache(tmp_path, None), 600
+    free = lambda path: SimpleNamespace(free=disk - sum(map(len, _kept(cache))))  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", free)
+    for data in DATA:
+        _use(cache, data)
+    assert _kept(cache) == set(DATA[3:])
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

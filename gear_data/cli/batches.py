@@ -86,12 +86,16 @@ def _add_export(commands: Any) -> None:
     summary = "write a dataset, or batches of it, in another format"
     example = (
         "gear-data export hopper/ hopper-parquet/ --where 'return > 3000'\n"
+        "  gear-data export hopper/ hopper.hdf5 --format d4rl\n"
         "  gear-data export hopper/ eval/ --batches 100 --preset decision_transformer --seed 1"
     )
     parser = add_command(commands, "export", _export, summary, example)
     parser.add_argument("dataset", metavar="DST")
-    parser.add_argument("output", metavar="OUT", help="a folder to be made")
-    parser.add_argument("--format", help="dataset: parquet (default); batches: safetensors (default), npz or parquet")
+    parser.add_argument("output", metavar="OUT", help="a folder to be made, or a file .parquet, .hdf5 or .npz")
+    help = "dataset: parquet (default), d4rl, minari, lerobot or npz; batches: safetensors (default), npz or parquet"
+    parser.add_argument("--format", help=help)
+    help = "steps a second, for lerobot; default what the dataset's source said"
+    parser.add_argument("--fps", type=float, metavar="F", help=help)
     parser.add_argument("--batches", type=int, metavar="N", help="export so many batches, not the dataset")
     _add_batch_options(parser)
 
@@ -106,9 +110,13 @@ def _export(options: argparse.Namespace) -> int:
             raise InvalidArgumentError(
                 f"the dataset itself is exported without {flags}", hint="--batches N exports batches"
             )
-        report = gear_data.export(dataset, options.output, options.format or "parquet")
+        report = gear_data.export(dataset, options.output, options.format or "parquet", fps=options.fps)
         what = f"{report.episodes:,} episodes, {report.steps:,} steps"
+        if report.left_out:
+            what += f" (left out, having no place there: {', '.join(report.left_out)})"
     else:
+        if options.fps is not None:
+            raise InvalidArgumentError("batches have no --fps", hint="it is for --format lerobot, of the whole dataset")
         report = gear_data.export_batches(
             _loader(options, dataset), options.output, batches=options.batches, format=options.format or "safetensors"
         )

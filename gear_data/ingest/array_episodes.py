@@ -299,5 +299,8 @@ def concatenate_blocks(blocks: Sequence[EpisodeBlock]) -> EpisodeBlock:
             for name in facts
         },
         variable={name: pa.concat_arrays([block.variable[name] for block in blocks]) for name in first.variable},
+        variable_finals={
+            name: pa.concat_arrays([block.variable_finals[name] for block in blocks]) for name in first.variable_finals
+        },
         source_rows=sum(block.source_rows for block in blocks),
     )

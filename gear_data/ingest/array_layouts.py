@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import BadEpisodeError, UnknownFormatError
+from gear_data.errors import BadEpisodeError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.array_columns import (
     ENDS,
     FIRST,
@@ -206,7 +207,7 @@ def _flagged_part(found: Arrays, size: int, options: SourceOptions, alone: bool,
         starts = offsets_of(lengths)[:-1]
         facts = scalar_facts(found, count)
         if found.episode_column is not None:
-            facts[found.episode_column] = values_at(ids[0], starts).reshape(count, -1)[:, 0].tolist()
+            facts[found.episode_column] = values_at(ids[0], starts).reshape(-1).tolist()
         return Episodes(lengths, starts, facts=facts, findings=found.findings)
 
     return Part(found.name, size, columns, found.sources, locate, wide, following, seekable=seekable)
@@ -227,7 +228,17 @@ def scan_lengths(
         ids: another begins where one changes.
         counters: another begins where one does not grow.
         following: (observations, next observations): another begins where next[t] is not observations[t + 1].
+
+    Raises:
+        UnsupportedColumnError: a flag, an id or a counter that is not one number a step.
     """
+    for array in (*flags, *ids, *counters):
+        if array.dtype.kind not in "biuf" or math.prod(array.row_shape) != 1:
+            raise UnsupportedColumnError(
+                f"is to say where episodes end, and holds {array.dtype} {array.row_shape} a step, not one number",
+                file=array.place,
+                hint="give it another name with --rename, if it is something else",
+            )
     watched = [*flags, *ids, *counters, *(then for _, then in following)]
     step = max(1, _SCAN_BYTES // max(1, sum(array.row_bytes for array in watched)))
     found = [np.array([rows - 1] if rows else [], np.int64)]

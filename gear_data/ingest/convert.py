@@ -23,7 +23,7 @@ from gear_data.ingest.derive import RETURNS_TO_GO
 from gear_data.ingest.destination import no_empty_folder, prepare
 from gear_data.ingest.engines import Engine, in_processes, in_this_process
 from gear_data.ingest.findings import Finding, Findings
-from gear_data.ingest.lint import duplicate_episodes
+from gear_data.ingest.lint import lint_whole
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline import stored_schema
 from gear_data.ingest.recipe import Recipe
@@ -186,7 +186,7 @@ def _fill(
     joined = conversion.join(results)
     if not len(joined.episodes):
         raise EmptySourceError("the source holds no episode", file=provenance["source"])
-    findings = _all_findings(noticed, results, joined, strict=provenance["options"]["strict"])
+    findings = _all_findings(noticed, results, joined, source.metadata, strict=provenance["options"]["strict"])
     made = [[*task.start, len(result.shards)] for task, result in zip(tasks, results, strict=True)]
     facts = {**provenance, "tasks": made, "metadata": _json_able(source.metadata)}
     manifest = conversion.manifest(joined, facts, findings.to_json())
@@ -239,16 +239,20 @@ def _noticed_on_opening(source: EpisodeSource) -> list[dict[str, Any]]:
 
 
 def _all_findings(
-    noticed: Sequence[Mapping[str, Any]], results: Sequence[TaskResult], joined: Joined, *, strict: bool
+    noticed: Sequence[Mapping[str, Any]],
+    results: Sequence[TaskResult],
+    joined: Joined,
+    metadata: Mapping[str, Any],
+    *,
+    strict: bool,
 ) -> Findings:
     findings = Findings()
     findings.restore([*noticed, *(finding for result in results for finding in result.findings)])
     if strict:
         findings.forbid()
     files, contents = joined.episodes.column("source"), joined.episodes.column("content").to_pylist()
-    repeated = duplicate_episodes(contents, lambda episode: (files[episode].as_py(), None))
-    if repeated is not None:
-        findings.add(repeated)
+    steps = sum(shard.steps for shard in joined.shards)
+    lint_whole(findings, metadata, contents, steps, lambda episode: str(files[episode].as_py()))
     return findings
 
 

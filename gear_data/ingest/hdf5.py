@@ -20,6 +20,7 @@ from h5py import h5a, h5d, h5l, h5s
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.arrow_values import Irregular
 from gear_data.ingest.columns import SCALARS
+from gear_data.ingest.hdf5_heap import check_elements, check_heaps
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
 
@@ -50,6 +51,10 @@ def open_hdf5(file: SourceFile) -> h5py.File:
         return h5py.File(file.path if file.filesystem is None else file.open(), "r")
 
 
+#: SystemError: from h5py's walk over the links of a damaged group.
+_RAISED = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError, SystemError)
+
+
 @contextmanager
 def reading(file: str, column: str | None = None, row: int | None = None) -> Iterator[None]:
     """Turns what h5py raises for a damaged file into CorruptSourceError.
@@ -61,7 +66,7 @@ def reading(file: str, column: str | None = None, row: int | None = None) -> Ite
         yield
     except GearError:
         raise
-    except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
+    except _RAISED as error:
         raise CorruptSourceError(
             f"not a whole HDF5 file: {error}",
             file=file,
@@ -226,6 +231,8 @@ def read_variable(dataset: h5py.Dataset, spec: ColumnSpec) -> pa.Array:
     Raises:
         Irregular: a row that is not UTF-8.
     """
+    check_heaps(dataset)
+    check_elements(dataset)
     values: list[str | bytes] = []
     for row, value in enumerate(dataset[...]):
         try:
@@ -246,6 +253,9 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
     for name in group.attrs:
         if name in ignored:
             continue
+        if not isinstance(name, str):  # h5py's way with names that are not UTF-8
+            others.append(name.decode("utf-8", "replace"))
+            continue
         attribute = h5a.open(group.id, name.encode())
         value = None
         if attribute.shape == () and attribute.dtype.kind in "biuf":
@@ -253,6 +263,7 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
             attribute.read(number)
             value = plain(number)
         elif attribute.shape == () and attribute.get_storage_size() <= _MAX_FACT_BYTES:
+            check_heaps(group)
             value = plain(group.attrs[name])
         if value is None:
             others.append(name)

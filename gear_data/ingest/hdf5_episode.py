@@ -44,18 +44,19 @@ class GroupColumn:
 
 @dataclass
 class Episode:
-    """An episode read: column name -> [steps, ...], final observation [1, ...], texts or bytes [steps]."""
+    """An episode read: column name -> [steps, ...], final observation [1, ...], texts or bytes [steps] and [1]."""
 
     number: int
     steps: int
     columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     finals: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     variable: dict[str, pa.Array] = field(default_factory=dict)
+    variable_finals: dict[str, pa.Array] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        arrays = (*self.columns.values(), *self.finals.values(), *self.variable.values())
-        return sum(array.nbytes for array in arrays)
+        parts = (self.columns, self.finals, self.variable, self.variable_finals)
+        return sum(array.nbytes for part in parts for array in part.values())
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ class EpisodeReader:
             self.findings.add(Finding("reset-info-left-out", message, 1, place.file.name, place.number, column.path))
         self._check_like(dataset, column, place)
         if spec.variable_length:
-            episode.variable[spec.name] = place.read_variable(dataset, spec)[part]
+            texts = place.read_variable(dataset, spec)
+            episode.variable[spec.name] = texts[part]
             if has_last:
-                message = "final observations of variable length cannot be kept; left out"
-                self.findings.add(Finding("final-left-out", message, 1, place.file.name, place.number, column.path))
+                episode.variable_finals[spec.name] = texts[steps:]
             return
         with reading(place.file.name, column.path, place.number):
             values = read_fixed(dataset.id, dataset.shape, dataset.dtype)

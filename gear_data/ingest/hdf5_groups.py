@@ -284,6 +284,7 @@ class GroupedEpisodes:
         facts = [facts for _, facts in held]
         names = dict.fromkeys(key for fact in facts for key in fact)
         fixed = [spec for spec in self.columns if not spec.variable_length]
+        variable = [spec for spec in self.columns if spec.variable_length]
         count = len(episodes)
         return EpisodeBlock(
             position=position,
@@ -299,9 +300,12 @@ class GroupedEpisodes:
             },
             metadata={key: [fact.get(key) for fact in facts] for key in names},
             variable={
-                spec.name: pa.concat_arrays([episode.variable[spec.name] for episode in episodes])
-                for spec in self.columns
-                if spec.variable_length
+                spec.name: pa.concat_arrays([episode.variable[spec.name] for episode in episodes]) for spec in variable
+            },
+            variable_finals={
+                spec.name: pa.concat_arrays([episode.variable_finals[spec.name] for episode in episodes])
+                for spec in variable
+                if spec.has_final
             },
             source_rows=used,
         )

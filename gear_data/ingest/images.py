@@ -2,15 +2,17 @@
 
 A source gives the encoded images of PNG, JPEG, WebP, BMP or GIF files as a column of `binary`. Where those of its first
 block are alike in size and channels, the column is decoded: uint8 [H, W, C], C being 1 (grey), 2 (grey, alpha), 3 or 4.
+So are the final observations of such a column (`EpisodeBlock.variable_finals`).
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -31,11 +33,11 @@ from gear_data.images import (
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.source import EpisodeSource, Unit
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import BEGIN, END, EpisodeBlock, Position
+from gear_data.storage.block import BEGIN, END, EpisodeBlock, Position, offsets_of
 
 #: Pixels of the blocks that are given out: encoded ones of some MB may hold gigabytes.
 _PIECE_BYTES = 32 << 20
-#: Images of a column's first block that are looked at, evenly spread.
+#: Images of a column's first block that are looked at, evenly spread; and as many final observations.
 _LOOKED_AT = 512
 _MAX_PIXELS = 64 << 20
 #: Images a thread decodes at a time.
@@ -79,33 +81,41 @@ def _head(source: EpisodeSource) -> EpisodeBlock | None:
 
 def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: Findings) -> ImageKind | None:
     """What a column's images have in common; None if it holds no images, or they are unlike (a finding)."""
-    array, column = head.variable[spec.name], spec.source or spec.name
-    steps = np.unique(np.linspace(0, len(array) - 1, _LOOKED_AT).astype(np.int64)).tolist()
-    values = [array[step].as_py() for step in steps]
-    if not any(map(looks_like_image, values)):
+    column = spec.source or spec.name
+    values = _looked_at(head, spec.name)
+    if not any(map(looks_like_image, values.values())):
         return None
     common = None
-    for step, value in zip(steps, values, strict=True):
-        place = _Place.of(head, step)
+    for place, value in values.items():
         try:
             kind = _kind(value)
         except OversizedImage as error:
             raise UnsupportedColumnError(
-                f"step {place.step} {error}", file=place.file, column=column, row=place.row, hint=_KEEP
+                f"{place.called(head)} {error}", file=place.file(head), column=column, row=place.row(head), hint=_KEEP
             ) from error
         except UnfitImage as error:
-            reason = f"step {place.step} {error}"
+            reason = f"{place.called(head)} {error}"
         except UnreadableImage:
             continue  # a bad episode, when its turn comes
         else:
             common = common or kind
             if kind == common:
                 continue
-            reason = f"step {place.step} is {kind}, where the first image is {common}"
+            reason = f"{place.called(head)} is {kind}, where the first image is {common}"
         message = f"{reason}; the column stays encoded"
-        findings.add(Finding("images-kept-encoded", message, 1, place.file, place.row, column))
+        findings.add(Finding("images-kept-encoded", message, 1, place.file(head), place.row(head), column))
         return None
     return common
+
+
+def _looked_at(head: EpisodeBlock, name: str) -> dict[_Place, bytes]:
+    """Some of a column's images: of its steps, and then of its final observations."""
+    values = {}
+    arrays = ((head.variable[name], _Place.of_step), (head.variable_finals.get(name, ()), _Place.of_final))
+    for array, place in arrays:
+        for i in np.unique(np.linspace(0, len(array) - 1, min(len(array), _LOOKED_AT)).astype(np.int64)).tolist():
+            values[place(head, i)] = array[i].as_py()
+    return values
 
 
 def _kind(encoded: bytes) -> ImageKind:
@@ -118,23 +128,39 @@ def _kind(encoded: bytes) -> ImageKind:
 
 
 class _Place(NamedTuple):
-    """A step of a block, as the source counts: `row` is its episode's, `step` counts from that one's first."""
+    """An observation of a block: its episode's number there, and its step in the episode. The step of a final
+    observation is the one after the last."""
 
-    file: str
-    row: int
+    episode: int
     step: int
 
     @staticmethod
-    def of(block: EpisodeBlock, step: int) -> _Place:
+    def of_step(block: EpisodeBlock, step: int) -> _Place:
         offsets = block.offsets
         episode = int(np.searchsorted(offsets, step, side="right")) - 1
-        return _Place(block.sources[episode], int(block.rows[episode]), step - int(offsets[episode]))
+        return _Place(episode, step - int(offsets[episode]))
+
+    @staticmethod
+    def of_final(block: EpisodeBlock, index: int) -> _Place:
+        episode = int(np.flatnonzero(block.has_final)[index])
+        return _Place(episode, int(block.lengths[episode]))
+
+    def file(self, block: EpisodeBlock) -> str:
+        return block.sources[self.episode]
+
+    def row(self, block: EpisodeBlock) -> int:
+        """The episode's row in the source."""
+        return int(block.rows[self.episode])
+
+    def called(self, block: EpisodeBlock) -> str:
+        """What it is called in messages."""
+        return "the final observation" if self.step == block.lengths[self.episode] else f"step {self.step}"
 
 
 class _BadImage(NamedTuple):
-    """An image that could not be decoded: its step in the block, its column, and what is wrong."""
+    """An image that could not be decoded: its place in the block, its column, and what is wrong."""
 
-    step: int
+    place: _Place
     column: str
     reason: str
 
@@ -158,10 +184,12 @@ class DecodedImages:
         self._source = source
         self._kinds = kinds
         self._source_names = {spec.name: spec.source or spec.name for spec in source.columns}
-        sizes = [math.prod(kind.shape) for kind in kinds.values()]
-        self._step_bytes = sum(sizes)
+        sizes = {name: math.prod(kind.shape) for name, kind in kinds.items()}
+        self._step_bytes = sum(sizes.values())
+        self._final_names = [spec.name for spec in source.columns if spec.name in kinds and spec.has_final]
+        self._final_bytes = sum(sizes[name] for name in self._final_names)
         self._skip_bad = skip_bad
-        self._threads = threads if max(sizes) >= _THREADED else 1
+        self._threads = threads if max(sizes.values()) >= _THREADED else 1
 
     def units(self) -> Sequence[Unit]:
         return self._source.units()
@@ -183,7 +211,7 @@ class DecodedImages:
 
     def _pieces(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
         """Episodes of up to `_PIECE_BYTES` of pixels each, or a single one; each has its share of the source's rows."""
-        sizes = block.offsets * self._step_bytes
+        sizes = block.offsets * self._step_bytes + offsets_of(block.has_final) * self._final_bytes
         first = rows = 0
         while first < len(block):
             last = int(np.searchsorted(sizes, sizes[first] + _PIECE_BYTES, side="right")) - 1
@@ -195,11 +223,19 @@ class DecodedImages:
     def _good_runs(self, piece: EpisodeBlock, pool: ThreadPoolExecutor) -> Iterator[EpisodeBlock]:
         """The piece decoded, in parts where an episode is left out."""
         bad: list[_BadImage] = []
-        columns = dict(piece.columns)
+        columns, finals = dict(piece.columns), dict(piece.finals)
         for name in self._kinds:
-            columns[name] = self._decode(name, piece.variable[name], pool, bad)
-        variable = {name: array for name, array in piece.variable.items() if name not in self._kinds}
-        decoded = replace(piece, columns=columns, variable=variable)
+            columns[name] = self._decode(name, piece.variable[name], partial(_Place.of_step, piece), pool, bad)
+        for name in self._final_names:
+            array = piece.variable_finals[name]
+            finals[name] = self._decode(name, array, partial(_Place.of_final, piece), pool, bad)
+        decoded = replace(
+            piece,
+            columns=columns,
+            finals=finals,
+            variable=self._others(piece.variable),
+            variable_finals=self._others(piece.variable_finals),
+        )
         start = 0
         for episode in self._note_bad(piece, bad):
             if episode > start:
@@ -208,20 +244,29 @@ class DecodedImages:
         if start < len(decoded):
             yield decoded.slice(start, len(decoded))
 
+    def _others(self, arrays: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """Those of the columns that are not decoded."""
+        return {name: array for name, array in arrays.items() if name not in self._kinds}
+
     def _decode(
-        self, name: str, array: pa.Array, pool: ThreadPoolExecutor, bad: list[_BadImage]
+        self,
+        name: str,
+        array: pa.Array,
+        place: Callable[[int], _Place],
+        pool: ThreadPoolExecutor,
+        bad: list[_BadImage],
     ) -> npt.NDArray[np.uint8]:
-        """uint8 [steps, H, W, C]; adds to `bad`."""
+        """uint8 [images, H, W, C]; adds to `bad`. `place` says where an image of the array is."""
         kind, column = self._kinds[name], self._source_names[name]
         out = np.empty((len(array), *kind.shape), np.uint8)
 
         def decode_run(start: int) -> list[_BadImage]:
             found = []
-            for step, encoded in enumerate(array[start : start + _RUN].to_pylist(), start):
+            for i, encoded in enumerate(array[start : start + _RUN].to_pylist(), start):
                 try:
-                    decode_into(out[step], encoded, kind)
+                    decode_into(out[i], encoded, kind)
                 except UnreadableImage as error:
-                    found.append(_BadImage(step, column, str(error)))
+                    found.append(_BadImage(place(i), column, str(error)))
             return found
 
         for found in pool.map(decode_run, range(0, len(array), _RUN)):
@@ -232,18 +277,17 @@ class DecodedImages:
         """Raises for the first bad image, or adds a finding for each episode that has one. Gives these, in order."""
         episodes: dict[int, _BadImage] = {}
         for image in sorted(bad):
-            episodes.setdefault(int(np.searchsorted(block.offsets, image.step, side="right")) - 1, image)
+            episodes.setdefault(image.place.episode, image)
         for image in episodes.values():
-            place = _Place.of(block, image.step)
-            reason = f"step {place.step} {image.reason}"
+            file, row = image.place.file(block), image.place.row(block)
+            reason = f"{image.place.called(block)} {image.reason}"
             if not self._skip_bad:
                 raise BadEpisodeError(
                     reason,
-                    file=place.file,
+                    file=file,
                     column=image.column,
-                    row=place.row,
+                    row=row,
                     hint=f"mend the source, leave such episodes out with --on-bad-episode skip, or {_KEEP}",
                 )
-            finding = Finding("bad-episode", f"{reason}; skipped", 1, place.file, place.row, image.column)
-            self.findings.add(finding)
+            self.findings.add(Finding("bad-episode", f"{reason}; skipped", 1, file, row, image.column))
         return list(episodes)

@@ -6,7 +6,8 @@ was cut into blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,21 +44,35 @@ def lint_block(block: EpisodeBlock, findings: Findings, *, rows_are_steps: bool)
             findings.add(Finding("observation-jump", message, len(jumps), block.sources[episode], row, name))
 
 
-def duplicate_episodes(
-    contents: Sequence[bytes], where: Callable[[int], tuple[str | None, int | None]]
-) -> Finding | None:
-    """Episodes that hold byte for byte what an earlier one holds.
+def lint_whole(
+    findings: Findings,
+    metadata: Mapping[str, Any],
+    contents: Sequence[bytes],
+    steps: int,
+    file_of: Callable[[int], str],
+) -> None:
+    """Adds what shows when all episodes are known: those that hold byte for byte what an earlier one holds
+    (`duplicate-episode`), and totals that the source declares and does not have (`metadata-disagrees`).
 
     Args:
+        metadata: what the source says of itself.
         contents: every episode's content hash, 16 bytes, in order.
-        where: the file and the row in it of an episode, by its number.
+        steps: of all episodes.
+        file_of: the file of an episode, by its number.
     """
     repeated, original = _repeated(contents)
-    if not len(repeated):
-        return None
-    file, row = where(int(repeated[0]))
-    message = f"episodes hold the same steps as earlier ones, first episode {repeated[0]} as episode {original}; kept"
-    return Finding("duplicate-episode", message, len(repeated), file, row)
+    if len(repeated):
+        first = int(repeated[0])
+        message = f"episodes hold the same steps as earlier ones, first episode {first} as episode {original}; kept"
+        findings.add(Finding("duplicate-episode", message, len(repeated), file_of(first)))
+    known = {(finding.code, finding.column) for finding in findings}
+    if any(code == "bad-episode" for code, _ in known):
+        return  # of course fewer are left
+    for name, count in (("total_episodes", len(contents)), ("total_steps", steps), ("total_frames", steps)):
+        declared = metadata.get(name)
+        if isinstance(declared, int) and declared != count and ("metadata-disagrees", name) not in known:
+            message = f"the source declares {declared:,}, it has {count:,}; what it has is converted"
+            findings.add(Finding("metadata-disagrees", message, column=name))
 
 
 def _repeated(contents: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gear_data.errors import EmptySourceError
 from gear_data.ingest.findings import Finding
-from gear_data.ingest.lint import duplicate_episodes
+from gear_data.ingest.lint import lint_whole
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline import prepared_blocks, stored_schema
 from gear_data.ingest.recipe import Recipe
@@ -85,17 +85,15 @@ def lint(
     opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
     schema = stored_schema(opened)
     contents: list[bytes] = []
-    places: list[tuple[str, int]] = []
+    files: list[str] = []
     steps = 0
     with progress_bar(opened.num_rows, "lint", "step" if opened.rows_are_steps else "episode", progress) as bar:
         for block, _ in prepared_blocks(opened, BEGIN, END, strict=False):
             contents += content_hashes(block, schema)
-            places += zip(block.sources, block.rows.tolist(), strict=True)
+            files += block.sources
             steps += int(block.lengths.sum())
             bar.update(block.source_rows)
     if not contents:
         raise EmptySourceError("the source holds no episode", file=location.name)
-    repeated = duplicate_episodes(contents, places.__getitem__)
-    if repeated is not None:
-        opened.findings.add(repeated)
+    lint_whole(opened.findings, opened.metadata, contents, steps, files.__getitem__)
     return LintReport(len(contents), steps, tuple(opened.findings), format_name, reason)

@@ -49,10 +49,9 @@ class TableColumn:
     stored: tuple[int, ...] = ()
 
     def spec(self, name: str) -> ColumnSpec:
-        """The column under its canonical name. Observations have a final one, where it has a fixed size."""
+        """The column under its canonical name. Observations have a final one."""
         known_as = None if name == self.name else self.name
-        has_final = self.path[0] == OBSERVATIONS and not self.variable_length
-        return ColumnSpec(name, self.dtype, self.shape, source=known_as, has_final=has_final)
+        return ColumnSpec(name, self.dtype, self.shape, source=known_as, has_final=self.path[0] == OBSERVATIONS)
 
     @property
     def variable_length(self) -> bool:

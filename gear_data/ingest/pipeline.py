@@ -8,6 +8,7 @@ from typing import Any
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.derive import add_returns_to_go, check_finite, derived_columns
 from gear_data.ingest.ends import complete_ends, end_columns
+from gear_data.ingest.finals import kept_finals, leave_out_variable_finals
 from gear_data.ingest.lint import lint_block
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec, Schema
@@ -16,7 +17,7 @@ from gear_data.storage.block import EpisodeBlock, Position
 
 def stored_schema(source: EpisodeSource) -> Schema:
     """The columns of the dataset that a source becomes."""
-    return Schema(derived_columns(end_columns(source.columns)))
+    return Schema(derived_columns(end_columns(kept_finals(source.columns))))
 
 
 def prepared_blocks(
@@ -37,6 +38,7 @@ def prepared_blocks(
         if not len(block):
             continue
         _check_block(block, source.columns)
+        block = leave_out_variable_finals(block, source.columns, source.findings)
         ready = complete_ends(block, source.findings)
         check_finite(ready, source.findings, strict=strict, rows_are_steps=source.rows_are_steps)
         lint_block(ready, source.findings, rows_are_steps=source.rows_are_steps)
@@ -47,17 +49,14 @@ def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
     """That a block's arrays are what the schema says: from here on their bytes are written and hashed as they are."""
     steps = int(block.lengths.sum())
     for spec in columns:
-        if spec.variable_length:
-            array = block.variable[spec.name]
-            if array.type != spec.arrow_type or len(array) != steps or array.null_count:
-                raise _changed(block, spec, str(array.type))
-            continue
-        expected = {"columns": steps}
-        if spec.has_final:
-            expected["finals"] = int(block.has_final.sum())
-        for part, count in expected.items():
+        parts = ("variable", "variable_finals") if spec.variable_length else ("columns", "finals")
+        counts = (steps, int(block.has_final.sum())) if spec.has_final else (steps,)
+        for part, count in zip(parts, counts, strict=False):
             values = getattr(block, part)[spec.name]
-            if values.dtype != spec.numpy_dtype or values.shape != (count, *spec.shape):
+            if spec.variable_length:
+                if values.type != spec.arrow_type or len(values) != count or values.null_count:
+                    raise _changed(block, spec, str(values.type))
+            elif values.dtype != spec.numpy_dtype or values.shape != (count, *spec.shape):
                 raise _changed(block, spec, f"{values.dtype} {values.shape[1:]}")
 
 

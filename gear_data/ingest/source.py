@@ -66,7 +66,8 @@ class EpisodeSource(Protocol):
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """The step columns, end flags included."""
+        """The step columns, end flags included. One of variable length with `has_final` has its final observations in
+        `EpisodeBlock.variable_finals`."""
 
     @property
     def num_rows(self) -> int | None:

@@ -40,6 +40,8 @@ class EpisodeBlock:
         has_final: bool [n].
         metadata: name -> n values, the source's own facts about each episode.
         variable: name -> `large_string` or `large_binary` array of sum(lengths) values, without nulls.
+        variable_finals: name -> such an array of has_final.sum() values. A dataset cannot hold them: what is not made
+            a final observation of fixed size on the way is left out (`gear_data.ingest.finals`).
         source_rows: rows of the source that the block used up, for progress.
         first: of the episodes that the source yields from `position` on, the number of this block's first one. Not 0
             where what was read at once came as several blocks: these have one position between them.
@@ -54,6 +56,7 @@ class EpisodeBlock:
     finals: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     variable: Mapping[str, pa.Array] = field(default_factory=dict)
+    variable_finals: Mapping[str, pa.Array] = field(default_factory=dict)
     source_rows: int = 0
     first: int = 0
 
@@ -80,6 +83,7 @@ class EpisodeBlock:
             finals={name: column[finals[start] : finals[stop]] for name, column in self.finals.items()},
             metadata={name: values[start:stop] for name, values in self.metadata.items()},
             variable={name: array[first:last] for name, array in self.variable.items()},
+            variable_finals={name: array[finals[start] : finals[stop]] for name, array in self.variable_finals.items()},
             source_rows=self.source_rows,
             first=self.first + start,
         )

@@ -50,6 +50,7 @@ class ShardCache:
         self.folder = folder
         self._limit = limit
         self._files = folder / "files"
+        self._locks = folder / "locks"
 
     @contextmanager
     def use(self, entry: FileEntry, fetch: Fetch, name: str) -> Iterator[Path]:
@@ -76,7 +77,7 @@ class ShardCache:
             _release(descriptor)
             if fetched:
                 # More than one may have come at once, or one that is larger than the limit.
-                with writing_to(path), locked(self.folder / ".lock"):
+                with writing_to(path), locked(self._locks / "room"):
                     self._make_room(0)
 
     def holds(self, entry: FileEntry) -> bool:
@@ -100,15 +101,13 @@ class ShardCache:
     def _fetch(self, path: Path, entry: FileEntry, fetch: Fetch, name: str) -> None:
         with writing_to(path):
             self._files.mkdir(parents=True, exist_ok=True)
-            gate = path.with_suffix(".lock")
-            with locked(gate):
-                try:
-                    # Another process may have fetched it meanwhile.
-                    if not path.exists():
-                        self._fetch_checked(path, entry, fetch, name)
-                finally:
-                    # Who waits for this one finds the file; who comes later makes a new one.
-                    gate.unlink(missing_ok=True)
+            self._locks.mkdir(exist_ok=True)
+            # A lock for all files that begin alike: locks cannot be removed while others may wait for them, and
+            # should not become as many as the files that ever were here.
+            with locked(self._locks / path.name[:2]):
+                # Another process may have fetched it meanwhile.
+                if not path.exists():
+                    self._fetch_checked(path, entry, fetch, name)
 
     def _fetch_checked(self, path: Path, entry: FileEntry, fetch: Fetch, name: str) -> None:
         mark = f".{os.getpid()}-{threading.get_ident()}{_FETCHING}"
@@ -132,7 +131,7 @@ class ShardCache:
     @contextmanager
     def _reserved(self, temporary: Path, size: int) -> Iterator[tuple[Path, BinaryIO]]:
         """A new file of so many bytes, for which there is room; removed afterwards if it is still there."""
-        with locked(self.folder / ".lock"):
+        with locked(self._locks / "room"):
             self._make_room(size)
             file = temporary.open("w+b")
             # Before others look: a file that is being fetched is told by its lock from one whose process died.
@@ -150,15 +149,16 @@ class ShardCache:
         found = []
         for path in self._files.iterdir():
             with suppress(FileNotFoundError):
-                if path.suffix != ".lock":
-                    status = path.stat()
-                    found.append((path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
+                status = path.stat()
+                found.append((path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
         total = sum(bytes_ for *_, bytes_ in found)
         limit = self._limit
         if limit is None:
             limit = min(_MOST_BYTES, (shutil.disk_usage(self._files).free + total) // 2)
         if size > limit:
-            _log.warning("%s: may have %d bytes, fewer than a file of %d: it is fetched often", self.folder, limit, size)
+            _log.warning(
+                "%s: may have %d bytes, fewer than a file of %d: it is fetched often", self.folder, limit, size
+            )
         for whole, _, path, bytes_ in sorted(found):
             if whole and total + size <= limit:
                 return

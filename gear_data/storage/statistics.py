@@ -22,7 +22,8 @@ from gear_data.storage.block import offsets_of
 
 Float64Array = npt.NDArray[np.float64]
 
-_CHUNK_ELEMENTS = 1 << 20
+#: Elements reduced at once: as float64 they fit a core's own cache. Results do not depend on it.
+_CHUNK_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)

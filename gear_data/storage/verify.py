@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gear_data.errors import CorruptShardError, GearError
+from gear_data.errors import CorruptShardError, GearError, RemoteError, StorageFullError, UnwritableError
 from gear_data.progress import progress_bar
 from gear_data.storage.atomic import checksum
 from gear_data.storage.block import EpisodeBlock, Position
@@ -64,6 +64,8 @@ def _verify(files: DatasetFiles, progress: bool | None) -> VerifyReport:
             try:
                 run()
                 checks.append(FileCheck(entry.file, True, None))
+            except (RemoteError, StorageFullError, UnwritableError):
+                raise  # of what the files are, nothing is known
             except GearError as error:
                 checks.append(FileCheck(entry.file, False, str(error)))
             bar.update(entry.bytes)

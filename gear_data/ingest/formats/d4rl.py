@@ -44,6 +44,7 @@ from gear_data.ingest.hdf5 import (
     refuse_links,
     step_spec,
 )
+from gear_data.ingest.hdf5_heap import check_heaps
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.names import canonical_name, name_map
 from gear_data.ingest.source import Format, SourceOptions, Unit
@@ -328,6 +329,8 @@ def _metadata(file: h5py.File, others: Mapping[str, str], name: str) -> dict[str
     with reading(name):
         facts, _ = attribute_facts(file, ())
         scalars = [path for path, what in others.items() if what == SCALAR and path.startswith(_METADATA)]
+        if scalars:
+            check_heaps(file)
         for path in scalars:
             if (value := plain(file[path][()])) is not None:
                 facts[path.removeprefix(_METADATA)] = value

@@ -101,7 +101,8 @@ def _column(
     leaf = metadata.leaves.get(alias.replace("/", "."))
     encoded = leaf is not None and leaf.encoded
     with reading(file, path):
-        spec = step_spec(datasets[path], path, name, file, has_final=group == "observations", encoded=encoded)
+        spec = step_spec(datasets[path], path, name, file, encoded=encoded)
+    spec = replace(spec, has_final=group == "observations")
     if name == "rewards" and spec.dtype.startswith(("int", "uint")):
         # Minari writes lists of Python numbers: whole rewards in one episode make int64, in the next float64.
         spec = replace(spec, dtype="float64")

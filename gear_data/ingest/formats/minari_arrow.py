@@ -128,7 +128,6 @@ class MinariArrow:
         chosen = choose_columns(columns, options)
         self._columns = {name: columns[source] for source, name in chosen.items()}
         self.columns = tuple(column.spec(name) for name, column in self._columns.items())
-        self._is_final = {spec.name: spec.has_final for spec in self.columns}
 
     def units(self) -> Sequence[Unit]:
         return tuple(
@@ -177,25 +176,29 @@ class MinariArrow:
         columns: dict[str, npt.NDArray[Any]] = {}
         variable: dict[str, pa.Array] = {}
         finals: dict[str, npt.NDArray[Any]] = {}
+        variable_finals: dict[str, pa.Array] = {}
         padded = np.zeros(len(group), np.bool_)
         for name, column in self._columns.items():
             steps = rows.after_first if column.path[0] == INFOS else rows.before_last
+            is_final, is_padded = column.path[0] == OBSERVATIONS, column.path[0] not in (OBSERVATIONS, INFOS)
             array = column.of(tables)
             try:
                 if column.variable_length:
-                    variable[name] = to_variable(array.filter(pa.array(steps)), column.dtype)
-                    last = array.take(pa.array(rows.last))
-                    holds = np.array([bool(value) for value in last.to_pylist()], np.bool_)
-                else:
-                    values = to_numpy(array, column.stored).reshape(len(array), *column.shape)
-                    columns[name], last = values[steps], values[rows.last]
-                    holds = (last.reshape(len(group), -1) != 0).any(axis=1)
+                    variable[name] = _variable_at(steps, array, column.dtype)
+                    if is_final:
+                        variable_finals[name] = _variable_at(~steps, array, column.dtype)
+                    if is_padded:
+                        last_values = array.take(pa.array(rows.last)).to_pylist()
+                        padded |= np.array([bool(value) for value in last_values], np.bool_)
+                    continue
+                values = to_numpy(array, column.stored).reshape(len(array), *column.shape)
             except Irregular as error:
-                raise _irregular(error, group, rows, column, steps) from None
-            if column.path[0] not in (OBSERVATIONS, INFOS):
-                padded |= holds
-            elif self._is_final[name]:
+                raise _irregular(error, group, rows, column) from None
+            columns[name], last = values[steps], values[rows.last]
+            if is_final:
                 finals[name] = last
+            if is_padded:
+                padded |= (last.reshape(len(group), -1) != 0).any(axis=1)
         self._check_padding(group, padded)
         self._note_changes(group)
         return EpisodeBlock(
@@ -204,10 +207,11 @@ class MinariArrow:
             columns=columns,
             sources=[episode.files.name for episode in group],
             rows=np.zeros(len(group), np.int64),
-            has_final=np.full(len(group), bool(finals)),
+            has_final=np.full(len(group), bool(finals or variable_finals)),
             finals=finals,
             metadata=_facts(group),
             variable=variable,
+            variable_finals=variable_finals,
             source_rows=count,
         )
 
@@ -232,11 +236,8 @@ class MinariArrow:
         if not group:
             return
         first = group[0].files.name
-        for name, column in self._columns.items():
-            if column.path[0] == OBSERVATIONS and not self._is_final[name]:
-                message = "final observations of variable length cannot be kept; left out"
-                self.findings.add(Finding("final-left-out", message, len(group), first, column=column.name))
-            elif column.path[0] == INFOS:
+        for column in self._columns.values():
+            if column.path[0] == INFOS:
                 message = "the first of T + 1 values belongs to the reset, not to a step; left out"
                 self.findings.add(Finding("reset-info-left-out", message, len(group), first, column=column.name))
         for episode in group:
@@ -306,14 +307,22 @@ class _Rows:
         self.after_first[self.ends - counts] = False
 
 
-def _irregular(
-    error: Irregular, group: list[_Episode], rows: _Rows, column: TableColumn, steps: npt.NDArray[np.bool_]
-) -> _BadEpisodes:
-    # Columns of variable length were read without the rows that are no steps.
-    wrong = np.flatnonzero(steps)[error.rows] if column.variable_length else error.rows
-    places = np.searchsorted(rows.ends, wrong, side="right")
+def _variable_at(wanted: npt.NDArray[np.bool_], array: pa.Array, dtype: str) -> pa.Array:
+    """The texts or bytes of the rows wanted; the others, such as padding, need not be any.
+
+    Raises:
+        Irregular: as `to_variable`; its rows are those of `array`.
+    """
+    try:
+        return to_variable(array.filter(pa.array(wanted)), dtype)
+    except Irregular as error:
+        raise Irregular(np.flatnonzero(wanted)[error.rows], error.reason) from None
+
+
+def _irregular(error: Irregular, group: list[_Episode], rows: _Rows, column: TableColumn) -> _BadEpisodes:
+    places = np.searchsorted(rows.ends, error.rows, side="right")
     first = int(places[0])
-    row = int(wrong[0] - (rows.ends[first] - rows.counts[first]))
+    row = int(error.rows[0] - (rows.ends[first] - rows.counts[first]))
     return _BadEpisodes(np.unique(places).tolist(), error.reason, group[first], column.name, row)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError
+from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
 from gear_data.extras import import_extra
 from gear_data.ingest.episode_stream import EpisodeStream
 from gear_data.ingest.episode_values import flatten, is_single
@@ -43,8 +43,7 @@ def probe(location: Location) -> str | None:
         features = _features(location, folder)
     except GearError:
         return None
-    steps = features.get("featuresDict", {}).get("features", {}).get(_STEPS)
-    return f"RLDS: {folder}{_FEATURES} has nested {_STEPS}" if steps else None
+    return f"RLDS: {folder}{_FEATURES} has nested {_STEPS}" if _STEPS in features["featuresDict"]["features"] else None
 
 
 def open_(location: Location, options: SourceOptions) -> EpisodeStream:
@@ -84,9 +83,12 @@ def _features(location: Location, folder: str) -> dict[str, Any]:
         features = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CorruptSourceError(f"not JSON: {error}", file=file.name) from error
-    if not isinstance(features, dict) or not isinstance(features.get("featuresDict", {}).get("features", {}), dict):
+    inner = features
+    for key in ("featuresDict", "features"):
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict):
         raise CorruptSourceError("does not describe features", file=file.name)
-    return features
+    return dict(features)
 
 
 def _class_names(features: Any) -> Iterator[str]:
@@ -193,7 +195,9 @@ class _Rlds:
 
 def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
     """An episode of n rows as T = n - 1 steps and the observation after them; as n steps where it was cut off."""
-    steps = {name: _text(values) for name, values in flatten(episode[_STEPS]).items()}
+    if not isinstance(episode[_STEPS], Mapping):
+        raise BadEpisodeError("a step has no named values", column=_STEPS)
+    steps = {name: _text(values, name) for name, values in flatten(episode[_STEPS]).items()}
     flags = {name: np.asarray(steps.pop(name, ())) for name in ("is_first", "is_last", "is_terminal")}
     rows = min((len(values) for values in steps.values()), default=0)
     last, terminal = flags["is_last"], flags["is_terminal"]
@@ -221,8 +225,12 @@ def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
     return values
 
 
-def _text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _text(values: Any, name: str) -> npt.NDArray[Any]:
     """TensorFlow has one type for text and bytes: what is UTF-8 in a whole episode is text."""
+    if not isinstance(values, np.ndarray):
+        raise UnsupportedColumnError(
+            "has steps of unlike shapes (a Sequence in a step)", column=name, hint="convert a copy without it"
+        )
     if values.dtype != np.dtype(object) or values.ndim != 1:
         return values
     try:

@@ -29,6 +29,7 @@ from gear_data.ingest.hdf5 import (
 )
 from gear_data.ingest.hdf5_episode import GroupColumn
 from gear_data.ingest.hdf5_groups import GroupedEpisodes, GroupLayout, open_groups
+from gear_data.ingest.hdf5_heap import check_heaps
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions
 
@@ -89,6 +90,7 @@ def _filters(file: h5py.File, source: SourceFile) -> Mapping[str, Mapping[str, s
     masks: dict[str, list[str]] = {}
     if isinstance(file.get(_MASKS), h5py.Group):
         for mask, listed in inventory(file[_MASKS], source.name)[0].items():
+            check_heaps(listed)
             check_dataset(listed.id, source, f"{_MASKS}/{mask}")
             for demo in map(plain, listed[...].reshape(-1).tolist()):
                 masks.setdefault(str(demo), []).append(mask)

@@ -285,7 +285,7 @@ def _part(name: str, size: int, columns: _Columns, arrays: Mapping[str, StoredAr
         facts = {}
         if columns.trajectory:
             ids = values_at(trajectory[0], starts)
-            facts[columns.trajectory] = ids.reshape(len(starts), -1)[:, 0].tolist()
+            facts[columns.trajectory] = ids.reshape(-1).tolist()
         return Episodes(lengths, starts, facts=facts)
 
     sources = {column: key for key, column in columns.steps.items()}

@@ -1,0 +1,284 @@
+"""The layouts that benchmarks/convert.py times one by one: how each is written, and the floor it is held against.
+
+Of Parquet the floor is pyarrow alone, read_table and an Arrow IPC write of the same bytes with fsync. Of HDF5 it is
+h5py alone: every dataset read whole, nothing written. Floor and gear-data run turn about in one process on one core.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+from common import Episodes, figure, format_table, parquet_files, synthetic_episodes, write_parquet
+
+#: Files of one episode each that the LeRobot layout has.
+LEROBOT_EPISODES = 300
+
+
+def steps_of(values: npt.NDArray[Any]) -> pa.Array:
+    """[N, width] as one list a row."""
+    offsets = pa.array(np.arange(0, values.size + 1, values.shape[1], dtype=np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))
+
+
+def bounds(episodes: Episodes) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(episodes.lengths)])
+
+
+def write_episode_rows(episodes: Episodes, folder: Path) -> None:
+    write_parquet(episodes, folder / "episodes.parquet")
+
+
+def step_table(episodes: Episodes, fixed: bool) -> pa.Table:
+    def vector(values: npt.NDArray[Any]) -> pa.Array:
+        if fixed:
+            return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+        return steps_of(values)
+
+    starts = np.repeat(bounds(episodes)[:-1], episodes.lengths)
+    return pa.table(
+        {
+            "observations": vector(episodes.observations),
+            "actions": vector(episodes.actions),
+            "rewards": episodes.rewards,
+            "dones": episodes.terminals,
+            "episode_index": np.repeat(np.arange(len(episodes)), episodes.lengths),
+            "step_index": np.arange(episodes.steps) - starts,
+        }
+    )
+
+
+def write_step_rows(episodes: Episodes, folder: Path) -> None:
+    pq.write_table(step_table(episodes, fixed=False), folder / "steps.parquet", row_group_size=100_000)
+
+
+def write_fixed_step_rows(episodes: Episodes, folder: Path) -> None:
+    pq.write_table(step_table(episodes, fixed=True), folder / "steps.parquet", row_group_size=100_000)
+
+
+def write_lerobot(episodes: Episodes, folder: Path) -> None:
+    """LeRobot v2.1: a file an episode."""
+    data, meta = folder / "data/chunk-000", folder / "meta"
+    data.mkdir(parents=True)
+    meta.mkdir()
+    places = bounds(episodes)[: LEROBOT_EPISODES + 1].tolist()
+    for i, (first, last) in enumerate(pairwise(places)):
+        count = last - first
+        table = pa.table(
+            {
+                "observation.state": steps_of(episodes.observations[first:last]),
+                "action": steps_of(episodes.actions[first:last]),
+                "next.reward": episodes.rewards[first:last],
+                "next.done": episodes.terminals[first:last],
+                "timestamp": (np.arange(count) / 30).astype(np.float32),
+                "frame_index": np.arange(count),
+                "episode_index": np.full(count, i),
+                "index": np.arange(first, last),
+                "task_index": np.zeros(count, np.int64),
+            }
+        )
+        pq.write_table(table, data / f"episode_{i:06d}.parquet")
+    count = len(places) - 1
+    info = {"codebase_version": "v2.1", "fps": 30, "total_episodes": count, "total_frames": places[-1], "features": {}}
+    (meta / "info.json").write_text(json.dumps(info))
+    (meta / "tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "hop"}) + "\n")
+    lines = [{"episode_index": i, "tasks": ["hop"], "length": places[i + 1] - places[i]} for i in range(count)]
+    (meta / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_d4rl(episodes: Episodes, folder: Path) -> None:
+    import h5py
+
+    with h5py.File(folder / "data.hdf5", "w") as file:
+        for name in ("observations", "actions", "rewards", "terminals"):
+            file[name] = getattr(episodes, name)
+        file["timeouts"] = np.zeros(episodes.steps, np.bool_)
+
+
+def write_minari(episodes: Episodes, folder: Path) -> None:
+    import h5py
+
+    data = folder / "data"
+    data.mkdir()
+    places = bounds(episodes).tolist()
+    with h5py.File(data / "main_data.hdf5", "w") as file:
+        for i, (first, last) in enumerate(pairwise(places)):
+            group = file.create_group(f"episode_{i}")
+            group.attrs["id"], group.attrs["total_steps"] = i, last - first
+            group["observations"] = np.concatenate([episodes.observations[first:last], episodes.observations[:1]])
+            group["actions"] = episodes.actions[first:last]
+            group["rewards"] = episodes.rewards[first:last]
+            group["terminations"] = episodes.terminals[first:last]
+            group["truncations"] = np.zeros(last - first, np.bool_)
+    facts = {"total_episodes": len(episodes), "total_steps": episodes.steps, "data_format": "hdf5"}
+    (data / "metadata.json").write_text(json.dumps(facts))
+
+
+def write_jat(episodes: Episodes, folder: Path) -> None:
+    """Frames as JPEG of 84 x 84 and a line of text a step, a row an episode; kept encoded."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    frames = []
+    for _ in range(64):
+        sink = io.BytesIO()
+        Image.fromarray(random.integers(0, 255, (84, 84, 3), np.uint8)).save(sink, "JPEG")
+        frames.append({"bytes": sink.getvalue(), "path": None})
+    places = bounds(episodes)[:60]
+    file = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    rows = list(zip(places[:-1].tolist(), places[1:].tolist(), strict=True))
+    table = pa.table(
+        {
+            "image_observations": pa.array(
+                [[frames[t % 64] for t in range(first, last)] for first, last in rows], pa.list_(file)
+            ),
+            "text_observations": [[f"step {t} of the mission" for t in range(first, last)] for first, last in rows],
+            "discrete_actions": [np.arange(first, last) % 6 for first, last in rows],
+            "rewards": [episodes.rewards[first:last] for first, last in rows],
+        }
+    )
+    pq.write_table(table, folder / "train-00000-of-00001.parquet", row_group_size=16)
+
+
+def floor_parquet(source: Path, destination: Path) -> int:
+    """Bytes in memory of what was read and written."""
+    destination.mkdir()
+    table = pa.concat_tables([pq.read_table(file) for file in parquet_files(source)])
+    with pa.OSFile(str(destination / "data.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    with open(destination / "data.arrow", "rb") as written:
+        os.fsync(written.fileno())
+    return int(table.nbytes)
+
+
+def floor_hdf5(source: Path, destination: Path) -> int:
+    import h5py
+
+    destination.mkdir()
+    sizes = []
+    for path in sorted(source.rglob("*.hdf5")):
+        with h5py.File(path) as file:
+
+            def read(_: str, item: Any) -> None:
+                if isinstance(item, h5py.Dataset):
+                    sizes.append(item[()].nbytes)
+
+            file.visititems(read)
+    return sum(sizes)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a layout is written into a folder, and the floor: source, destination -> bytes."""
+
+    write: Callable[[Episodes, Path], None]
+    floor: Callable[[Path, Path], int]
+    steps: int = 1_000_000
+
+
+LAYOUTS = {
+    "episode-rows": Layout(write_episode_rows, floor_parquet),
+    "step-rows": Layout(write_step_rows, floor_parquet),
+    "step-rows-fixed": Layout(write_fixed_step_rows, floor_parquet),
+    "lerobot": Layout(write_lerobot, floor_parquet),
+    "d4rl": Layout(write_d4rl, floor_hdf5),
+    "minari": Layout(write_minari, floor_hdf5),
+    "jat": Layout(write_jat, floor_parquet),
+}
+
+
+def make(name: str, folder: Path) -> None:
+    folder.mkdir()
+    LAYOUTS[name].write(synthetic_episodes(LAYOUTS[name].steps), folder)
+
+
+#: Of the floor's throughput, on one core; and of one core's, on two.
+TARGET, TARGET_TWO_CORES = 0.5, 1.6
+#: Tasks of a conversion are of half a shard: with this, the sources here have several.
+_SHARD_BYTES = 64 << 20
+
+
+def timed(call: Callable[[], object], destination: Path) -> float:
+    started = time.perf_counter()
+    call()
+    elapsed = time.perf_counter() - started
+    shutil.rmtree(destination)
+    return elapsed
+
+
+def measure(name: str, source: Path, destination: Path, repetitions: int, one_core: bool) -> dict[str, Any]:
+    """In a process of its own: on one core the floor and gear-data turn about, else gear-data with one job and two."""
+    import gear_data
+
+    def convert(jobs: int) -> float:
+        options = {"jobs": jobs, "keep_encoded": True, "shard_bytes": _SHARD_BYTES, "progress": False}
+        return timed(lambda: gear_data.convert(source, destination, **options), destination)
+
+    if not one_core:
+        rounds = [(convert(1), convert(2)) for _ in range(repetitions)]
+        return {"two_cores": statistics.median(one / two for one, two in rounds)}
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    pa.set_cpu_count(1)
+    floor = LAYOUTS[name].floor
+    size = floor(source, destination)
+    shutil.rmtree(destination)
+    convert(1)
+    rounds = [(timed(lambda: floor(source, destination), destination), convert(1)) for _ in range(repetitions)]
+    return {
+        "bytes": size,
+        "floor_seconds": statistics.median(least for least, _ in rounds),
+        "gear_seconds": statistics.median(ours for _, ours in rounds),
+        "gear_to_floor": statistics.median(least / ours for least, ours in rounds),
+    }
+
+
+def measure_layout(
+    name: str, scratch: Path, repetitions: int, script: Path, environment: dict[str, str]
+) -> dict[str, Any]:
+    """The figures of one layout, each part measured in a fresh process that runs `script`."""
+    source = scratch / name
+    make(name, source)
+    record: dict[str, Any] = {"layout": name}
+    for cores in (1, 2):
+        command = [sys.executable, str(script), "--worker-layout", name, "--worker-cores", str(cores)]
+        command += ["--source", str(source), "--destination", str(scratch / "out"), "--repetitions", str(repetitions)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode:
+            raise SystemExit(f"measuring {name} failed:\n{done.stderr}")
+        record |= json.loads(done.stdout.splitlines()[-1])
+    shutil.rmtree(source)
+    return record
+
+
+def print_layouts(records: list[dict[str, Any]]) -> None:
+    header = ["layout", "MB", "floor s", "gear s", "gear / floor", "target", "two jobs / one", "target "]
+    rows = [
+        [
+            record["layout"],
+            figure(record["bytes"] / 1e6),
+            figure(record["floor_seconds"]),
+            figure(record["gear_seconds"]),
+            figure(record["gear_to_floor"]),
+            str(TARGET),
+            figure(record["two_cores"]),
+            str(TARGET_TWO_CORES),
+        ]
+        for record in records
+    ]
+    print(format_table(header, rows))

@@ -1,0 +1,108 @@
+"""Global heaps of HDF5 files, where values of variable length are: looked at before the C library reads them.
+
+A damaged heap, whose objects have sizes that lead nowhere, keeps libhdf5 (1.14) in an endless loop, which nothing in
+Python can end. The layout is that of the HDF5 file format specification, section III.E.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+
+import h5py
+import numpy as np
+
+from gear_data.errors import CorruptSourceError
+
+_SIGNATURE = b"GCOL\x01\x00\x00\x00"
+#: How a value of variable length stands in a dataset, where lengths take 8 bytes.
+_ELEMENT = np.dtype([("length", "<u4"), ("heap", "<u8"), ("index", "<u4")])
+_HEADER, _OBJECT = 16, 16  # bytes, where lengths take 8, as h5py writes them
+
+
+def check_heaps(thing: h5py.Group | h5py.Dataset) -> None:
+    """Call before reading text or bytes of variable length, of a dataset or an attribute.
+
+    Files behind a file system of fsspec are not looked through.
+
+    Raises:
+        CorruptSourceError: a heap of the file cannot be walked through.
+    """
+    path = thing.file.filename
+    if os.path.isfile(path):
+        status = os.stat(path)
+        bad = _bad_heap(path, status.st_size, status.st_mtime_ns)
+        if bad is not None:
+            raise CorruptSourceError(
+                f"the heap of text and bytes at byte {bad} is damaged",
+                file=os.path.basename(path),
+                hint="it may have been cut short or changed: download it again",
+            )
+
+
+def check_elements(dataset: h5py.Dataset) -> None:
+    """Call before reading a dataset of variable length: what it points to must be in the file.
+
+    Elements are a length, the place of a heap, and a number in it; one that points outside hangs libhdf5, too. Datasets
+    that are compressed, and files behind a file system of fsspec, are not looked at.
+
+    Raises:
+        CorruptSourceError: an element points outside the file, or is longer than it.
+    """
+    path = dataset.file.filename
+    if not os.path.isfile(path) or dataset.dtype.kind != "O" or dataset.id.get_create_plist().get_nfilters():
+        return
+    size = os.path.getsize(path)
+    for raw in _stored(dataset, path, size):
+        elements = np.frombuffer(raw[: len(raw) // _ELEMENT.itemsize * _ELEMENT.itemsize], _ELEMENT)
+        outside = (elements["length"] > size) | ((elements["length"] > 0) & (elements["heap"] > size - _HEADER))
+        if outside.any():
+            raise CorruptSourceError(
+                "points outside the file for its text or bytes",
+                file=os.path.basename(path),
+                column=dataset.name,
+                hint="it may have been cut short or changed: download it again",
+            )
+
+
+def _stored(dataset: h5py.Dataset, path: str, size: int) -> Iterator[bytes]:
+    """The bytes of a dataset as they are in the file."""
+    if dataset.chunks is None:
+        at, length = dataset.id.get_offset(), dataset.id.get_storage_size()
+        if at is not None and at + length <= size:
+            with open(path, "rb") as file:
+                file.seek(at)
+                yield file.read(length)
+        return
+    for i in range(dataset.id.get_num_chunks()):
+        chunk = dataset.id.get_chunk_info(i)
+        if chunk.size <= size:
+            yield dataset.id.read_direct_chunk(chunk.chunk_offset)[1]
+
+
+@lru_cache(maxsize=64)
+def _bad_heap(path: str, size: int, changed: int) -> int | None:
+    """Where the first heap is whose objects do not fill it; `size` and `changed` tell versions of a file apart."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = data.find(_SIGNATURE)
+        while at >= 0:
+            (length,) = struct.unpack_from("<Q", data, at + len(_SIGNATURE)) if at + _HEADER <= size else (0,)
+            if _HEADER < length <= size - at and not _is_walkable(data, at + _HEADER, at + length):
+                return at
+            at = data.find(_SIGNATURE, at + 1)
+    return None
+
+
+def _is_walkable(data: mmap.mmap, at: int, end: int) -> bool:
+    """Whether every object's size leads to the next, up to the end."""
+    while end - at >= _OBJECT:
+        index, _, _, size = struct.unpack_from("<HHIQ", data, at)
+        # Object 0 is the free space; its size counts its header.
+        need = _OBJECT + (size + 7) // 8 * 8 if index else size
+        if not _OBJECT <= need <= end - at:
+            return False
+        at += need
+    return True
