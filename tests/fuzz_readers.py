@@ -185,7 +185,8 @@ def warm_up(names: list[str]) -> None:
     known_formats()
     if "rlds" in names:
         try:
-            importlib.import_module("tensorflow_datasets")
+            for module in ("tensorflow_datasets", "tensorflow", "keras"):
+                importlib.import_module(module)
         except ImportError:
             names.remove("rlds")
 
@@ -206,7 +207,9 @@ def main() -> int:
         sources = make_sources(names, Path(scratch))
         end = time.monotonic() + options.seconds
         spent = dict.fromkeys(sources, 0.0)
-        while sources and time.monotonic() < end:
+        while sources and (
+            time.monotonic() < end or not all(spent.values())
+        ):  # each one once, on however slow a machine
             name = min(spent, key=lambda name: spent[name])  # the same time for all
             number = options.case if options.case is not None else counts[name].total()
             started = time.monotonic()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import h5py
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -21,7 +22,7 @@ from PIL import Image
 import gear_data
 from gear_data import SequenceLoader
 from gear_data.errors import BadEpisodeError, StorageFullError, UnknownNameError, UnsupportedColumnError
-from gear_data.ingest import arrow_tables, images
+from gear_data.ingest import arrow_tables, hdf5_groups, images
 from gear_data.ingest.formats import open_source
 from gear_data.ingest.images import decode_images
 from gear_data.ingest.location import locate
@@ -353,6 +354,114 @@ def test_images_too_large_are_refused_before_they_are_decoded(size: tuple[int, i
     gear_data.convert(source, tmp_path / "d", keep_encoded=True)
 
 
+# Final observations.
+
+
+def _minari(path: Path, frames: Sequence[Sequence[bytes]]) -> Path:
+    """Minari HDF5; each episode's last image is its final observation."""
+    with h5py.File(path, "w") as file:
+        for i, row in enumerate(frames):
+            group, steps = file.create_group(f"episode_{i}"), len(row) - 1
+            images = group.create_dataset(_COLUMN.replace(".", "/"), len(row), h5py.vlen_dtype(np.uint8))
+            for t, image in enumerate(row):
+                images[t] = np.frombuffer(image, np.uint8)
+            group["actions"], group["rewards"] = np.zeros(steps), np.full(steps, float(i))
+            group["terminations"], group["truncations"] = np.arange(steps) == steps - 1, np.zeros(steps, bool)
+    return path
+
+
+def _with_final(count: int = 12) -> list[Pixels]:
+    return [np.concatenate([episode, episode[:1] // 2]) for episode in _make(count)]
+
+
+def _check_finals(folder: Path, episodes: Sequence[Pixels]) -> None:
+    _check(folder, [episode[:-1] for episode in episodes])
+    ds = gear_data.open(folder)
+    assert ds.schema[_COLUMN].has_final
+    for i, episode in enumerate(episodes):
+        np.testing.assert_array_equal((ds.final(i) or {})[_COLUMN], episode[-1])
+
+
+@pytest.mark.parametrize("bad", [0, _BAD])
+def test_a_bad_final_image_is_a_bad_episode(bad: int, tmp_path: Path) -> None:
+    episodes = _with_final()
+    frames = _frames(episodes)
+    frames[bad][-1] = _cut(frames[bad][-1])
+    source = _minari(tmp_path / "main_data.hdf5", frames)
+    with pytest.raises(BadEpisodeError, match="the final observation is damaged") as error:
+        gear_data.convert(source, tmp_path / "d")
+    assert (error.value.file, error.value.column, error.value.row) == (source.name, "observations/image", bad)
+    (warning,) = [
+        warning
+        for warning in gear_data.convert(source, tmp_path / "d", on_bad_episode="skip").warnings
+        if warning.startswith("bad-episode")
+    ]
+    assert "the final observation is damaged" in warning
+    _check_finals(tmp_path / "d", [episode for i, episode in enumerate(episodes) if i != bad])
+
+
+def test_an_unlike_final_image_leaves_all_encoded(tmp_path: Path) -> None:
+    frames = _frames(_with_final())
+    frames[2][-1] = _encode(_make(1, (5, 6, 3))[0][0])
+    report = gear_data.convert(_minari(tmp_path / "main_data.hdf5", frames), tmp_path / "d")
+    kept, left_out = sorted(w for w in report.warnings if w.startswith(("images-kept", "final-left")))[::-1]
+    assert "the final observation is 5 x 6 RGB, where the first image is 4 x 6 RGB" in kept
+    assert f"({len(frames)}x" in left_out
+    ds = gear_data.open(tmp_path / "d")
+    assert [ds.episode(i)[_COLUMN].tolist() for i in range(len(frames))] == [row[:-1] for row in frames]
+    assert ds.final(2) is None
+
+
+def test_finals_go_with_their_episodes_through_blocks_and_pieces(
+    sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_PIECE_BYTES", 6 * 72)
+    monkeypatch.setattr(hdf5_groups, "_BLOCK_BYTES", 4000)
+    monkeypatch.setattr(hdf5_groups, "_UNIT_BYTES", 1 << 15)
+    episodes = _with_final(40)
+    frames = _frames(episodes)
+    bad = [3, 5, 6, 7, 8, 9, 13, 22, 39]
+    for i in bad:
+        place = -1 if i % 2 else 0
+        frames[i][place] = _cut(frames[i][place])
+    path = _minari(tmp_path / "main_data.hdf5", frames)
+
+    def opened() -> EpisodeSource:
+        source, _, _ = open_source(locate(str(path), None), "minari", SourceOptions(skip_bad=True))
+        return decode_images(source, skip_bad=True, threads=2)
+
+    def read(start: Any, stop: Any) -> list[tuple[int, bytes]]:
+        """(episode, its pixels, the final ones last) of every episode."""
+        found = []
+        for block in opened().blocks(start, stop):
+            for i in range(len(block)):
+                one = block.slice(i, i + 1)
+                pixels = one.columns[_COLUMN].tobytes() + one.finals[_COLUMN].tobytes()
+                found.append((int(one.rows[0]), pixels))
+            assert not block.variable_finals
+            assert len(block) == 1 or block.columns[_COLUMN].nbytes + block.finals[_COLUMN].nbytes <= 6 * 72
+        return found
+
+    whole = read(BEGIN, END)
+    assert whole == [(i, episode.tobytes()) for i, episode in enumerate(episodes) if i not in bad]
+    blocks = list(opened().blocks(BEGIN, END))
+    assert len({block.position for block in blocks}) > 3
+    assert any(block.first for block in blocks)
+    done = 0
+    for block in blocks:
+        assert read(block.position, END)[block.first :] == whole[done:]
+        done += len(block)
+    assert sources.check_units(opened) > 1
+    options: dict[str, Any] = {"on_bad_episode": "skip", "shard_bytes": 4096}
+    shards = gear_data.convert(path, tmp_path / "whole", **options).shards
+    _check_finals(tmp_path / "whole", [episode for i, episode in enumerate(episodes) if i not in bad])
+    assert shards > 2
+    for stop in range(1, shards, 2):
+        _interrupted(path, tmp_path / f"d{stop}", stop, options, monkeypatch)
+        gear_data.convert(path, tmp_path / f"d{stop}", **options, resume=True)
+        assert sources.folder_contents(tmp_path / f"d{stop}") == sources.folder_contents(tmp_path / "whole")
+
+
 # Blocks.
 
 
@@ -460,17 +569,22 @@ def test_resumes_in_the_middle_of_a_block(flawed: Any, sources: Any, tmp_path: P
     assert shards > 5
     (finding,) = [f for f in gear_data.open(tmp_path / "whole").manifest.findings if f["code"] == "bad-episode"]
     assert finding["count"] == len(bad)
-    write_shard = ShardWriter._write_shard
     for stop in range(1, shards):
-
-        def fail(writer: ShardWriter, stop: int = stop, **kwargs: Any) -> Any:
-            if len(writer.shards) == stop:
-                raise StorageFullError("no space left on the device")
-            return write_shard(writer, **kwargs)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(ShardWriter, "_write_shard", fail)
-            with pytest.raises(StorageFullError):
-                gear_data.convert(path, tmp_path / f"d{stop}", **options)
+        _interrupted(path, tmp_path / f"d{stop}", stop, options, monkeypatch)
         gear_data.convert(path, tmp_path / f"d{stop}", **options, resume=True)
         assert sources.folder_contents(tmp_path / f"d{stop}") == sources.folder_contents(tmp_path / "whole")
+
+
+def _interrupted(source: Path, folder: Path, stop: int, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversion of which a task ends after so many shards."""
+    write_shard = ShardWriter._write_shard
+
+    def fail(writer: ShardWriter, **kwargs: Any) -> Any:
+        if len(writer.shards) == stop:
+            raise StorageFullError("no space left on the device")
+        return write_shard(writer, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "_write_shard", fail)
+        with pytest.raises(StorageFullError):
+            gear_data.convert(source, folder, **options)

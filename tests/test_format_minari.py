@@ -262,17 +262,81 @@ def frames(count: int, *, noisy: bool) -> Any:
     return rng.integers(0, 256, grey.shape, np.uint8) if noisy else grey
 
 
+def pixels(encoded: bytes) -> Any:
+    return np.array(Image.open(io.BytesIO(encoded)))
+
+
 @pytest.mark.parametrize("noisy", [True, False])
-def test_jpeg_frames_are_bytes_also_of_equal_length(noisy: bool, write: Write) -> None:
+def test_jpeg_frames_are_bytes_also_of_equal_length(noisy: bool, write: Write, tmp_path: Path) -> None:
     space = spaces.Box(0, 255, (40, 48, 3), np.uint8)
     source = write([episode(n, frames(n + 1, noisy=noisy)) for n in (2, 3)], space, spaces.Discrete(9))
     with h5py.File(source / MAIN, "r") as file:  # the trap: a dataset of [T + 1, bytes]
         assert (file["episode_0/observations"].ndim == 2) == (not noisy)
     block, findings = blocks(source)
     theirs = [e.observations for e in minari.MinariDataset(source / "data").iterate_episodes()]
-    decoded = [np.array(Image.open(io.BytesIO(value.as_py()))) for value in block.variable["observations"]]
+    decoded = [pixels(value.as_py()) for value in block.variable["observations"]]
     np.testing.assert_array_equal(np.array(decoded), np.concatenate([values[:-1] for values in theirs]))
-    assert findings["final-left-out observations"].count == 2
+    finals = [pixels(value.as_py()) for value in block.slice(1, 2).variable_finals["observations"]]
+    np.testing.assert_array_equal(np.array(finals), theirs[1][-1:])
+    assert not findings
+    assert gear_data.convert(source, tmp_path / "d").warnings == ()
+    assert check_against_library(source, tmp_path / "d") == 5
+    ds = gear_data.open(tmp_path / "d")
+    for i, values in enumerate(theirs):
+        np.testing.assert_array_equal((ds.final(i) or {})["observations"], values[-1])
+
+
+def test_finals_of_images_that_stay_encoded_are_left_out(write: Write, tmp_path: Path) -> None:
+    space = spaces.Box(0, 255, (40, 48, 3), np.uint8)
+    source = write([episode(n, frames(n + 1, noisy=True)) for n in (2, 3)], space, spaces.Discrete(9))
+    (warning,) = gear_data.convert(source, tmp_path / "d", keep_encoded=True).warnings
+    assert warning.startswith("final-left-out: column 'observations'")
+    assert "(2x, first: data/main_data.hdf5, row 0)" in warning
+    ds = gear_data.open(tmp_path / "d")
+    assert (ds.schema["observations"].dtype, ds.schema["observations"].has_final) == ("binary", False)
+    assert ds.final(0) is None
+    assert "finals" not in ds.manifest.tables
+
+
+@pytest.mark.parametrize("keep_encoded", [False, True])
+def test_finals_of_images_beside_those_of_text_and_vectors(keep_encoded: bool, write: Write, tmp_path: Path) -> None:
+    parts = {
+        "camera": spaces.Box(0, 255, (40, 48, 3), np.uint8),
+        "joints": spaces.Box(-9, 9, (2,), np.float64),
+        "mission": spaces.Text(9, charset="go 0123456789"),
+    }
+    rng = np.random.default_rng(4)
+    buffers = [
+        episode(
+            n,
+            {
+                "camera": frames(n + 1, noisy=True),
+                "joints": rng.normal(size=(n + 1, 2)),
+                "mission": [f"go {t}" for t in range(n + 1)],
+            },
+        )
+        for n in (2, 1)
+    ]
+    source = write(buffers, spaces.Dict(parts), spaces.Discrete(9))
+    theirs = [e.observations for e in minari.MinariDataset(source / "data").iterate_episodes()]
+    report = gear_data.convert(source, tmp_path / "d", keep_encoded=keep_encoded)
+    left_out = [warning.split("'")[1] for warning in report.warnings if warning.startswith("final-left-out")]
+    assert left_out == ["observations/camera"] * keep_encoded + ["observations/mission"]
+    ds = gear_data.open(tmp_path / "d")
+    for i, values in enumerate(theirs):
+        final = ds.final(i) or {}
+        assert set(final) == {f"observations.{name}" for name in ("joints", "camera")[: 1 if keep_encoded else 2]}
+        for name in final:
+            np.testing.assert_array_equal(final[name], values[name.removeprefix("observations.")][-1])
+
+
+def test_episodes_whose_only_finals_are_texts_have_none(write: Write, tmp_path: Path) -> None:
+    source = nested_dataset(write)
+    report = gear_data.convert(source, tmp_path / "d", columns=["observations.mission", "actions.0"])
+    assert sum(warning.startswith("final-left-out") for warning in report.warnings) == 1
+    ds = gear_data.open(tmp_path / "d")
+    assert [ds.final(i) for i in range(3)] == [None] * 3
+    assert not any(spec.has_final for spec in ds.schema)
 
 
 def test_frames_that_are_not_encoded(write: Write, tmp_path: Path) -> None:
@@ -305,17 +369,32 @@ def test_units_are_the_whole(write: Write, sources: Any, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "name",
-    ["hopper/mixture-v0", "cartpole/mixture-v0", "babyai/gotolocal-bot-v0", "atari/pong-mixture-v0"],
+    ["hopper/mixture-v0", "cartpole/mixture-v0", "babyai/gotolocal-bot-v0"],
 )
 def test_shared_data_step_for_step(name: str, shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "minari" / name
-    columns = None if "atari" not in name else ["actions", "rewards"]
-    report = gear_data.convert(source, tmp_path / "d", columns=columns)
+    report = gear_data.convert(source, tmp_path / "d")
     assert report.format == "minari"
-    if columns is None:
-        assert check_against_library(source, tmp_path / "d") == report.steps
+    assert check_against_library(source, tmp_path / "d") == report.steps
     ds = gear_data.open(tmp_path / "d")
     assert json.loads((source / METADATA).read_text())["total_steps"] == ds.num_steps
+
+
+def test_pong_keeps_its_final_frames_and_becomes_minari_again(shared_data: Path, tmp_path: Path) -> None:
+    source = shared_data / "minari" / "atari/pong-mixture-v0"
+    report = gear_data.convert(source, tmp_path / "d")
+    assert (report.format, report.warnings) == ("minari", ())
+    ds = gear_data.open(tmp_path / "d")
+    assert json.loads((source / METADATA).read_text())["total_steps"] == ds.num_steps
+    with h5py.File(source / MAIN, "r") as file:
+        for i in range(ds.num_episodes):
+            group = file[f"episode_{i}"]
+            last = pixels(bytes(group["observations"][-1]))
+            np.testing.assert_array_equal((ds.final(i) or {})["observations"], last[:, :, None])
+            np.testing.assert_array_equal(ds.episode(i)["actions"], group["actions"])
+            np.testing.assert_array_equal(ds.episode(i)["rewards"], group["rewards"])
+    gear_data.export(ds, tmp_path / "pong-v0", format="minari")
+    assert gear_data.convert(tmp_path / "pong-v0", tmp_path / "again").fingerprint == report.fingerprint
 
 
 # What the file says of itself and is not so.

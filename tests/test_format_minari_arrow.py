@@ -220,8 +220,21 @@ def test_nested_spaces_text_images_and_infos(data_format: str, tmp_path: Path) -
         assert list(ours["infos.inner.note"]) == episode.infos["inner"]["note"][1:]
         assert all(frame.startswith(b"\xff\xd8") for frame in ours["observations.camera"])
     assert findings["reset-info-left-out", "infos.inner.note"]["count"] == 3
-    left_out = {column for code, column in findings if code == "final-left-out"}
-    assert left_out == {"observations.mission", "observations.camera"}
+    left_out = {column: f["count"] for (code, column), f in findings.items() if code == "final-left-out"}
+    assert left_out == {"observations.mission": 3, "observations.camera": 3}
+    ds, findings = converted(source, tmp_path / "pixels")
+    assert [column for code, column in findings if code == "final-left-out"] == ["observations.mission"]
+    for i, theirs in enumerate(load(source)):
+        both = np.concatenate([ds.episode(i)["observations.camera"], ds.final(i)["observations.camera"][None]])
+        np.testing.assert_array_equal(both, theirs.observations["camera"])
+
+
+def test_only_texts_are_observed(tmp_path: Path) -> None:
+    actions = gym.spaces.Tuple((gym.spaces.Discrete(5), gym.spaces.Text(20)))
+    source = write(tmp_path / "s", nested_episodes(), (NESTED, actions))
+    ds, findings = converted(source, tmp_path / "d", columns=["observations.mission", "rewards"])
+    assert findings["final-left-out", "observations.mission"]["count"] == 3
+    assert [ds.final(i) for i in range(3)] == [None] * 3
 
 
 def test_columns_and_names(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ class TestLint:
         singles = [len(rollout) == 1 for rollout in rollouts]
         assert found["one-step-episode"].count == sum(singles)
         assert found["one-step-episode"].row == singles.index(True)
-        assert (found["duplicate-episode"].count, found["duplicate-episode"].row) == (2, 9)
+        assert (found["duplicate-episode"].count, found["duplicate-episode"].file) == (2, "s.parquet")
         gear_data.convert(source, tmp_path / "d")
         kept = gear_data.open(tmp_path / "d").manifest.findings
         assert [(f["code"], f["count"], f["message"]) for f in kept] == [

@@ -183,8 +183,11 @@ def test_many_threads_in_a_small_cache(tmp_path: Path) -> None:
 
 def test_without_a_limit_half_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, disk = ShardCache(tmp_path, None), 600
-    free = lambda path: SimpleNamespace(free=disk - sum(map(len, _kept(cache))))  # noqa: E731
-    monkeypatch.setattr(shutil, "disk_usage", free)
+
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=disk - sum(map(len, _kept(cache))))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     for data in DATA:
         _use(cache, data)
     assert _kept(cache) == set(DATA[3:])

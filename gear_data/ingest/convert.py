@@ -19,7 +19,6 @@ from gear_data.errors import (
     unknown_name,
 )
 from gear_data.ingest.card import CARD_NAME, dataset_card
-from gear_data.ingest.derive import RETURNS_TO_GO
 from gear_data.ingest.destination import no_empty_folder, prepare
 from gear_data.ingest.engines import Engine, in_processes, in_this_process
 from gear_data.ingest.findings import Finding, Findings
@@ -179,13 +178,13 @@ def _fill(
     provenance: Mapping[str, Any],
     progress: bool | None,
 ) -> Manifest:
-    noticed = _noticed_on_opening(source)
+    noticed = source.findings.to_json()
     unit = "step" if source.rows_are_steps else "episode"
     with progress_bar(source.num_rows, "convert", unit, progress) as bar:
         results = run(tasks, bar.update)
-    joined = conversion.join(results)
-    if not len(joined.episodes):
+    if not any(result.shards for result in results):
         raise EmptySourceError("the source holds no episode", file=provenance["source"])
+    joined = conversion.join(results)
     findings = _all_findings(noticed, results, joined, source.metadata, strict=provenance["options"]["strict"])
     made = [[*task.start, len(result.shards)] for task, result in zip(tasks, results, strict=True)]
     facts = {**provenance, "tasks": made, "metadata": _json_able(source.metadata)}
@@ -227,15 +226,6 @@ def _identity(location: Location, recipe: Recipe) -> dict[str, Any]:
         "source_fingerprint": getattr(location.dataset, "_fingerprint", None),
         "options": recipe.to_json(),
     }
-
-
-def _noticed_on_opening(source: EpisodeSource) -> list[dict[str, Any]]:
-    """What the source noticed before it was read, and what becomes of its columns."""
-    columns = {column.name: column for column in source.columns}
-    if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
-        message = "the source's own is replaced by that computed from its rewards; --rename keeps it under another name"
-        source.findings.add(Finding("replaced-column", message, column=RETURNS_TO_GO))
-    return source.findings.to_json()
 
 
 def _all_findings(

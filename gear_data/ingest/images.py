@@ -211,7 +211,7 @@ class DecodedImages:
 
     def _pieces(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
         """Episodes of up to `_PIECE_BYTES` of pixels each, or a single one; each has its share of the source's rows."""
-        sizes = block.offsets * self._step_bytes + offsets_of(block.has_final) * self._final_bytes
+        sizes = block.offsets * self._step_bytes + offsets_of(block.has_final.astype(np.int64)) * self._final_bytes
         first = rows = 0
         while first < len(block):
             last = int(np.searchsorted(sizes, sizes[first] + _PIECE_BYTES, side="right")) - 1

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from gear_data.errors import CorruptSourceError
-from gear_data.ingest.derive import add_returns_to_go, check_finite, derived_columns
+from gear_data.ingest.derive import RETURNS_TO_GO, add_returns_to_go, check_finite, derived_columns
 from gear_data.ingest.ends import complete_ends, end_columns
 from gear_data.ingest.finals import kept_finals, leave_out_variable_finals
+from gear_data.ingest.findings import Finding
 from gear_data.ingest.lint import lint_block
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec, Schema
@@ -18,6 +19,14 @@ from gear_data.storage.block import EpisodeBlock, Position
 def stored_schema(source: EpisodeSource) -> Schema:
     """The columns of the dataset that a source becomes."""
     return Schema(derived_columns(end_columns(kept_finals(source.columns))))
+
+
+def note_replaced_columns(source: EpisodeSource) -> None:
+    """Adds a finding where a column of the source makes room for one that is derived."""
+    columns = {column.name: column for column in source.columns}
+    if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
+        message = "the source's own is replaced by that computed from its rewards; --rename keeps it under another name"
+        source.findings.add(Finding("replaced-column", message, column=RETURNS_TO_GO))
 
 
 def prepared_blocks(

@@ -9,6 +9,7 @@ from typing import Any
 from gear_data.ingest.formats import open_source
 from gear_data.ingest.images import decode_images
 from gear_data.ingest.location import Location, locate
+from gear_data.ingest.pipeline import note_replaced_columns
 from gear_data.ingest.source import EpisodeSource, SourceOptions
 
 
@@ -59,4 +60,5 @@ class Recipe:
             source.findings.forbid()
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
+        note_replaced_columns(source)
         return source, name, reason

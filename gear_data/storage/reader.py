@@ -108,9 +108,7 @@ class MappedShards:
 
     def _addresses_in(self, shard: int, buffer: pa.Buffer) -> list[int]:
         entry = self._shards[shard]
-        return [
-            0 if column.variable_length else buffer.address + entry.buffers[column.name] for column in self._schema
-        ]
+        return [0 if column.variable_length else buffer.address + entry.buffers[column.name] for column in self._schema]
 
     def lease(self, shards: Sequence[int]) -> Lease:
         """Maps these shards. Safe to call from several threads."""
