@@ -19,7 +19,7 @@ lint: $(VENV)/installed-test
 
 # One stamp for each set of extras: `make demo` need not wait for what only the tests use.
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$*]'
 	@touch $@
 
 $(BIN)/python:

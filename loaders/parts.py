@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from gear_data.agree import from_first_rank
 from gear_data.collection import Output, Share, check_batch_bytes
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
-from gear_data.agree import from_first_rank
 from gear_data.loaders.arguments import normalization_statistics
 from gear_data.loaders.conventions import Convention, resolve_preset
 from gear_data.loaders.mixture import Component

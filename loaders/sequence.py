@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from gear_data.agree import is_distributed, own_rank
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
-from gear_data.agree import is_distributed, own_rank
 from gear_data.loaders.arguments import (
     check_dataset,
     check_device,

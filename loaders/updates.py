@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from gear_data.errors import InvalidArgumentError
 from gear_data.agree import from_every_rank, is_distributed
+from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import check_range
 from gear_data.loaders.parts import Part
 from gear_data.loaders.worker_mark import WorkerMark

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fuzz_sources
 import h5py
 import numpy as np
 import pyarrow as pa
+import source_makers
 
 _INTEGERS = (0, 1, -1, 255, 1 << 15, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1)
 _JSON = (None, True, -1, 0, 1 << 70, 1e308, "", "x", "../../etc/passwd", "\0", [], {}, [[]], {"a": {}}, float("nan"))
@@ -189,7 +189,7 @@ def damage_parquet(path: Path, rng: random.Random) -> str:
             return table.rename_columns(names)
         return table.take(rng.sample(range(len(table)), len(table)))
 
-    fuzz_sources.rewritten_parquet(path, change)
+    source_makers.rewritten_parquet(path, change)
     return f"table {way}"
 
 

@@ -24,9 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import fuzz_sources
 import numpy as np
+import source_makers
 from fuzz_damage import damage
+from rollout_files import make_rollouts
 
 import gear_data
 from gear_data.errors import GearError
@@ -161,7 +162,7 @@ def make_sources(names: list[str], folder: Path) -> dict[str, Path]:
 
         def body(name: str = name) -> int:
             try:
-                fuzz_sources.MAKERS[name](folder / name)
+                source_makers.MAKERS[name](folder / name, make_rollouts(4, seed=1, max_length=9))
             except ImportError as error:
                 print(f"{error}")
                 return _REFUSED
@@ -195,11 +196,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60, help="default 60")
     parser.add_argument("--seed", type=int, default=0, help="default 0")
-    parser.add_argument("--format", action="append", choices=sorted(fuzz_sources.MAKERS), help="default all")
+    parser.add_argument("--format", action="append", choices=sorted(source_makers.MAKERS), help="default all")
     parser.add_argument("--case", type=int, help="run this one alone")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "gear-fuzz", help="failed cases")
     options = parser.parse_args()
-    names = options.format or list(fuzz_sources.MAKERS)
+    names = options.format or list(source_makers.MAKERS)
     os.fsync = lambda _: None  # nothing here need outlive a power cut, and it takes most of a case's time
     warm_up(names)
     counts = {name: Counter[str]() for name in names}

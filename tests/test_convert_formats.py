@@ -640,7 +640,10 @@ def test_d4rl_rename_of_structure(sources: Any, rollouts: Rollouts, tmp_path: Pa
 
 
 def test_known_formats_are_probed_by_priority() -> None:
-    assert list(known_formats()) == ["lerobot", "episode-rows", "step-rows", "d4rl"]
+    priorities = [item.priority for item in known_formats().values()]
+    assert priorities == sorted(set(priorities), reverse=True)  # no two alike: the order would be chance
+    tables = [name for name in known_formats() if name in ("lerobot", "episode-rows", "step-rows")]
+    assert tables == ["lerobot", "episode-rows", "step-rows"]  # what the next one would take too comes first
 
 
 def test_unrecognised_layout_lists_columns_and_ways_out(sources: Any, tmp_path: Path) -> None:

@@ -417,10 +417,10 @@ def test_finals_go_with_their_episodes_through_blocks_and_pieces(
 ) -> None:
     monkeypatch.setattr(images, "_PIECE_BYTES", 6 * 72)
     monkeypatch.setattr(hdf5_groups, "_BLOCK_BYTES", 4000)
-    monkeypatch.setattr(hdf5_groups, "_UNIT_BYTES", 1 << 15)
-    episodes = _with_final(40)
+    monkeypatch.setattr(hdf5_groups, "UNIT_BYTES", 1 << 15)
+    episodes = _with_final(24)
     frames = _frames(episodes)
-    bad = [3, 5, 6, 7, 8, 9, 13, 22, 39]
+    bad = [3, 5, 6, 7, 8, 9, 13, 23]
     for i in bad:
         place = -1 if i % 2 else 0
         frames[i][place] = _cut(frames[i][place])
@@ -447,16 +447,15 @@ def test_finals_go_with_their_episodes_through_blocks_and_pieces(
     blocks = list(opened().blocks(BEGIN, END))
     assert len({block.position for block in blocks}) > 3
     assert any(block.first for block in blocks)
-    done = 0
-    for block in blocks:
-        assert read(block.position, END)[block.first :] == whole[done:]
-        done += len(block)
+    done = np.cumsum([0, *map(len, blocks)])
+    for block, before in list(zip(blocks, done[:-1], strict=True))[::3]:
+        assert read(block.position, END)[block.first :] == whole[before:]
     assert sources.check_units(opened) > 1
-    options: dict[str, Any] = {"on_bad_episode": "skip", "shard_bytes": 4096}
+    options: dict[str, Any] = {"on_bad_episode": "skip", "shard_bytes": 1024}
     shards = gear_data.convert(path, tmp_path / "whole", **options).shards
     _check_finals(tmp_path / "whole", [episode for i, episode in enumerate(episodes) if i not in bad])
     assert shards > 2
-    for stop in range(1, shards, 2):
+    for stop in (1, shards - 1):
         _interrupted(path, tmp_path / f"d{stop}", stop, options, monkeypatch)
         gear_data.convert(path, tmp_path / f"d{stop}", **options, resume=True)
         assert sources.folder_contents(tmp_path / f"d{stop}") == sources.folder_contents(tmp_path / "whole")

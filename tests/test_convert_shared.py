@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import gear_data
-from gear_data.errors import EmptySourceError
+from gear_data.errors import CorruptSourceError, EmptySourceError
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +182,11 @@ def test_robot_soccer_files_without_steps(name: str, shared_data: Path, tmp_path
     assert not (tmp_path / "d").exists()
 
 
-def test_npz_is_refused_by_name(shared_data: Path, tmp_path: Path) -> None:
-    """A format that is not read yet; what matters is that nothing in it is unpickled."""
-    with pytest.raises(gear_data.errors.UnknownFormatError):
+def test_npz_of_unlike_environments_are_refused_by_name(shared_data: Path, tmp_path: Path) -> None:
+    """Each is a dataset of its own; also nothing in them is unpickled."""
+    with pytest.raises(CorruptSourceError, match="acts") as error:
         gear_data.convert(shared_data / "imitation_npz", tmp_path / "d")
+    assert (error.value.file, error.value.column) == ("pendulum_0/rollouts/final.npz", "acts")
 
 
 @pytest.mark.parametrize(

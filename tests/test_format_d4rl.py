@@ -57,7 +57,7 @@ def test_ends_by_stated_length(
     terminals: list[int], longest: int, at_once: int, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", at_once)
-    monkeypatch.setattr(d4rl, "_UNIT_BYTES", at_once)
+    monkeypatch.setattr(d4rl, "UNIT_BYTES", at_once)
     monkeypatch.setattr(d4rl, "_FLAG_ROWS", 5)
     source = write_flat(tmp_path / "s.hdf5", terminals)
     lengths, findings, _ = read(source, max_episode_steps=longest)
@@ -104,7 +104,7 @@ def test_length_that_is_none(stated: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{}, {"following": False}, {"timeouts": False}], ids=["both", "flags", "next"])
 def test_units_are_the_whole(options: Any, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 200)
-    monkeypatch.setattr(d4rl, "_UNIT_BYTES", 900)
+    monkeypatch.setattr(d4rl, "UNIT_BYTES", 900)
     rollouts = sources.make_rollouts(40, seed=5)
     folder = tmp_path / "s"
     for i, part in enumerate((rollouts[:15], rollouts[15:16], rollouts[16:])):

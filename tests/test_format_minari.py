@@ -358,7 +358,7 @@ def test_columns_and_rename(write: Write, tmp_path: Path) -> None:
 
 def test_units_are_the_whole(write: Write, sources: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source = nested_dataset(write)
-    monkeypatch.setattr(hdf5_groups, "_UNIT_BYTES", 1)
+    monkeypatch.setattr(hdf5_groups, "UNIT_BYTES", 1)
     monkeypatch.setattr(hdf5_groups, "_BLOCK_BYTES", 200)
     with h5py.File(source / MAIN, "r+") as file:
         file.move("episode_2", "episode_12")

@@ -247,7 +247,7 @@ def test_units_are_the_whole_in_order(sources: Any, tmp_path: Path, monkeypatch:
     import gear_data.ingest.array_episodes as module
 
     monkeypatch.setattr(module, "_BLOCK_BYTES", 300)
-    monkeypatch.setattr(module, "_UNIT_BYTES", 1000)
+    monkeypatch.setattr(module, "UNIT_BYTES", 1000)
     rollouts = sources.make_rollouts(40)
     (tmp_path / "npy").mkdir()
     for name, array in d4rl_arrays(rollouts).items():

@@ -130,7 +130,7 @@ def test_the_same_dataset_as_from_memory(rollouts_and_folder: tuple[Any, Path], 
 def test_units_are_the_whole_in_order(rollouts_and_folder: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import gear_data.ingest.formats.rlds as module
 
-    monkeypatch.setattr(module, "_UNIT_BYTES", 1)
+    monkeypatch.setattr(module, "UNIT_BYTES", 1)
     rollouts, folder = rollouts_and_folder
     source, _, _ = open_source(locate(folder, None), "auto", SourceOptions())
     units = [unit.position for unit in source.units()]

@@ -144,7 +144,7 @@ def test_several_files(tmp_path: Path) -> None:
 
 
 def test_units_are_the_whole(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5_groups, "_UNIT_BYTES", 20_000)
+    monkeypatch.setattr(hdf5_groups, "UNIT_BYTES", 20_000)
     monkeypatch.setattr(hdf5_groups, "_BLOCK_BYTES", 1_000)
     for i in range(2):
         path = write(tmp_path / "s" / f"{i}.hdf5", make_demos((3, 1, 4, 2, 5), seed=i), [3, 4, 7, 8, 9])

@@ -135,7 +135,7 @@ def test_replay_buffer_written_round_begins_with_its_oldest(sources: Any, tmp_pa
 def test_units_are_the_whole_in_order(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gear_data.ingest.array_episodes as module
 
-    monkeypatch.setattr(module, "_UNIT_BYTES", 1000)
+    monkeypatch.setattr(module, "UNIT_BYTES", 1000)
     rollouts = sources.make_rollouts(40)
     ted(rollouts).memmap(tmp_path / "in")
     open_again = lambda: open_source(locate(tmp_path / "in", None), "auto", SourceOptions())[0]  # noqa: E731

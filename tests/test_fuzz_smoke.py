@@ -1,4 +1,4 @@
-"""The fuzzer of readers runs, and finds nothing in a moment; docs/lint.md has the command for longer."""
+"""The fuzzer of readers runs, and finds nothing in a moment; CONTRIBUTING.md has the command for longer."""
 
 from __future__ import annotations
 

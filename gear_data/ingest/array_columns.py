@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError, unknown_name
-from gear_data.ingest.columns import END_FLAGS, choose_columns
+from gear_data.ingest.columns import END_FLAGS, EPISODE_COLUMNS, choose_columns
 from gear_data.ingest.findings import Finding
-from gear_data.ingest.formats.step_rows import EPISODE_COLUMNS
 from gear_data.ingest.names import DONES, canonical_name
 from gear_data.ingest.numpy_files import ArrayReader, StoredArray
 from gear_data.ingest.source import SourceOptions

@@ -7,7 +7,7 @@ import numpy as np
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.array_columns import FIRST, Arrays, all_values, is_observation, misfit, scalar_facts, values_at
 from gear_data.ingest.array_episodes import Episodes, Part
-from gear_data.ingest.findings import Finding
+from gear_data.ingest.findings import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.source import SourceOptions
 
 
@@ -33,7 +33,7 @@ def dreamer_part(found: Arrays, size: int, options: SourceOptions, seekable: boo
                 file=found.name,
                 column=FIRST,
                 row=int(starts[empty[0]]),
-                hint="mend the source, or leave such episodes out with --on-bad-episode skip",
+                hint=BAD_EPISODE_HINT,
             )
         message = "an observation and no step; skipped"
         findings.append(Finding("bad-episode", message, len(empty), found.name, int(starts[empty[0]]), FIRST))

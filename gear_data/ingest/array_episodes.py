@@ -18,12 +18,11 @@ from gear_data.errors import CorruptSourceError, EmptySourceError
 from gear_data.ingest.columns import SCALARS
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.numpy_files import ArrayReader, StoredArray
-from gear_data.ingest.source import Unit
+from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import BEGIN, EpisodeBlock, Position, offsets_of
 
 _BLOCK_BYTES = 16 << 20
-_UNIT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -124,14 +123,14 @@ class ArrayEpisodes:
         if self._count > 1:
             starts, sizes = [0], [0]
             for i, size in enumerate(self._sizes):
-                if sizes[-1] >= _UNIT_BYTES:
+                if sizes[-1] >= UNIT_BYTES:
                     starts.append(i)
                     sizes.append(0)
                 sizes[-1] += size
             return [Unit(Position(start, 0), size) for start, size in zip(starts, sizes, strict=True)]
-        if not self._model.seekable or self._model.bytes <= _UNIT_BYTES:
+        if not self._model.seekable or self._model.bytes <= UNIT_BYTES:
             return [Unit(BEGIN, self._model.bytes)]
-        cuts = _cuts(self._model.locate().lengths, _row_bytes(self.columns), _UNIT_BYTES)
+        cuts = _cuts(self._model.locate().lengths, _row_bytes(self.columns), UNIT_BYTES)
         share = self._model.bytes // len(cuts)
         return [Unit(Position(0, start), share) for start, _ in cuts]
 

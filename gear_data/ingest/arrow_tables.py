@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -16,8 +17,17 @@ import pyarrow.parquet as pq
 from gear_data.errors import CorruptSourceError, UnknownFormatError
 from gear_data.ingest.arrow_plain import PlainColumn, plain_columns, plain_table
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.parquet_file import check_schema, decoded_row_bytes, open_parquet, read_batches, reading, runs
-from gear_data.ingest.parquet_units import FilesToCut, FirstStart, Span, episode_spans, step_spans
+from gear_data.ingest.parquet_file import (
+    Pace,
+    RowGroups,
+    check_schema,
+    open_parquet,
+    read_batches,
+    reading,
+    row_groups,
+    runs,
+)
+from gear_data.ingest.parquet_units import FilesToCut, FirstStart, Ids, Span, episode_spans, step_spans
 from gear_data.storage.block import BEGIN, Position
 
 #: Bytes in memory of a table handed out at once, as far as they can be foreseen.
@@ -25,8 +35,8 @@ _BATCH_BYTES = 16 << 20
 #: Rows that say how large others will be.
 _HEAD_ROWS = 64
 _HEAD_BYTES = 64 << 20
-#: Rows of a column of ids read at once.
-_ID_ROWS = 1 << 16
+#: Batches decoded for a table, so that one of unusually long episodes is not many times as large.
+_BATCHES = 16
 _Part = TypeVar("_Part")
 _ONE_TYPE = "give the dataset features (datasets.Features), or bring the column to one type"
 
@@ -131,58 +141,74 @@ class ParquetTables:
 
     def __init__(self, files: tuple[SourceFile, ...]) -> None:
         self._files = files
-        self._row_bytes = 0.0
-        with open_parquet(files[0]) as first:
+        self._pace = Pace(_BATCH_BYTES // _BATCHES)
+        with open_parquet(files[0]) as first, reading(files[0].name):
             self._stored: pa.Schema = first.schema_arrow
             # Counting the rows of every file would open every file; the bar goes by rows only where that is cheap.
             self.num_rows: int | None = first.metadata.num_rows if len(files) == 1 else None
-        self._plain = plain_columns(self._stored, files[0].name)
+            self._plain = plain_columns(self._stored, files[0].name)  # looks at all names: they may not be UTF-8
         self.schema = pa.schema([(name, column.type) for name, column in self._plain.items()])
 
     def select(self, columns: list[str]) -> None:
         self._plain = {name: self._plain[name] for name in columns}
 
     def head(self, rows: int) -> pa.Table | None:
-        for index, file in enumerate(self._files):
+        for file in self._files:
             with open_parquet(file) as parquet:
                 self._check(parquet, file)
-                groups = range(parquet.num_row_groups)
-                filled = next((group for group in groups if parquet.metadata.row_group(group).num_rows), None)
-                if filled is not None:
-                    row_bytes = self._expected_bytes(parquet, groups[filled : filled + 1])
-                    rows = max(1, min(rows, int(_HEAD_BYTES / max(1.0, row_bytes))))
-                    batch = next(self._batches(index, parquet, groups[filled:], rows))
-                    return plain_table(pa.Table.from_batches([batch]), self._plain)
+                head = parquet.schema_arrow.empty_table()
+                pace = Pace(_HEAD_BYTES // _BATCHES)
+                batches: list[pa.RecordBatch] = []
+                for batch in read_batches(file, parquet, range(parquet.num_row_groups), self._needed(), pace):
+                    batches.append(batch)
+                    head = pa.Table.from_batches(batches)
+                    if len(head) >= rows or head.nbytes >= _HEAD_BYTES:
+                        break
+            if len(head):
+                return plain_table(head.slice(0, rows), self._plain)
         return None
 
     def spans(self, ids: str | None) -> Sequence[Span]:
-        source = FilesToCut(self._files, self._footer, self._first_start)
-        return episode_spans(source) if ids is None else step_spans(source, ids)
+        if ids is None:
+            return episode_spans(self._files, self._footer)
+        return step_spans(FilesToCut(self._files, self._footer, partial(self._ids, ids), partial(self._start, ids)))
 
-    def _footer(self, index: int) -> pq.FileMetaData:
+    def _footer(self, index: int) -> RowGroups:
         with open_parquet(self._files[index]) as parquet:
-            return parquet.metadata
+            return row_groups(parquet, self._files[index])
 
-    def _first_start(self, index: int, group: int, ids: str) -> FirstStart | None:
-        file, column = self._files[index], self._plain[ids]
+    def _id_values(self, column: PlainColumn, index: int, groups: range) -> Iterator[pa.Array]:
+        file = self._files[index]
+        with open_parquet(file) as parquet:
+            self._check(parquet, file)
+            for batch in read_batches(file, parquet, groups, [column.stored], Pace(_BATCH_BYTES // _BATCHES)):
+                yield plain_table(pa.Table.from_batches([batch]), {column.name: column}).column(0).combine_chunks()
+
+    def _ids(self, name: str, index: int, groups: range) -> Ids | None:
+        found: list[Any] = []
+        for values in self._id_values(self._plain[name], index, groups):
+            if values.null_count:
+                return None
+            found += _range(values)
+        return (min(found), max(found)) if found else None
+
+    def _start(self, name: str, index: int, group: int) -> FirstStart | None:
         before: list[Any] = []
         after: list[Any] = []
         row = 0
-        with open_parquet(file) as parquet:
-            for batch in read_batches(file, parquet, range(group, group + 1), [column.stored], _ID_ROWS):
-                table = plain_table(pa.Table.from_batches([batch]), {ids: column})
-                values = table.column(0).combine_chunks()
-                if not after:
-                    change = pc.index(pc.not_equal(values, before[0] if before else values[0]), True).as_py()
-                    count = len(values) if change < 0 else change
-                    before += _range(values[:count])
-                    after += _range(values[count:])
-                    row += count
-                else:
-                    after += _range(values)
-        if not after:
+        for values in self._id_values(self._plain[name], index, range(group, group + 1)):
+            if values.null_count:
+                return None
+            count = 0
+            if not after:
+                change = pc.index(pc.not_equal(values, before[0] if before else values[0]), True).as_py()
+                count = len(values) if change < 0 else change
+                before += _range(values[:count])
+                row += count
+            after += _range(values[count:])
+        if not before:
             return None
-        return FirstStart(row, (min(before), max(before)), (min(after), max(after)))
+        return FirstStart(row, (min(before), max(before)), (min(after), max(after)) if after else None)
 
     def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
         held: list[tuple[Stretch, pa.RecordBatch]] = []
@@ -212,17 +238,14 @@ class ParquetTables:
             file = self._files[index]
             with open_parquet(file) as parquet:
                 self._check(parquet, file)
-                for row, groups in runs(parquet.metadata, first, last):
+                for row, groups in runs(row_groups(parquet, file), first, last):
                     yield from self._run(index, parquet, row, groups, first, last)
 
     def _run(
         self, index: int, parquet: pq.ParquetFile, row: int, groups: range, first: int, last: int | None
     ) -> Iterator[tuple[Stretch, pa.RecordBatch]]:
         """The rows of these groups, the first of which is `row`, from `first` to `last`."""
-        rows = _batch_rows(self._expected_bytes(parquet, groups))
-        # Of a row group that goes on behind the last row, no more is decoded than needed.
-        rows = rows if last is None else max(1, min(rows, last - row))
-        for batch in self._batches(index, parquet, groups, rows):
+        for batch in read_batches(self._files[index], parquet, groups, self._needed(), self._pace):
             skip, stop = max(0, first - row), len(batch) if last is None else min(len(batch), last - row)
             if skip < stop:
                 stretch = Stretch(Position(index, row + skip), self._files[index].name, stop - skip)
@@ -231,22 +254,12 @@ class ParquetTables:
             if last is not None and row >= last:
                 return
 
-    def _batches(self, index: int, parquet: pq.ParquetFile, groups: range, rows: int) -> Iterator[pa.RecordBatch]:
-        for batch in read_batches(self._files[index], parquet, groups, self._needed(), rows):
-            # Encoded texts may be far smaller than what they hold: what was read foretells what is to come.
-            self._row_bytes = max(self._row_bytes, batch.nbytes / max(1, len(batch)))
-            yield batch
-
-    def _expected_bytes(self, parquet: pq.ParquetFile, groups: range) -> float:
-        return max([self._row_bytes, *(decoded_row_bytes(parquet, group, self._needed()) for group in groups)])
-
     def _needed(self) -> list[str]:
         return list(dict.fromkeys(column.stored for column in self._plain.values()))
 
     def _check(self, parquet: pq.ParquetFile, file: SourceFile) -> None:
         with reading(file.name):
-            schema = parquet.schema_arrow
-        check_schema(schema, file.name, self._stored, self._files[0].name)
+            check_schema(parquet.schema_arrow, file.name, self._stored, self._files[0].name)
 
 
 def _range(values: pa.Array) -> list[Any]:
@@ -288,7 +301,9 @@ class DatasetTables:
         head = self.head(_HEAD_ROWS)
         if head is None:
             return
-        batches = dataset.iter(batch_size=_batch_rows(head.nbytes / len(head)))
+        # Never more rows than so many, however small the first are.
+        rows = max(1, min(65536, _BATCH_BYTES * len(head) // max(1, head.nbytes)))
+        batches = dataset.iter(batch_size=rows)
         while True:
             try:
                 table = next(batches, None)
@@ -315,8 +330,3 @@ class DatasetTables:
                     row=row,
                     hint=_ONE_TYPE,
                 )
-
-
-def _batch_rows(row_bytes: float) -> int:
-    """Rows to read at once, of so many bytes each in memory."""
-    return int(max(1, min(65536, _BATCH_BYTES / max(1.0, row_bytes))))

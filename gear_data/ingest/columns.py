@@ -15,6 +15,9 @@ END_FLAGS = frozenset({DONES, "terminated", "truncated"})
 #: Columns of one value a step: a source's [T, 1] becomes [T].
 SCALARS = END_FLAGS | {"rewards"}
 
+#: Names of the column that numbers episodes, or names them, where a row is a step.
+EPISODE_COLUMNS = ("episode_index", "episode_id", "episode", "traj_id", "trajectory_id")
+
 
 def choose_columns(names: Iterable[str], options: SourceOptions) -> dict[str, str]:
     """Source name -> canonical name of the columns to read.

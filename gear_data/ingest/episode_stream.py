@@ -13,7 +13,7 @@ import pyarrow as pa
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, InvalidArgumentError
 from gear_data.ingest.columns import END_FLAGS, SCALARS, choose_columns
 from gear_data.ingest.episode_values import cast_exactly, flatten, is_single, step_values
-from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.findings import BAD_EPISODE_HINT, Finding, Findings
 from gear_data.ingest.names import canonical_name
 from gear_data.ingest.source import SourceOptions, Unit
 from gear_data.schema import ColumnSpec
@@ -25,7 +25,6 @@ _ATTRIBUTES = (
     "observations", "actions", "rewards", "terminations", "truncations", "terminated", "truncated", "dones", "infos",
 )  # fmt: skip
 _NEXT = "next_"
-_HINT = "mend the source, or leave such episodes out with --on-bad-episode skip"
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class EpisodeStream:
 
     def _placed(self, error: GearError, number: int) -> GearError:
         """The error with the episode it is about."""
-        hint = error.hint or (_HINT if isinstance(error, BadEpisodeError) else None)
+        hint = error.hint or (BAD_EPISODE_HINT if isinstance(error, BadEpisodeError) else None)
         return type(error)(error.message, file=self._name, column=error.column, row=number, hint=hint)
 
     def _infer(self, values: Mapping[str, Any], *, is_object: bool) -> tuple[ColumnSpec, ...]:

@@ -8,6 +8,9 @@ from typing import Any
 
 from gear_data.errors import FindingError
 
+#: For a BadEpisodeError that `on_bad_episode="skip"` would have made a finding.
+BAD_EPISODE_HINT = "mend the source, or leave such episodes out with --on-bad-episode skip"
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -20,7 +20,7 @@ from h5py import h5a, h5d, h5l, h5s
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.arrow_values import Irregular
 from gear_data.ingest.columns import SCALARS
-from gear_data.ingest.hdf5_heap import check_elements, check_heaps
+from gear_data.ingest.hdf5_heap import ELEMENT_BYTES, check_heaps
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
 
@@ -232,7 +232,6 @@ def read_variable(dataset: h5py.Dataset, spec: ColumnSpec) -> pa.Array:
         Irregular: a row that is not UTF-8.
     """
     check_heaps(dataset)
-    check_elements(dataset)
     values: list[str | bytes] = []
     for row, value in enumerate(dataset[...]):
         try:
@@ -262,7 +261,7 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
             number = np.empty((), attribute.dtype)
             attribute.read(number)
             value = plain(number)
-        elif attribute.shape == () and attribute.get_storage_size() <= _MAX_FACT_BYTES:
+        elif attribute.shape == () and _is_readable_text(attribute):
             check_heaps(group)
             value = plain(group.attrs[name])
         if value is None:
@@ -270,6 +269,16 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
         else:
             facts[name] = value
     return facts, others
+
+
+def _is_readable_text(attribute: h5a.AttrID) -> bool:
+    """Whether an attribute is a text of a bounded size. Of values of variable length no others are read: libhdf5 (1.14)
+    crashes on those whose type was damaged."""
+    size = attribute.get_storage_size()
+    text = h5py.check_string_dtype(attribute.dtype)
+    if text is None:
+        return False
+    return bool(size == ELEMENT_BYTES if text.length is None else size <= _MAX_FACT_BYTES)
 
 
 def plain(value: Any) -> str | bool | int | float | None:

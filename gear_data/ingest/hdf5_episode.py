@@ -15,6 +15,7 @@ from h5py import h5d, h5l
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.arrow_values import Irregular
+from gear_data.ingest.episode_values import cast_exactly
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.hdf5 import check_dataset, links_below, read_fixed, read_variable, reading, step_spec
 from gear_data.ingest.location import SourceFile
@@ -155,10 +156,8 @@ class EpisodeReader:
         values = values.reshape(-1, *spec.shape)
         if own == spec.numpy_dtype:
             return values
-        with np.errstate(all="ignore"):
-            cast = values.astype(spec.numpy_dtype)
-            exact = np.array_equal(cast.astype(own), values, equal_nan=own.kind == "f")
-        if not exact:
+        cast = cast_exactly(values, spec.dtype)
+        if cast is None:
             raise place.bad(f"is {own}, and does not fit {spec.dtype}, which it is in {self.model}", column.path)
         message = f"{own} in some episodes; the same numbers are kept as {spec.dtype}"
         self.findings.add(Finding("dtype-differs", message, 1, place.file.name, place.number, column.path))

@@ -14,16 +14,15 @@ import pyarrow as pa
 from h5py import h5d, h5g, h5l, h5o
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError, EmptySourceError, GearError
-from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.findings import BAD_EPISODE_HINT, Finding, Findings
 from gear_data.ingest.hdf5 import SCALAR, attribute_facts, inventory, links_below, open_hdf5, reading
 from gear_data.ingest.hdf5_episode import Episode, EpisodeReader, GroupColumn
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.source import Unit
+from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import BEGIN, EpisodeBlock, Position
 
 _BLOCK_BYTES = 16 << 20
-_UNIT_BYTES = 32 << 20
 _MAX_DIGITS = 18
 
 
@@ -168,12 +167,12 @@ class GroupedEpisodes:
             return self._layout.episodes(file, self._files[index].name)
 
     def units(self) -> Sequence[Unit]:
-        """Runs of episodes: as many as `_UNIT_BYTES` hold, were all of one length."""
+        """Runs of episodes: as many as `UNIT_BYTES` hold, were all of one length."""
         units: list[Unit] = []
         for index, file in enumerate(self._files):
             episodes = self._episodes_of(index)
             share = file.size / max(1, len(episodes))
-            count = max(1, int(_UNIT_BYTES / share))
+            count = max(1, int(UNIT_BYTES / share))
             for first in range(0, len(episodes), count):
                 size = int(share * min(count, len(episodes) - first))
                 # A file's first episode may have any number; what is noticed of the file goes with it.
@@ -225,7 +224,7 @@ class GroupedEpisodes:
 
     def _skip(self, error: BadEpisodeError) -> None:
         if not self._skip_bad:
-            error.hint = "mend the source, or leave such episodes out with --on-bad-episode skip"
+            error.hint = BAD_EPISODE_HINT
             raise error
         message = f"{error.message}; skipped"
         self.findings.add(Finding("bad-episode", message, 1, error.file, error.row, error.column))

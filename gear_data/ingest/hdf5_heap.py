@@ -6,11 +6,13 @@ Python can end. The layout is that of the HDF5 file format specification, sectio
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import h5py
 import numpy as np
@@ -20,16 +22,19 @@ from gear_data.errors import CorruptSourceError
 _SIGNATURE = b"GCOL\x01\x00\x00\x00"
 #: How a value of variable length stands in a dataset, where lengths take 8 bytes.
 _ELEMENT = np.dtype([("length", "<u4"), ("heap", "<u8"), ("index", "<u4")])
+#: Its bytes, in datasets and attributes.
+ELEMENT_BYTES = _ELEMENT.itemsize
 _HEADER, _OBJECT = 16, 16  # bytes, where lengths take 8, as h5py writes them
 
 
 def check_heaps(thing: h5py.Group | h5py.Dataset) -> None:
-    """Call before reading text or bytes of variable length, of a dataset or an attribute.
+    """Call before reading text or bytes of variable length, of a dataset or of a group's attributes.
 
     Files behind a file system of fsspec are not looked through.
 
     Raises:
-        CorruptSourceError: a heap of the file cannot be walked through.
+        CorruptSourceError: a heap of the file cannot be walked through, or an element of the dataset is not in the
+            file.
     """
     path = thing.file.filename
     if os.path.isfile(path):
@@ -41,46 +46,48 @@ def check_heaps(thing: h5py.Group | h5py.Dataset) -> None:
                 file=os.path.basename(path),
                 hint="it may have been cut short or changed: download it again",
             )
+        if isinstance(thing, h5py.Dataset) and _is_variable(thing.dtype) and not _is_filtered(thing):
+            _check_elements(thing, path, status.st_size)
 
 
-def check_elements(dataset: h5py.Dataset) -> None:
-    """Call before reading a dataset of variable length: what it points to must be in the file.
+def _is_variable(dtype: np.dtype[Any]) -> bool:
+    text = h5py.check_string_dtype(dtype)
+    return h5py.check_vlen_dtype(dtype) is not None or (text is not None and text.length is None)
 
-    Elements are a length, the place of a heap, and a number in it; one that points outside hangs libhdf5, too. Datasets
-    that are compressed, and files behind a file system of fsspec, are not looked at.
 
-    Raises:
-        CorruptSourceError: an element points outside the file, or is longer than it.
-    """
-    path = dataset.file.filename
-    if not os.path.isfile(path) or dataset.dtype.kind != "O" or dataset.id.get_create_plist().get_nfilters():
-        return
-    size = os.path.getsize(path)
-    for raw in _stored(dataset, path, size):
-        elements = np.frombuffer(raw[: len(raw) // _ELEMENT.itemsize * _ELEMENT.itemsize], _ELEMENT)
+def _is_filtered(dataset: h5py.Dataset) -> bool:
+    return bool(dataset.id.get_create_plist().get_nfilters())
+
+
+def _check_elements(dataset: h5py.Dataset, path: str, size: int) -> None:
+    """That what a dataset of variable length points to is in the file: libhdf5 hangs where it is not, and crashes where
+    elements are not of the size that they have. Those that are compressed cannot be looked at."""
+    for count, raw in _stored(dataset, path, size):
+        whole = len(raw) == count * ELEMENT_BYTES
+        elements = np.frombuffer(raw, _ELEMENT) if whole else np.empty(0, _ELEMENT)
         outside = (elements["length"] > size) | ((elements["length"] > 0) & (elements["heap"] > size - _HEADER))
-        if outside.any():
+        if not whole or outside.any():
             raise CorruptSourceError(
-                "points outside the file for its text or bytes",
+                "points outside the file for its text or bytes" if whole else "has elements of a size that none have",
                 file=os.path.basename(path),
                 column=dataset.name,
                 hint="it may have been cut short or changed: download it again",
             )
 
 
-def _stored(dataset: h5py.Dataset, path: str, size: int) -> Iterator[bytes]:
-    """The bytes of a dataset as they are in the file."""
+def _stored(dataset: h5py.Dataset, path: str, size: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a dataset as they are in the file, and of how many elements."""
     if dataset.chunks is None:
         at, length = dataset.id.get_offset(), dataset.id.get_storage_size()
         if at is not None and at + length <= size:
             with open(path, "rb") as file:
                 file.seek(at)
-                yield file.read(length)
+                yield dataset.size, file.read(length)
         return
     for i in range(dataset.id.get_num_chunks()):
         chunk = dataset.id.get_chunk_info(i)
         if chunk.size <= size:
-            yield dataset.id.read_direct_chunk(chunk.chunk_offset)[1]
+            yield math.prod(dataset.chunks), dataset.id.read_direct_chunk(chunk.chunk_offset)[1]
 
 
 @lru_cache(maxsize=64)

@@ -14,12 +14,12 @@ from typing import Any
 
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.json_files import json_object, read_json_object
 from gear_data.ingest.location import SourceFile
 
 METADATA = "metadata.json"
 
 #: Bounds of image spaces make it megabytes; this is far above the largest there are.
-_MAX_METADATA_BYTES = 256 << 20
 #: Longer texts and lists are not kept among the facts.
 _MAX_FACT = 10_000
 _MAX_DEPTH = 32
@@ -81,11 +81,8 @@ def read_metadata(file: SourceFile) -> MinariMetadata:
     Raises:
         CorruptSourceError: not a JSON object, absurdly large, or with spaces that are none.
     """
-    if file.size > _MAX_METADATA_BYTES:
-        raise CorruptSourceError(f"is {file.size} bytes, too much for metadata", file=file.name)
     file.check_readable()
-    with file.open() as stream:
-        return parse_metadata(_object(stream.read(), file.name), file.name)
+    return parse_metadata(read_json_object(file), file.name)
 
 
 def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
@@ -99,7 +96,7 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
         if space is None:
             continue
         if isinstance(space, str | bytes):
-            space = _object(space, file, key)
+            space = json_object(space, file, column=key)
         leaves.update(_leaves(space, column, jpeg, f"{file} {key}", 0))
         described = _described(space)
         if _is_small(described):
@@ -112,16 +109,6 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
         total_steps=_count(raw.get("total_steps")),
         facts=facts,
     )
-
-
-def _object(text: str | bytes, file: str, key: str | None = None) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CorruptSourceError(f"not JSON: {error}", file=file, column=key) from error
-    if not isinstance(value, dict):
-        raise CorruptSourceError("not a JSON object", file=file, column=key)
-    return value
 
 
 def _leaves(space: Any, name: str, jpeg: bool, where: str, depth: int) -> Iterator[tuple[str, SpaceLeaf]]:

@@ -175,8 +175,7 @@ def brought_to(table: pa.Table, schema: pa.Schema) -> tuple[pa.Table, tuple[str,
             if not as_first.cast(found, safe=False).equals(values):
                 return table, (), f"column '{field.name}' is {found}, and does not fit {field.type}, as it was at first"
             values = as_first
-            if field.name != REWARDS:
-                cast.append(field.name)
+            cast.append(field.name)
         arrays.append(values)
     return pa.Table.from_arrays(arrays, schema=schema), tuple(cast), None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -17,12 +18,25 @@ from gear_data.ingest.location import SourceFile
 _BUFFER_BYTES = 1 << 20
 #: Stored bytes of row groups that are fetched at once where a file is far away, and small reads cost a round trip each.
 _FETCH_BYTES = 64 << 20
-#: Elements that a list of 32-bit offsets can have in one batch.
-_MAX_ELEMENTS = (1 << 31) - 1
-_HAS_LIST_TYPE = int(pa.__version__.split(".")[0]) >= 21
+#: With lists of 32-bit offsets an episode of 2 GiB of pixels could not be read. They come with pyarrow 21.
+_LONG_LISTS: dict[str, Any] = {"list_type": pa.LargeListType} if int(pa.__version__.split(".")[0]) >= 21 else {}
 
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-_NARROW = {"UINT_8": 1, "INT_8": 1, "UINT_16": 2, "INT_16": 2}
+
+#: Most rows decoded at a time.
+_MAX_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """What a footer says of its row groups: rows of each, and about how many bytes of the file, encoded and as stored.
+
+    This is all that is asked of a footer of a stranger. pyarrow (tried with 26.0) ends the process where the metadata
+    of a column (`row_group(i).column(j)`), or its statistics, are damaged, since C++ exceptions go through Cython.
+    """
+
+    rows: tuple[int, ...]
+    encoded: tuple[int, ...]
+    stored: tuple[int, ...]
 
 
 def open_parquet(file: SourceFile) -> pq.ParquetFile:
@@ -31,7 +45,7 @@ def open_parquet(file: SourceFile) -> pq.ParquetFile:
         with reading(file.name):
             # With its own buffering on, pyarrow would hold all row groups that it is asked for.
             source = file.path if file.filesystem is None else file.open()
-            return pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            return pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, **_LONG_LISTS)
     except CorruptSourceError:
         file.check_readable()  # it knows better what is wrong
         raise
@@ -54,8 +68,12 @@ def check_schema(schema: pa.Schema, name: str, model: pa.Schema, model_name: str
     """That a file has the columns of the first one, in whatever order, with whatever metadata.
 
     Raises:
-        CorruptSourceError: a column is missing, is one too many, or has another type.
+        CorruptSourceError: a column is missing, is one too many, is there twice, or has another type.
     """
+    names = [field.name for field in schema]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CorruptSourceError("two columns have this name", file=name, column=twice)
     if schema.equals(model) or {f.name: f.type for f in schema} == {f.name: f.type for f in model}:
         return
     for field in model:
@@ -72,61 +90,73 @@ def check_schema(schema: pa.Schema, name: str, model: pa.Schema, model_name: str
     raise CorruptSourceError(f"the column is not in {model_name}", file=name, column=extra)
 
 
-def group_bytes(metadata: pq.FileMetaData, group: int) -> int:
-    """Bytes of a row group in the file."""
-    row_group = metadata.row_group(group)
-    return sum(row_group.column(i).total_compressed_size for i in range(row_group.num_columns))
+def row_groups(parquet: pq.ParquetFile, file: SourceFile) -> RowGroups:
+    """Raises CorruptSourceError: the row groups do not have the rows that the file claims."""
+    with reading(file.name):
+        metadata = parquet.metadata
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    rows = tuple(int(group.num_rows) for group in groups)
+    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
+        raise CorruptSourceError(
+            f"not a whole Parquet file: it claims {metadata.num_rows} rows, and row groups of {rows[:8]}",
+            file=file.name,
+            hint="it may have been cut short: download it again",
+        )
+    encoded = tuple(max(0, int(group.total_byte_size)) for group in groups)
+    share = file.size / max(1, sum(encoded))
+    return RowGroups(rows, encoded, tuple(int(share * size) for size in encoded))
 
 
-def decoded_row_bytes(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> float:
-    """Mean bytes of a row of a row group in memory, of the columns that are read. Of numbers it goes by how many there
-    are: a constant column takes next to nothing in the file."""
-    metadata = parquet.metadata.row_group(group)
-    total = 0
-    for i in range(metadata.num_columns):
-        chunk = metadata.column(i)
-        if any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in columns):
-            column = parquet.schema.column(i)
-            width = _NARROW.get(column.converted_type) or _WIDTHS.get(column.physical_type) or column.length or 0
-            total += max(chunk.num_values * width, 0 if width else chunk.total_uncompressed_size)
-    return total / max(1, int(metadata.num_rows))
+class Pace:
+    """How many rows to decode at a time for about so many bytes in memory: it begins low and goes by what was read.
+
+    The mean of a row group tells little where long episodes stand together, and constants take no bytes in a file.
+    """
+
+    def __init__(self, batch_bytes: int) -> None:
+        self._bytes = batch_bytes
+        self.rows = 1
+
+    def expect(self, row_bytes: float) -> None:
+        """Rows of so many bytes are ahead."""
+        self.rows = max(1, min(self.rows, int(self._bytes / max(1.0, row_bytes))))
+
+    def seen(self, batch: pa.RecordBatch) -> None:
+        more = min(_MAX_ROWS, 2 * max(self.rows, len(batch)))
+        self.rows = max(1, min(more, int(self._bytes * len(batch) / max(1, batch.nbytes))))
 
 
 def read_batches(
-    file: SourceFile, parquet: pq.ParquetFile, groups: range, columns: Sequence[str], batch_rows: int
+    file: SourceFile, parquet: pq.ParquetFile, groups: range, columns: Sequence[str], pace: Pace
 ) -> Iterator[pa.RecordBatch]:
-    """Row groups in batches of so many rows.
+    """Row groups in batches.
 
     Raises:
         CorruptSourceError: they cannot be read.
     """
-    metadata = parquet.metadata
-    options: dict[str, Any] = {}
-    if file.filesystem is not None and sum(group_bytes(metadata, group) for group in groups) <= _FETCH_BYTES:
-        options["pre_buffer"] = True
-    if _HAS_LIST_TYPE and any(_has_long_column(metadata, group) for group in groups):
-        options["list_type"] = pa.LargeListType
+    found = row_groups(parquet, file)
+    # Where images are not among the columns this is more than is read; batches are no smaller than need be then.
+    expected = max((found.encoded[group] / max(1, found.rows[group]) for group in groups), default=0.0)
     with reading(file.name):
-        if options:
-            source = file.path if file.filesystem is None else file.open()
-            options = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES, **options}
-            parquet = pq.ParquetFile(source, metadata=metadata, **options)
-        yield from parquet.iter_batches(
-            batch_size=batch_rows, row_groups=list(groups), columns=list(columns), use_threads=pa.cpu_count() > 1
+        if file.filesystem is not None and sum(found.stored[group] for group in groups) <= _FETCH_BYTES:
+            metadata, buffered = parquet.metadata, {"pre_buffer": True, "buffer_size": _BUFFER_BYTES}
+            parquet = pq.ParquetFile(file.open(), metadata=metadata, **buffered, **_LONG_LISTS)
+        pace.expect(expected)
+        batches = parquet.iter_batches(
+            batch_size=pace.rows, row_groups=list(groups), columns=list(columns), use_threads=pa.cpu_count() > 1
         )
+        for batch in batches:
+            pace.seen(batch)
+            pace.expect(expected)
+            parquet.reader.set_batch_size(pace.rows)
+            yield batch
 
 
-def _has_long_column(metadata: pq.FileMetaData, group: int) -> bool:
-    row_group = metadata.row_group(group)
-    return any(row_group.column(i).num_values > _MAX_ELEMENTS for i in range(row_group.num_columns))
-
-
-def runs(metadata: pq.FileMetaData, first: int, stop: int | None) -> Iterator[tuple[int, range]]:
+def runs(found: RowGroups, first: int, stop: int | None) -> Iterator[tuple[int, range]]:
     """Row groups that are read at once: the first one's first row, and their numbers. Together they have all rows from
     `first` on, up to `stop`, and those before in the same row group."""
     start, row, begin, size = 0, 0, 0, 0
-    for group in range(metadata.num_row_groups):
-        rows = metadata.row_group(group).num_rows
+    for group, (rows, stored) in enumerate(zip(found.rows, found.stored, strict=True)):
         if row + rows <= first:
             start, begin = group + 1, row + rows
         elif stop is not None and row >= stop:
@@ -134,10 +164,10 @@ def runs(metadata: pq.FileMetaData, first: int, stop: int | None) -> Iterator[tu
                 yield begin, range(start, group)
             return
         else:
-            size += group_bytes(metadata, group)
+            size += stored
             if size >= _FETCH_BYTES:
                 yield begin, range(start, group + 1)
                 start, begin, size = group + 1, row + rows, 0
         row += rows
-    if start < metadata.num_row_groups:
-        yield begin, range(start, metadata.num_row_groups)
+    if start < len(found.rows):
+        yield begin, range(start, len(found.rows))

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.parquet_file import group_bytes
+from gear_data.ingest.parquet_file import RowGroups
 from gear_data.ingest.source import UNIT_BYTES
 from gear_data.storage.block import BEGIN, Position
 
@@ -35,11 +33,12 @@ class Span:
 
 @dataclass(frozen=True)
 class FirstStart:
-    """The first row of a row group that begins an episode, counted in the group, and the ids before and from it on."""
+    """The first row of a row group that begins an episode, counted in the group, and the ids before and from it on.
+    `after` is None where no row does."""
 
     row: int
     before: Ids
-    after: Ids
+    after: Ids | None
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,15 @@ class FilesToCut:
 
     Attributes:
         files: in source order.
-        footer: the metadata of one.
-        first_start: what the column of ids says of a row group, where an episode begins in it; None where none does.
+        footer: the row groups of one.
+        ids: the least and largest id in row groups of one; None where there is none, or one is null.
+        first_start: where the first id of a row group ends; None as for `ids`.
     """
 
     files: Sequence[SourceFile]
-    footer: Callable[[int], pq.FileMetaData]
-    first_start: Callable[[int, int, str], FirstStart | None]
+    footer: Callable[[int], RowGroups]
+    ids: Callable[[int, range], Ids | None]
+    first_start: Callable[[int, int], FirstStart | None]
 
 
 @dataclass(frozen=True)
@@ -66,39 +67,38 @@ class _Piece:
     groups: range | None
 
 
-def episode_spans(source: FilesToCut) -> tuple[Span, ...]:
+def episode_spans(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> tuple[Span, ...]:
     """Where a row is an episode: every file, and in large files row groups. Only large ones are opened."""
-    return tuple(Span(piece.position, piece.bytes) for piece in _pieces(source))
+    return tuple(Span(piece.position, piece.bytes) for piece in _pieces(files, footer))
 
 
-def step_spans(source: FilesToCut, ids: str) -> tuple[Span, ...]:
-    """Where a row is a step, in a source whose ids rise: places where an episode begins, as the statistics of the
-    column `ids` say, or its values in a row group that goes on with the episode before.
+def step_spans(source: FilesToCut) -> tuple[Span, ...]:
+    """Where a row is a step, in a source whose ids rise: places where an episode begins.
 
     Many small files are taken together, and opened only where a span may end. What their ids are is not known then: a
-    reader has to compare them with `Span.low`.
+    reader has to compare them with `Span.low`. Of large files all ids are read: they take next to nothing in the file,
+    and the statistics that it has of them cannot be (see `RowGroups`).
     """
     known: list[Ids] = []
     places: list[tuple[Position, int]] = []  # and how many of the known ids stand before it
     sizes, since = [0], 0
     previous: _Piece | None = None
-    for piece in _pieces(source):
+    for piece in _pieces(source.files, source.footer):
         groups = piece.groups
         if previous is not None and since >= UNIT_BYTES:
             since = 0
             if previous.groups is None:
-                last = source.footer(previous.position.file)
-                known += _known(last, range(last.num_row_groups)[-1:], ids)
+                last = len(source.footer(previous.position.file).rows)
+                known += _known(source, previous.position.file, range(last)[-1:])
             if groups is None:
-                groups = range(source.footer(piece.position.file).num_row_groups)
-            position = _place(source, piece.position, groups[:1], known, ids)
-            if position is not None:
-                places.append((position, len(known) - (position != piece.position)))
+                groups = range(len(source.footer(piece.position.file).rows))
+            place = _place(source, piece.position, groups, known)
+            groups = groups[1:]
+            if place is not None:
+                places.append(place)
                 sizes.append(0)
-                if position != piece.position:
-                    groups = groups[1:]
         if groups is not None:
-            known += _known(source.footer(piece.position.file), groups, ids)
+            known += _known(source, piece.position.file, groups)
         sizes[-1] += piece.bytes
         since += piece.bytes
         previous = piece
@@ -114,45 +114,38 @@ def step_spans(source: FilesToCut, ids: str) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def _pieces(source: FilesToCut) -> Iterator[_Piece]:
-    for index, file in enumerate(source.files):
+def _pieces(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> Iterator[_Piece]:
+    for index, file in enumerate(files):
         if file.size <= UNIT_BYTES:
             yield _Piece(Position(index, 0), file.size, None)
             continue
-        metadata = source.footer(index)
+        found = footer(index)
         first, begin, row, size = 0, 0, 0, 0
-        for group in range(metadata.num_row_groups):
+        for group, (rows, stored) in enumerate(zip(found.rows, found.stored, strict=True)):
             if size >= UNIT_BYTES:
                 yield _Piece(Position(index, begin), size, range(first, group))
                 first, begin, size = group, row, 0
-            row += metadata.row_group(group).num_rows
-            size += group_bytes(metadata, group)
-        yield _Piece(Position(index, begin), size, range(first, metadata.num_row_groups))
+            row += rows
+            size += stored
+        yield _Piece(Position(index, begin), size, range(first, len(found.rows)))
 
 
-def _place(source: FilesToCut, position: Position, group: range, known: list[Ids], ids: str) -> Position | None:
-    """Where in the row group an episode begins; adds to the known ids those before and after, if it is not at once."""
-    after = _known(source.footer(position.file), group, ids)
-    if not known or not after:
-        return None
-    if known[-1][1] < after[0][0]:
-        return position
-    start = source.first_start(position.file, group[0], ids)
+def _place(source: FilesToCut, position: Position, groups: range, known: list[Ids]) -> tuple[Position, int] | None:
+    """Where in the first row group an episode begins, and how many of the known ids are before; the group's are added
+    to them."""
+    start = source.first_start(position.file, groups[0]) if groups else None
     if start is None:
         return None
-    known += [start.before, start.after]
-    return Position(position.file, position.row + start.row)
+    after = [start.after] if start.after is not None else []
+    place = None
+    if known and known[-1][1] < min(low for low, _ in (start.before, *after)):
+        place = position, len(known)
+    elif known and after:
+        place = Position(position.file, position.row + start.row), len(known) + 1
+    known += [start.before, *after]
+    return place
 
 
-def _known(metadata: pq.FileMetaData, groups: range, ids: str) -> list[Ids]:
-    """Least and largest id of those row groups whose statistics tell."""
-    found = []
-    for group in groups:
-        row_group = metadata.row_group(group)
-        for i in range(row_group.num_columns):
-            column = row_group.column(i)
-            if column.path_in_schema == ids:
-                values = column.statistics
-                if values is not None and values.has_min_max and values.has_null_count and not values.null_count:
-                    found.append((values.min, values.max))
-    return [pair for pair in found if all(isinstance(value, int | str) for value in pair)]
+def _known(source: FilesToCut, file: int, groups: range) -> list[Ids]:
+    ids = source.ids(file, groups)
+    return [] if ids is None else [ids]

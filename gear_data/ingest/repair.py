@@ -47,8 +47,8 @@ class _Damaged:
 
 
 def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None = None) -> RepairReport:
-    """Makes the shards that do not verify again, those and no others. The episodes are compared with their content
-    hashes before anything is replaced; a sound dataset stays as it is.
+    """Makes the shards that do not verify again, those and no others. A shard is replaced when its episodes have the
+    content hashes that the episode table says; a sound dataset stays as it is.
 
     Args:
         path: a dataset's folder on this machine.
@@ -75,18 +75,18 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
     first = [0]
     for shard in manifest.shards:
         first.append(first[-1] + shard.episodes)
-    made: dict[int, ShardEntry] = {}
+    shards_now = list(manifest.shards)
     with progress_bar(sum(manifest.shards[i].steps for i in damaged), "repair", "step", progress) as bar:
         for start, stop, shards in _tasks(manifest, folder):
             wanted = [_Damaged(i, first[i] - first[shards.start]) for i in damaged if i in shards]
             for index, blocks in _episodes(opened, manifest, wanted, start, stop):
                 own = contents[first[index] : first[index + 1]]
-                made[index] = _write(folder, manifest, manifest.shards[index], blocks, own, str(source))
+                shards_now[index] = _write(folder, manifest, manifest.shards[index], blocks, own, str(source))
+                if shards_now[index] != manifest.shards[index]:
+                    # Another version of Arrow may lay out the same episodes in other bytes.
+                    text = replace(manifest, shards=tuple(shards_now)).to_text()
+                    put_text(LocalStore(folder), MANIFEST_NAME, text)
                 bar.update(manifest.shards[index].steps)
-    shards_now = tuple(made.get(i, shard) for i, shard in enumerate(manifest.shards))
-    if shards_now != manifest.shards:  # another version of Arrow may lay out the same episodes in other bytes
-        text = replace(manifest, shards=shards_now).to_text()
-        put_text(LocalStore(folder), MANIFEST_NAME, text)
     return RepairReport(
         tuple(manifest.shards[i].entry.file for i in damaged), sum(manifest.shards[i].episodes for i in damaged)
     )

@@ -18,6 +18,7 @@ from gear_data.schema import Schema
 from gear_data.storage.manifest import FileEntry, ShardEntry
 from gear_data.storage.variable import OFFSET_BYTES, array_over, checked, python_values
 
+_MAKE_AGAIN = "restore it, or make it again with 'gear-data repair'"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,12 +35,12 @@ def check_size(folder: Path, entry: FileEntry) -> None:
 def check_file_size(name: str, size: int | None, entry: FileEntry) -> None:
     """Raises CorruptShardError for a file `name` that is missing (None) or of another size than the manifest says."""
     if size is None:
-        raise CorruptShardError("the file is missing", file=name, hint="restore it, or convert again")
+        raise CorruptShardError("the file is missing", file=name, hint=_MAKE_AGAIN)
     if size != entry.bytes:
         raise CorruptShardError(
             f"the file has {size} bytes, the manifest says {entry.bytes}",
             file=name,
-            hint="it was cut short or changed: restore it, or convert again",
+            hint=f"it was cut short or changed: {_MAKE_AGAIN}",
         )
 
 

@@ -106,7 +106,7 @@ def _check_bytes(path: Path, entry: FileEntry) -> None:
         raise CorruptShardError(
             f"its checksum is {found}, the manifest says {entry.checksum}",
             file=str(path),
-            hint="its bytes were changed: restore it, or convert again",
+            hint="its bytes were changed: restore it, or make it again with 'gear-data repair'",
         )
 
 

@@ -47,13 +47,12 @@ from gear_data.ingest.hdf5 import (
 from gear_data.ingest.hdf5_heap import check_heaps
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.names import canonical_name, name_map
-from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import BEGIN, EpisodeBlock, Position
 
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
 _CHUNK_BYTES = 32 << 20
-_UNIT_BYTES = 32 << 20
 _FLAG_ROWS = 4 << 20
 _METADATA = "metadata/"
 _LONGEST = "max_episode_steps"
@@ -127,9 +126,9 @@ class D4rl:
         return int(datasets[self._observations].shape[0])
 
     def units(self) -> Sequence[Unit]:
-        """Runs of episodes of about `_UNIT_BYTES`; whole files where ends can be told by observations alone."""
+        """Runs of episodes of about `UNIT_BYTES`; whole files where ends can be told by observations alone."""
         units = [Unit(BEGIN, 0)]
-        wanted = max(1, _UNIT_BYTES // self._row_bytes)
+        wanted = max(1, UNIT_BYTES // self._row_bytes)
         for index, file in enumerate(self._files):
             with open_hdf5(file) as opened:
                 rows = self._check_rows(opened, file)
@@ -329,9 +328,8 @@ def _metadata(file: h5py.File, others: Mapping[str, str], name: str) -> dict[str
     with reading(name):
         facts, _ = attribute_facts(file, ())
         scalars = [path for path, what in others.items() if what == SCALAR and path.startswith(_METADATA)]
-        if scalars:
-            check_heaps(file)
         for path in scalars:
+            check_heaps(file[path])
             if (value := plain(file[path][()])) is not None:
                 facts[path.removeprefix(_METADATA)] = value
     return facts

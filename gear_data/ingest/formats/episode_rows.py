@@ -35,7 +35,7 @@ from gear_data.ingest.arrow_values import (
     to_numpy,
 )
 from gear_data.ingest.columns import SCALARS, choose_columns, structure
-from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.findings import BAD_EPISODE_HINT, Finding, Findings
 from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
 from gear_data.ingest.null_columns import leave_out_null_columns
@@ -204,7 +204,7 @@ class EpisodeRows:
                         file=file,
                         column=bad.column,
                         row=row,
-                        hint="mend the source, or leave such episodes out with --on-bad-episode skip",
+                        hint=BAD_EPISODE_HINT,
                     ) from None
                 self.findings.add(
                     Finding("bad-episode", f"{bad.reason}; skipped", len(bad.rows), file, row, bad.column)

@@ -20,7 +20,7 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatE
 from gear_data.ingest.arrow_tables import read_ahead
 from gear_data.ingest.arrow_values import Irregular, to_numpy
 from gear_data.ingest.columns import choose_columns
-from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.findings import BAD_EPISODE_HINT, Finding, Findings
 from gear_data.ingest.json_files import read_json_object
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.minari_spaces import METADATA, read_metadata
@@ -289,7 +289,7 @@ class _BadEpisodes(Exception):
             file=first.files.name,
             column=column,
             row=row,
-            hint="mend the source, or leave such episodes out with --on-bad-episode skip",
+            hint=BAD_EPISODE_HINT,
         )
 
 

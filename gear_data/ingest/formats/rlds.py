@@ -8,7 +8,6 @@ terminal if `is_terminal`, else the episode was truncated.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
@@ -22,14 +21,13 @@ from gear_data.extras import import_extra
 from gear_data.ingest.episode_stream import EpisodeStream
 from gear_data.ingest.episode_values import flatten, is_single
 from gear_data.ingest.findings import Finding
+from gear_data.ingest.json_files import read_json_object
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.storage.block import Position
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 _STEPS = "steps"
-_UNIT_BYTES = 32 << 20
-_MAX_FEATURES = 16 << 20
 #: TFDS imports the module of whatever class a dataset names; only its own may be named.
 _TRUSTED = "tensorflow_datasets."
 _FACTS = ("name", "version", "description", "citation", "license")
@@ -75,20 +73,15 @@ def _folder(location: Location) -> str | None:
 
 def _features(location: Location, folder: str) -> dict[str, Any]:
     file = location.file(folder + _FEATURES)
-    if file is None or file.size > _MAX_FEATURES:
-        raise CorruptSourceError("is missing, or too much for metadata", file=folder + _FEATURES)
-    with file.open() as stream:
-        text = stream.read()
-    try:
-        features = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CorruptSourceError(f"not JSON: {error}", file=file.name) from error
-    inner = features
+    if file is None:
+        raise CorruptSourceError("is missing", file=folder + _FEATURES)
+    features = read_json_object(file)
+    inner: Any = features
     for key in ("featuresDict", "features"):
         inner = inner.get(key) if isinstance(inner, dict) else None
     if not isinstance(inner, dict):
         raise CorruptSourceError("does not describe features", file=file.name)
-    return dict(features)
+    return features
 
 
 def _class_names(features: Any) -> Iterator[str]:
@@ -150,7 +143,7 @@ class _Rlds:
         first, stop, size = 0, 0, 0
         for length in lengths:
             stop, size = stop + length, size + share
-            if size >= _UNIT_BYTES or stop >= self._split.num_examples:
+            if size >= UNIT_BYTES or stop >= self._split.num_examples:
                 units.append(Unit(Position(0, first), size))
                 first, size = stop, 0
         return units

@@ -15,8 +15,8 @@ from gear_data.ingest.arrow_tables import TablePart, TableStream, open_tables, r
 from gear_data.ingest.arrow_values import Irregular, inner_shape, is_list, leaf_dtype, storage_array, to_numpy
 from gear_data.ingest.assemble import StepPart, assemble
 from gear_data.ingest.boundaries import Boundaries, EpisodeIds, read_ids
-from gear_data.ingest.columns import END_FLAGS, SCALARS, choose_columns, structure
-from gear_data.ingest.findings import Findings
+from gear_data.ingest.columns import END_FLAGS, EPISODE_COLUMNS, SCALARS, choose_columns, structure
+from gear_data.ingest.findings import BAD_EPISODE_HINT, Findings
 from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
 from gear_data.ingest.null_columns import leave_out_null_columns
@@ -26,8 +26,6 @@ from gear_data.ingest.variable_values import path_rows, paths_left_out, to_varia
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import END, EpisodeBlock, Position
 
-#: Names of the column that numbers episodes, or names them.
-EPISODE_COLUMNS = ("episode_index", "episode_id", "episode", "traj_id", "trajectory_id")
 #: Columns that say again what the order of rows says, and whether they begin with 0 in every episode.
 ORDER_COLUMNS = {"frame_index": True, "index": False, "step_index": True, "step_id": False}
 _HEAD_ROWS = 64
@@ -211,7 +209,7 @@ class StepRows:
                     file=file,
                     column=source,
                     row=row,
-                    hint="mend the source, or leave such episodes out with --on-bad-episode skip",
+                    hint=BAD_EPISODE_HINT,
                 ) from None
         for source in self._orders:
             columns[_CHECKED + source] = step_numbers(storage_array(table.column(source)))

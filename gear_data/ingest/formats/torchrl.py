@@ -8,7 +8,6 @@ tensor is pickled, and never loaded.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from gear_data.ingest.array_episodes import ArrayEpisodes, Episodes, Part
 from gear_data.ingest.array_layouts import scan_lengths
 from gear_data.ingest.columns import END_FLAGS, SCALARS, choose_columns
 from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.json_files import read_json_object
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.names import DONES, canonical_name
 from gear_data.ingest.numpy_files import StoredArray
@@ -32,7 +32,6 @@ from gear_data.storage.block import offsets_of
 _META = "meta.json"
 #: Where a TensorDict is: saved by itself, or as a replay buffer's storage.
 _ROOTS = ("", "storage/")
-_MAX_META = 16 << 20
 _MAX_DEPTH = 16
 _PICKLES = (".pickle", ".pkl", ".pt", ".pth")
 _TRAJECTORIES = ("collector.traj_ids", "traj_ids", "episode")
@@ -55,7 +54,7 @@ def probe(location: Location) -> str | None:
         if (file := location.file(root + _META)) is None:
             continue
         try:
-            meta = _read_json(file)
+            meta = read_json_object(file)
         except GearError:
             continue
         if "tensordict" in str(meta.get("_type")):
@@ -90,20 +89,6 @@ def open_(location: Location, options: SourceOptions) -> ArrayEpisodes:
     return ArrayEpisodes(len(runs), [size] * len(runs), part, findings, tree.facts)
 
 
-def _read_json(file: SourceFile) -> dict[str, Any]:
-    if file.size > _MAX_META:
-        raise CorruptSourceError(f"is {file.size} bytes, too much for metadata", file=file.name)
-    with file.open() as stream:
-        text = stream.read()
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CorruptSourceError(f"not JSON: {error}", file=file.name) from error
-    if not isinstance(value, dict):
-        raise CorruptSourceError("not a JSON object", file=file.name)
-    return value
-
-
 def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
@@ -114,7 +99,7 @@ def _read_tree(location: Location, root: str) -> tuple[tuple[int, ...], _Tree]:
     meta_file = location.file(root + _META)
     if meta_file is None:
         raise CorruptSourceError("is missing", file=root + _META)
-    meta = _read_json(meta_file)
+    meta = read_json_object(meta_file)
     batch = meta.get("shape")
     if not _is_shape(batch) or not isinstance(batch, list):
         raise UnknownFormatError(
@@ -149,7 +134,7 @@ def _walk(location: Location, folder: str, meta: Mapping[str, Any], prefix: str,
         inner_file = location.file(below + _META)
         if inner_file is None or depth > _MAX_DEPTH:
             raise CorruptSourceError("is missing, or nested too deep", file=below + _META, column=name)
-        inner = _read_json(inner_file)
+        inner = read_json_object(inner_file)
         if entry.get("type") == "TensorDict":
             _walk(location, below, inner, f"{name}.", tree, depth + 1)
         elif isinstance(inner.get("data"), str | int | float):
@@ -236,7 +221,7 @@ def _runs(location: Location, root: str, batch: tuple[int, ...]) -> list[tuple[i
     file = location.file(root + "storage_metadata.json")
     if file is None:
         return [(0, rows)]
-    filled = _read_json(file).get("len")
+    filled = read_json_object(file).get("len")
     if type(filled) is not int or not 0 <= filled <= rows:
         raise CorruptSourceError(f"says that {filled} of {rows} steps are filled", file=file.name)
     if len(batch) > 1:
@@ -246,7 +231,7 @@ def _runs(location: Location, root: str, batch: tuple[int, ...]) -> list[tuple[i
             hint="save buffer[:].transpose(0, 1).contiguous().memmap(folder) instead",
         )
     writer = location.file("writer/metadata.json") if root else None
-    cursor = _read_json(writer).get("cursor") if writer is not None else 0
+    cursor = read_json_object(writer).get("cursor") if writer is not None else 0
     if filled < rows or not isinstance(cursor, int) or not 0 < cursor < rows:
         return [(0, filled)]
     return [(cursor, rows), (0, cursor)]

@@ -1,31 +1,30 @@
-"""Small valid sources of every format, for tests/fuzz_readers.py to damage. Not a test."""
+"""Small valid sources of every format, for tests/test_format_invariants.py, and for tests/fuzz_readers.py to damage.
+
+Not a test.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import conftest
 import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+from rollout_files import Rollout, write_d4rl, write_episodes, write_lerobot, write_steps
 
 import gear_data
 
-Maker = Callable[[Path], object]
+Maker = Callable[[Path, Sequence[Rollout]], object]
 
 
-def _rollouts(count: int = 4) -> list[conftest.Rollout]:
-    return conftest.make_rollouts(count, seed=1, max_length=9)
-
-
-def _flat(rollouts: list[conftest.Rollout]) -> dict[str, Any]:
+def _flat(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     names = rollouts[0].columns
     return {name: np.concatenate([rollout.columns[name] for rollout in rollouts]) for name in names}
 
@@ -37,54 +36,52 @@ def _png(seed: int) -> bytes:
     return file.getvalue()
 
 
-def episode_rows(folder: Path) -> None:
-    rollouts = _rollouts()
-    tasks = ["one", "two", None, "two"]
-    conftest.write_episodes(folder / "a.parquet", rollouts, row_group=2, task=tasks)
-    conftest.write_episodes(folder / "b.parquet", rollouts, task=tasks)
+def episode_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    tasks = [("one", "two", None)[i % 3] for i in range(len(rollouts))]
+    write_episodes(folder / "a.parquet", rollouts, row_group=2, task=tasks)
+    write_episodes(folder / "b.parquet", rollouts, task=tasks)
 
 
-def step_rows(folder: Path) -> None:
-    conftest.write_steps(folder / "a.parquet", _rollouts(), row_group=7)
+def step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    write_steps(folder / "a.parquet", rollouts, row_group=7)
 
 
-def text_and_images(folder: Path) -> None:
-    rollouts = _rollouts()
+def text_and_images(folder: Path, rollouts: Sequence[Rollout]) -> None:
     texts = [[f"step {t} é" for t in range(len(r))] for r in rollouts]
     images = [[{"bytes": _png(2 * i), "path": None} for _ in range(len(r))] for i, r in enumerate(rollouts)]
     facts = {"text_observations": texts, "image_observations": images}
-    conftest.write_episodes(folder / "a.parquet", rollouts, **facts)
+    write_episodes(folder / "a.parquet", rollouts, **facts)
 
 
-def d4rl(folder: Path) -> None:
-    extra = {"infos/qpos": np.arange(sum(map(len, _rollouts())), dtype=np.float64), "metadata/policy": b"random"}
-    conftest.write_d4rl(folder / "a.hdf5", _rollouts(), extra=extra, compression="gzip", chunks=True)
-    conftest.write_d4rl(folder / "b.hdf5", _rollouts(), extra=extra)
+def d4rl(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    extra = {"infos/qpos": np.arange(sum(map(len, rollouts)), dtype=np.float64), "metadata/policy": b"random"}
+    write_d4rl(folder / "a.hdf5", rollouts, extra=extra, compression="gzip", chunks=True)
+    write_d4rl(folder / "b.hdf5", rollouts, extra=extra)
 
 
-def d4rl_without_timeouts(folder: Path) -> None:
-    conftest.write_d4rl(folder / "a.hdf5", _rollouts(), timeouts=False, column_vectors=True)
+def d4rl_without_timeouts(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    write_d4rl(folder / "a.hdf5", rollouts, timeouts=False, column_vectors=True)
 
 
-def lerobot_v21(folder: Path) -> None:
-    conftest.write_lerobot(folder, _rollouts())
+def lerobot_v21(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    write_lerobot(folder, rollouts)
 
 
-def lerobot_v3(folder: Path) -> None:
+def lerobot_v3(folder: Path, rollouts: Sequence[Rollout]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
-        gear_data.convert(conftest.write_lerobot(work / "v2", _rollouts()), work / "gear", progress=False)
+        gear_data.convert(write_lerobot(work / "v2", rollouts), work / "gear", progress=False)
         gear_data.export(gear_data.open(work / "gear"), folder, format="lerobot", progress=False)
 
 
-def minari(folder: Path) -> None:
+def minari(folder: Path, rollouts: Sequence[Rollout]) -> None:
     space = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-9.0] * 3, "high": [9.0] * 3}
     text = {"type": "Text", "max_length": 20, "min_length": 1, "charset": "abcdefgh "}
-    facts = _minari_facts({"type": "Dict", "subspaces": {"state": space, "mission": text}}, "hdf5")
+    facts = _minari_facts(rollouts, {"type": "Dict", "subspaces": {"state": space, "mission": text}}, "hdf5")
     (folder / "data").mkdir(parents=True)
     (folder / "data/metadata.json").write_text(json.dumps(facts))
     with h5py.File(folder / "data/main_data.hdf5", "w") as file:
-        for i, rollout in enumerate(_rollouts()):
+        for i, rollout in enumerate(rollouts):
             group = file.create_group(f"episode_{i}")
             group.attrs.update({"id": i, "total_steps": len(rollout), "seed": i})
             columns = rollout.columns
@@ -97,9 +94,8 @@ def minari(folder: Path) -> None:
             group["infos/energy"] = np.arange(len(states), dtype=np.float64)
 
 
-def minari_arrow(folder: Path) -> None:
+def minari_arrow(folder: Path, rollouts: Sequence[Rollout]) -> None:
     space = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-9.0] * 3, "high": [9.0] * 3}
-    rollouts = _rollouts()
     for i, rollout in enumerate(rollouts):
         part = folder / f"data/{i}"
         part.mkdir(parents=True)
@@ -110,14 +106,14 @@ def minari_arrow(folder: Path) -> None:
         table = pa.table({names.get(n, n): _fixed(c) for n, c in columns.items()})
         with pa.OSFile(str(part / "part-0.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-    (folder / "data/metadata.json").write_text(json.dumps(_minari_facts(space, "arrow")))
+    (folder / "data/metadata.json").write_text(json.dumps(_minari_facts(rollouts, space, "arrow")))
 
 
-def _minari_facts(observations: dict[str, Any], data_format: str) -> dict[str, Any]:
+def _minari_facts(rollouts: Sequence[Rollout], observations: dict[str, Any], data_format: str) -> dict[str, Any]:
     actions = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-9.0] * 2, "high": [9.0] * 2}
     return {
-        "total_episodes": 4,
-        "total_steps": sum(map(len, _rollouts())),
+        "total_episodes": len(rollouts),
+        "total_steps": sum(map(len, rollouts)),
         "data_format": data_format,
         "observation_space": json.dumps(observations),
         "action_space": json.dumps(actions),
@@ -131,11 +127,11 @@ def _fixed(values: Any) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1]) if values.ndim == 2 else flat
 
 
-def robomimic(folder: Path) -> None:
+def robomimic(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
     with h5py.File(folder / "demo.hdf5", "w") as file:
         file.create_group("data").attrs["env_args"] = json.dumps({"env_name": "Lift", "type": 1})
-        for i, rollout in enumerate(_rollouts()):
+        for i, rollout in enumerate(rollouts):
             group = file.create_group(f"data/demo_{3 * i}")
             group.attrs["num_samples"] = len(rollout)
             group["obs/state"], group["next_obs/state"] = rollout.columns["observations"], rollout.next_observations
@@ -145,9 +141,8 @@ def robomimic(folder: Path) -> None:
         file["mask/train"] = [b"demo_0", b"demo_3"]
 
 
-def npz(folder: Path) -> None:
+def npz(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
-    rollouts = _rollouts()
     flat = _flat(rollouts)
     arrays = {"terminals": flat.pop("terminated"), "timeouts": flat.pop("truncated"), **flat}
     arrays["next_observations"] = np.concatenate([rollout.next_observations for rollout in rollouts])
@@ -155,32 +150,31 @@ def npz(folder: Path) -> None:
     np.savez(folder / "b.npz", **arrays)
 
 
-def npz_imitation(folder: Path) -> None:
+def npz_imitation(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
-    rollouts = _rollouts()
     observations = [np.concatenate([r.columns["observations"], r.final[None]]) for r in rollouts]
     arrays = {
         "obs": np.concatenate(observations),
         "acts": _flat(rollouts)["actions"],
         "rews": _flat(rollouts)["rewards"],
         "indices": np.cumsum([len(rollout) for rollout in rollouts])[:-1],
-        "terminal": np.array([True, False, True, False]),
+        "terminal": np.array([rollout.columns["terminated"][-1] for rollout in rollouts]),
     }
     np.savez(folder / "final.npz", **arrays)
 
 
-def numpy_folder(folder: Path) -> None:
+def numpy_folder(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
-    for name, values in _flat(_rollouts()).items():
+    for name, values in _flat(rollouts).items():
         np.save(folder / f"{name}.npy", values)
 
 
-def torchrl(folder: Path) -> None:
+def torchrl(folder: Path, rollouts: Sequence[Rollout]) -> None:
     from tensordict import TensorDict
 
-    flat = {name: values.copy() for name, values in _flat(_rollouts()).items()}
+    flat = {name: values.copy() for name, values in _flat(rollouts).items()}
     steps = len(flat["rewards"])
-    following = np.concatenate([rollout.next_observations for rollout in _rollouts()])
+    following = np.concatenate([rollout.next_observations for rollout in rollouts])
     flags = {name: flat[name][:, None] for name in ("terminated", "truncated")}
     after = {"observation": following, "reward": flat["rewards"][:, None], **flags}
     after["done"] = flags["terminated"] | flags["truncated"]
@@ -188,7 +182,7 @@ def torchrl(folder: Path) -> None:
     TensorDict({**first, "next": TensorDict(after, [steps])}, [steps]).memmap(str(folder))
 
 
-def rlds(folder: Path) -> None:
+def rlds(folder: Path, rollouts: Sequence[Rollout]) -> None:
     import tensorflow_datasets as tfds
 
     feature = tfds.features.FeaturesDict
@@ -200,7 +194,7 @@ def rlds(folder: Path) -> None:
     }
 
     def episodes() -> Any:
-        for i, rollout in enumerate(_rollouts()):
+        for i, rollout in enumerate(rollouts):
             count = len(rollout)
             states = np.concatenate([rollout.columns["observations"], rollout.final[None]])
             actions = np.concatenate([rollout.columns["actions"], np.zeros((1, 2), np.float32)])
@@ -232,12 +226,12 @@ def rlds(folder: Path) -> None:
     )
 
 
-def gear(folder: Path) -> None:
+def gear(folder: Path, rollouts: Sequence[Rollout]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
-        text_and_images(work / "images")
+        text_and_images(work / "images", rollouts)
         gear_data.convert(work / "images", folder / "a", shard_bytes=1024, keep_encoded=True, progress=False)
-        conftest.write_d4rl(work / "flat.hdf5", _rollouts())
+        write_d4rl(work / "flat.hdf5", rollouts)
         gear_data.convert(work / "flat.hdf5", folder / "b", shard_bytes=1024, progress=False)
 
 
