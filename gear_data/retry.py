@@ -133,7 +133,8 @@ def _passes(error: BaseException) -> bool:
     if isinstance(error, GearError | FileNotFoundError | PermissionError):
         return False
     if isinstance(error, ConnectionError | TimeoutError):
-        return True
+        # The hub's client was told to stay away from the network: it will go on doing so.
+        return type(error).__name__ != "OfflineModeIsEnabled"
     if isinstance(error, OSError) and error.errno in _NUMBERS:
         return True
     return _status(error) in _STATUSES or any(kind.__name__ in _NAMES for kind in type(error).__mro__)

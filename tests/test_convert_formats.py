@@ -611,12 +611,13 @@ def test_d4rl_folder_in_natural_order_with_an_empty_file(sources: Any, rollouts:
 
 
 def test_d4rl_all_files_empty(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
     for name in ("a.hdf5", "b.hdf5"):
-        with h5py.File(tmp_path / name, "w") as file:
+        with h5py.File(tmp_path / "s" / name, "w") as file:
             for column in ("observations", "actions", "rewards", "terminals", "timeouts"):
                 file[column] = np.zeros(0, np.float32)
     with pytest.raises(EmptySourceError, match=r"a\.hdf5"):
-        gear_data.convert(tmp_path, tmp_path / "d")
+        gear_data.convert(tmp_path / "s", tmp_path / "d")
 
 
 def test_d4rl_next_observations_kept_on_request(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:

@@ -257,3 +257,83 @@ def test_a_linked_destination(sources: Any, rollouts: list[Any], tmp_path: Path)
         gear_data.convert(source, tmp_path / "link", **options)
         assert (tmp_path / "link").is_symlink()
         sources.check_dataset(tmp_path / "real", rollouts)
+
+
+# What must not be lost, or taken for something else.
+
+
+def test_source_and_destination_apart(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    source = sources.write_episodes(tmp_path / "in" / "a.parquet", rollouts)
+    with pytest.raises(InvalidArgumentError, match="destination lies inside the source"):
+        gear_data.convert(tmp_path / "in", tmp_path / "in" / "out")
+    gear_data.convert(source, tmp_path / "out")
+    inside = sources.write_episodes(tmp_path / "out" / "mine.parquet", rollouts)
+    before = sources.folder_contents(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="source lies inside the destination"):
+        gear_data.convert(inside, tmp_path / "out", resume=True)
+    with pytest.raises(DestinationExistsError, match=r"would be lost: mine\.parquet"):
+        gear_data.convert(source, tmp_path / "out", overwrite=True)
+    assert sources.folder_contents(tmp_path) == before
+    inside.unlink()
+    gear_data.convert(source, f"file://{tmp_path / 'out'}", overwrite=True)
+    sources.check_dataset(tmp_path / "out", rollouts)
+
+
+def test_files_of_another_kind_are_reported(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    sources.write_episodes(tmp_path / "in" / "a.parquet", rollouts)
+    sources.write_d4rl(tmp_path / "in" / "b.hdf5", rollouts)
+    gear_data.convert(tmp_path / "in", tmp_path / "out")
+    findings = {finding["code"]: finding for finding in gear_data.open(tmp_path / "out").manifest.findings}
+    assert (findings["files-left-out"]["count"], findings["files-left-out"]["file"]) == (1, "b.hdf5")
+
+
+def test_an_episode_that_crosses_files_is_reported(sources: Any, tmp_path: Path) -> None:
+    """Where every file numbers its episodes from 0, two would become one without a word."""
+    rollouts = sources.make_rollouts(3, short=False)
+    for i, rollout in enumerate(rollouts):
+        sources.write_steps(tmp_path / "in" / f"{i}.parquet", [rollout])
+    assert gear_data.convert(tmp_path / "in", tmp_path / "out").episodes == 1
+    findings = {finding["code"]: finding for finding in gear_data.open(tmp_path / "out").manifest.findings}
+    assert (findings["episode-crosses-files"]["count"], findings["episode-crosses-files"]["file"]) == (1, "0.parquet")
+    # One that goes on there as its numbers of steps do is one.
+    table = sources.step_table([rollouts[0].columns], episode_index=[0] * len(rollouts[0]))
+    table = table.append_column("frame_index", pa.array(range(len(table))))
+    for i, part in enumerate((table.slice(0, 1), table.slice(1))):
+        sources.write_parquet(tmp_path / "parts" / f"{i}.parquet", part)
+    assert gear_data.convert(tmp_path / "parts", tmp_path / "one").warnings == ()
+    sources.check_dataset(tmp_path / "one", rollouts[:1])
+
+
+@pytest.mark.parametrize("value", [0.3, 2.0, -1.0, float("nan")])
+def test_a_flag_is_0_or_1(value: float, sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    flags = [r.with_columns(terminated=r.columns["terminated"].astype(np.float32)) for r in rollouts]
+    gear_data.convert(sources.write_episodes(tmp_path / "a.parquet", flags), tmp_path / "good")
+    sources.check_dataset(tmp_path / "good", rollouts)
+    flags[4].columns["terminated"][0] = value
+    with pytest.raises(BadEpisodeError, match="0 or 1") as error:
+        gear_data.convert(sources.write_episodes(tmp_path / "b.parquet", flags), tmp_path / "bad")
+    assert (error.value.file, error.value.column, error.value.row) == ("b.parquet", "terminated", 4)
+
+
+def test_a_flag_of_any_end_that_disagrees_is_reported(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    ends = [r.columns["terminated"] | r.columns["truncated"] for r in rollouts]
+    agree = [r.with_columns(dones=end) for r, end in zip(rollouts, ends, strict=True)]
+    source = sources.write_episodes(tmp_path / "a.parquet", agree)
+    assert not any("flags-disagree" in warning for warning in gear_data.convert(source, tmp_path / "a").warnings)
+    agree[3].columns["dones"][:] = False
+    gear_data.convert(sources.write_episodes(tmp_path / "b.parquet", agree), tmp_path / "b")
+    findings = {finding["code"]: finding for finding in gear_data.open(tmp_path / "b").manifest.findings}
+    assert (findings["flags-disagree"]["count"], findings["flags-disagree"]["row"]) == (1, 3)
+    sources.check_dataset(tmp_path / "b", rollouts)
+
+
+def test_options_are_not_ignored(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    hdf5 = sources.write_d4rl(tmp_path / "a.hdf5", rollouts)
+    parquet = sources.write_episodes(tmp_path / "a.parquet", rollouts)
+    with pytest.raises(InvalidArgumentError, match="d4rl has no use for episode_column"):
+        gear_data.convert(hdf5, tmp_path / "out", episode_column="x")
+    with pytest.raises(InvalidArgumentError, match="episode-rows has no use for max_episode_steps"):
+        gear_data.lint(parquet, max_episode_steps=5)
+    with pytest.raises(InvalidArgumentError, match="at least 1"):
+        gear_data.convert(hdf5, tmp_path / "out", max_episode_steps=0)
+    assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from gear_data.ingest.arrow_values import null_rows, storage_array
 from gear_data.ingest.id_ranges import SeenIds
 from gear_data.ingest.step_order import falls
 
-_SORT = "sort the rows by episode and step first"
+_SORT = "sort the rows by episode and step first; if every file numbers its episodes anew, give them ids of their own"
 _NOTE = "episode_ids"
 
 

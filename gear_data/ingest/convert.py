@@ -19,7 +19,7 @@ from gear_data.errors import (
     unknown_name,
 )
 from gear_data.ingest.card import CARD_NAME, dataset_card
-from gear_data.ingest.destination import no_empty_folder, prepare
+from gear_data.ingest.destination import check_apart, no_empty_folder, prepare
 from gear_data.ingest.engines import Engine, in_processes, in_this_process
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.lint import lint_whole
@@ -33,6 +33,7 @@ from gear_data.storage.atomic import exchange
 from gear_data.storage.conversion import Conversion, Joined, TaskResult, difference
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote import open_store
+from gear_data.storage.remote_files import plain_path
 from gear_data.storage.store import Store, put_text
 from gear_data.storage.writer import PROGRESS
 
@@ -126,10 +127,11 @@ def convert(
             left behind; finished shards are, for `resume`.
     """
     started = time.perf_counter()
-    _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, columns, engine, jobs)
-    wanted, folder = prepare(os.fspath(destination), overwrite, resume)
+    _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, columns, max_episode_steps, engine, jobs)
+    wanted, folder = prepare(plain_path(destination), overwrite, resume)
     store = open_store(folder)
     location = locate(source, split)
+    check_apart(location, wanted)
     options = SourceOptions(
         columns=None if columns is None else tuple(columns),
         rename=None if rename is None else dict(rename),
@@ -139,7 +141,7 @@ def convert(
         end_column=end_column,
         max_episode_steps=max_episode_steps,
     )
-    given = os.fspath(source) if isinstance(source, str | os.PathLike) else source
+    given = plain_path(source) if isinstance(source, str | os.PathLike) else source
     recipe = Recipe(given, split, format, options, keep_encoded, strict, shard_bytes)
     opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
     recipe = replace(recipe, format=format_name)
@@ -200,6 +202,7 @@ def _check_arguments(
     overwrite: bool,
     resume: bool,
     columns: Sequence[str] | None,
+    max_episode_steps: int | None,
     engine: str,
     jobs: int | None,
 ) -> None:
@@ -213,6 +216,8 @@ def _check_arguments(
         raise InvalidArgumentError("columns is a list of names, not a string")
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise InvalidArgumentError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
     if jobs is not None and jobs < 1:
         raise InvalidArgumentError(f"jobs must be at least 1, not {jobs}")
 

@@ -7,11 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gear_data.errors import DestinationExistsError
+from gear_data.errors import DestinationExistsError, InvalidArgumentError
+from gear_data.ingest.card import CARD_NAME
+from gear_data.ingest.location import Location
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.remote import is_remote, open_store
 from gear_data.storage.store import Store
 from gear_data.storage.writer import PROGRESS
+
+#: What a dataset's folder may hold; `.gitattributes` is the hub's.
+_OWN = frozenset(
+    (
+        MANIFEST_NAME,
+        CARD_NAME,
+        PROGRESS,
+        "episodes.arrow",
+        "finals.arrow",
+        "shards",
+        "sidecars",
+        ".gitattributes",
+        ".git",
+    )
+)
 
 
 def prepare(destination: str, overwrite: bool, resume: bool) -> tuple[str, str]:
@@ -27,6 +44,22 @@ def prepare(destination: str, overwrite: bool, resume: bool) -> tuple[str, str]:
     if target.is_symlink():
         target = target.resolve()
     return str(target), str(_local_folder(target, overwrite, resume))
+
+
+def check_apart(location: Location, destination: str) -> None:
+    """Raises InvalidArgumentError where a source on this machine and the destination are one in the other."""
+    if is_remote(destination):
+        return
+    target = Path(os.path.realpath(destination))
+    for file in location.files:
+        if file.filesystem is None and target in Path(os.path.realpath(file.path)).parents:
+            raise InvalidArgumentError(
+                "the source lies inside the destination", file=file.path, hint="choose another destination"
+            )
+    if location.folder and os.path.isdir(location.name) and Path(os.path.realpath(location.name)) in target.parents:
+        raise InvalidArgumentError(
+            "the destination lies inside the source", file=destination, hint="choose another destination"
+        )
 
 
 def _check_remote(store: Store, overwrite: bool, resume: bool) -> None:
@@ -56,6 +89,13 @@ def _local_folder(target: Path, overwrite: bool, resume: bool) -> Path:
             "a mount point cannot be replaced in one step", file=str(target), hint="convert into a folder inside it"
         )
     if overwrite and is_ours:
+        foreign = sorted(path.name for path in target.iterdir() if path.name not in _OWN)
+        if foreign:
+            raise DestinationExistsError(
+                f"holds what is no part of a dataset, and would be lost: {', '.join(foreign[:5])}",
+                file=str(target),
+                hint="move it elsewhere first",
+            )
         return target.with_name(f".{target.name}.gear-new")
     if overwrite:
         raise DestinationExistsError(

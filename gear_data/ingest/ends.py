@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.names import DONES
 from gear_data.schema import ColumnSpec
@@ -48,6 +48,7 @@ def complete_ends(block: EpisodeBlock, findings: Findings) -> EpisodeBlock:
     - both flags set are kept as they are: Gymnasium's `step` may return both, a terminal state at the time limit.
       Formats with a reading of their own (D4RL: terminated) have settled it before.
     """
+    _check_flags(block)
     columns = dict(block.columns)
     last = block.offsets[1:] - 1
     dones = columns.pop(DONES, None)
@@ -62,6 +63,9 @@ def complete_ends(block: EpisodeBlock, findings: Findings) -> EpisodeBlock:
         terminated = dones.astype(np.bool_) & ~truncated
     elif dones is not None and "truncated" not in columns:
         truncated = dones.astype(np.bool_) & ~terminated
+    elif dones is not None and (differ := dones.astype(np.bool_) != (terminated | truncated)).any():
+        message = "the flag of any end is not that of the two others together; it is left out"
+        findings.add(_first(block, "flags-disagree", message, _episodes_of(block, differ), DONES))
     unflagged = np.flatnonzero(~(terminated[last] | truncated[last]))
     if len(unflagged):
         truncated[last[unflagged]] = True
@@ -86,6 +90,25 @@ def complete_ends(block: EpisodeBlock, findings: Findings) -> EpisodeBlock:
 def _flag(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.bool_]:
     """A flag column of our own to write on."""
     return np.zeros(count, np.bool_) if values is None else values.astype(np.bool_).copy()
+
+
+def _check_flags(block: EpisodeBlock) -> None:
+    """Raises BadEpisodeError for a flag that is neither 0 nor 1: what else it may mean is not guessed."""
+    for name in (DONES, "terminated", "truncated"):
+        values = block.columns.get(name)
+        if values is None or values.dtype.kind == "b":
+            continue
+        wrong = np.flatnonzero((values != 0) & (values != 1))
+        if len(wrong):
+            episode = int(np.searchsorted(block.offsets, wrong[0], side="right")) - 1
+            step = int(wrong[0] - block.offsets[episode])
+            raise BadEpisodeError(
+                f"step {step} of the episode has {values[wrong[0]]}, where an end flag is 0 or 1",
+                file=block.sources[episode],
+                column=name,
+                row=int(block.rows[episode]),
+                hint="mend the source, or give the column another name with --rename, if it is something else",
+            )
 
 
 def _episodes_of(block: EpisodeBlock, steps: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

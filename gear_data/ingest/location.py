@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
 from gear_data.retry import retrying
-from gear_data.storage.remote_files import filesystem_of, is_remote, open_range_reader
+from gear_data.storage.remote_files import filesystem_of, is_remote, open_range_reader, plain_path
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".json", ".csv")
@@ -85,7 +85,7 @@ def locate(source: Any, split: str | None) -> Location:
     """
     if not isinstance(source, str | os.PathLike):
         return _dataset_object(source, split)
-    text = os.fspath(source)
+    text = plain_path(source)
     if is_remote(text):
         return _choose_split(_remote(text), split)
     if os.path.isdir(text):

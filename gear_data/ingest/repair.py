@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gear_data.errors import CorruptShardError, ManifestError, SourceChangedError
+from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, SourceChangedError
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline import prepared_blocks, stored_schema
 from gear_data.ingest.recipe import Recipe
@@ -18,6 +18,7 @@ from gear_data.storage.atomic import checksum
 from gear_data.storage.block import END, EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
+from gear_data.storage.remote_files import is_remote, plain_path
 from gear_data.storage.shard_buffer import ShardBuffer
 from gear_data.storage.store import LocalStore, put_text
 from gear_data.storage.tables import read_episodes, write_ipc
@@ -56,12 +57,20 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
         progress: show a bar; None shows one on a terminal.
 
     Raises:
+        InvalidArgumentError: a URL.
         CorruptShardError: the episode table or that of final observations is damaged; shards are made with their help.
         ManifestError: the manifest cannot be used, or does not say where its shards came from.
         SourceChangedError: the source has no longer the episodes that the dataset was made of.
         GearError: the source cannot be read.
     """
-    folder = Path(path)
+    place = plain_path(path)
+    if is_remote(place):
+        raise InvalidArgumentError(
+            "folders of this machine are repaired, not remote ones",
+            file=place,
+            hint="repair a copy, and upload the shards",
+        )
+    folder = Path(place)
     manifest = Manifest.load(folder)
     bad = {check.file: check.error for check in verify(folder, progress=progress).shards if not check.ok}
     for entry in manifest.tables.values():
@@ -93,7 +102,7 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
 
 
 def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource:
-    given = os.fspath(source) if isinstance(source, str | os.PathLike) else source
+    given = plain_path(source) if isinstance(source, str | os.PathLike) else source
     try:
         recipe = Recipe.from_json(given, manifest.provenance["options"])
     except (KeyError, TypeError, AttributeError) as error:

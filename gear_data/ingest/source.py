@@ -105,6 +105,8 @@ class Format:
         probe: says why a location has this format, or None if it does not.
         open: opens a location that has it.
         priority: formats are probed from the highest down.
+        uses: those of `SourceOptions` that not every format has a use for, and this one does.
+        suffixes: of the data files it reads.
     """
 
     name: str
@@ -112,3 +114,5 @@ class Format:
     probe: Callable[[Location], str | None]
     open: Callable[[Location, SourceOptions], EpisodeSource]
     priority: int = 0
+    uses: frozenset[str] = frozenset()
+    suffixes: tuple[str, ...] = ()

@@ -53,6 +53,7 @@ def check_order(
         if len(steps):
             episode = int(np.searchsorted(block.offsets, steps[0], side="right")) - 1
             step = int(steps[0] - block.offsets[episode])
-            row = int(block.rows[episode]) + (step if rows_are_steps else 0)
-            message = f"{message}; the source's order of rows is kept"
+            # Not the step's own row: it may be in another file than the episode's first.
+            message = f"{message}, first at step {step} of its episode; the source's order of rows is kept"
+            row = int(block.rows[episode])
             findings.add(Finding(code, message, len(steps), block.sources[episode], row, column))

@@ -13,7 +13,7 @@ from gear_data.errors import ManifestError
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, not_a_dataset
 from gear_data.storage.reader import check_file_size, check_size
 from gear_data.storage.remote import RemoteStore
-from gear_data.storage.remote_files import is_remote, join
+from gear_data.storage.remote_files import is_remote, join, plain_path
 from gear_data.storage.shard_cache import ShardCache, default_folder
 from gear_data.storage.writer import PROGRESS
 
@@ -158,7 +158,7 @@ def open_files(
     Raises:
         InvalidArgumentError, MissingExtraError: a URL, or a limit, that cannot be used.
     """
-    text = os.fspath(path)
+    text = plain_path(path)
     if is_remote(text):
         return CachedFiles(text, ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes))
     return FolderFiles(Path(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import IO, Any
 
 from gear_data.errors import InvalidArgumentError, MissingExtraError, RemoteError
@@ -16,6 +17,12 @@ _REQUEST = 32 << 20
 def is_remote(place: str) -> bool:
     """Whether a place is a URL, not a path."""
     return "://" in place
+
+
+def plain_path(place: str | os.PathLike[str]) -> str:
+    """A path or URL as text; of a `file:///...` URL the path."""
+    text = os.fspath(place)
+    return text.removeprefix("file://") if text.startswith("file:///") else text
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from gear_data.errors import UnknownFormatError, unknown_name
+from gear_data.errors import InvalidArgumentError, UnknownFormatError, unknown_name
 from gear_data.ingest.arrow_tables import open_tables
 from gear_data.ingest.arrow_values import is_list
 from gear_data.ingest.columns import structure
+from gear_data.ingest.findings import Finding
 from gear_data.ingest.location import Location
 from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
 
 _TABLES = ("episode-rows", "step-rows")
+#: Options that not every format has a use for.
+_OPTIONAL = ("episode_column", "step_column", "end_column", "max_episode_steps")
+#: Of files that hold episodes, as a rule. A source that has some of another kind than its format's has more to say.
+_DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".npy", ".arrow", ".memmap")
 
 
 def known_formats() -> dict[str, Format]:
@@ -36,14 +41,31 @@ def open_source(location: Location, name: str, options: SourceOptions) -> tuple[
     if name != "auto":
         if name not in formats:
             raise unknown_name("format", name, [*formats, "auto"])
-        return formats[name].open(location, options), name, "asked for"
+        return _open(formats[name], location, options), name, "asked for"
     for item in formats.values():
         # What a user says of columns goes before what their names and types suggest.
         if item.name in _TABLES and (found := _by_named_columns(location, options)) is not None:
-            return formats[found[0]].open(location, options), *found
+            return _open(formats[found[0]], location, options), *found
         if reason := item.probe(location):
-            return item.open(location, options), item.name, reason
+            return _open(item, location, options), item.name, reason
     raise _unrecognised(location, formats)
+
+
+def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSource:
+    """Opens a source, and notes what data in its folder another format would have to read."""
+    for name in _OPTIONAL:
+        if getattr(options, name) is not None and name not in item.uses:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidArgumentError(
+                f"the format {item.name} has no use for {name} ({flag})", file=location.name, hint="leave it out"
+            )
+    source = item.open(location, options)
+    if item.suffixes:
+        left = [file for file in location.with_suffix(*_DATA_SUFFIXES) if not file.path.lower().endswith(item.suffixes)]
+        if left:
+            message = f"files of another kind than {item.name}; left out: convert them by themselves"
+            source.findings.add(Finding("files-left-out", message, len(left), left[0].name))
+    return source
 
 
 def _by_named_columns(location: Location, options: SourceOptions) -> tuple[str, str] | None:

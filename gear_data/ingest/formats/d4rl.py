@@ -293,9 +293,15 @@ class D4rl:
                 )
 
     def _settle_flags(self, block: EpisodeBlock) -> EpisodeBlock:
-        """Both flags set means terminated (D4RL's own reading)."""
+        """Both flags set means terminated (D4RL's own reading). Without `timeouts`, an episode of the stated length
+        that did not terminate was truncated."""
         if self._ends.timeouts is None:
-            return block
+            if self._ends.following is not None or self._ends.longest is None:
+                return block
+            last = block.offsets[1:] - 1
+            stopped = np.zeros(int(block.lengths.sum()), np.bool_)
+            stopped[last] = (block.lengths == self._ends.longest) & (block.columns["terminated"][last] == 0)
+            return replace(block, columns={**block.columns, "truncated": stopped})
         truncated = block.columns["truncated"].astype(np.bool_)
         both = block.columns["terminated"].astype(np.bool_) & truncated
         if not both.any():
@@ -351,4 +357,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=10,
+    uses=frozenset({"max_episode_steps"}),
+    suffixes=(".hdf5", ".h5"),
 )

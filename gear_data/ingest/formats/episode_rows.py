@@ -310,4 +310,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=30,
+    uses=frozenset({"episode_column", "step_column", "end_column"}),
+    suffixes=(".parquet",),
 )

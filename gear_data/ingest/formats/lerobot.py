@@ -155,4 +155,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=40,
+    uses=frozenset({"episode_column", "step_column", "end_column"}),
+    suffixes=(".parquet",),
 )

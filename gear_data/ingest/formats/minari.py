@@ -116,4 +116,5 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=50,
+    suffixes=(".hdf5", ".h5"),
 )

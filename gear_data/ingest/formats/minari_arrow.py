@@ -343,4 +343,5 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=48,
+    suffixes=(".arrow", ".parquet"),
 )

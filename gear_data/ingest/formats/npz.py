@@ -51,4 +51,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=12,
+    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps"}),
+    suffixes=(".npz",),
 )

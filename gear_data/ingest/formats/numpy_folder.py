@@ -61,4 +61,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=11,
+    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps"}),
+    suffixes=(".npy",),
 )

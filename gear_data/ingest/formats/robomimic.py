@@ -111,4 +111,5 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=45,
+    suffixes=(".hdf5", ".h5"),
 )

@@ -16,7 +16,7 @@ from gear_data.ingest.arrow_values import Irregular, inner_shape, is_list, leaf_
 from gear_data.ingest.assemble import StepPart, assemble
 from gear_data.ingest.boundaries import Boundaries, EpisodeIds, read_ids
 from gear_data.ingest.columns import END_FLAGS, EPISODE_COLUMNS, SCALARS, choose_columns, structure
-from gear_data.ingest.findings import BAD_EPISODE_HINT, Findings
+from gear_data.ingest.findings import BAD_EPISODE_HINT, Finding, Findings
 from gear_data.ingest.location import Location
 from gear_data.ingest.names import canonical_name
 from gear_data.ingest.null_columns import leave_out_null_columns
@@ -31,6 +31,8 @@ ORDER_COLUMNS = {"frame_index": True, "index": False, "step_index": True, "step_
 _HEAD_ROWS = 64
 #: Before the names of columns that are looked at episode by episode and then dropped; no column's own name has it.
 _CHECKED, _PATHS = "\0order ", "\0paths "
+#: Marks the first step of every file, until an episode that crosses files is noted.
+_EDGES = "files begin"
 
 
 def probe(location: Location) -> str | None:
@@ -168,6 +170,8 @@ class StepRows:
                     break
                 except Irregular as bad:
                     keep[np.flatnonzero(keep)[bad.rows]] = False
+            if self._episode is not None:
+                columns[_EDGES] = _file_edges(part)[keep]
             facts: dict[str, npt.NDArray[Any]] = {}
             if self._episode is not None:
                 ids = read_ids(part, self._episode)
@@ -221,12 +225,32 @@ class StepRows:
             ends[keep] |= columns[name].astype(np.bool_)
         return ends
 
+    def _note_crossing(self, block: EpisodeBlock) -> None:
+        """Notes episodes that go on in another file, unless numbers of steps go on there too."""
+        edges = block.columns[_EDGES].copy()
+        edges[block.offsets[:-1]] = False
+        for source in self._orders:
+            numbers = block.columns[_CHECKED + source]
+            edges[1:] &= numbers[1:] != numbers[:-1] + 1
+        if edges.any():
+            episode = int(np.searchsorted(block.offsets, np.argmax(edges), side="right")) - 1
+            message = (
+                "an episode of one file goes on in the next; kept as one. If every file numbers its episodes anew, "
+                "give them ids of their own, or convert the files one by one"
+            )
+            file, row = block.sources[episode], int(block.rows[episode])
+            self.findings.add(Finding("episode-crosses-files", message, int(edges.sum()), file, row, self._episode))
+
     def _check(self, block: EpisodeBlock) -> EpisodeBlock:
         """Findings are made block by block: what was read ahead of a block is read again by a resumed run."""
-        columns = {name: block.columns[name] for name in block.columns if not name.startswith((_CHECKED, _PATHS))}
+        columns = {
+            name: block.columns[name] for name in block.columns if not name.startswith((_CHECKED, _PATHS, _EDGES))
+        }
         for source, from_zero in self._orders.items():
             numbers = block.columns[_CHECKED + source]
             check_order(block, numbers, source, self.findings, from_zero=from_zero, rows_are_steps=True)
+        if _EDGES in block.columns:
+            self._note_crossing(block)
         for name in block.columns.keys() - columns.keys():
             if name.startswith(_PATHS) and (paths := block.columns[name]).any():
                 step = int(np.argmax(paths))
@@ -235,6 +259,16 @@ class StepRows:
                 source = name.removeprefix(_PATHS)
                 self.findings.add(paths_left_out(int(paths.sum()), block.sources[episode], row, source))
         return replace(block, columns=columns)
+
+
+def _file_edges(part: TablePart) -> npt.NDArray[np.bool_]:
+    """bool [n]: whether each row of a part is the first of its file."""
+    edges = np.zeros(len(part.table), np.bool_)
+    first = 0
+    for stretch in part.stretches:
+        edges[first] = stretch.position.row == 0
+        first += stretch.count
+    return edges
 
 
 def _files_apart(step_part: StepPart, part: TablePart) -> Iterator[StepPart]:
@@ -264,4 +298,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=20,
+    uses=frozenset({"episode_column", "step_column", "end_column"}),
+    suffixes=(".parquet",),
 )

@@ -283,4 +283,5 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=44,
+    suffixes=(".memmap",),
 )
