@@ -10,7 +10,7 @@ demo: $(VENV)/installed-train
 	$(BIN)/gear-data demo --out demo-output
 
 test: $(VENV)/installed-test lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -87,25 +87,26 @@ class RunningStatistics:
             return
         parts = [_reduce_episodes(columns[name], lengths, width) for name, width in self._widths.items()]
         count, total, m2, low, high = (np.concatenate([part[k] for part in parts], axis=1) for k in range(5))
+        mean = total / np.maximum(count, 1)
         for e in range(len(lengths)):
-            self._merge(count[e], total[e], m2[e])
+            self._merge(count[e], mean[e], m2[e])
         np.minimum(self._min, low.min(axis=0), out=self._min)
         np.maximum(self._max, high.max(axis=0), out=self._max)
 
-    def _merge(self, count: Float64Array, total: Float64Array, m2: Float64Array) -> None:
+    def _merge(self, count: Float64Array, mean: Float64Array, m2: Float64Array) -> None:
         merged = self._count + count
         divisor = np.maximum(merged, 1)
         # An episode without a finite value has count 0 and leaves everything as it is.
-        delta = total / np.maximum(count, 1) - self._mean
+        delta = mean - self._mean
         self._m2 += np.where(count > 0, m2 + delta * delta * (self._count * count / divisor), 0.0)
         self._mean += np.where(count > 0, delta * (count / divisor), 0.0)
         self._count = merged.astype(np.int64)
 
     def merge(self, data: Mapping[str, list[float]]) -> None:
-        """Adds the statistics of the episodes that follow, as another's `to_json` has them."""
-        other_count, other_mean, other_m2 = (np.array(data[name], np.float64) for name in ("count", "mean", "m2"))
-        self._merge(other_count, other_mean * other_count, other_m2)
-        has = other_count > 0
+        """Adds the statistics of the episodes that follow, as another's `to_json` has them; to none they are those."""
+        count, mean, m2 = (np.array(data[name], np.float64) for name in ("count", "mean", "m2"))
+        self._merge(count, mean, m2)
+        has = count > 0
         self._min = np.where(has, np.minimum(self._min, data["min"]), self._min)
         self._max = np.where(has, np.maximum(self._max, data["max"]), self._max)
 
