@@ -74,7 +74,7 @@ def filtered_fingerprint(episodes: str, mask: StepMask, mode: str) -> str:
 
 
 def view_statistics(root: Root, ids: Int64Array) -> dict[str, ColumnStatistics]:
-    """Statistics of these episodes, as converting them alone, in one task, would give, bit for bit. Reads them all once."""
+    """Statistics of these episodes, as converting them alone, in one task, would give, bit for bit. Reads all once."""
     running = RunningStatistics(root.schema)
     columns = root.schema.fixed_columns
     lengths = root.lengths[ids]
