@@ -27,6 +27,8 @@ $(BIN)/python:
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "The venv module is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
+	# Older ones take minutes to work out what goes together.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
 
 clean:
 	rm -rf $(VENV) demo-output build *.egg-info
