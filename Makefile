@@ -22,12 +22,12 @@ $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$*]'
 	@touch $@
 
+# The pip that comes with Python 3.11 takes minutes to work out what goes together.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "The venv module is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
-	# Older ones take minutes to work out what goes together.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
 
 clean:
