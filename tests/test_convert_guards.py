@@ -294,7 +294,7 @@ def test_an_episode_that_crosses_files_is_reported(sources: Any, tmp_path: Path)
         sources.write_steps(tmp_path / "in" / f"{i}.parquet", [rollout])
     assert gear_data.convert(tmp_path / "in", tmp_path / "out").episodes == 1
     findings = {finding["code"]: finding for finding in gear_data.open(tmp_path / "out").manifest.findings}
-    assert (findings["episode-crosses-files"]["count"], findings["episode-crosses-files"]["file"]) == (1, "0.parquet")
+    assert (findings["episode-crosses-files"]["count"], findings["episode-crosses-files"]["file"]) == (2, "0.parquet")
     # One that goes on there as its numbers of steps do is one.
     table = sources.step_table([rollouts[0].columns], episode_index=[0] * len(rollouts[0]))
     table = table.append_column("frame_index", pa.array(range(len(table))))

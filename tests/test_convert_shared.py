@@ -184,9 +184,9 @@ def test_robot_soccer_files_without_steps(name: str, shared_data: Path, tmp_path
 
 def test_npz_of_unlike_environments_are_refused_by_name(shared_data: Path, tmp_path: Path) -> None:
     """Each is a dataset of its own; also nothing in them is unpickled."""
-    with pytest.raises(CorruptSourceError, match="acts") as error:
+    with pytest.raises(CorruptSourceError, match="obs") as error:
         gear_data.convert(shared_data / "imitation_npz", tmp_path / "d")
-    assert (error.value.file, error.value.column) == ("pendulum_0/rollouts/final.npz", "acts")
+    assert (error.value.file, error.value.column) == ("pendulum_0/rollouts/final.npz", "obs")
 
 
 @pytest.mark.parametrize(

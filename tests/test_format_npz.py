@@ -305,12 +305,13 @@ def test_unsupported_dtype_is_named(sources: Any, tmp_path: Path) -> None:
 
 def test_files_must_be_alike(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts()
-    np.savez(tmp_path / "a.npz", **flat(rollouts))
+    (tmp_path / "s").mkdir()
+    np.savez(tmp_path / "s" / "a.npz", **flat(rollouts))
     other = flat(rollouts)
     other["observations"] = other["observations"].astype(np.float64)
-    np.savez(tmp_path / "b.npz", **other)
+    np.savez(tmp_path / "s" / "b.npz", **other)
     with pytest.raises(CorruptSourceError, match=r"b\.npz.*observations"):
-        gear_data.convert(tmp_path, tmp_path / "out")
+        gear_data.convert(tmp_path / "s", tmp_path / "out")
 
 
 def test_every_cut_and_many_flips_give_typed_errors(sources: Any, tmp_path: Path) -> None:

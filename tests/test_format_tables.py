@@ -215,8 +215,10 @@ def test_step_numbers_are_compared_with_the_rows(
         sources.check_dataset(tmp_path / name, _truncated(rollouts))
     assert _codes(tmp_path / "clean").keys() == {"no-end-flag"}
     found = {f["code"]: f for f in gear_data.open(tmp_path / "flawed").manifest.findings}
-    assert (found["steps-gapped"]["count"], found["steps-gapped"]["row"]) == (3, gap)
-    assert (found["steps-not-monotonic"]["count"], found["steps-not-monotonic"]["row"]) == (1, fall)
+    assert (found["steps-gapped"]["count"], found["steps-gapped"]["row"]) == (3, starts[long[0]])
+    assert (found["steps-not-monotonic"]["count"], found["steps-not-monotonic"]["row"]) == (1, starts[long[1]])
+    assert "first at step 3 of its episode" in found["steps-gapped"]["message"]
+    assert "first at step 4 of its episode" in found["steps-not-monotonic"]["message"]
     assert found["steps-gapped"]["column"] == "frame_index"
     # By another name it may begin with any number.
     gear_data.convert(
@@ -551,8 +553,8 @@ def test_errors_name_the_file_though_files_are_read_together(sources: Any, rollo
             gear_data.convert(tmp_path / layout, tmp_path / "d")
         row = len(rollouts[4]) - 1 if layout == "steps" else 0
         assert (error.value.file, error.value.row, error.value.column) == ("part-4.parquet", row, "rewards")
-        gear_data.convert(tmp_path / layout, tmp_path / layout / "d", on_bad_episode="skip")
-        sources.check_dataset(tmp_path / layout / "d", [r for i, r in enumerate(rollouts[:9]) if i != 4])
+        gear_data.convert(tmp_path / layout, tmp_path / f"{layout}-d", on_bad_episode="skip")
+        sources.check_dataset(tmp_path / f"{layout}-d", [r for i, r in enumerate(rollouts[:9]) if i != 4])
 
 
 def test_a_constant_column_is_as_large_in_memory_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_episode_table_and_finals_are_arrow_files(rollouts: list[Any], rollouts_
 def test_no_pickle_and_no_stray_files(rollouts_path: Path) -> None:
     names = {str(p.relative_to(rollouts_path)) for p in rollouts_path.rglob("*") if p.is_file()}
     shards = {shard.entry.file for shard in gear_data.open(rollouts_path).manifest.shards}
-    assert names == {"manifest.json", "episodes.arrow", "finals.arrow"} | shards
+    assert names == {"manifest.json", "README.md", "episodes.arrow", "finals.arrow"} | shards
 
 
 # Reading them.
