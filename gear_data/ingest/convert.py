@@ -26,7 +26,7 @@ from gear_data.ingest.lint import lint_whole
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline import stored_schema
 from gear_data.ingest.recipe import Recipe
-from gear_data.ingest.source import EpisodeSource, SourceOptions
+from gear_data.ingest.source import EpisodeSource, source_options
 from gear_data.ingest.tasks import Task, plan
 from gear_data.progress import progress_bar
 from gear_data.storage.atomic import exchange
@@ -127,20 +127,20 @@ def convert(
             left behind; finished shards are, for `resume`.
     """
     started = time.perf_counter()
-    _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, columns, max_episode_steps, engine, jobs)
-    wanted, folder = prepare(plain_path(destination), overwrite, resume)
-    store = open_store(folder)
-    location = locate(source, split)
-    check_apart(location, wanted)
-    options = SourceOptions(
-        columns=None if columns is None else tuple(columns),
-        rename=None if rename is None else dict(rename),
+    _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, engine, jobs)
+    options = source_options(
+        columns,
+        rename,
         skip_bad=on_bad_episode == "skip",
         episode_column=episode_column,
         step_column=step_column,
         end_column=end_column,
         max_episode_steps=max_episode_steps,
     )
+    wanted, folder = prepare(plain_path(destination), overwrite, resume)
+    store = open_store(folder)
+    location = locate(source, split)
+    check_apart(location, wanted)
     given = plain_path(source) if isinstance(source, str | os.PathLike) else source
     recipe = Recipe(given, split, format, options, keep_encoded, strict, shard_bytes)
     opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
@@ -201,8 +201,6 @@ def _check_arguments(
     on_bad_episode: str,
     overwrite: bool,
     resume: bool,
-    columns: Sequence[str] | None,
-    max_episode_steps: int | None,
     engine: str,
     jobs: int | None,
 ) -> None:
@@ -212,12 +210,8 @@ def _check_arguments(
         raise InvalidArgumentError(f"on_bad_episode is 'error' or 'skip', not {on_bad_episode!r}")
     if overwrite and resume:
         raise InvalidArgumentError("overwrite and resume exclude each other")
-    if isinstance(columns, str):
-        raise InvalidArgumentError("columns is a list of names, not a string")
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise InvalidArgumentError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
     if jobs is not None and jobs < 1:
         raise InvalidArgumentError(f"jobs must be at least 1, not {jobs}")
 

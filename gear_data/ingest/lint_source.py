@@ -13,7 +13,7 @@ from gear_data.ingest.lint import lint_whole
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline import prepared_blocks, stored_schema
 from gear_data.ingest.recipe import Recipe
-from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.source import source_options
 from gear_data.progress import progress_bar
 from gear_data.storage.block import BEGIN, END
 from gear_data.storage.content import content_hashes
@@ -71,16 +71,16 @@ def lint(
     Raises:
         GearError: always one of its kinds, for a source that cannot be read at all.
     """
-    location = locate(source, split)
-    options = SourceOptions(
-        columns=None if columns is None else tuple(columns),
-        rename=rename,
+    options = source_options(
+        columns,
+        rename,
         skip_bad=True,
         episode_column=episode_column,
         step_column=step_column,
         end_column=end_column,
         max_episode_steps=max_episode_steps,
     )
+    location = locate(source, split)
     recipe = Recipe(source, split, format, options, keep_encoded, strict=False, shard_bytes=0)
     opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
     schema = stored_schema(opened)

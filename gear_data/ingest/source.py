@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.findings import Findings
 from gear_data.ingest.location import Location
 from gear_data.schema import ColumnSpec
@@ -33,6 +34,32 @@ class SourceOptions:
     step_column: str | None = None
     end_column: str | None = None
     max_episode_steps: int | None = None
+
+
+def source_options(
+    columns: Sequence[str] | None,
+    rename: Mapping[str, str] | None,
+    *,
+    skip_bad: bool,
+    episode_column: str | None,
+    step_column: str | None,
+    end_column: str | None,
+    max_episode_steps: int | None,
+) -> SourceOptions:
+    """What a user gave, checked as far as it can be without the source. Raises InvalidArgumentError."""
+    if isinstance(columns, str):
+        raise InvalidArgumentError("columns is a list of names, not a string")
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise InvalidArgumentError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
+    return SourceOptions(
+        columns=None if columns is None else tuple(columns),
+        rename=None if rename is None else dict(rename),
+        skip_bad=skip_bad,
+        episode_column=episode_column,
+        step_column=step_column,
+        end_column=end_column,
+        max_episode_steps=max_episode_steps,
+    )
 
 
 #: Source bytes of a unit, where a source can be taken apart at will: fewer are not worth a task's overhead.
