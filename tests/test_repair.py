@@ -183,6 +183,7 @@ def test_nothing_left(dataset: Path) -> None:
 _RANK = """
 import json, os, sys, warnings
 import torch
+import torch.distributed.nn  # imported after the process group is made, it would keep it, and Gloo's threads, at exit
 import gear_data
 warnings.simplefilter("ignore")
 torch.distributed.init_process_group("gloo")

@@ -38,10 +38,7 @@ def in_this_process(recipe: Recipe, source: EpisodeSource, store: Store) -> Engi
     """One task after another."""
 
     def run(tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
-        return [
-            run_task(task, source, store, shard_bytes=recipe.shard_bytes, strict=recipe.strict, advance=advance)
-            for task in tasks
-        ]
+        return [run_task(task, recipe, source, store, advance) for task in tasks]
 
     return run
 

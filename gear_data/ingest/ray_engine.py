@@ -76,14 +76,8 @@ def _do(job: str, task: str) -> str:
 
     try:
         source, _, _ = recipe.open()
-        result = run_task(
-            Task.from_json(json.loads(task)),
-            source,
-            open_store(given["destination"]),
-            shard_bytes=recipe.shard_bytes,
-            strict=recipe.strict,
-            advance=advance,
-        )
+        store = open_store(given["destination"])
+        result = run_task(Task.from_json(json.loads(task)), recipe, source, store, advance)
     except GearError as error:
         return json.dumps({"error": error_to_json(error)})
     return json.dumps({"result": result.to_json(), "rows": rows})

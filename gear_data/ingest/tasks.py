@@ -13,6 +13,7 @@ from typing import Any
 
 from gear_data.errors import ResumeError
 from gear_data.ingest.pipeline import prepared_blocks, stored_schema
+from gear_data.ingest.recipe import Recipe
 from gear_data.ingest.source import UNIT_BYTES, EpisodeSource, Unit
 from gear_data.storage.block import END, Position
 from gear_data.storage.conversion import TaskResult
@@ -58,15 +59,10 @@ def plan(units: Sequence[Unit], shard_bytes: int) -> tuple[Task, ...]:
 
 
 def run_task(
-    task: Task,
-    source: EpisodeSource,
-    store: Store,
-    *,
-    shard_bytes: int,
-    strict: bool,
-    advance: Callable[[int], object],
+    task: Task, recipe: Recipe, source: EpisodeSource, store: Store, advance: Callable[[int], object]
 ) -> TaskResult:
-    """Writes a task's shards, or what an earlier run left of them to write. `advance` is told of source rows used up.
+    """Writes a task's shards, or what an earlier run left of them to write. `source` is what the recipe opens;
+    `advance` is told of its rows used up.
 
     Raises:
         GearError: one of its kinds, for what is wrong with the source or the folder.
@@ -79,14 +75,14 @@ def run_task(
             raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{done}", hint=START_AGAIN) from error
     source.findings.restore([])
     source.notes.clear()
-    writer = ShardWriter(store, stored_schema(source), shard_bytes, task.prefix)
+    writer = ShardWriter(store, stored_schema(source), recipe.shard_bytes, task.prefix)
     start, skip = task.start, 0
     if (point := writer.resume_point) is not None:
         start, skip = point.position, point.skip
         source.findings.restore(list(point.state["findings"]))
         source.notes.update(point.state["notes"])
     if start != END:
-        for block, state in prepared_blocks(source, start, task.stop, strict=strict):
+        for block, state in prepared_blocks(source, start, task.stop, strict=recipe.strict):
             writer.append(block, state, skip)
             # A block of the resumed run may be cut shorter than the one that the position came from.
             skip = max(0, skip - len(block))

@@ -33,14 +33,8 @@ def main(lines: TextIO, answers: TextIO) -> None:
         try:
             if source is None:
                 source, _, _ = recipe.open(threads=job["threads"])
-            result = run_task(
-                Task.from_json(json.loads(line)),
-                source,
-                store,
-                shard_bytes=recipe.shard_bytes,
-                strict=recipe.strict,
-                advance=lambda rows: answer("rows", rows),
-            )
+            task = Task.from_json(json.loads(line))
+            result = run_task(task, recipe, source, store, lambda rows: answer("rows", rows))
         except GearError as error:
             answer("error", error_to_json(error))
             return
