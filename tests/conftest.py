@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -171,12 +172,18 @@ def rollouts() -> list[Rollout]:
 
 
 @pytest.fixture(scope="session")
-def rollouts_path(rollouts: list[Rollout], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`rollouts` converted, with final observations, into several shards. Not to be changed."""
+def converted_rollouts(rollouts: list[Rollout], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `rollouts_path` copies."""
     folder = tmp_path_factory.mktemp("rollouts")
     source = write_d4rl(folder / "source.hdf5", rollouts)
     assert gear_data.convert(source, folder / "dataset", shard_bytes=2048).shards > 2
     return folder / "dataset"
+
+
+@pytest.fixture
+def rollouts_path(converted_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`rollouts` converted, with final observations, into several shards: the test's own copy."""
+    return Path(shutil.copytree(converted_rollouts, tmp_path_factory.mktemp("rollouts") / "dataset"))
 
 
 @pytest.fixture(scope="session")
