@@ -173,17 +173,19 @@ def rollouts() -> list[Rollout]:
 
 @pytest.fixture(scope="session")
 def converted_rollouts(rollouts: list[Rollout], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `rollouts_path` copies."""
+    """What `rollouts_path` copies: a dataset, and its source beside it."""
     folder = tmp_path_factory.mktemp("rollouts")
     source = write_d4rl(folder / "source.hdf5", rollouts)
     assert gear_data.convert(source, folder / "dataset", shard_bytes=2048).shards > 2
-    return folder / "dataset"
+    return folder
 
 
 @pytest.fixture
 def rollouts_path(converted_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`rollouts` converted, with final observations, into several shards: the test's own copy."""
-    return Path(shutil.copytree(converted_rollouts, tmp_path_factory.mktemp("rollouts") / "dataset"))
+    folder = tmp_path_factory.mktemp("rollouts")
+    shutil.copytree(converted_rollouts, folder, dirs_exist_ok=True)
+    return folder / "dataset"
 
 
 @pytest.fixture(scope="session")
