@@ -9,8 +9,8 @@ It is measured on one episode (what any conversion costs: modules loaded on the 
 and on copies of its files: what grows with the copies is not bounded. gear-data's bound is a few row groups plus one
 shard's write buffer, so it shows where the data is larger than a shard: hence the second, small shard size.
 
---layout measures other layouts than Parquet with a row an episode, each against its own floor (convert_layouts.py) on
-one core, and two jobs against one.
+--layout measures layouts one by one, each against its own floor (convert_layouts.py) on one core, and two cores
+against one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from common import (
     write_json,
     write_parquet,
 )
-from convert_layouts import LAYOUTS, measure, measure_layout, print_layouts
+from convert_layouts import LAYOUTS, measure, measure_cores, measure_layout, print_layouts
 
 MIB = 1 << 20
 MEMORY_REPETITIONS = 3
@@ -333,8 +333,10 @@ def run_layouts(names: Sequence[str], args: argparse.Namespace) -> None:
 def main() -> None:
     args = parse_arguments()
     if args.worker_layout is not None:
-        one_core = args.worker_cores == 1
-        print(json.dumps(measure(args.worker_layout, args.source, args.destination, args.repetitions, one_core)))
+        if args.worker_cores is None:
+            print(json.dumps(measure(args.worker_layout, args.source, args.destination, args.repetitions)))
+        else:
+            print(json.dumps(measure_cores(args.source, args.destination, args.worker_cores)))
         return
     if args.layout:
         run_layouts(list(LAYOUTS) if "all" in args.layout else args.layout, args)

@@ -1,7 +1,12 @@
 """The layouts that benchmarks/convert.py times one by one: how each is written, and the floor it is held against.
 
 Of Parquet the floor is pyarrow alone, read_table and an Arrow IPC write of the same bytes with fsync. Of HDF5 it is
-h5py alone: every dataset read whole, nothing written. Floor and gear-data run turn about in one process on one core.
+h5py alone: every dataset read whole, nothing written; reading alone is held against it too, not only conversion.
+d4rl is compressed with gzip, as the published files are; d4rl-plain is not, and its floor is little more than a copy in
+memory, which nothing that writes to a disk comes near.
+
+Floor and gear-data run turn about in one process on one core. One core against two: turn about, each conversion in a
+fresh process, which for two jobs starts another two, of a source four times as large.
 """
 
 from __future__ import annotations
@@ -27,8 +32,11 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 from common import Episodes, figure, format_table, parquet_files, synthetic_episodes, write_parquet
 
-#: Files of one episode each that the LeRobot layout has.
-LEROBOT_EPISODES = 300
+#: Steps of a source that is timed on one core; on two cores a conversion has several times as many, as it takes about a
+#: second to start.
+STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 4
+#: Of so many steps. Files of one episode each that the LeRobot layout has, and episodes with images of the JAT layout.
+LEROBOT_EPISODES, JAT_EPISODES = 300, 60
 
 
 def steps_of(values: npt.NDArray[Any]) -> pa.Array:
@@ -39,6 +47,10 @@ def steps_of(values: npt.NDArray[Any]) -> pa.Array:
 
 def bounds(episodes: Episodes) -> npt.NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(episodes.lengths)])
+
+
+def share(count: int, episodes: Episodes) -> int:
+    return count * episodes.steps // STEPS
 
 
 def write_episode_rows(episodes: Episodes, folder: Path) -> None:
@@ -77,7 +89,7 @@ def write_lerobot(episodes: Episodes, folder: Path) -> None:
     data, meta = folder / "data/chunk-000", folder / "meta"
     data.mkdir(parents=True)
     meta.mkdir()
-    places = bounds(episodes)[: LEROBOT_EPISODES + 1].tolist()
+    places = bounds(episodes)[: share(LEROBOT_EPISODES, episodes) + 1].tolist()
     for i, (first, last) in enumerate(pairwise(places)):
         count = last - first
         table = pa.table(
@@ -102,13 +114,17 @@ def write_lerobot(episodes: Episodes, folder: Path) -> None:
     (meta / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write_d4rl(episodes: Episodes, folder: Path) -> None:
+def write_d4rl(episodes: Episodes, folder: Path, compression: str | None = "gzip") -> None:
     import h5py
 
     with h5py.File(folder / "data.hdf5", "w") as file:
         for name in ("observations", "actions", "rewards", "terminals"):
-            file[name] = getattr(episodes, name)
-        file["timeouts"] = np.zeros(episodes.steps, np.bool_)
+            file.create_dataset(name, data=getattr(episodes, name), compression=compression)
+        file.create_dataset("timeouts", data=np.zeros(episodes.steps, np.bool_), compression=compression)
+
+
+def write_plain_d4rl(episodes: Episodes, folder: Path) -> None:
+    write_d4rl(episodes, folder, None)
 
 
 def write_minari(episodes: Episodes, folder: Path) -> None:
@@ -140,7 +156,7 @@ def write_jat(episodes: Episodes, folder: Path) -> None:
         sink = io.BytesIO()
         Image.fromarray(random.integers(0, 255, (84, 84, 3), np.uint8)).save(sink, "JPEG")
         frames.append({"bytes": sink.getvalue(), "path": None})
-    places = bounds(episodes)[:60]
+    places = bounds(episodes)[: share(JAT_EPISODES, episodes) + 1]
     file = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     rows = list(zip(places[:-1].tolist(), places[1:].tolist(), strict=True))
     table = pa.table(
@@ -189,7 +205,7 @@ class Layout:
 
     write: Callable[[Episodes, Path], None]
     floor: Callable[[Path, Path], int]
-    steps: int = 1_000_000
+    steps: int = STEPS
 
 
 LAYOUTS = {
@@ -197,16 +213,11 @@ LAYOUTS = {
     "step-rows": Layout(write_step_rows, floor_parquet),
     "step-rows-fixed": Layout(write_fixed_step_rows, floor_parquet),
     "lerobot": Layout(write_lerobot, floor_parquet),
-    "d4rl": Layout(write_d4rl, floor_hdf5),
-    "minari": Layout(write_minari, floor_hdf5),
     "jat": Layout(write_jat, floor_parquet),
+    "d4rl": Layout(write_d4rl, floor_hdf5),
+    "d4rl-plain": Layout(write_plain_d4rl, floor_hdf5),
+    "minari": Layout(write_minari, floor_hdf5, steps=1_000_000),
 }
-
-
-def make(name: str, folder: Path) -> None:
-    folder.mkdir()
-    LAYOUTS[name].write(synthetic_episodes(LAYOUTS[name].steps), folder)
-
 
 #: Of the floor's throughput, on one core; and of one core's, on two.
 TARGET, TARGET_TWO_CORES = 0.5, 1.6
@@ -222,30 +233,52 @@ def timed(call: Callable[[], object], destination: Path) -> float:
     return elapsed
 
 
-def measure(name: str, source: Path, destination: Path, repetitions: int, one_core: bool) -> dict[str, Any]:
-    """In a process of its own: on one core the floor and gear-data turn about, else gear-data with one job and two."""
+def convert(source: Path, destination: Path, jobs: int) -> None:
     import gear_data
 
-    def convert(jobs: int) -> float:
-        options = {"jobs": jobs, "keep_encoded": True, "shard_bytes": _SHARD_BYTES, "progress": False}
-        return timed(lambda: gear_data.convert(source, destination, **options), destination)
+    gear_data.convert(source, destination, jobs=jobs, keep_encoded=True, shard_bytes=_SHARD_BYTES, progress=False)
 
-    if not one_core:
-        rounds = [(convert(1), convert(2)) for _ in range(repetitions)]
-        return {"two_cores": statistics.median(one / two for one, two in rounds)}
+
+def read(source: Path, destination: Path) -> None:
+    """What a conversion reads, and no more."""
+    from gear_data.ingest.formats import open_source
+    from gear_data.ingest.location import locate
+    from gear_data.ingest.source import SourceOptions
+    from gear_data.storage.block import BEGIN, END
+
+    destination.mkdir()
+    opened, _, _ = open_source(locate(source, None), "auto", SourceOptions())
+    for _ in opened.blocks(BEGIN, END):
+        pass
+
+
+def measure(name: str, source: Path, destination: Path, repetitions: int) -> dict[str, Any]:
+    """On one core, in a process of its own."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     pa.set_cpu_count(1)
     floor = LAYOUTS[name].floor
+    ways: dict[str, Callable[[], object]] = {
+        "floor": lambda: floor(source, destination),
+        "gear": lambda: convert(source, destination, 1),
+    }
+    if floor is floor_hdf5:
+        ways["read"] = lambda: read(source, destination)
     size = floor(source, destination)
     shutil.rmtree(destination)
-    convert(1)
-    rounds = [(timed(lambda: floor(source, destination), destination), convert(1)) for _ in range(repetitions)]
-    return {
-        "bytes": size,
-        "floor_seconds": statistics.median(least for least, _ in rounds),
-        "gear_seconds": statistics.median(ours for _, ours in rounds),
-        "gear_to_floor": statistics.median(least / ours for least, ours in rounds),
-    }
+    timed(ways["gear"], destination)
+    rounds = [{way: timed(call, destination) for way, call in ways.items()} for _ in range(repetitions)]
+    record: dict[str, Any] = {"bytes": size}
+    for way in ways:
+        record[f"{way}_seconds"] = statistics.median(one[way] for one in rounds)
+        record[f"{way}_to_floor"] = statistics.median(one["floor"] / one[way] for one in rounds)
+    return record
+
+
+def measure_cores(source: Path, destination: Path, cores: int) -> dict[str, Any]:
+    """One conversion, in a process of its own, with a job for each of so many cores."""
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]))
+    pa.set_cpu_count(cores)
+    return {"seconds": timed(lambda: convert(source, destination, cores), destination)}
 
 
 def measure_layout(
@@ -253,32 +286,52 @@ def measure_layout(
 ) -> dict[str, Any]:
     """The figures of one layout, each part measured in a fresh process that runs `script`."""
     source = scratch / name
-    make(name, source)
-    record: dict[str, Any] = {"layout": name}
-    for cores in (1, 2):
-        command = [sys.executable, str(script), "--worker-layout", name, "--worker-cores", str(cores)]
-        command += ["--source", str(source), "--destination", str(scratch / "out"), "--repetitions", str(repetitions)]
+
+    def make(steps: int) -> None:
+        source.mkdir()
+        LAYOUTS[name].write(synthetic_episodes(steps), source)
+
+    def run(*options: str) -> Any:
+        command = [sys.executable, str(script), "--worker-layout", name, "--source", str(source), *options]
+        command += ["--destination", str(scratch / "out"), "--repetitions", str(repetitions)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             raise SystemExit(f"measuring {name} failed:\n{done.stderr}")
-        record |= json.loads(done.stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1])
+
+    make(LAYOUTS[name].steps)
+    record: dict[str, Any] = {"layout": name} | run()
     shutil.rmtree(source)
+    if len(os.sched_getaffinity(0)) > 1:
+        make(LAYOUTS[name].steps * TIMES_FOR_TWO_CORES)
+        rounds = [[run("--worker-cores", cores)["seconds"] for cores in "12"] for _ in range(repetitions)]
+        record["one_core_seconds"], record["two_cores_seconds"] = map(statistics.median, zip(*rounds, strict=True))
+        record["two_cores"] = statistics.median(one / two for one, two in rounds)
+        shutil.rmtree(source)
     return record
 
 
 def print_layouts(records: list[dict[str, Any]]) -> None:
-    header = ["layout", "MB", "floor s", "gear s", "gear / floor", "target", "two jobs / one", "target "]
+    header = [
+        "layout",
+        "MB",
+        "floor s",
+        "gear s",
+        "gear / floor",
+        "reading / floor",
+        "4x: 1 core s",
+        "2 cores s",
+        "2 / 1",
+    ]
+    keys = ("floor_seconds", "gear_seconds", "gear_to_floor", "read_to_floor")
+    keys += ("one_core_seconds", "two_cores_seconds", "two_cores")
     rows = [
         [
             record["layout"],
             figure(record["bytes"] / 1e6),
-            figure(record["floor_seconds"]),
-            figure(record["gear_seconds"]),
-            figure(record["gear_to_floor"]),
-            str(TARGET),
-            figure(record["two_cores"]),
-            str(TARGET_TWO_CORES),
+            *(figure(record[key]) if key in record else "" for key in keys),
         ]
         for record in records
     ]
     print(format_table(header, rows))
+    print(f"Rates as parts of the floor's (target {TARGET}) and of one core's (target {TARGET_TWO_CORES}).")

@@ -592,7 +592,7 @@ def test_batches_are_bounded_where_long_episodes_stand_together(
 
 @pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 21, reason="pyarrow reads lists of 32-bit offsets alone")
 def test_lists_have_offsets_of_64_bits(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """An episode may have more elements than those of 32 reach; benchmarks/convert.py --layout huge has a file."""
+    """An episode may have more elements than those of 32 reach (test_huge_row_group has a whole row group of them)."""
     columns = sources.episode_table([r.columns for r in rollouts])
     source = tmp_path / "s.parquet"
     pq.write_table(columns, source, row_group_size=16, store_schema=False)

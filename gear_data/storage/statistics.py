@@ -167,11 +167,12 @@ def _reduce_chunk(
     # [steps, width, repeat] -> [width, steps * repeat], so that an episode is one contiguous run.
     values = np.ascontiguousarray(elements.transpose(1, 0, 2), np.float64).reshape(width, -1)
     starts, counts = starts * repeat, lengths * repeat
-    finite = np.isfinite(values)
-    if finite.all():
+    low, high = np.minimum.reduceat(values, starts, axis=1), np.maximum.reduceat(values, starts, axis=1)
+    all_finite = bool(np.isfinite(low).all() and np.isfinite(high).all())  # NaN is the least and the greatest
+    if all_finite:
         count = np.broadcast_to(counts.astype(np.float64), (width, len(lengths)))
-        low, high = np.minimum.reduceat(values, starts, axis=1), np.maximum.reduceat(values, starts, axis=1)
     else:
+        finite = np.isfinite(values)
         count = np.add.reduceat(finite.astype(np.float64), starts, axis=1)
         low = np.minimum.reduceat(np.where(finite, values, np.inf), starts, axis=1)
         high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts, axis=1)
@@ -180,5 +181,5 @@ def _reduce_chunk(
     # Not in place: for float64 scalars `values` is the column itself.
     values = values - np.repeat(total / np.maximum(count, 1), counts, axis=1)
     values *= values
-    m2 = np.add.reduceat(values if finite.all() else np.where(finite, values, 0.0), starts, axis=1)
+    m2 = np.add.reduceat(values if all_finite else np.where(finite, values, 0.0), starts, axis=1)
     return count.T, total.T, m2.T, low.T, high.T
