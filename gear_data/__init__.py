@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gear_data import errors
-    from gear_data.dataset import Dataset, Episode
+    from gear_data.dataset import Dataset
     from gear_data.dataset import open_dataset as open
+    from gear_data.episode import Episode
     from gear_data.errors import GearError
     from gear_data.exports import export
     from gear_data.exports.batches import export_batches
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gear_data.loaders.conventions import Convention
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.sequence import SequenceLoader
+    from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
     from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
     from gear_data.storage.verify import verify
@@ -38,12 +40,13 @@ _PUBLIC = {
     "Convention": ("gear_data.loaders.conventions", "Convention"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset", "Dataset"),
-    "Episode": ("gear_data.dataset", "Episode"),
+    "Episode": ("gear_data.episode", "Episode"),
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
     "LintReport": ("gear_data.ingest.lint_source", "LintReport"),
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
+    "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
     "Schema": ("gear_data.schema", "Schema"),
     "SequenceLoader": ("gear_data.loaders.sequence", "SequenceLoader"),
     "Shuffle": ("gear_data.selection.samplers", "Shuffle"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,11 +14,15 @@ import pyarrow as pa
 from gear_data import expressions, views
 from gear_data.bad_shards import find_bad_shards, sound_episodes
 from gear_data.collection import ColumnReader
+from gear_data.episode import Episode
 from gear_data.errors import EmptySourceError, InvalidArgumentError, ManifestError, unknown_name
+from gear_data.residency.plan import ResidencyPlan, make_plan
 from gear_data.root import Root
 from gear_data.schema import Schema
+from gear_data.selection.anchors import Anchors
+from gear_data.selection.samplers import Candidates, Sampler, as_sampler
 from gear_data.selection.step_mask import MODES, StepMask
-from gear_data.selection.windows import Int64Array
+from gear_data.selection.windows import Int64Array, WindowRule
 from gear_data.storage.block import offsets_of
 from gear_data.storage.dataset_files import open_files
 from gear_data.storage.statistics import ColumnStatistics
@@ -28,33 +32,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MAX_SEED = (1 << 64) - 1
-
-
-class Episode(Mapping[str, npt.NDArray[Any]]):
-    """One episode: column name -> read-only array [T, *shape], a view of the shard's memory. Text and encoded bytes
-    come as an object array [T] of str or bytes, made anew each time."""
-
-    def __init__(self, root: Root, index: int) -> None:
-        self._root = root
-        self._index = index
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Raises UnknownNameError, which lists the columns."""
-        shard, start = (int(values[self._index]) for values in self._root.placement)
-        return self._root.shards.column(shard, self._root.schema.index(name), start, start + self.num_steps)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._root.schema
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._root.schema.names)
-
-    def __len__(self) -> int:
-        return len(self._root.schema)
-
-    @property
-    def num_steps(self) -> int:
-        return int(self._root.lengths[self._index])
 
 
 class Dataset:
@@ -279,6 +256,41 @@ class Dataset:
             if not mask.count:
                 raise EmptySourceError(f"no step satisfies {parsed} and the earlier step filters")
         return Dataset(self._root, View(self.episode_ids, mask, mode))
+
+    def residency_plan(
+        self,
+        device_bytes: int,
+        host_bytes: int,
+        sampler: str | Sampler = "uniform",
+        columns: Sequence[str] | None = None,
+    ) -> ResidencyPlan:
+        """Which parts of the data belong in GPU memory, which in pinned host memory, and which stay on disk, so that
+        most of what is read comes from the fastest. It is worked out, not done; `print` shows it.
+
+        Args:
+            device_bytes, host_bytes: how much of either memory may be taken.
+            sampler: as for `SequenceLoader`; it says how often each episode is drawn.
+            columns: those that batches are made of; None: all of a fixed size.
+
+        Raises:
+            InvalidArgumentError: negative bytes, or a sampler's arguments.
+            UnknownNameError: no such column or sampler; lists those there are.
+        """
+        for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+                raise InvalidArgumentError(f"{name} is {value!r}, not a number of bytes from 0 on")
+        read = [column.name for column in self.schema.fixed_columns] if columns is None else list(columns)
+        for name in read:
+            self.schema.index(name)
+        ids = self.episode_ids
+        anchors = Anchors(self.lengths, self.offsets, ids, None, WindowRule(context=1))
+        shares = as_sampler(sampler).bind(Candidates(anchors, self.evaluate), seed=0).shares()
+        if ids is not None:
+            whole = np.zeros(len(self._root.lengths))
+            whole[ids] = shares
+            shares = whole
+        placement = (*self._root.placement, self._root.lengths)
+        return make_plan(self.schema, read, placement, shares, int(device_bytes), int(host_bytes))
 
     @property
     def discount(self) -> float:

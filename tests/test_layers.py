@@ -20,7 +20,7 @@ LAYERS = (
     ("collection",),
     ("residency", "agree"),
     ("root",),
-    ("views", "bad_shards"),
+    ("views", "bad_shards", "episode"),
     ("dataset",),
     ("inspect",),
     ("doctor", "loaders"),

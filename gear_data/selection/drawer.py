@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.windows import ANCHORS, Int64Array, Windows
+from gear_data.selection.windows import ANCHORS, Float64Array, Int64Array, Windows
 
 
 class QuantaSource(Protocol):
@@ -16,6 +16,9 @@ class QuantaSource(Protocol):
 
     def plan_fields(self) -> dict[int, int]:
         """The fields of a plan that say where they are; valid while the source lives."""
+
+    def shares(self) -> Float64Array:
+        """float64 [k], 1 in sum: each episode's part of the quanta."""
 
 
 class WindowDrawer:
@@ -48,12 +51,17 @@ class WindowDrawer:
 
         self._draw_windows = draw_windows
         self._arguments = anchors, source, seed, domain, within, distinct, probability
+        self._source = source
         self._rows = 4 if probability else 3
         self._plan = _make_plan(anchors, source, seed, domain, within, distinct)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A plan holds addresses.
         return (WindowDrawer, self._arguments)
+
+    def shares(self) -> Float64Array:
+        """float64 [k], 1 in sum: how much of what is drawn comes from each of the anchors' episodes."""
+        return self._source.shares()
 
     def draw(self, step: int, count: int) -> Windows:
         """The windows of slots 0 to count - 1 of `step`: a function of the arguments of the drawer, `step` and the slot

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.drawer import WindowDrawer
 from gear_data.selection.prefix_table import PrefixTable
-from gear_data.selection.windows import Int64Array, Windows
+from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
 _FEISTEL_ROUNDS = 12
 #: Below this many anchors an epoch's order is a stored permutation: Feistel networks over few bits are biased.
@@ -48,6 +48,9 @@ class OrderSelector:
             parts.append(self._order(epoch, first, taken))
             slot += taken
         return self._drawer.windows(parts[0] if len(parts) == 1 else np.concatenate(parts), step)
+
+    def shares(self) -> Float64Array:
+        return self._drawer.shares()
 
     def epoch_slots(self, epochs: int) -> int | None:
         return epochs * self._total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gear_data.errors import InvalidArgumentError
-from gear_data.selection.windows import Int64Array
+from gear_data.selection.windows import Float64Array, Int64Array
 
 _MAX_EPISODES = (1 << 32) - 1
 #: A table may have so many guide entries, if it has fewer episodes.
@@ -35,6 +35,10 @@ class PrefixTable:
         self._shift = max(0, last.bit_length() - most.bit_length() + 1)
         self._guide = np.empty((last >> self._shift) + 2, np.uint32)
         fill_guide(prefix, self._shift, self._guide)
+
+    def shares(self) -> Float64Array:
+        """float64 [k], 1 in sum: each episode's part of the quanta."""
+        return np.diff(self.prefix) / self.prefix[-1]  # type: ignore[no-any-return]
 
     def plan_fields(self) -> dict[int, int]:
         """The fields of a plan that say where the table is; valid while it lives."""

@@ -57,6 +57,10 @@ class Selector(Protocol):
     def epoch_slots(self, epochs: int) -> int | None:
         """How many windows so many epochs have, exactly; None if epochs have no exact end."""
 
+    def shares(self) -> Float64Array:
+        """float64 [k], 1 in sum: how much of very many windows comes from each of the anchors' episodes, by the last
+        weights; without replacement within a batch, as if it were with."""
+
     def identity(self) -> dict[str, Any]:
         """JSON-able: what else than the seed and the anchors the windows depend on."""
 
@@ -191,6 +195,9 @@ class _DrawSelector:
 
     def select(self, step: int, count: int, position: int) -> Windows:
         return self._drawer.draw(step, count)
+
+    def shares(self) -> Float64Array:
+        return self._drawer.shares()
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None

@@ -83,6 +83,10 @@ class WeightTree:
         """1 / the sum of the squares of the episodes' probabilities."""
         return float(self.total) ** 2 / float(self._squares)
 
+    def shares(self) -> Float64Array:
+        """float64 [k], 1 in sum: each episode's part of the quanta."""
+        return self._nodes[: len(self.weights)] / self.total
+
     def plan_fields(self) -> dict[int, int]:
         """The fields of a plan that say where the tree is; valid while it lives."""
         from gear_data.kernels import selection as kernels

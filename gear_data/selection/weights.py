@@ -82,6 +82,12 @@ class WeightedSelector:
                 )
             return self._drawer.draw(step, count)
 
+    def shares(self) -> Float64Array:
+        with self._lock:
+            if self._history is not None:
+                self._history.go_to_last()
+            return self._drawer.shares()
+
     def epoch_slots(self, epochs: int) -> int | None:
         return None
 

@@ -298,3 +298,25 @@ def test_topk_leaves_out_episodes_without_a_window():
     case = whole([4, 1, 4], 2, short=False)
     selector = bind(TopK("v", 2), case, 0, [1.0, 9.0, 2.0])
     assert set(selector.select(0, 100, 0).episode_id.tolist()) == {0, 2}
+
+
+@every_sampler
+def test_shares_are_what_is_drawn_in_the_long_run(name):
+    case = whole()
+    values = [3.0, 0.0, 1.0, 7.25, 3.0, 5.0, 0.5, 3.0, 2.0]
+    selector = bind(MEMBERS[name][0], case, 11, values)
+    shares = selector.shares()
+    assert shares.shape == (len(LENGTHS),)
+    assert shares.sum() == pytest.approx(1)
+    # One slot a batch: there replacement makes no difference. An epoch of slots, many times.
+    steps = 40 * sum(LENGTHS)
+    drawn = [selector.select(step, 1, step).episode_id[0] for step in range(steps)]
+    found = np.bincount(drawn, minlength=len(LENGTHS)) / steps
+    assert np.abs(found - shares).max() < 5 * np.sqrt(0.25 / steps)
+    assert ((found == 0) == (shares == 0)).all()
+
+
+def test_shares_follow_updates():
+    selector = bind(Weighted("v"), whole(), 0, [1.0] * 9)
+    selector.update(0, [2], [8.0])
+    np.testing.assert_allclose(selector.shares(), [1 / 16 if i != 2 else 0.5 for i in range(9)])

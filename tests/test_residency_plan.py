@@ -1,0 +1,96 @@
+"""Residency plans against plain loops over the episode table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import gear_data
+from gear_data.errors import InvalidArgumentError, UnknownNameError
+from gear_data.residency.plan import TIERS, ResidencyPlan
+from gear_data.selection.samplers import Weighted
+
+#: Weight of each step of an episode -> the same in plain Python.
+WEIGHTS = {
+    "all alike": (pl.col("episode_id") * 0 + 1, lambda i: 1),
+    "unlike, a third never": (pl.col("episode_id") % 3, lambda i: i % 3),
+}
+
+
+def extents_of_episodes(ds: Any, plan: ResidencyPlan) -> list[int]:
+    """The extent each episode lies in, whole."""
+    spans = list(zip(plan.shard.tolist(), plan.first.tolist(), plan.last.tolist(), strict=True))
+    found = []
+    for row in ds.episodes.iter_rows(named=True):
+        begin, end = row["start"], row["start"] + row["length"]
+        (extent,) = (
+            i
+            for i, (shard, first, last) in enumerate(spans)
+            if shard == row["shard"] and first <= begin and end <= last
+        )
+        found.append(extent)
+    return found
+
+
+@pytest.mark.parametrize("budgets", [(0, 0), (1000, 0), (0, 700), (900, 1300), (10**9, 0), (10**6, 10**6)])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_a_plan_is_what_a_plain_loop_finds(rollouts_path: Path, budgets: tuple[int, int], weight: str) -> None:
+    ds = gear_data.open(rollouts_path)
+    expression, value = WEIGHTS[weight]
+    plan = ds.residency_plan(*budgets, sampler=Weighted(expression, by="step"))
+    extents = extents_of_episodes(ds, plan)
+    steps, uses = np.zeros(len(plan.shard)), np.zeros(len(plan.shard))
+    for i, extent in enumerate(extents):
+        steps[extent] += ds.lengths[i]
+        uses[extent] += ds.lengths[i] * value(i)
+    uses /= uses.sum()
+    columns = {column.name: column.row_bytes for column in ds.schema.fixed_columns}
+    assert plan.columns == tuple(columns)
+
+    pieces = [(-uses[e] / steps[e], e, c) for e in range(len(steps)) for c in range(len(columns)) if uses[e]]
+    expected = np.full((len(steps), len(columns)), TIERS.index("disk"))
+    left = list(budgets)
+    sizes, read = dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0.0)
+    for tier in (0, 1):
+        for _, e, c in sorted(pieces):
+            size = int(steps[e]) * list(columns.values())[c]
+            if expected[e, c] == TIERS.index("disk") and size <= left[tier]:
+                expected[e, c] = tier
+                left[tier] -= size
+    for e in range(len(steps)):
+        for c, row_bytes in enumerate(columns.values()):
+            sizes[TIERS[expected[e, c]]] += int(steps[e]) * row_bytes
+            read[TIERS[expected[e, c]]] += uses[e] * row_bytes / sum(columns.values())
+    np.testing.assert_array_equal(plan.tier, expected)
+    assert {tier: plan.bytes(tier) for tier in TIERS} == sizes
+    assert {tier: plan.read_share(tier) for tier in TIERS} == pytest.approx(read)
+
+
+def test_what_is_not_read_stays_on_disk(rollouts_path: Path) -> None:
+    ds = gear_data.open(rollouts_path)
+    view = ds.filter("episode_id < 10")
+    plan = view.residency_plan(10**9, 0, columns=["observations", "actions"])
+    extents = extents_of_episodes(ds, plan)
+    for i, extent in enumerate(extents):
+        for name, tier in zip(plan.columns, plan.tier[extent].tolist(), strict=True):
+            in_view = any(extents[j] == extent for j in range(10))
+            wanted = "device" if in_view and name in ("observations", "actions") else "disk"
+            assert TIERS[tier] == wanted, (i, name)
+    assert plan.read_share("device") == pytest.approx(1)
+    assert "rewards: 100% disk (not read)" in str(plan)
+
+
+def test_arguments_of_a_plan(rollouts_path: Path) -> None:
+    ds = gear_data.open(rollouts_path)
+    with pytest.raises(InvalidArgumentError, match="host_bytes is -1"):
+        ds.residency_plan(0, -1)
+    with pytest.raises(InvalidArgumentError, match=r"device_bytes is 1\.5"):
+        ds.residency_plan(1.5, 0)  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match="nothing"):
+        ds.residency_plan(0, 0, columns=["nothing"])
+    with pytest.raises(UnknownNameError, match="nothing"):
+        ds.residency_plan(0, 0, sampler="nothing")
