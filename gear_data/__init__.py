@@ -73,6 +73,7 @@ __all__ = [
     "LintReport",
     "Mixture",
     "RepairReport",
+    "ResidencyPlan",
     "Schema",
     "SequenceLoader",
     "Shuffle",
