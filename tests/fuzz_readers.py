@@ -31,9 +31,11 @@ from rollout_files import make_rollouts
 
 import gear_data
 from gear_data.errors import GearError
+from gear_data.ingest.formats import known_formats
 
 TIME_LIMIT = 20
-MEMORY_LIMIT = 2 << 30
+MEMORY_LIMIT = 512 << 20
+_ADDRESSES = 4 << 30  # more than the memory: threads reserve some, and use little of it
 
 #: How a case ended, by its process's exit status.
 _CONVERTED, _REFUSED, _FAILED = 0, 3, 4
@@ -63,7 +65,7 @@ def in_child(body: Callable[[], int], log: Path, time_limit: int) -> tuple[int, 
         try:
             signal.alarm(time_limit)  # kills, whatever C code is running
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + 2 * MEMORY_LIMIT,) * 2)
+            resource.setrlimit(resource.RLIMIT_AS, (used + _ADDRESSES,) * 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             sys.stdout = sys.stderr = log.open("w", buffering=1)
             os.dup2(sys.stdout.fileno(), 1)
@@ -79,12 +81,14 @@ def in_child(body: Callable[[], int], log: Path, time_limit: int) -> tuple[int, 
     return status, used
 
 
-def convert(source: Path, destination: Path, rng: random.Random) -> int:
-    """Converts a source, now and then with other options."""
+def convert(name: str, source: Path, destination: Path, rng: random.Random) -> int:
+    """Converts a source, now and then with other options, or as what it is not."""
+    chosen = rng.choices(("auto", _format(name), rng.choice(list(known_formats()))), (5, 4, 1))[0]
     try:
         gear_data.convert(
             source,
             destination,
+            format=chosen,
             on_bad_episode=rng.choice(("error", "skip")),
             keep_encoded=rng.random() < 0.3,
             shard_bytes=rng.choice((1 << 10, 1 << 20)),
@@ -100,13 +104,20 @@ def convert(source: Path, destination: Path, rng: random.Random) -> int:
     return _CONVERTED
 
 
-def read(folder: Path, _: Path, rng: random.Random) -> int:
+def _format(name: str) -> str:
+    """The format of a maker's source."""
+    return max((known for known in known_formats() if name.startswith(known)), key=len, default="episode-rows")
+
+
+def read(folder: Path, rng: random.Random) -> int:
     """Opens the gear datasets of a folder, reads all of them and verifies them."""
     status = _CONVERTED
     for path in sorted(folder.iterdir()):
         try:
-            ds = gear_data.open(path, residency=rng.choice(("mmap", "host")))
-            for i in range(ds.num_episodes):
+            ds = gear_data.open(
+                path, residency=rng.choice(("mmap", "host")), on_bad_shard=rng.choice(("error", "skip"))
+            )
+            for i in ds.episodes["episode_id"].to_list():
                 episode = ds.episode(i)
                 for name in ds.schema.names:
                     np.array(episode[name])
@@ -118,8 +129,8 @@ def read(folder: Path, _: Path, rng: random.Random) -> int:
     return status
 
 
-def check(format_name: str) -> Callable[[Path, Path, random.Random], int]:
-    return read if format_name == "gear" else convert
+def check(name: str, source: Path, destination: Path, rng: random.Random) -> int:
+    return read(source, rng) if name == "gear" else convert(name, source, destination, rng)
 
 
 def run(case: Case, source: Path, keep: Path) -> str:
@@ -132,7 +143,7 @@ def run(case: Case, source: Path, keep: Path) -> str:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
         def body() -> int:
-            return check(case.format)(work / "s", work / "d", rng)
+            return check(case.format, work / "s", work / "d", rng)
 
         status, used = in_child(body, work / "log", TIME_LIMIT)
         code = os.waitstatus_to_exitcode(status)
@@ -166,7 +177,7 @@ def make_sources(names: list[str], folder: Path) -> dict[str, Path]:
             except ImportError as error:
                 print(f"{error}")
                 return _REFUSED
-            return check(name)(folder / name, folder / f"{name}.converted", random.Random(0))
+            return check(name, folder / name, folder / f"{name}.converted", random.Random(0))
 
         log = folder / f"{name}.log"
         status, _ = in_child(body, log, 120)
@@ -181,8 +192,6 @@ def warm_up(names: list[str]) -> None:
     """Imports what a case needs, so that a fork has it; nothing that would start a thread is done."""
     for module in ("h5py", "gear_data.ingest.convert", "gear_data.dataset", "gear_data.storage.verify"):
         importlib.import_module(module)
-    from gear_data.ingest.formats import known_formats
-
     known_formats()
     if "rlds" in names:
         try:

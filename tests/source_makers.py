@@ -15,7 +15,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from PIL import Image
 from rollout_files import Rollout, write_d4rl, write_episodes, write_lerobot, write_steps
 
@@ -233,11 +232,6 @@ def gear(folder: Path, rollouts: Sequence[Rollout]) -> None:
         gear_data.convert(work / "images", folder / "a", shard_bytes=1024, keep_encoded=True, progress=False)
         write_d4rl(work / "flat.hdf5", rollouts)
         gear_data.convert(work / "flat.hdf5", folder / "b", shard_bytes=1024, progress=False)
-
-
-def rewritten_parquet(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """A Parquet file that is whole, and another."""
-    pq.write_table(change(pq.read_table(path)), path, row_group_size=3)
 
 
 #: Name -> maker. `gear` is opened and verified; the others are converted.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,32 @@ def test_data_in_other_files(spoil: Any, tmp_path: Path) -> None:
 def test_absurd_sizes_are_not_allocated(options: Any, spoil: Any) -> None:
     with pytest.raises(CorruptSourceError, match="actions"):
         read(spoil(lambda file, rows: file.create_dataset("actions", dtype=np.float32, **options)))
+
+
+@pytest.mark.parametrize("packing", [None, "gzip"])
+def test_chunks_that_are_too_short(packing: str | None, spoil: Any) -> None:
+    """libhdf5 reads on behind them: other memory, or a crash."""
+
+    def short(file: h5py.File, rows: int) -> None:
+        shapes = {"shape": (rows, 2), "maxshape": (None, 2), "chunks": (1 << 12, 2)}
+        actions = file.create_dataset("actions", dtype=np.float32, compression=packing, **shapes)
+        actions.id.write_direct_chunk((0, 0), b"x" * 20 if packing is None else zlib.compress(b""))
+
+    with pytest.raises(CorruptSourceError, match=r"actions.*a chunk of 32768 bytes has \d+ in the file"):
+        read(spoil(short))
+
+
+@pytest.mark.parametrize("filters", [{"compression": "lzf"}, {"shuffle": True, "fletcher32": True}, {"scaleoffset": 3}])
+def test_chunks_of_every_filter_are_read(filters: Any, sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(4)
+    values = np.arange(sum(map(len, rollouts)), dtype=np.float64)
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts)
+    with h5py.File(source, "r+") as file:
+        file.create_dataset("infos/count", data=values, chunks=(7,), **filters)
+    gear_data.convert(source, tmp_path / "d", progress=False)
+    ds = gear_data.open(tmp_path / "d")
+    counts = np.concatenate([ds.episode(i)["infos.count"] for i in range(ds.num_episodes)])
+    np.testing.assert_array_equal(counts, values)
 
 
 def test_mutated_files_give_typed_errors(sources: Any, tmp_path: Path) -> None:

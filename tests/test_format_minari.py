@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -617,6 +618,54 @@ def test_text_that_points_nowhere(place: str, edit: Any) -> None:
     (source / MAIN).write_bytes(content)
     with pytest.raises(CorruptSourceError, match="is damaged" if place == "heap" else "points outside the file"):
         blocks(source)
+
+
+def packed_text(file: h5py.File, filters: Any, damage: Callable[[Any], bytes] = bytes) -> list[str]:
+    """Texts of every episode in a packed chunk each, whose pointers are changed; the first episode's."""
+    for i, steps in enumerate((3, 1, 4)):
+        texts = [f"step {t} of {i}" for t in range(steps)]
+        values = file.create_dataset(
+            f"episode_{i}/infos/text", (steps,), h5py.string_dtype(), texts, chunks=(steps,), **filters
+        )
+        if filters["compression"] == "gzip":
+            file.flush()
+            mask, raw = values.id.read_direct_chunk((0,))
+            values.id.write_direct_chunk((0,), zlib.compress(damage(bytearray(zlib.decompress(raw)))), mask)
+    return [f"step {t} of 0" for t in range(3)]
+
+
+@pytest.mark.parametrize("shuffle", [None, True])
+def test_packed_text(shuffle: bool | None, edit: Any) -> None:
+    source, file = edit()
+    texts = packed_text(file, {"compression": "gzip", "shuffle": shuffle})
+    file.close()
+    block, _ = blocks(source)
+    assert block.variable["infos.text"].to_pylist()[:3] == texts
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:20], "has elements of a size that none have"),
+        (lambda data: data + bytes(1 << 20), "has elements of a size that none have"),
+        (lambda data: data[:4] + b"\xff" * 8 + data[12:], "points outside the file"),
+    ],
+)
+def test_packed_text_that_points_nowhere(damage: Any, message: str, edit: Any) -> None:
+    source, file = edit()
+    packed_text(file, {"compression": "gzip"}, damage)
+    file.close()
+    with pytest.raises(CorruptSourceError, match=message):
+        blocks(source)
+
+
+def test_text_packed_in_another_way_is_refused(edit: Any) -> None:
+    source, file = edit()
+    packed_text(file, {"compression": "lzf"})
+    file.close()
+    with pytest.raises(CorruptSourceError, match="cannot be checked before it is read") as error:
+        blocks(source)
+    assert "h5repack" in str(error.value)
 
 
 def test_endless_groups(edit: Any, monkeypatch: pytest.MonkeyPatch) -> None:

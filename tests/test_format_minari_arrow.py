@@ -417,6 +417,15 @@ def test_bad_episodes(
     assert (skipped["count"], skipped["file"]) == (2, f"data/{bad[0]}/part-0.arrow")
 
 
+def test_blocks_without_a_good_episode(
+    source: Path, sources: Any, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(minari_arrow, "_BLOCK_BYTES", 1)
+    rewrite(table_of(source, 1), _no_steps)
+    converted(source, tmp_path / "d", on_bad_episode="skip")
+    sources.check_dataset(tmp_path / "d", as_written([r for i, r in enumerate(rollouts) if i != 1]), final=True)
+
+
 def test_shape_that_is_not_that_of_the_space(source: Path, tmp_path: Path) -> None:
     path = source / "data/metadata.json"
     facts = json.loads(path.read_text())

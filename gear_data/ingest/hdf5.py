@@ -20,7 +20,8 @@ from h5py import h5a, h5d, h5l, h5s
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.arrow_values import Irregular
 from gear_data.ingest.columns import SCALARS
-from gear_data.ingest.hdf5_heap import ELEMENT_BYTES, check_heaps
+from gear_data.ingest.hdf5_chunks import check_chunk_sizes
+from gear_data.ingest.hdf5_heap import ELEMENT_BYTES, check_heaps, is_variable
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
 
@@ -139,7 +140,7 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
     """That reading a dataset reads this file alone, and allocates no more than the file has data for; its shape.
 
     Raises:
-        CorruptSourceError: its data is in other files, or of an absurd size.
+        CorruptSourceError: its data is in other files, of an absurd size, or in chunks too short for it.
     """
     plist, shape = dataset.get_create_plist(), dataset.shape
     layout = plist.get_layout()
@@ -152,7 +153,8 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
         )
     if shape is None:
         raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column)
-    item = dataset.dtype.itemsize
+    dtype = dataset.dtype
+    item = dtype.itemsize
     claimed, row = math.prod(shape) * item, math.prod(shape[1:]) * item
     chunk = math.prod(plist.get_chunk()) * item if layout == h5d.CHUNKED else 0
     if max(row, chunk) > _MAX_PIECE_BYTES:
@@ -167,6 +169,10 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
                 column=column,
                 hint="if it is what it should be, decompress it first: h5repack -f NONE OLD NEW",
             )
+    if layout == h5d.CHUNKED and dtype.kind in "biuf":
+        check_chunk_sizes(dataset, dataset.get_type().get_size(), file.name, column)
+    elif layout == h5d.CHUNKED and is_variable(dtype):
+        check_chunk_sizes(dataset, ELEMENT_BYTES, file.name, column)
     return tuple(shape)
 
 

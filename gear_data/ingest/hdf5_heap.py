@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 
 from gear_data.errors import CorruptSourceError
+from gear_data.ingest.hdf5_chunks import unpacked_chunks
 
 _SIGNATURE = b"GCOL\x01\x00\x00\x00"
 #: How a value of variable length stands in a dataset, where lengths take 8 bytes.
@@ -46,22 +47,18 @@ def check_heaps(thing: h5py.Group | h5py.Dataset) -> None:
                 file=os.path.basename(path),
                 hint="it may have been cut short or changed: download it again",
             )
-        if isinstance(thing, h5py.Dataset) and _is_variable(thing.dtype) and not _is_filtered(thing):
+        if isinstance(thing, h5py.Dataset) and is_variable(thing.dtype):
             _check_elements(thing, path, status.st_size)
 
 
-def _is_variable(dtype: np.dtype[Any]) -> bool:
+def is_variable(dtype: np.dtype[Any]) -> bool:
     text = h5py.check_string_dtype(dtype)
     return h5py.check_vlen_dtype(dtype) is not None or (text is not None and text.length is None)
 
 
-def _is_filtered(dataset: h5py.Dataset) -> bool:
-    return bool(dataset.id.get_create_plist().get_nfilters())
-
-
 def _check_elements(dataset: h5py.Dataset, path: str, size: int) -> None:
     """That what a dataset of variable length points to is in the file: libhdf5 hangs where it is not, and crashes where
-    elements are not of the size that they have. Those that are compressed cannot be looked at."""
+    elements are not of the size that they have."""
     for count, raw in _stored(dataset, path, size):
         whole = len(raw) == count * ELEMENT_BYTES
         elements = np.frombuffer(raw, _ELEMENT) if whole else np.empty(0, _ELEMENT)
@@ -76,7 +73,7 @@ def _check_elements(dataset: h5py.Dataset, path: str, size: int) -> None:
 
 
 def _stored(dataset: h5py.Dataset, path: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a dataset as they are in the file, and of how many elements."""
+    """The bytes of a dataset's elements, without filters, and of how many elements they should be."""
     if dataset.chunks is None:
         at, length = dataset.id.get_offset(), dataset.id.get_storage_size()
         if at is not None and at + length <= size:
@@ -84,10 +81,8 @@ def _stored(dataset: h5py.Dataset, path: str, size: int) -> Iterator[tuple[int, 
                 file.seek(at)
                 yield dataset.size, file.read(length)
         return
-    for i in range(dataset.id.get_num_chunks()):
-        chunk = dataset.id.get_chunk_info(i)
-        if chunk.size <= size:
-            yield math.prod(dataset.chunks), dataset.id.read_direct_chunk(chunk.chunk_offset)[1]
+    for data in unpacked_chunks(dataset, ELEMENT_BYTES):
+        yield math.prod(dataset.chunks), data
 
 
 @lru_cache(maxsize=64)
