@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gear_data.inspect import format_bytes
+from gear_data.progress import format_bytes
 
 
 @dataclass(frozen=True)

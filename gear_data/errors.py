@@ -39,11 +39,12 @@ class GearError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
+        named = f"column '{self.column}'"
         place = [
             text
             for text in (
                 self.file,
-                None if self.column is None else f"column '{self.column}'",
+                None if self.column is None or named in self.message else named,
                 None if self.row is None else f"row {self.row}",
             )
             if text is not None

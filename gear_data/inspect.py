@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset import Dataset
+from gear_data.progress import counted, format_bytes
 
 _BARS = 12
 _BAR_WIDTH = 40
@@ -36,8 +37,8 @@ def describe(dataset: Dataset) -> str:
     """The same as text: a table of columns with statistics, and histograms of returns and lengths."""
     facts = summarize(dataset)
     lines = [
-        f"{dataset.path}: {facts['episodes']:,} episodes, {facts['steps']:,} steps, {format_bytes(facts['bytes'])} in "
-        f"{facts['shards']} shards",
+        f"{dataset.path}: {counted(facts['episodes'], 'episode')}, {counted(facts['steps'], 'step')}, "
+        f"{format_bytes(facts['bytes'])} in {counted(facts['shards'], 'shard')}",
         f"source {facts['source']} ({facts['format']}), fingerprint {facts['fingerprint']}",
         "",
         *_columns_table(dataset),
@@ -58,15 +59,6 @@ def histogram(values: npt.NDArray[np.float64]) -> list[str]:
         f"  {edge:>12,.1f} {'█' * int(np.ceil(count / widest * _BAR_WIDTH)):<{_BAR_WIDTH}} {count:,}"
         for edge, count in zip(edges[:-1], counts, strict=True)
     ]
-
-
-def format_bytes(count: float) -> str:
-    """1536 -> '1.5 KiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -481,7 +481,7 @@ def test_zero_episodes(refuse: Any, sources: Any, some: list[Any], tmp_path: Pat
 
 def test_empty_folder(refuse: Any, tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
-    assert "its files are none" in str(refuse(gear_data.errors.UnknownFormatError, tmp_path / "s"))
+    assert "holds no files" in str(refuse(gear_data.errors.UnknownFormatError, tmp_path / "s"))
 
 
 # Destinations and arguments.

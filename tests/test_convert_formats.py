@@ -277,7 +277,7 @@ def test_every_layout_resumes_to_the_same_bytes(
             return write_shard(writer)
 
         monkeypatch.setattr(ShardWriter, "_write_shard", write)
-        with pytest.raises(StorageFullError, match=f"{stop} finished shards are kept: --resume"):
+        with pytest.raises(StorageFullError, match=f"{stop} finished shards? (is|are) kept: --resume"):
             gear_data.convert(source, tmp_path / f"out{stop}", **options)
         monkeypatch.setattr(ShardWriter, "_write_shard", write_shard)
         gear_data.convert(source, tmp_path / f"out{stop}", **options, resume=True)
@@ -651,7 +651,7 @@ def test_unrecognised_layout_lists_columns_and_ways_out(sources: Any, tmp_path: 
     source = sources.write_parquet(tmp_path / "s.parquet", pa.table({"x": [1.0], "y": ["text"]}))
     with pytest.raises(UnknownFormatError) as error:
         gear_data.convert(source, tmp_path / "d")
-    for part in ("x: double", "y: string", "--rename", "--format", *known_formats()):
+    for part in ("x: double", "y: string", "--rename", "--format", *(known_formats().keys() - {"in-memory"})):
         assert part in str(error.value)
     assert not (tmp_path / "d").exists()
 

@@ -399,7 +399,7 @@ def test_a_bad_episode_behind_finished_shards_can_be_mended(
     whole = source.read_bytes()
     nothing = sources.Rollout({name: values[:0] for name, values in rollouts[0].columns.items()}, rollouts[0].final)
     sources.write_episodes(source, [*rollouts[:-1], nothing], row_group=2)
-    with pytest.raises(BadEpisodeError, match="finished shards are kept") as error:
+    with pytest.raises(BadEpisodeError, match=r"finished shards? (is|are) kept") as error:
         gear_data.convert(source, tmp_path / "d", shard_bytes=1024)
     assert error.value.row == len(rollouts) - 1
     with pytest.raises(DatasetNotFoundError):
@@ -449,7 +449,7 @@ def test_disk_full_at_a_later_shard(small_disk: Path, large_source: Path, source
     target = small_disk / "d"
     for space in (60_000, 130_000):  # full twice, each time farther on
         (small_disk / "filler").write_bytes(bytes(256 * 1024 - space))
-        with pytest.raises(StorageFullError, match="finished shards are kept: --resume"):
+        with pytest.raises(StorageFullError, match=r"finished shards? (is|are) kept: --resume"):
             gear_data.convert(large_source, target, **options, resume=target.exists())
         assert not list(target.rglob("*.tmp"))
         with pytest.raises(DatasetNotFoundError, match="did not finish"):

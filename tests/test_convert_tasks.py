@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -192,3 +194,15 @@ def test_ray_brings_errors_home(sources: Any, source: Path, tmp_path: Path) -> N
     with pytest.raises(BadEpisodeError, match="no steps") as error:
         gear_data.convert(source, tmp_path / "d", engine="ray", **_OPTIONS)
     assert (error.value.file, error.value.row) == ("part-5.parquet", 1)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_ray_prints_nothing_of_its_own(source: Path, whole: Path, sources: Any, tmp_path: Path) -> None:
+    """Not that it connects, nor where its dashboard is."""
+    import ray
+
+    command = [sys.executable, "-m", "gear_data.cli", "convert", str(source), str(tmp_path / "d"), "--engine", "ray"]
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    done = subprocess.run([*command, "--shard-bytes", "4K"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert gear_data.open(tmp_path / "d").fingerprint == gear_data.open(whole).fingerprint

@@ -276,6 +276,29 @@ def test_text_columns(sources: Any, tmp_path: Path) -> None:
     assert found == texts.tolist()
 
 
+def test_one_step_whose_end_its_next_observation_tells(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(1)
+    arrays = flat(rollouts)
+    del arrays["truncated"]
+    np.savez(tmp_path / "a.npz", **arrays, next_observations=rollouts[0].next_observations)
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    assert (dataset.num_episodes, dataset.num_steps) == (1, 1)
+    np.testing.assert_array_equal(dataset.final(0)["observations"], rollouts[0].final)
+
+
+@pytest.mark.parametrize("code", [0xD800, 0xDFFF, 0x110000, 0xFFFFFFFF])
+def test_text_that_is_none(code: int, tmp_path: Path) -> None:
+    """NumPy reads any four bytes as a character."""
+    names = np.array(["ab", "cd", "ef"])
+    names.view(np.uint32)[3] = code
+    arrays = {"observations": np.zeros((3, 2)), "actions": np.zeros((3, 1)), "rewards": np.zeros(3)}
+    ends = {name: np.array([False, False, True]) for name in ("terminals", "timeouts")}
+    np.savez(tmp_path / "s.npz", **arrays, **ends, names=names)
+    with pytest.raises(CorruptSourceError, match=r"names.*row 1.*no Unicode text"):
+        gear_data.convert(tmp_path / "s.npz", tmp_path / "d", progress=False)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

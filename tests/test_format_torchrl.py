@@ -164,8 +164,8 @@ def test_unsupported_dtype_is_named(sources: Any, tmp_path: Path) -> None:
         (lambda meta: meta.update(shape="x"), UnknownFormatError, "contiguous"),
         (
             lambda meta: meta.update({"../../x": {"dtype": "torch.float32", "shape": [1]}}),
-            CorruptSourceError,
-            "no file",
+            UnsupportedColumnError,
+            "name",
         ),
         (lambda meta: meta["next"].update(type="Other"), GearError, "."),
     ],
@@ -178,6 +178,17 @@ def test_claims_are_checked(sources: Any, tmp_path: Path, change: Any, error: An
     path.write_text(json.dumps(meta))
     with pytest.raises(error, match=words):
         gear_data.convert(tmp_path / "in", tmp_path / "out", format="torchrl")
+
+
+def test_a_name_leads_out_of_no_folder(sources: Any, tmp_path: Path) -> None:
+    """Nor by another name that the user gives it."""
+    ted(sources.make_rollouts()).memmap(tmp_path / "in" / "buffer")
+    path = tmp_path / "in/buffer/meta.json"
+    meta = json.loads(path.read_text())
+    (tmp_path / "x.memmap").write_bytes(bytes(4 * 10_000))
+    path.write_text(json.dumps(meta | {"../../x": meta["observation"]}))
+    with pytest.raises(CorruptSourceError, match="no file"):
+        gear_data.convert(tmp_path / "in/buffer", tmp_path / "out", rename={"../../x": "x"})
 
 
 def test_a_short_file_is_refused(sources: Any, tmp_path: Path) -> None:

@@ -23,6 +23,11 @@ from gear_data.storage.block import BEGIN, EpisodeBlock
 Array = npt.NDArray[Any]
 
 
+def place(episode: int) -> tuple[str, int]:
+    """A file and a row for an episode of which nothing else is told."""
+    return f"file{episode}", 10 * episode
+
+
 def swing(seed: int, steps: int = 200) -> Array:
     """float32 [steps, 6]: two damped springs (position and speed each) that are kicked now and then, and a phase that
     changes once; started at random."""
@@ -166,22 +171,22 @@ class TestFindings:
     def test_duplicates(self) -> None:
         contents = [bytes([i]) * 16 for i in (5, 3, 5, 9, 3, 5, 200)]
         findings = Findings()
-        lint_whole(findings, {}, contents[:2], 9, str)
-        lint_whole(findings, {}, [], 0, str)
+        lint_whole(findings, {}, contents[:2], 9, place)
+        lint_whole(findings, {}, [], 0, place)
         assert not list(findings)
-        lint_whole(findings, {}, contents, 9, lambda i: f"file{i}")
-        assert [(f.code, f.count, f.file) for f in findings] == [("duplicate-episode", 3, "file2")]
+        lint_whole(findings, {}, contents, 9, place)
+        assert [(f.code, f.count, f.file, f.row) for f in findings] == [("duplicate-episode", 3, "file2", 20)]
         assert "episode 2 as episode 0;" in next(iter(findings)).message
 
     def test_declared_totals(self) -> None:
         contents = [b"a" * 16, b"b" * 16]
         declared = {"total_episodes": 2, "total_frames": 31, "total_steps": 30}
         findings = Findings()
-        lint_whole(findings, declared, contents, 30, str)
+        lint_whole(findings, declared, contents, 30, place)
         assert [(f.code, f.column) for f in findings] == [("metadata-disagrees", "total_frames")]
         findings = Findings()
         findings.add(Finding("bad-episode", "left out"))
-        lint_whole(findings, declared, contents, 30, str)
+        lint_whole(findings, declared, contents, 30, place)
         assert [f.code for f in findings] == ["bad-episode"]
 
     def test_equal_codes_add_up_and_keep_the_first_place(self) -> None:

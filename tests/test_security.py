@@ -278,7 +278,11 @@ def test_names_in_an_archive_are_only_names(tmp_path: Path) -> None:
             with archive.open(f"{name}.npy", "w") as member:
                 np.save(member, values)
     before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "out")}
-    gear_data.convert(tmp_path / "in/a.npz", tmp_path / "out")
+    with pytest.raises(UnsupportedColumnError, match="escaped"):
+        gear_data.convert(tmp_path / "in/a.npz", tmp_path / "out")
+    names = {"../../escaped": "one", "/tmp/escaped": "other"}
+    gear_data.convert(tmp_path / "in/a.npz", tmp_path / "out", rename=names)
+    assert gear_data.open(tmp_path / "out").schema["one"].source == "../../escaped"
     assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "out")} == before
     assert not (tmp_path.parent / "escaped.npy").exists()
 

@@ -8,6 +8,7 @@ from typing import Any
 import gear_data
 from gear_data.cli.parsing import add_command, add_where, open_dataset, print_json
 from gear_data.errors import InvalidArgumentError
+from gear_data.progress import counted, format_bytes, progress_bar
 
 #: What `feed` and `export` say of batches, where they say nothing else.
 _BATCH_DEFAULTS = {"batch_size": 256, "context": 20, "preset": "raw", "seed": 0, "sampler": "uniform"}
@@ -58,8 +59,6 @@ def _add_feed(commands: Any) -> None:
 
 
 def _feed(options: argparse.Namespace) -> int:
-    from gear_data.progress import progress_bar
-
     if options.steps < 1:
         raise InvalidArgumentError(f"steps must be at least 1, not {options.steps}")
     dataset = _open_windows(options)
@@ -111,7 +110,7 @@ def _export(options: argparse.Namespace) -> int:
                 f"the dataset itself is exported without {flags}", hint="--batches N exports batches"
             )
         report = gear_data.export(dataset, options.output, options.format or "parquet", fps=options.fps)
-        what = f"{report.episodes:,} episodes, {report.steps:,} steps"
+        what = f"{counted(report.episodes, 'episode')}, {counted(report.steps, 'step')}"
         if report.left_out:
             what += f" (left out, having no place there: {', '.join(report.left_out)})"
     else:
@@ -120,9 +119,9 @@ def _export(options: argparse.Namespace) -> int:
         report = gear_data.export_batches(
             _loader(options, dataset), options.output, batches=options.batches, format=options.format or "safetensors"
         )
-        what = f"{report.batches:,} batches, {report.windows:,} windows"
+        what = f"{report.batches:,} batch{'' if report.batches == 1 else 'es'}, {counted(report.windows, 'window')}"
     if options.json:
         print_json(report.to_json())
     else:
-        print(f"{what}, {report.bytes / 1e6:,.1f} MB in {len(report.files)} files -> {options.output}")
+        print(f"{what}, {format_bytes(report.bytes)} in {counted(len(report.files), 'file')} -> {options.output}")
     return 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import gear_data
 from gear_data.cli.parsing import add_command, names, print_json, renaming, size
+from gear_data.progress import counted, format_bytes
 
 
 def add_commands(commands: Any) -> None:
@@ -35,7 +36,10 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="SRC", help="a file, a folder, a URL (hf://datasets/..., s3://...), or a hub id"
     )
-    parser.add_argument("--format", default="auto", help=_format_help())
+    # Written out, since finding them out brings every reader and the packages it needs.
+    help = "auto (default), d4rl, episode-rows, lerobot, minari, minari-arrow, npz, numpy, rlds, robomimic, step-rows "
+    help += "or torchrl; docs/formats.md says what each is"
+    parser.add_argument("--format", default="auto", help=help)
     parser.add_argument("--split", help="which split of the source, where it has several")
     parser.add_argument("--columns", type=names, metavar="A,B", help="columns to keep, by source or canonical name")
     parser.add_argument(
@@ -58,12 +62,6 @@ def _source_options(options: argparse.Namespace) -> dict[str, Any]:
     return {**chosen, "rename": dict(options.rename)}
 
 
-def _format_help() -> str:
-    from gear_data.ingest.formats import known_formats
-
-    return "auto (default), or " + "; ".join(f"{item.name}: {item.summary}" for item in known_formats().values())
-
-
 def _convert(options: argparse.Namespace) -> int:
     report = gear_data.convert(
         options.source,
@@ -83,10 +81,10 @@ def _convert(options: argparse.Namespace) -> int:
     print(f"format {report.format}: {report.reason}")
     for warning in report.warnings:
         print(f"noticed {warning}")
-    rate = report.bytes / max(report.seconds, 1e-9) / 1e6
+    rate = format_bytes(report.bytes / max(report.seconds, 1e-9))
     print(
-        f"{report.episodes:,} episodes, {report.steps:,} steps, {report.shards} shards, {report.bytes / 1e6:,.1f} MB "
-        f"in {report.seconds:.1f} s ({rate:,.0f} MB/s) -> {options.destination}"
+        f"{counted(report.episodes, 'episode')}, {counted(report.steps, 'step')}, {counted(report.shards, 'shard')}, "
+        f"{format_bytes(report.bytes)} in {report.seconds:.1f} s ({rate}/s) -> {options.destination}"
     )
     return 0
 
@@ -105,7 +103,8 @@ def _lint(options: argparse.Namespace) -> int:
         print(f"format {report.format}: {report.reason}")
         for finding in report.findings:
             print(finding)
-        print(f"{report.episodes:,} episodes, {report.steps:,} steps, {len(report.findings)} kinds of findings")
+        kinds = f"{len(report.findings)} kind{'' if len(report.findings) == 1 else 's'} of findings"
+        print(f"{counted(report.episodes, 'episode')}, {counted(report.steps, 'step')}, {kinds}")
     return 1 if report.findings else 0
 
 
@@ -121,7 +120,7 @@ def _repair(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_json())
     elif report.shards:
-        print(f"made again: {', '.join(report.shards)} ({report.episodes:,} episodes)")
+        print(f"made again: {', '.join(report.shards)} ({counted(report.episodes, 'episode')})")
     else:
         print("the dataset is sound; nothing was changed")
     return 0

@@ -17,6 +17,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptSourceError, EmptySourceError
 from gear_data.ingest.columns import SCALARS
 from gear_data.ingest.findings import Finding, Findings
+from gear_data.ingest.location import several_datasets
 from gear_data.ingest.numpy_files import ArrayReader, StoredArray
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.schema import ColumnSpec
@@ -100,18 +101,18 @@ class ArrayEpisodes:
 
     def __init__(
         self,
-        count: int,
+        names: Sequence[str],
         sizes: Sequence[int],
         part: Callable[[int], Part],
         findings: Findings,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """`part(i)` opens one of `count` parts of `sizes` bytes; the others must have the columns of the first."""
+        """`part(i)` opens the one of these names and sizes in bytes; the others must have the columns of the first."""
         self.findings = findings
         self.notes: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = metadata or {}
         self.num_rows: int | None = None
-        self._count = count
+        self._names = names
         self._sizes = sizes
         self._part = part
         self._model = part(0)
@@ -120,7 +121,7 @@ class ArrayEpisodes:
             raise EmptySourceError("no column is left to read", file=self._model.name)
 
     def units(self) -> Sequence[Unit]:
-        if self._count > 1:
+        if len(self._names) > 1:
             starts, sizes = [0], [0]
             for i, size in enumerate(self._sizes):
                 if sizes[-1] >= UNIT_BYTES:
@@ -138,7 +139,7 @@ class ArrayEpisodes:
         yield from _merged(self._blocks(start, stop), _row_bytes(self.columns))
 
     def _blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        for index in range(start.file, self._count):
+        for index in range(start.file, len(self._names)):
             first = start.row if index == start.file else 0
             if (index, first) >= stop:
                 return
@@ -166,7 +167,7 @@ class ArrayEpisodes:
             )
         model = {spec.name: spec for spec in self.columns}
         found = {spec.name: spec for spec in part.columns()}
-        for name in model.keys() | found.keys():
+        for name in dict.fromkeys([*model, *found]):
             own, first = found.get(name), model.get(name)
             if own is None or first is None:
                 what = f"is here, and not in {self._model.name}" if first is None else "is missing"
@@ -174,15 +175,18 @@ class ArrayEpisodes:
                     f"{what}; all files must have the same columns",
                     file=part.name,
                     column=(own or first or self.columns[0]).source or name,
-                    hint="name the columns to keep with --columns (columns=[...])",
+                    hint=self._apart(part) or "name the columns to keep with --columns (columns=[...])",
                 )
             if (own.dtype, own.shape, own.has_final) != (first.dtype, first.shape, first.has_final):
                 raise CorruptSourceError(
                     f"is {_described(own)}; in {self._model.name} it is {_described(first)}",
                     file=part.name,
                     column=own.source or name,
-                    hint="bring the files to one type and shape first",
+                    hint=self._apart(part) or "bring the files to one type and shape first",
                 )
+
+    def _apart(self, part: Part) -> str | None:
+        return several_datasets(self._names, self._names[0], part.name)
 
 
 def _described(spec: ColumnSpec) -> str:

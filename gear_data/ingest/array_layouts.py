@@ -27,6 +27,7 @@ from gear_data.ingest.array_columns import (
 from gear_data.ingest.array_dreamer import dreamer_part
 from gear_data.ingest.array_episodes import Episodes, Part
 from gear_data.ingest.columns import END_FLAGS
+from gear_data.ingest.findings import Finding
 from gear_data.ingest.names import DONES
 from gear_data.ingest.numpy_files import ArrayReader, StoredArray
 from gear_data.ingest.source import SourceOptions
@@ -193,6 +194,11 @@ def _flagged_part(found: Arrays, size: int, options: SourceOptions, alone: bool,
     by_jumps = {} if {DONES, "truncated"} & columns.keys() else following
     ids = [array for source, array in found.split.items() if source == found.episode_column]
     counters = [array for source, array in found.split.items() if source != found.episode_column]
+    findings, sources = found.findings, dict(found.sources)
+    if limit is not None:
+        message = f"nothing else says where episodes end; they end after {limit} steps"
+        findings = (*findings, Finding("ends-by-length", message, file=found.name))
+        sources["truncated"] = "truncated"
 
     def locate() -> Episodes:
         if wide:
@@ -205,12 +211,23 @@ def _flagged_part(found: Arrays, size: int, options: SourceOptions, alone: bool,
             lengths = _limited(lengths, limit)
         count = len(lengths)
         starts = offsets_of(lengths)[:-1]
+        stopped = {} if limit is None else {"truncated": _stopped(flags, starts + lengths - 1, lengths == limit)}
         facts = scalar_facts(found, count)
         if found.episode_column is not None:
             facts[found.episode_column] = values_at(ids[0], starts).reshape(-1).tolist()
-        return Episodes(lengths, starts, facts=facts, findings=found.findings)
+        return Episodes(lengths, starts, facts=facts, flags=stopped, findings=findings)
 
-    return Part(found.name, size, columns, found.sources, locate, wide, following, seekable=seekable)
+    return Part(
+        name=found.name,
+        bytes=size,
+        arrays=columns,
+        sources=sources,
+        locate=locate,
+        wide=wide,
+        following=following,
+        flags=() if limit is None else ("truncated",),
+        seekable=seekable,
+    )
 
 
 def scan_lengths(
@@ -259,7 +276,7 @@ def scan_lengths(
             for own, then in following:
                 next_, now = reader.read(then, start, beyond - 1), reader.read(own, start + 1, beyond)
                 same = (next_ == now) | ((next_ != next_) & (now != now))  # NaN
-                inner |= ~same.reshape(len(same), -1).all(axis=1)
+                inner |= ~same.all(axis=tuple(range(1, same.ndim)))
             found.append(start + np.flatnonzero(ends))
     return _differences(np.unique(np.concatenate(found)) + 1)
 
@@ -270,3 +287,14 @@ def _limited(lengths: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64
     result = np.full(int(pieces.sum()), limit, np.int64)
     result[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * limit
     return result
+
+
+def _stopped(
+    flags: Sequence[StoredArray], last: npt.NDArray[np.int64], longest: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """bool [n]: whether an episode was stopped by the limit: it is one of the longest, and none of the flags is set at
+    its last row."""
+    stopped = longest.copy()
+    for flag in flags:
+        stopped[longest] &= ~values_at(flag, last[longest]).reshape(-1).astype(np.bool_)
+    return stopped

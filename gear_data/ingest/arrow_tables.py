@@ -86,7 +86,10 @@ class TableStream(Protocol):
 
     #: Of all columns there are.
     schema: pa.Schema
-    num_rows: int | None
+
+    @property
+    def num_rows(self) -> int | None:
+        """About how many rows there are, as far as is known; None if nothing is."""
 
     def select(self, columns: list[str]) -> None:
         """Reads only these columns from now on."""
@@ -144,10 +147,17 @@ class ParquetTables:
         self._pace = Pace(_BATCH_BYTES // _BATCHES)
         with open_parquet(files[0]) as first, reading(files[0].name):
             self._stored: pa.Schema = first.schema_arrow
-            # Counting the rows of every file would open every file; the bar goes by rows only where that is cheap.
-            self.num_rows: int | None = first.metadata.num_rows if len(files) == 1 else None
+            self._rows = {0: int(first.metadata.num_rows)}
             self._plain = plain_columns(self._stored, files[0].name)  # looks at all names: they may not be UTF-8
         self.schema = pa.schema([(name, column.type) for name, column in self._plain.items()])
+
+    @property
+    def num_rows(self) -> int | None:
+        """Of the files whose footers were read the rows they have. The others' are judged by their sizes: to count them
+        every file would have to be opened."""
+        read = sum(self._files[index].size for index in self._rows)
+        rows, size = sum(self._rows.values()), sum(file.size for file in self._files)
+        return rows * size // read or None
 
     def select(self, columns: list[str]) -> None:
         self._plain = {name: self._plain[name] for name in columns}
@@ -175,7 +185,9 @@ class ParquetTables:
 
     def _footer(self, index: int) -> RowGroups:
         with open_parquet(self._files[index]) as parquet:
-            return row_groups(parquet, self._files[index])
+            found = row_groups(parquet, self._files[index])
+        self._rows[index] = sum(found.rows)
+        return found
 
     def _id_values(self, column: PlainColumn, index: int, groups: range) -> Iterator[pa.Array]:
         file = self._files[index]
@@ -259,7 +271,7 @@ class ParquetTables:
 
     def _check(self, parquet: pq.ParquetFile, file: SourceFile) -> None:
         with reading(file.name):
-            check_schema(parquet.schema_arrow, file.name, self._stored, self._files[0].name)
+            check_schema(parquet.schema_arrow, file.name, self._stored, self._files)
 
 
 def _range(values: pa.Array) -> list[Any]:

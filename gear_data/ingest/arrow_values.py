@@ -28,6 +28,16 @@ class Irregular(Exception):
         self.reason = reason
 
 
+class BadRows(Exception):
+    """Rows of a table that cannot be read, and why, for one column: what a format makes of `Irregular`."""
+
+    def __init__(self, rows: npt.NDArray[np.int64], column: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rows = rows
+        self.column = column
+        self.reason = reason
+
+
 def is_list(type_: pa.DataType) -> bool:
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 

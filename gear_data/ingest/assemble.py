@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,15 @@ import pyarrow as pa
 
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.storage.block import EpisodeBlock, Position
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why steps cannot be read: int64 `rows` of a part, the column, and what is wrong with the first of them."""
+
+    rows: npt.NDArray[np.int64]
+    column: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,7 @@ class StepPart:
         facts: name -> [n], values of which an episode takes its first step's.
         finals: name -> [n, *shape], of which an episode takes its last step's as final observation.
         more: whether the next part was read together with this one, so that no block ends between them.
+        faults: of the steps that are not kept, each in one of them.
     """
 
     file: int
@@ -40,6 +51,7 @@ class StepPart:
     finals: Mapping[str, npt.NDArray[Any]]
     variable: Mapping[str, pa.Array] = field(default_factory=dict)
     more: bool = False
+    faults: tuple[Fault, ...] = ()
 
     def cut(self, start: int, stop: int) -> StepPart:
         first, last = int(self.keep[:start].sum()), int(self.keep[:stop].sum())
@@ -53,6 +65,11 @@ class StepPart:
             facts={name: values[start:stop] for name, values in self.facts.items()},
             finals={name: values[start:stop] for name, values in self.finals.items()},
             variable={name: array[first:last] for name, array in self.variable.items()},
+            faults=tuple(
+                replace(fault, rows=fault.rows[inside] - start)
+                for fault in self.faults
+                if (inside := (fault.rows >= start) & (fault.rows < stop)).any()
+            ),
         )
 
 
@@ -95,11 +112,7 @@ def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> Episod
     columns = {name: _concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     variable = {name: pa.concat_arrays([part.variable[name] for part in parts]) for name in parts[0].variable}
     if not whole.all():
-        bad = np.flatnonzero(~whole)
-        first = starts[bad[0]] + int(np.argmin(keep[starts[bad[0]] :]))
-        findings.add(
-            Finding("bad-episode", "unreadable steps; skipped", len(bad), parts[files[first]].name, int(rows[first]))
-        )
+        _note_bad(parts, np.flatnonzero(~keep), episodes, findings)
         wanted = np.repeat(whole, lengths)[keep]
         columns = {name: values[wanted] for name, values in columns.items()}
         variable = {name: array.filter(pa.array(wanted)) for name, array in variable.items()}
@@ -117,6 +130,25 @@ def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> Episod
         variable=variable,
         source_rows=len(rows),
     )
+
+
+def _note_bad(
+    parts: list[StepPart], bad: npt.NDArray[np.int64], episodes: npt.NDArray[np.int64], findings: Findings
+) -> None:
+    """Adds a finding for each column in which episodes are bad, each episode under the first of its `bad` steps."""
+    firsts = bad[np.unique(episodes[bad], return_index=True)[1]]
+    noted: list[tuple[int, Finding]] = []
+    start = 0
+    for part in parts:
+        for fault in part.faults:
+            found = np.intersect1d(firsts, fault.rows + start)
+            if len(found):
+                row = int(part.rows[found[0] - start])
+                finding = Finding("bad-episode", f"{fault.reason}; skipped", len(found), part.name, row, fault.column)
+                noted.append((int(found[0]), finding))
+        start += len(part.rows)
+    for _, finding in sorted(noted, key=itemgetter(0)):
+        findings.add(finding)
 
 
 def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.ingest.findings import Finding
+from gear_data.progress import counted
 from gear_data.schema import ColumnSpec
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.statistics import ColumnStatistics
@@ -122,7 +123,7 @@ def _sizes(manifest: Manifest, episodes: pa.Table) -> str:
     rows = [
         ["episodes", f"{manifest.episodes:,}"],
         ["steps", f"{manifest.steps:,}"],
-        ["bytes", f"{sum(entry.bytes for entry in manifest.files):,} in {_counted(len(manifest.shards), 'shard')}"],
+        ["bytes", f"{sum(entry.bytes for entry in manifest.files):,} in {counted(len(manifest.shards), 'shard')}"],
         ["steps an episode", _spread(lengths)],
     ]
     returns = episodes.column("return").drop_null().to_numpy()
@@ -200,10 +201,6 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
     if not findings:
         return "Nothing."
     return "\n".join(f"- {_text(Finding(**finding))}" for finding in findings)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def _number(value: Any) -> str:

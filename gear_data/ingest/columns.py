@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gear_data.errors import unknown_name
-from gear_data.ingest.names import DONES, name_map
+from gear_data.errors import UnsupportedColumnError, unknown_name
+from gear_data.ingest.names import DONES, NO_NAME, is_column_name, name_map
 from gear_data.ingest.source import SourceOptions
+from gear_data.storage.remote_files import printable
 
 #: End flags are structure: they are read whatever `columns` says.
 END_FLAGS = frozenset({DONES, "terminated", "truncated"})
@@ -25,12 +26,23 @@ def choose_columns(names: Iterable[str], options: SourceOptions) -> dict[str, st
     Raises:
         UnknownNameError: `options.columns` has a name, source or canonical, that is not there.
         InvalidArgumentError: see `name_map`.
+        UnsupportedColumnError: the name of a column to read cannot be one, see `is_column_name`.
     """
     mapping = name_map(names, options.rename)
-    if options.columns is None:
-        return mapping
-    wanted = set(options.columns)
-    for name in options.columns:
+    chosen = mapping if options.columns is None else _asked_for(mapping, options.columns)
+    for source, name in chosen.items():
+        if not is_column_name(name):
+            raise UnsupportedColumnError(
+                f"a column cannot have the name {name!r}: it, or a dotted part of it, is {NO_NAME}",
+                column=printable(source),
+                hint="give it another with --rename (rename={...}), or leave it out with --columns (columns=[...])",
+            )
+    return chosen
+
+
+def _asked_for(mapping: Mapping[str, str], columns: Sequence[str]) -> dict[str, str]:
+    wanted = set(columns)
+    for name in columns:
         if name not in mapping and name not in mapping.values():
             raise unknown_name("column", name, mapping.values())
     return {source: name for source, name in mapping.items() if source in wanted or name in wanted or name in END_FLAGS}

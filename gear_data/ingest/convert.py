@@ -26,9 +26,9 @@ from gear_data.ingest.lint import lint_whole
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline import stored_schema
 from gear_data.ingest.recipe import Recipe
-from gear_data.ingest.source import EpisodeSource, source_options
+from gear_data.ingest.source import EpisodeSource, check_count, source_options
 from gear_data.ingest.tasks import Task, plan
-from gear_data.progress import progress_bar
+from gear_data.progress import counted, progress_bar
 from gear_data.storage.atomic import exchange
 from gear_data.storage.conversion import Conversion, Joined, TaskResult, difference
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
@@ -162,7 +162,7 @@ def convert(
             if folder != wanted:
                 store.remove("")  # the old dataset stays, and the next run is not a resumed one
             elif kept and isinstance(error, GearError):
-                text = f"{kept} finished shards are kept: --resume goes on from them"
+                text = f"{counted(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: --resume goes on"
                 error.hint = f"{error.hint}\n  {text}" if error.hint else text
             raise
     if folder != wanted:
@@ -204,16 +204,15 @@ def _check_arguments(
     engine: str,
     jobs: int | None,
 ) -> None:
-    if shard_bytes < MIN_SHARD_BYTES:
-        raise InvalidArgumentError(f"shard_bytes must be at least {MIN_SHARD_BYTES}, not {shard_bytes}")
+    check_count("shard_bytes", shard_bytes, MIN_SHARD_BYTES)
     if on_bad_episode not in ("error", "skip"):
         raise InvalidArgumentError(f"on_bad_episode is 'error' or 'skip', not {on_bad_episode!r}")
     if overwrite and resume:
         raise InvalidArgumentError("overwrite and resume exclude each other")
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
-    if jobs is not None and jobs < 1:
-        raise InvalidArgumentError(f"jobs must be at least 1, not {jobs}")
+    if jobs is not None:
+        check_count("jobs", jobs, 1)
 
 
 def _identity(location: Location, recipe: Recipe) -> dict[str, Any]:
@@ -241,7 +240,7 @@ def _all_findings(
         findings.forbid()
     files, contents = joined.episodes.column("source"), joined.episodes.column("content").to_pylist()
     steps = sum(shard.steps for shard in joined.shards)
-    lint_whole(findings, metadata, contents, steps, lambda episode: str(files[episode].as_py()))
+    lint_whole(findings, metadata, contents, steps, lambda i: (str(files[i].as_py()), int(joined.rows[i])))
     return findings
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gear_data.errors import DestinationExistsError, InvalidArgumentError
+from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentError, UnwritableError
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
 from gear_data.storage.manifest import MANIFEST_NAME
@@ -36,14 +36,22 @@ def prepare(destination: str, overwrite: bool, resume: bool) -> tuple[str, str]:
 
     Raises:
         DestinationExistsError: there is something that is not to be replaced, or not to be gone on with.
+        UnwritableError: what is there cannot be seen, or its name cannot be one.
     """
     if is_remote(destination):
         _check_remote(open_store(destination), overwrite, resume)
         return destination, destination
     target = Path(destination)
-    if target.is_symlink():
-        target = target.resolve()
-    return str(target), str(_local_folder(target, overwrite, resume))
+    try:
+        if target.is_symlink():
+            target = target.resolve()
+        return str(target), str(_local_folder(target, overwrite, resume))
+    except GearError:
+        raise
+    except OSError as error:
+        raise UnwritableError(
+            f"cannot be used: {error.strerror}", file=str(target), hint="choose another destination"
+        ) from error
 
 
 def check_apart(location: Location, destination: str) -> None:
@@ -103,7 +111,7 @@ def _local_folder(target: Path, overwrite: bool, resume: bool) -> Path:
             file=str(target),
             hint="remove it yourself",
         )
-    hint = "choose another destination, or --overwrite"
+    hint = "choose another destination, or --overwrite" if is_ours else "choose another destination"
     if not (target / MANIFEST_NAME).exists() and is_ours:
         hint = "it is a half-done conversion: --resume goes on with it, --overwrite starts again"
     raise DestinationExistsError("the destination exists and is not empty", file=str(target), hint=hint)

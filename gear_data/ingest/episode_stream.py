@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from gear_data.ingest.names import canonical_name
 from gear_data.ingest.source import SourceOptions, Unit
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import END, EpisodeBlock, Position
+from gear_data.storage.remote_files import is_utf8
 
 _BLOCK_BYTES = 16 << 20
 #: What is looked for in an episode that is an object and no mapping.
@@ -70,11 +72,11 @@ class EpisodeStream:
         self._read_episodes = read
         self._prepare = prepare
         self._units = units
-        first = next(read(0, 1), None)
-        if first is None:
+        head = list(read(0, 1))
+        if not head:
             raise EmptySourceError("holds no episode", file=name)
         try:
-            first = prepare(first)
+            first = prepare(head[0])
             values = _values(first)
             steps = [key for key, value in values.items() if not is_single(value)]
             self._sources = choose_columns(steps, options)
@@ -188,11 +190,13 @@ class EpisodeStream:
             kind = str if spec.dtype == "string" else bytes
             if array.dtype != object or not all(isinstance(value, kind) for value in array):
                 raise BadEpisodeError(f"is no longer {spec.dtype}", column=source)
+            if spec.dtype == "string" and not all(map(is_utf8, array)):
+                raise BadEpisodeError("holds text that cannot be UTF-8", column=source)
         elif spec.name in END_FLAGS and rows == 1 != length and array.shape == (1,):
             # One flag, as d3rlpy has it, is about the last step.
             array = np.concatenate([np.zeros(length - 1, array.dtype), array])
             rows = length
-        elif array.dtype.name != spec.dtype or array.reshape(rows, -1).shape[1] != spec.size:
+        elif array.dtype.name != spec.dtype or math.prod(array.shape[1:]) != spec.size:
             found, first = f"{array.dtype.name} {array.shape[1:]}", f"{spec.dtype} {spec.shape}"
             raise BadEpisodeError(f"is {found}, in the first episode {first}", column=source)
         if rows == length + 1 and _is_observation(spec.name):

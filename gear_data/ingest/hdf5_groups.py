@@ -169,8 +169,10 @@ class GroupedEpisodes:
     def units(self) -> Sequence[Unit]:
         """Runs of episodes: as many as `UNIT_BYTES` hold, were all of one length."""
         units: list[Unit] = []
+        self.num_rows = 0
         for index, file in enumerate(self._files):
             episodes = self._episodes_of(index)
+            self.num_rows += len(episodes)
             share = file.size / max(1, len(episodes))
             count = max(1, int(UNIT_BYTES / share))
             for first in range(0, len(episodes), count):

@@ -174,7 +174,6 @@ class DecodedImages:
     def __init__(self, source: EpisodeSource, kinds: Mapping[str, ImageKind], skip_bad: bool, threads: int) -> None:
         self.findings = source.findings
         self.notes = source.notes
-        self.num_rows = source.num_rows
         self.rows_are_steps = source.rows_are_steps
         self.metadata = source.metadata
         self.columns = tuple(
@@ -190,6 +189,10 @@ class DecodedImages:
         self._final_bytes = sum(sizes[name] for name in self._final_names)
         self._skip_bad = skip_bad
         self._threads = threads if max(sizes.values()) >= _THREADED else 1
+
+    @property
+    def num_rows(self) -> int | None:
+        return self._source.num_rows
 
     def units(self) -> Sequence[Unit]:
         return self._source.units()

@@ -49,7 +49,7 @@ def lint_whole(
     metadata: Mapping[str, Any],
     contents: Sequence[bytes],
     steps: int,
-    file_of: Callable[[int], str],
+    place_of: Callable[[int], tuple[str, int]],
 ) -> None:
     """Adds what shows when all episodes are known: those that hold byte for byte what an earlier one holds
     (`duplicate-episode`), and totals that the source declares and does not have (`metadata-disagrees`).
@@ -58,13 +58,13 @@ def lint_whole(
         metadata: what the source says of itself.
         contents: every episode's content hash, 16 bytes, in order.
         steps: of all episodes.
-        file_of: the file of an episode, by its number.
+        place_of: the file of an episode and its row there, by its number.
     """
     repeated, original = _repeated(contents)
     if len(repeated):
         first = int(repeated[0])
         message = f"episodes hold the same steps as earlier ones, first episode {first} as episode {original}; kept"
-        findings.add(Finding("duplicate-episode", message, len(repeated), file_of(first)))
+        findings.add(Finding("duplicate-episode", message, len(repeated), *place_of(first)))
     known = {(finding.code, finding.column) for finding in findings}
     if any(code == "bad-episode" for code, _ in known):
         return  # of course fewer are left

@@ -85,15 +85,15 @@ def lint(
     opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
     schema = stored_schema(opened)
     contents: list[bytes] = []
-    files: list[str] = []
+    places: list[tuple[str, int]] = []
     steps = 0
     with progress_bar(opened.num_rows, "lint", "step" if opened.rows_are_steps else "episode", progress) as bar:
         for block, _ in prepared_blocks(opened, BEGIN, END, strict=False):
             contents += content_hashes(block, schema)
-            files += block.sources
+            places += zip(block.sources, block.rows.tolist(), strict=True)
             steps += int(block.lengths.sum())
             bar.update(block.source_rows)
     if not contents:
         raise EmptySourceError("the source holds no episode", file=location.name)
-    lint_whole(opened.findings, opened.metadata, contents, steps, files.__getitem__)
+    lint_whole(opened.findings, opened.metadata, contents, steps, places.__getitem__)
     return LintReport(len(contents), steps, tuple(opened.findings), format_name, reason)

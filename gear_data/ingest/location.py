@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any
 
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
 from gear_data.retry import retrying
-from gear_data.storage.remote_files import filesystem_of, is_remote, open_range_reader, plain_path
+from gear_data.storage.remote_files import (
+    filesystem_of,
+    is_remote,
+    is_utf8,
+    open_range_reader,
+    plain_path,
+    printable,
+)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".json", ".csv")
@@ -37,9 +46,13 @@ class SourceFile:
     filesystem: Any = None
 
     def open(self) -> IO[bytes]:
-        if self.filesystem is None:
+        """Raises CorruptSourceError where this machine does not open it."""
+        if self.filesystem is not None:
+            return open_range_reader(self.filesystem, self.path, self.size, self.name)
+        try:
             return open(self.path, "rb")
-        return open_range_reader(self.filesystem, self.path, self.size, self.name)
+        except OSError as error:
+            raise _unreadable(self.name, error) from error
 
     def check_readable(self) -> None:
         """Raises CorruptSourceError for an empty file and for a Git-LFS pointer."""
@@ -74,6 +87,17 @@ class Location:
         return next((file for file in self.files if file.name == name), None)
 
 
+def several_datasets(names: Sequence[str], one: str, other: str) -> str | None:
+    """What to do where two of a source's files do not fit together and lie in different folders; else None."""
+    if PurePosixPath(one).parent == PurePosixPath(other).parent:
+        return None
+    parents = [PurePosixPath(name).parent for name in names]
+    depth = len(PurePosixPath(os.path.commonpath(parents)).parts)
+    folders = dict.fromkeys("/".join(path.parts[: depth + 1]) for path in parents if len(path.parts) > depth)
+    shown = ", ".join(list(folders)[:10]) + (", ..." if len(folders) > 10 else "")
+    return f"where folders are datasets of their own, convert one folder at a time: {shown}"
+
+
 def locate(source: Any, split: str | None) -> Location:
     """Finds a source: a path, a URL, a hub id, or a `datasets` object.
 
@@ -93,31 +117,52 @@ def locate(source: Any, split: str | None) -> Location:
     if os.path.exists(text):
         if split is not None:
             raise InvalidArgumentError("a single file has no splits", file=text, hint="leave --split out")
-        return Location(text, (_local_file(text, os.path.basename(text)),))
+        file = _local_file(text, os.path.basename(text))
+        if file is None:
+            raise SourceNotFoundError("is neither a file nor a folder", file=text)
+        return Location(text, (file,))
     if _HUB_ID.fullmatch(text) and not text.lower().endswith(_DATA_SUFFIXES):
         return _hub(text, split)
-    raise SourceNotFoundError("no such file or folder", file=text)
+    hint = None
+    if any(sign in text for sign in "*?["):
+        hint = "patterns are not expanded: give the folder"
+    elif text.startswith("~"):
+        hint = "'~' is expanded by the shell, not here: give os.path.expanduser(...)"
+    raise SourceNotFoundError("no such file or folder", file=text, hint=hint)
 
 
 def _local_folder(root: str) -> Location:
+    def refuse(error: OSError) -> None:
+        raise _unreadable(str(error.filename), error) from error
+
     files = []
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
             path = os.path.join(folder, name)
-            if not name.startswith("."):
-                files.append(_local_file(path, os.path.relpath(path, root)))
+            if not name.startswith(".") and (file := _local_file(path, os.path.relpath(path, root))) is not None:
+                files.append(file)
     return Location(root, tuple(sorted(files, key=_natural)), folder=True)
 
 
-def _local_file(path: str, name: str) -> SourceFile:
+def _local_file(path: str, name: str) -> SourceFile | None:
+    """None for what is no file, such as a pipe: to open one may wait for ever."""
+    if not is_utf8(name):
+        raise CorruptSourceError("the name is not UTF-8", file=printable(name), hint="rename it")
     try:
         status = os.stat(path)
     except OSError as error:
-        raise CorruptSourceError(
-            f"cannot be read: {error.strerror}", file=name, hint="a link whose target is gone? download it again"
-        ) from error
+        raise _unreadable(name, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        return None
     return SourceFile(path, name, status.st_size, str(status.st_mtime_ns))
+
+
+def _unreadable(name: str, error: OSError) -> CorruptSourceError:
+    hint = "a link whose target is gone? download it again"
+    if isinstance(error, PermissionError):
+        hint = "see to its permissions"
+    return CorruptSourceError(f"cannot be read: {error.strerror}", file=printable(name), hint=hint)
 
 
 def _remote(url: str) -> Location:

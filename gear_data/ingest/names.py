@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gear_data.errors import InvalidArgumentError
+from gear_data.storage.remote_files import is_utf8
 
 #: The flag of sources that do not tell termination from truncation. It becomes `terminated`.
 DONES = "dones"
+
+#: What a name is that cannot be stored.
+NO_NAME = "empty, or holds what is not UTF-8 or NUL"
 
 _CANONICAL = {
     "observation": "observations",
@@ -57,6 +61,16 @@ def canonical_name(name: str) -> str:
     return dotted
 
 
+def is_storable(name: str) -> bool:
+    """Whether a name can be stored: it is not empty, and UTF-8 without NUL."""
+    return bool(name) and is_utf8(name) and "\0" not in name
+
+
+def is_column_name(name: str) -> bool:
+    """Whether a name can be a step column's: it can be stored, and has no empty part where it has dots."""
+    return is_storable(name) and all(name.split("."))
+
+
 def name_map(names: Iterable[str], rename: Mapping[str, str] | None) -> dict[str, str]:
     """Source name -> canonical name, `rename` (source -> canonical) first.
 
@@ -73,7 +87,7 @@ def name_map(names: Iterable[str], rename: Mapping[str, str] | None) -> dict[str
     result: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in names:
-        target = rename.get(name) or canonical_name(name)
+        target = rename[name] if name in rename else canonical_name(name)
         if canonical_name(target) != target:
             raise InvalidArgumentError(
                 f"rename: '{target}' would be read back as '{canonical_name(target)}' from an export",

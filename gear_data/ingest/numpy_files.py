@@ -28,6 +28,7 @@ _MAX_HEADER = 10_000
 _MAX_DEFLATE_RATIO = 1040
 #: One step of more is no step: it is an archive bomb, or an array whose first axis is not the steps.
 _MAX_ROW_BYTES = 1 << 30
+_MAX_CHARACTER, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,10 @@ class ArrayReader:
             else:
                 values = np.empty((stop - start, *array.row_shape), array.dtype)
                 _fill(stream, array.start + start * array.row_bytes, values, array.place)
-        return values.astype(values.dtype.newbyteorder("="), copy=False)
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        if array.is_text:
+            _check_text(values, array.place, start)
+        return values
 
     def _stream(self, array: StoredArray) -> IO[bytes]:
         key = (array.file.path, array.member)
@@ -243,6 +247,15 @@ def _fill(stream: IO[bytes], position: int, values: npt.NDArray[Any], place: str
         if not count:
             raise CorruptSourceError("ends before its last value", file=place, hint="download it again")
         done += count
+
+
+def _check_text(values: npt.NDArray[np.str_], place: str, start: int) -> None:
+    """NumPy keeps text as 4 bytes a character and looks at none of them; Python and Arrow fail on what is none."""
+    codes = np.frombuffer(values.tobytes(), np.uint32)
+    bad = (codes > _MAX_CHARACTER) | ((codes >= _SURROGATES[0]) & (codes <= _SURROGATES[1]))
+    if bad.any():
+        row = start + int(np.argmax(bad)) * len(values) // len(codes)
+        raise CorruptSourceError("holds what is no Unicode text", file=place, row=row, hint="download it again")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gear_data.errors import CorruptSourceError, RemoteError
-from gear_data.ingest.location import SourceFile
+from gear_data.ingest.location import SourceFile, several_datasets
 
 #: Bytes of a column read at a time. Without such a buffer a whole column chunk is, which of a file of one row group is
 #: the whole column.
@@ -64,8 +64,13 @@ def reading(name: str) -> Iterator[None]:
         ) from error
 
 
-def check_schema(schema: pa.Schema, name: str, model: pa.Schema, model_name: str) -> None:
+def check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequence[SourceFile]) -> None:
     """That a file has the columns of the first one, in whatever order, with whatever metadata.
+
+    Args:
+        schema, name: of the file.
+        model: the schema of the first one.
+        files: all of the source.
 
     Raises:
         CorruptSourceError: a column is missing, is one too many, is there twice, or has another type.
@@ -76,18 +81,21 @@ def check_schema(schema: pa.Schema, name: str, model: pa.Schema, model_name: str
         raise CorruptSourceError("two columns have this name", file=name, column=twice)
     if schema.equals(model) or {f.name: f.type for f in schema} == {f.name: f.type for f in model}:
         return
+    first = files[0].name
+    hint = several_datasets([file.name for file in files], first, name)
     for field in model:
         index = schema.get_field_index(field.name)
         if index < 0:
-            raise CorruptSourceError(f"the column is missing; {model_name} has it", file=name, column=field.name)
+            raise CorruptSourceError(f"the column is missing; {first} has it", file=name, column=field.name, hint=hint)
         if schema.field(index).type != field.type:
             raise CorruptSourceError(
-                f"the column is {schema.field(index).type}, in {model_name} it is {field.type}",
+                f"the column is {schema.field(index).type}, in {first} it is {field.type}",
                 file=name,
                 column=field.name,
+                hint=hint,
             )
     extra = next(field.name for field in schema if model.get_field_index(field.name) < 0)
-    raise CorruptSourceError(f"the column is not in {model_name}", file=name, column=extra)
+    raise CorruptSourceError(f"the column is not in {first}", file=name, column=extra, hint=hint)
 
 
 def row_groups(parquet: pq.ParquetFile, file: SourceFile) -> RowGroups:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gear_data.errors import CorruptSourceError
+from gear_data.errors import CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.derive import RETURNS_TO_GO, add_returns_to_go, check_finite, derived_columns
 from gear_data.ingest.ends import complete_ends, end_columns
 from gear_data.ingest.finals import kept_finals, leave_out_variable_finals
 from gear_data.ingest.findings import Finding
 from gear_data.ingest.lint import lint_block
+from gear_data.ingest.names import NO_NAME, is_storable
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.remote_files import printable
 
 
 def stored_schema(source: EpisodeSource) -> Schema:
@@ -55,7 +57,17 @@ def prepared_blocks(
 
 
 def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
-    """That a block's arrays are what the schema says: from here on their bytes are written and hashed as they are."""
+    """That a block's arrays are what the schema says: from here on their bytes are written and hashed as they are. And
+    that its episodes' facts have names."""
+    for name in block.metadata:
+        if not is_storable(name):
+            raise UnsupportedColumnError(
+                f"a fact about an episode cannot have the name {name!r}: it is {NO_NAME}",
+                file=block.sources[0],
+                column=printable(name),
+                row=int(block.rows[0]),
+                hint="give it another in the source",
+            )
     steps = int(block.lengths.sum())
     for spec in columns:
         parts = ("variable", "variable_finals") if spec.variable_length else ("columns", "finals")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,8 @@ def on_ray(recipe: Recipe, destination: str, jobs: int | None) -> Engine:
 
     def run(tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
         if not ray.is_initialized():
-            ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False)
+            # What goes wrong in a worker comes back as an error; what else it and Ray have to say is nobody's question.
+            ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, logging_level=logging.ERROR)
         remote = ray.remote(num_cpus=1, max_retries=_TRIES)(_do)
         job = json.dumps({"source": recipe.source, "options": recipe.to_json(), "destination": destination})
         waiting = list(enumerate(tasks))[::-1]
@@ -47,8 +49,9 @@ def on_ray(recipe: Recipe, destination: str, jobs: int | None) -> Engine:
             try:
                 answer = json.loads(ray.get(reference))
             except ray.exceptions.RayError as error:
-                reason = f"a Ray task failed: {str(error).splitlines()[0]}"
-                failed[index] = WorkerError(reason, hint="mend the cluster and go on with --resume")
+                failed[index] = WorkerError(
+                    f"a Ray task failed: {_reason(error)}", hint="mend the cluster and go on with --resume"
+                )
             else:
                 if "error" in answer:
                     failed[index] = error_from_json(answer["error"])
@@ -62,6 +65,13 @@ def on_ray(recipe: Recipe, destination: str, jobs: int | None) -> Engine:
         return [results[index] for index in range(len(tasks))]
 
     return run
+
+
+def _reason(error: Exception) -> str:
+    """In a line: what a task raised, else what Ray has to say."""
+    cause = getattr(error, "cause", None)
+    text = str(error) if cause is None else f"{type(cause).__name__}: {cause}"
+    return (text.splitlines() or [type(error).__name__])[0]
 
 
 def _do(job: str, task: str) -> str:

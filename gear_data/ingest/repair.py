@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, SourceChangedError
+from gear_data.errors import (
+    CorruptShardError,
+    InvalidArgumentError,
+    ManifestError,
+    SourceChangedError,
+    UnknownFormatError,
+    UnknownNameError,
+)
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline import prepared_blocks, stored_schema
 from gear_data.ingest.recipe import Recipe
@@ -108,7 +115,15 @@ def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource
     except (KeyError, TypeError, AttributeError) as error:
         raise _unusable(folder, "options", error) from error
     location = locate(given, recipe.split)
-    opened, _, _ = recipe.open(location, threads=len(os.sched_getaffinity(0)))
+    try:
+        opened, _, _ = recipe.open(location, threads=len(os.sched_getaffinity(0)))
+    except (UnknownFormatError, UnknownNameError) as error:
+        # Its hints are about options, which are not asked for here.
+        raise SourceChangedError(
+            f"is not what the dataset was made of, a source of the format {recipe.format}: {error.message}",
+            file=location.name,
+            hint=f"it was made of {manifest.provenance.get('source')}",
+        ) from error
     if stored_schema(opened) != manifest.schema:
         raise SourceChangedError("has not the columns that the dataset was made of", file=location.name, hint=_AGAIN)
     return opened

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,6 +36,14 @@ class SourceOptions:
     max_episode_steps: int | None = None
 
 
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raises InvalidArgumentError where an argument is no int, or less than `least`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} must be an int, not {value!r}")
+    if value < least:
+        raise InvalidArgumentError(f"{name} must be at least {least}, not {value}")
+
+
 def source_options(
     columns: Sequence[str] | None,
     rename: Mapping[str, str] | None,
@@ -49,8 +57,14 @@ def source_options(
     """What a user gave, checked as far as it can be without the source. Raises InvalidArgumentError."""
     if isinstance(columns, str):
         raise InvalidArgumentError("columns is a list of names, not a string")
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise InvalidArgumentError(f"max_episode_steps must be at least 1, not {max_episode_steps}")
+    if columns is not None and not (isinstance(columns, Iterable) and all(isinstance(name, str) for name in columns)):
+        raise InvalidArgumentError(f"columns is a list of names, not {columns!r}")
+    if rename is not None and not (
+        isinstance(rename, Mapping) and all(isinstance(name, str) for pair in rename.items() for name in pair)
+    ):
+        raise InvalidArgumentError(f"rename is a mapping of names to names, not {rename!r}")
+    if max_episode_steps is not None:
+        check_count("max_episode_steps", max_episode_steps, 1)
     return SourceOptions(
         columns=None if columns is None else tuple(columns),
         rename=None if rename is None else dict(rename),
@@ -61,6 +75,9 @@ def source_options(
         max_episode_steps=max_episode_steps,
     )
 
+
+#: Of files that hold episodes, as a rule. A source that has some of another kind than its format's has more to say.
+DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".npy", ".arrow", ".memmap")
 
 #: Source bytes of a unit, where a source can be taken apart at will: fewer are not worth a task's overhead.
 UNIT_BYTES = 32 << 20
@@ -98,7 +115,8 @@ class EpisodeSource(Protocol):
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of the source, for the progress bar; None if not known."""
+        """About how many rows the source has, for the progress bar; None if not known. What `units` came to know on its
+        way may make it better."""
 
     @property
     def rows_are_steps(self) -> bool:
@@ -128,7 +146,6 @@ class Format:
 
     Attributes:
         name: as given to `--format`.
-        summary: one line for `--help`.
         probe: says why a location has this format, or None if it does not.
         open: opens a location that has it.
         priority: formats are probed from the highest down.
@@ -137,7 +154,6 @@ class Format:
     """
 
     name: str
-    summary: str
     probe: Callable[[Location], str | None]
     open: Callable[[Location, SourceOptions], EpisodeSource]
     priority: int = 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import GearError, ResumeError
@@ -21,7 +22,7 @@ from gear_data.storage.atomic import checksum
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.statistics import RunningStatistics
 from gear_data.storage.store import Store, put_text
-from gear_data.storage.tables import join_episode_tables, parse_table, write_ipc
+from gear_data.storage.tables import SOURCE_ROW, join_episode_tables, parse_table, write_ipc
 from gear_data.storage.writer import PROGRESS, START_AGAIN, read_note
 
 _LOCK = f"{PROGRESS}/.lock"
@@ -116,17 +117,25 @@ class Conversion:
             )
 
     def join(self, tasks: Sequence[TaskResult]) -> Joined:
-        """Brings the tasks' tables together and writes the whole ones. Tasks in source order."""
+        """Brings the tasks' tables together and writes the whole ones. Tasks in source order.
+
+        Raises:
+            ResumeError: what an earlier run noted cannot be used.
+        """
         shards = tuple(shard for task in tasks for shard in task.shards)
         statistics = RunningStatistics(self._schema)
         for task in tasks:
             statistics.merge(task.statistics)
         episodes = join_episode_tables(list(self._tables(tasks, "episodes", _renumbered_episodes)))
+        if SOURCE_ROW not in episodes.column_names or episodes.column(SOURCE_ROW).null_count:
+            raise ResumeError("was begun by another version", file=self._store.name, hint=START_AGAIN)
+        rows = episodes.column(SOURCE_ROW).to_numpy()
+        episodes = episodes.drop_columns(SOURCE_ROW)
         tables = {"episodes": self._write_whole("episodes.arrow", episodes)}
         if self._schema.final_columns:
             finals = pa.concat_tables(self._tables(tasks, "finals", _renumbered_finals))
             tables["finals"] = self._write_whole("finals.arrow", finals)
-        return Joined(shards, statistics, episodes, tables)
+        return Joined(shards, statistics, episodes, rows, tables)
 
     def _tables(
         self, tasks: Sequence[TaskResult], suffix: str, renumbered: Callable[[pa.Table, int, int], pa.Table]
@@ -198,11 +207,13 @@ def difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | Non
 
 @dataclass(frozen=True)
 class Joined:
-    """The tasks' work as one: shards in order, statistics, the episode table, the files of the tables."""
+    """The tasks' work as one: shards in order, statistics, the episode table, int64 [n] the rows of the episodes in
+    their source files, the files of the tables."""
 
     shards: tuple[ShardEntry, ...]
     statistics: RunningStatistics
     episodes: pa.Table
+    rows: npt.NDArray[np.int64]
     tables: Mapping[str, FileEntry]
 
 

@@ -38,8 +38,8 @@ class RemoteStore:
     """
 
     def __init__(self, url: str) -> None:
+        filesystem_of(url)
         self.name = url.rstrip("/")
-        filesystem_of(self.name)
 
     @contextmanager
     def writing(self, file: str) -> Iterator[Path]:

@@ -19,10 +19,30 @@ def is_remote(place: str) -> bool:
     return "://" in place
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be UTF-8, as what stands in manifests and tables has to be: a path's bytes need not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def plain_path(place: str | os.PathLike[str]) -> str:
-    """A path or URL as text; of a `file:///...` URL the path."""
-    text = os.fspath(place)
+    """A path or URL as text; of a `file:///...` URL the path. Raises InvalidArgumentError for what is none."""
+    text = os.fspath(place) if isinstance(place, str | os.PathLike) else place
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"a path or a URL is a str or a Path, not {type(place).__name__}")
+    if not text:
+        raise InvalidArgumentError("a path or a URL is expected, not nothing", hint="'.' is the present folder")
+    if not is_utf8(text):
+        raise InvalidArgumentError("the path is not UTF-8", file=printable(text), hint="rename it, or link to it")
     return text.removeprefix("file://") if text.startswith("file:///") else text
+
+
+def printable(text: str) -> str:
+    """A path with what is not UTF-8 as `\\udc..`."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
@@ -33,10 +53,12 @@ def filesystem_of(url: str) -> tuple[Any, str]:
 
     Raises:
         MissingExtraError: the package for this kind of URL is not installed.
-        InvalidArgumentError: no kind of URL that fsspec knows.
+        InvalidArgumentError: no kind of URL that fsspec knows, or one of nothing.
     """
     import fsspec
 
+    if not url.partition(":/")[2].strip("/"):
+        raise InvalidArgumentError("is no URL of a file or folder", file=url, hint="name one: s3://bucket/folder")
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except ImportError as error:

@@ -41,7 +41,11 @@ class Store(Protocol):
         """The names of all files in a folder and in those below it; none where there is no such folder."""
 
     def remove(self, file: str) -> None:
-        """Removes a file, or a folder and all in it; no error where there is none."""
+        """Removes a file, or a folder and all in it; no error where there is none.
+
+        Raises:
+            UnwritableError: the file cannot be removed.
+        """
 
     def locked(self, file: str) -> AbstractContextManager[None]:
         """Holds the lock of a file, where the place has locks; the system takes it back from a process that dies.
@@ -81,7 +85,8 @@ class LocalStore:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with writing_to(path):
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self, file: str) -> Iterator[None]:

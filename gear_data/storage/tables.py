@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from gear_data.errors import CorruptShardError, UnsupportedColumnError
 from gear_data.schema import Schema
 from gear_data.storage.block import EpisodeBlock
 
+_NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
+#: Each episode's row in its source file: told while a conversion runs, and not stored. No fact's name begins like it.
+SOURCE_ROW = "\0source_row"
+#: What to do about facts of several types.
+_ONE_TYPE = "bring it to one type in the source"
 #: The columns every episode table has; the source's own metadata follows them.
 EPISODE_SCHEMA = pa.schema(
     [
@@ -34,7 +40,7 @@ EPISODE_SCHEMA = pa.schema(
 def episode_rows(
     block: EpisodeBlock, contents: Sequence[bytes], *, first_id: int, shard: int, first_step: int
 ) -> pa.Table:
-    """The episode table's rows for a block that goes into `shard` from row `first_step` on.
+    """The episode table's rows for a block that goes into `shard` from row `first_step` on, and `SOURCE_ROW`.
 
     `return` is the float64 sum of the rewards, null where the dataset has none, or several a step. Metadata that has
     the name of one of the table's own columns is kept as `metadata.NAME`.
@@ -59,16 +65,32 @@ def episode_rows(
     table = pa.table([pa.array(values[field.name], field.type) for field in EPISODE_SCHEMA], schema=EPISODE_SCHEMA)
     for name, items in metadata.items():
         free = f"metadata.{name}" if name in EPISODE_SCHEMA.names else name
-        table = table.append_column(free, _metadata_array(name, items))
-    return table
+        table = table.append_column(free, _metadata_array(name, items, block))
+    return table.append_column(SOURCE_ROW, pa.array(block.rows, pa.int64()))
 
 
-def _metadata_array(name: str, items: Sequence[Any]) -> pa.Array:
+def _metadata_array(name: str, items: Sequence[Any], block: EpisodeBlock) -> pa.Array:
     try:
         array = pa.array(items)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise UnsupportedColumnError(f"episode metadata of mixed or unknown type: {error}", column=name) from error
+    except _NO_TYPE as error:
+        # What the first ones have together, the one after them has not.
+        episode = bisect_left(range(1, len(items)), True, key=lambda count: not _has_type(items[:count]))
+        raise UnsupportedColumnError(
+            f"episode metadata of mixed or unknown type: {error}",
+            file=block.sources[episode],
+            column=name,
+            row=int(block.rows[episode]),
+            hint=_ONE_TYPE,
+        ) from error
     return array.cast(pa.large_string()) if pa.types.is_string(array.type) else array
+
+
+def _has_type(items: Sequence[Any]) -> bool:
+    try:
+        pa.array(items)
+    except _NO_TYPE:
+        return False
+    return True
 
 
 def final_rows(block: EpisodeBlock, schema: Schema, first_id: int) -> pa.Table:
@@ -149,9 +171,35 @@ def _check_fields(table: pa.Table, schema: pa.Schema, path: Path) -> None:
             raise CorruptShardError(f"should hold {field.type}, without gaps", file=str(path), column=field.name)
 
 
+def concatenate_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
+    """Rows of episode tables one after another. A fact has the type that holds those of all tables.
+
+    Raises:
+        UnsupportedColumnError: there is none.
+    """
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except _NO_TYPE as error:
+        known: dict[str, pa.Field] = {}
+        for table in tables:
+            for field in table.schema:
+                try:
+                    (known[field.name],) = pa.unify_schemas(
+                        [pa.schema([known.get(field.name, field)]), pa.schema([field])], promote_options="permissive"
+                    )
+                except _NO_TYPE:
+                    raise UnsupportedColumnError(
+                        f"episode metadata of mixed type: {field.type}, in episodes before {known[field.name].type}",
+                        file=str(table.column("source")[0].as_py()),
+                        column=field.name,
+                        hint=_ONE_TYPE,
+                    ) from error
+        raise UnsupportedColumnError(f"episode metadata of mixed type: {error}", hint=_ONE_TYPE) from error
+
+
 def join_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """The whole episode table: names that few episodes differ in are dictionary-encoded."""
-    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    table = concatenate_episode_tables(tables).combine_chunks()
     for name in table.column_names:
         if pa.types.is_large_string(table.schema.field(name).type):
             index = table.schema.get_field_index(name)

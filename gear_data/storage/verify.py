@@ -66,7 +66,7 @@ def _verify(files: DatasetFiles, progress: bool | None) -> VerifyReport:
                 checks.append(FileCheck(entry.file, True, None))
             except (RemoteError, StorageFullError, UnwritableError):
                 raise  # of what the files are, nothing is known
-            except GearError as error:
+            except (GearError, OSError) as error:
                 checks.append(FileCheck(entry.file, False, str(error)))
             bar.update(entry.bytes)
     return VerifyReport(all(check.ok for check in checks), tuple(checks))

@@ -24,7 +24,7 @@ from gear_data.storage.manifest import FileEntry, ShardEntry
 from gear_data.storage.shard_buffer import ShardBuffer
 from gear_data.storage.statistics import RunningStatistics
 from gear_data.storage.store import Store, put_text
-from gear_data.storage.tables import episode_rows, final_rows, write_ipc
+from gear_data.storage.tables import concatenate_episode_tables, episode_rows, final_rows, write_ipc
 from gear_data.storage.variable import VariableBuffers, value_offsets
 
 PROGRESS = ".progress"
@@ -150,7 +150,7 @@ class ShardWriter:
     def _flush(self, point: ResumePoint) -> None:
         shard = self._write_shard()
         stem = self._note(len(self.shards)).removesuffix(".json")
-        episodes = pa.concat_tables(self._episodes, promote_options="permissive")
+        episodes = concatenate_episode_tables(self._episodes)
         with self._store.writing(f"{stem}.episodes") as path:
             write_ipc(path, episodes.combine_chunks())
         if self._finals:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from gear_data.errors import InvalidArgumentError, UnknownFormatError, unknown_name
-from gear_data.ingest.arrow_tables import open_tables
-from gear_data.ingest.arrow_values import is_list
-from gear_data.ingest.columns import structure
+from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError, unknown_name
+from gear_data.ingest.arrow_tables import TableStream, open_tables
+from gear_data.ingest.arrow_values import is_list, list_lengths, storage_array
+from gear_data.ingest.columns import SCALARS, structure
 from gear_data.ingest.findings import Finding
 from gear_data.ingest.location import Location
-from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
+from gear_data.ingest.names import canonical_name
+from gear_data.ingest.source import DATA_SUFFIXES, EpisodeSource, Format, SourceOptions
+from gear_data.ingest.unrecognised import unrecognised
 
 _TABLES = ("episode-rows", "step-rows")
+_IN_MEMORY = "in-memory"
+#: Rows looked at to tell one value in a list from the steps of an episode.
+_HEAD_ROWS = 64
 #: Options that not every format has a use for.
 _OPTIONAL = ("episode_column", "step_column", "end_column", "max_episode_steps")
-#: Of files that hold episodes, as a rule. A source that has some of another kind than its format's has more to say.
-_DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".npy", ".arrow", ".memmap")
 
 
 def known_formats() -> dict[str, Format]:
@@ -38,9 +41,20 @@ def open_source(location: Location, name: str, options: SourceOptions) -> tuple[
         UnknownFormatError: "auto" recognises nothing.
     """
     formats = known_formats()
+    if name != "auto" and name not in formats:
+        raise unknown_name("format", name, [*formats, "auto"])
+    try:
+        return _open_as(location, formats, name, options)
+    except GearError as error:
+        # What is wrong with options is known where there is no file yet.
+        error.file = error.file or location.name
+        raise
+
+
+def _open_as(
+    location: Location, formats: dict[str, Format], name: str, options: SourceOptions
+) -> tuple[EpisodeSource, str, str]:
     if name != "auto":
-        if name not in formats:
-            raise unknown_name("format", name, [*formats, "auto"])
         return _open(formats[name], location, options), name, "asked for"
     for item in formats.values():
         # What a user says of columns goes before what their names and types suggest.
@@ -48,7 +62,8 @@ def open_source(location: Location, name: str, options: SourceOptions) -> tuple[
             return _open(formats[found[0]], location, options), *found
         if reason := item.probe(location):
             return _open(item, location, options), item.name, reason
-    raise _unrecognised(location, formats)
+    # Episodes in memory are recognised always, and nothing else ever is such.
+    raise unrecognised(location, [name for name in formats if name != _IN_MEMORY])
 
 
 def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSource:
@@ -60,8 +75,15 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
                 f"the format {item.name} has no use for {name} ({flag})", file=location.name, hint="leave it out"
             )
     source = item.open(location, options)
+    for spec in source.columns:
+        if spec.name in SCALARS and spec.variable_length:
+            raise UnsupportedColumnError(
+                f"holds {spec.dtype}, where {spec.name} are numbers",
+                column=spec.source or spec.name,
+                hint="give it another name with --rename, if it is something else",
+            )
     if item.suffixes:
-        left = [file for file in location.with_suffix(*_DATA_SUFFIXES) if not file.path.lower().endswith(item.suffixes)]
+        left = [file for file in location.with_suffix(*DATA_SUFFIXES) if not file.path.lower().endswith(item.suffixes)]
         if left:
             message = f"files of another kind than {item.name}; left out: convert them by themselves"
             source.findings.add(Finding("files-left-out", message, len(left), left[0].name))
@@ -84,20 +106,21 @@ def _by_named_columns(location: Location, options: SourceOptions) -> tuple[str, 
             type_ = tables.schema.field(name).type
             if named.episode_column is None and is_list(type_):
                 return "episode-rows", f"a row is an episode: '{name}', given as {flag}, is {type_}"
+            if (steps := _list_of_steps(tables, named)) is not None:
+                return "episode-rows", f"a row is an episode: '{steps}' is a list"
             return "step-rows", f"a row is a step: '{name}' is given as {flag}"
     return None
 
 
-def _unrecognised(location: Location, formats: dict[str, Format]) -> UnknownFormatError:
-    tables = open_tables(location)
-    hint = f"name the format with --format: {', '.join(formats)}"
-    if tables is not None:
-        seen = "its columns are " + ", ".join(f"{field.name}: {field.type}" for field in tables.schema)
-        hint = (
-            "where a row is a step, say which column tells episodes apart with --episode-column, which numbers their "
-            "steps with --step-column, or which is true at their ends with --end-column; give columns their usual "
-            "names (observations, actions, rewards, terminated, truncated) with --rename SOURCE=NAME; or " + hint
-        )
-    else:
-        seen = "its files are " + (", ".join(file.name for file in location.files[:10]) or "none")
-    return UnknownFormatError(f"the format is not recognised; {seen}", file=location.name, hint=hint)
+def _list_of_steps(tables: TableStream, options: SourceOptions) -> str | None:
+    """The column of what is one value a step (rewards, end flags) that is a list of several in a row; None if none."""
+    rename = options.rename or {}
+    names: list[str] = [field.name for field in tables.schema if is_list(field.type)]
+    names = [name for name in names if (rename.get(name) or canonical_name(name)) in SCALARS]
+    if not names:
+        return None
+    tables.select(names[:1])
+    head = tables.head(_HEAD_ROWS)
+    if head is None or (list_lengths(storage_array(head.column(names[0])).drop_null()) == 1).all():
+        return None
+    return names[0]

@@ -45,7 +45,7 @@ from gear_data.ingest.hdf5 import (
     step_spec,
 )
 from gear_data.ingest.hdf5_heap import check_heaps
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, several_datasets
 from gear_data.ingest.names import canonical_name, name_map
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.schema import ColumnSpec
@@ -129,9 +129,11 @@ class D4rl:
         """Runs of episodes of about `UNIT_BYTES`; whole files where ends can be told by observations alone."""
         units = [Unit(BEGIN, 0)]
         wanted = max(1, UNIT_BYTES // self._row_bytes)
+        self.num_rows = 0
         for index, file in enumerate(self._files):
             with open_hdf5(file) as opened:
                 rows = self._check_rows(opened, file)
+                self.num_rows += rows
                 starts = self._starts(opened, rows, wanted, file.name) if self._ends.by_flags else [0]
             shares = [file.size * (stop - start) // max(1, rows) for start, stop in pairwise([*starts, rows])]
             units += [Unit(Position(index, row), share) for row, share in zip(starts, shares, strict=True) if rows]
@@ -256,7 +258,9 @@ class D4rl:
         refuse_links(others, names, name)
         for column in names:
             if column not in datasets:
-                raise CorruptSourceError(f"is missing; {self._model} has it", file=name, column=column)
+                raise CorruptSourceError(
+                    f"is missing; {self._model} has it", file=name, column=column, hint=self._apart(name)
+                )
             with reading(name, column):
                 check_dataset(datasets[column].id, source, column)
         rows = int(datasets[self._observations].shape[0])
@@ -290,7 +294,11 @@ class D4rl:
                     f"is {found.dtype} {found.shape}, in {self._model} {spec.dtype} {spec.shape}",
                     file=name,
                     column=source,
+                    hint=self._apart(name),
                 )
+
+    def _apart(self, name: str) -> str | None:
+        return several_datasets([file.name for file in self._files], self._model, name)
 
     def _settle_flags(self, block: EpisodeBlock) -> EpisodeBlock:
         """Both flags set means terminated (D4RL's own reading). Without `timeouts`, an episode of the stated length
@@ -353,7 +361,6 @@ def _longest(stated: int | None, metadata: Mapping[str, Any], file: str) -> int 
 
 FORMAT = Format(
     name="d4rl",
-    summary="D4RL HDF5 (flat datasets with terminals and timeouts)",
     probe=probe,
     open=open_,
     priority=10,

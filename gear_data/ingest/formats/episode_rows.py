@@ -24,6 +24,7 @@ from gear_data.errors import (
 )
 from gear_data.ingest.arrow_tables import TablePart, TableStream, open_tables, read_ahead, require_tables
 from gear_data.ingest.arrow_values import (
+    BadRows,
     Irregular,
     inner_shape,
     is_list,
@@ -48,16 +49,6 @@ from gear_data.storage.block import EpisodeBlock, Position, offsets_of
 _FINAL = "final_"
 _FINAL_OBSERVATION = "final_observations"
 _HEAD_ROWS = 64
-
-
-class _BadRows(Exception):
-    """Rows (episodes) of a table that cannot be read, and why, for one column."""
-
-    def __init__(self, rows: npt.NDArray[np.int64], column: str, reason: str) -> None:
-        super().__init__(reason)
-        self.rows = rows
-        self.column = column
-        self.reason = reason
 
 
 def probe(location: Location) -> str | None:
@@ -87,7 +78,6 @@ class EpisodeRows:
         self.findings = Findings()
         self.notes: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = {}
-        self.num_rows = tables.num_rows
         self._tables = tables
         self._options = options
         self._location = location
@@ -99,6 +89,13 @@ class EpisodeRows:
                 file=location.name,
                 column=options.episode_column,
                 hint="leave --episode-column out, or read rows as steps with --format step-rows",
+            )
+        if options.end_column is not None and not is_list(types[options.end_column]):
+            raise UnsupportedColumnError(
+                f"holds {types[options.end_column]}, where the steps of an episode are marked by a list",
+                file=location.name,
+                column=options.end_column,
+                hint="leave --end-column out",
             )
         self._order = options.step_column
         if self._order is not None and not _is_integers(types[self._order]):
@@ -176,6 +173,10 @@ class EpisodeRows:
         dtype = variable_dtype(type_, self._steps[source])
         return dtype or leaf_dtype(type_, file=self._location.name, column=source)
 
+    @property
+    def num_rows(self) -> int | None:
+        return self._tables.num_rows
+
     def units(self) -> Sequence[Unit]:
         return [Unit(span.position, span.bytes) for span in self._tables.spans(None)]
 
@@ -195,7 +196,7 @@ class EpisodeRows:
         while len(table):
             try:
                 return self._read(table, rows, names, part.position)
-            except _BadRows as bad:
+            except BadRows as bad:
                 first = int(bad.rows[0])
                 file, row = names[first], int(rows[first])
                 if not self._options.skip_bad:
@@ -233,7 +234,7 @@ class EpisodeRows:
             except Irregular as error:
                 episodes = np.unique(np.searchsorted(offsets, error.rows, side="right") - 1)
                 step = int(error.rows[0] - offsets[episodes[0]])
-                raise _BadRows(episodes, source, f"step {step} {error.reason}") from error
+                raise BadRows(episodes, source, f"step {step} {error.reason}") from error
             if (paths := path_rows(steps)) is not None and paths.any():
                 episode = int(np.searchsorted(offsets, np.argmax(paths), side="right")) - 1
                 noted.append(paths_left_out(int(paths.sum()), names[episode], int(rows[episode]), source))
@@ -260,7 +261,7 @@ class EpisodeRows:
         for source, array in lists.items():
             missing = null_rows(array)
             if len(missing):
-                raise _BadRows(missing, source, "is null")
+                raise BadRows(missing, source, "is null")
         lengths = list_lengths(lists[self._reference])
         for source, array in lists.items():
             own = list_lengths(array)
@@ -268,10 +269,10 @@ class EpisodeRows:
             if len(differ):
                 first = differ[0]
                 reason = f"has {own[first]} steps, where '{self._reference}' has {lengths[first]}"
-                raise _BadRows(differ.astype(np.int64), source, reason)
+                raise BadRows(differ.astype(np.int64), source, reason)
         empty = np.flatnonzero(lengths == 0)
         if len(empty):
-            raise _BadRows(empty.astype(np.int64), self._reference, "the episode has no steps")
+            raise BadRows(empty.astype(np.int64), self._reference, "the episode has no steps")
         return lengths
 
     def _read_finals(self, table: pa.Table) -> tuple[npt.NDArray[np.bool_], dict[str, npt.NDArray[Any]]]:
@@ -282,12 +283,12 @@ class EpisodeRows:
             array = storage_array(table.column(source))
             present = ~np.asarray(array.is_null())
             if i and (differ := np.flatnonzero(present != has_final)).size:
-                raise _BadRows(differ.astype(np.int64), source, "is null where other final observations are not")
+                raise BadRows(differ.astype(np.int64), source, "is null where other final observations are not")
             has_final = present
             try:
                 finals[name] = to_numpy(array.drop_null(), shapes[name])
             except Irregular as error:
-                raise _BadRows(np.flatnonzero(present)[error.rows], source, error.reason) from error
+                raise BadRows(np.flatnonzero(present)[error.rows], source, error.reason) from error
         return has_final, finals
 
 
@@ -306,7 +307,6 @@ def _is_bytes(type_: pa.DataType) -> bool:
 
 FORMAT = Format(
     name="episode-rows",
-    summary="Parquet or HuggingFace dataset, a row an episode (Decision Transformer, JAT)",
     probe=probe,
     open=open_,
     priority=30,

@@ -6,7 +6,7 @@ mappings (Dict spaces) and tuples (Tuple spaces) of arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -27,18 +27,24 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
         raise UnknownFormatError("is not an iterable of episodes", file=location.name)
     count = len(episodes) if hasattr(episodes, "__len__") else None
     is_iterator = not callable(episodes) and iter(episodes) is episodes
-    reader = _Iterator(episodes, location.name) if is_iterator else _Iterable(episodes)
+    reader = _Iterator(episodes, location.name) if is_iterator else _Iterable(episodes, location.name)
     return EpisodeStream(location.name, reader.read, options, units=[Unit(BEGIN, 0)], num_rows=count)
 
 
 class _Iterable:
     """What can be iterated over again and again; or a function that returns an iterable."""
 
-    def __init__(self, episodes: Any) -> None:
+    def __init__(self, episodes: Any, name: str) -> None:
         self._episodes = episodes
+        self._name = name
 
     def read(self, start: int, stop: int | None) -> Iterator[Any]:
-        return islice(self._episodes() if callable(self._episodes) else self._episodes, start, stop)
+        episodes = self._episodes() if callable(self._episodes) else self._episodes
+        if not isinstance(episodes, Iterable) and not hasattr(episodes, "__getitem__"):
+            raise InvalidArgumentError(
+                f"gives {type(episodes).__name__}, where an iterable of episodes is expected", file=self._name
+            )
+        return islice(episodes, start, stop)
 
 
 class _Iterator:
@@ -64,7 +70,6 @@ class _Iterator:
 
 FORMAT = Format(
     name="in-memory",
-    summary="an iterable of episodes in memory (mappings, or Minari's and d3rlpy's episodes)",
     probe=probe,
     open=open_,
     priority=60,

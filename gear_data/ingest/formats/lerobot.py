@@ -73,7 +73,6 @@ class LeRobotRows:
         names = tables.schema.names
         if _EPISODE not in names:
             raise CorruptSourceError("the column is missing; every frame has it", file=files[0].name, column=_EPISODE)
-        tables.num_rows = info.total_frames
         needed = [name for name in (_TASK, _TIME) if name in names]
         asked = None if options.columns is None else {*options.columns}
         if asked is not None:
@@ -99,7 +98,7 @@ class LeRobotRows:
         with_final = tuple(spec for spec in self.columns if spec.has_final)
         self._finals = FinalObservations(location, with_final) if with_final else None
         self.metadata: Mapping[str, Any] = info.facts
-        self.num_rows = tables.num_rows
+        self.num_rows: int | None = info.total_frames or tables.num_rows
         self.findings: Findings = self._rows.findings
         self.notes: dict[str, Any] = self._rows.notes
         check_features(info, names, self._rows.columns, self.findings)
@@ -151,7 +150,6 @@ def _first_task(listed: ListedEpisodes, place: int) -> str | None:
 
 FORMAT = Format(
     name="lerobot",
-    summary="LeRobot v2.0, v2.1 or v3.0 folder (meta/info.json, and Parquet files under data/)",
     probe=probe,
     open=open_,
     priority=40,

@@ -112,7 +112,6 @@ def _column(
 
 FORMAT = Format(
     name="minari",
-    summary="Minari HDF5 (data/main_data.hdf5 with a group an episode, and metadata.json)",
     probe=probe,
     open=open_,
     priority=50,

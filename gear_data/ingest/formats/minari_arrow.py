@@ -198,7 +198,7 @@ class MinariArrow:
             if is_final:
                 finals[name] = last
             if is_padded:
-                padded |= (last.reshape(len(group), -1) != 0).any(axis=1)
+                padded |= (last != 0).any(axis=tuple(range(1, last.ndim)))
         self._check_padding(group, padded)
         self._note_changes(group)
         return EpisodeBlock(
@@ -339,7 +339,6 @@ def _fact(value: Any) -> Any:
 
 FORMAT = Format(
     name="minari-arrow",
-    summary="Minari dataset in Arrow or Parquet (a numbered folder an episode)",
     probe=probe,
     open=open_,
     priority=48,

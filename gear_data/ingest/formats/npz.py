@@ -42,12 +42,11 @@ def open_(location: Location, options: SourceOptions) -> ArrayEpisodes:
         arrays = list_arrays(files[i])
         return array_part(files[i].name, files[i].size, arrays, options, alone=len(files) == 1, seekable=False)
 
-    return ArrayEpisodes(len(files), [file.size for file in files], part, Findings())
+    return ArrayEpisodes([file.name for file in files], [file.size for file in files], part, Findings())
 
 
 FORMAT = Format(
     name="npz",
-    summary="NumPy archives (.npz) of flat steps or of one episode each",
     probe=probe,
     open=open_,
     priority=12,

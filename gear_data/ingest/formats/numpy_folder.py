@@ -38,7 +38,7 @@ def open_(location: Location, options: SourceOptions) -> ArrayEpisodes:
         arrays = {name: array_file(file) for name, file in files.items()}
         return array_part(folder, sizes[i], arrays, options, alone=len(folders) == 1, seekable=True)
 
-    return ArrayEpisodes(len(folders), sizes, part, Findings())
+    return ArrayEpisodes([folder for folder, _ in folders], sizes, part, Findings())
 
 
 def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:
@@ -57,7 +57,6 @@ def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:
 
 FORMAT = Format(
     name="numpy",
-    summary="folder of .npy files, one a column, or of such folders, one an episode",
     probe=probe,
     open=open_,
     priority=11,

@@ -236,7 +236,6 @@ def _text(values: Any, name: str) -> npt.NDArray[Any]:
 
 FORMAT = Format(
     name="rlds",
-    summary="RLDS: episodes of nested steps in a TFDS folder (extra 'rlds')",
     probe=probe,
     open=open_,
     priority=46,

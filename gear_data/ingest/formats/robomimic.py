@@ -107,7 +107,6 @@ def _check(file: h5py.File, name: str, episodes: int, steps: int, findings: Find
 
 FORMAT = Format(
     name="robomimic",
-    summary="robomimic HDF5 (data/demo_N groups with actions and obs)",
     probe=probe,
     open=open_,
     priority=45,

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, EmptySourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.arrow_tables import TablePart, TableStream, open_tables, read_ahead, require_tables
-from gear_data.ingest.arrow_values import Irregular, inner_shape, is_list, leaf_dtype, storage_array, to_numpy
-from gear_data.ingest.assemble import StepPart, assemble
+from gear_data.ingest.arrow_values import BadRows, Irregular, inner_shape, is_list, leaf_dtype, storage_array, to_numpy
+from gear_data.ingest.assemble import Fault, StepPart, assemble
 from gear_data.ingest.boundaries import Boundaries, EpisodeIds, read_ids
 from gear_data.ingest.columns import END_FLAGS, EPISODE_COLUMNS, SCALARS, choose_columns, structure
 from gear_data.ingest.findings import BAD_EPISODE_HINT, Finding, Findings
@@ -78,7 +78,6 @@ class StepRows:
         self.findings = Findings()
         self.notes: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = {}
-        self.num_rows = tables.num_rows
         self._tables = tables
         self._options = options = structure(tables.schema.names, options)
         self._name = location.name
@@ -134,6 +133,10 @@ class StepRows:
             raise BadEpisodeError("has no elements", file=self._name, column=source, row=0)
         return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=known_as)
 
+    @property
+    def num_rows(self) -> int | None:
+        return self._tables.num_rows
+
     def units(self) -> Sequence[Unit]:
         return [unit for unit, _ in self._spans()]
 
@@ -164,12 +167,14 @@ class StepRows:
         boundaries = Boundaries()
         for part in read_ahead(self._tables.parts(start, stop)):
             keep = np.ones(len(part.table), np.bool_)
+            faults: list[Fault] = []
             while True:
                 try:
                     columns, variable = self._read(part, keep)
                     break
-                except Irregular as bad:
-                    keep[np.flatnonzero(keep)[bad.rows]] = False
+                except BadRows as bad:
+                    faults.append(Fault(bad.rows, bad.column, bad.reason))
+                    keep[bad.rows] = False
             if self._episode is not None:
                 columns[_EDGES] = _file_edges(part)[keep]
             facts: dict[str, npt.NDArray[Any]] = {}
@@ -183,14 +188,24 @@ class StepRows:
                 starts = boundaries.by_ends(self._ends(columns, keep))
             episodes = boundaries.number(starts)
             steps = StepPart(
-                part.position.file, part.stretches[0].name, part.rows(), episodes, keep, columns, facts, {}, variable
+                file=part.position.file,
+                name=part.stretches[0].name,
+                rows=part.rows(),
+                episodes=episodes,
+                keep=keep,
+                columns=columns,
+                facts=facts,
+                finals={},
+                variable=variable,
+                faults=tuple(faults),
             )
             yield from _files_apart(steps, part)
 
     def _read(
         self, part: TablePart, keep: npt.NDArray[np.bool_]
     ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
-        """The steps to keep: columns of a fixed size, and those of variable length."""
+        """The steps to keep: columns of a fixed size, and those of variable length. Raises BadRows for rows of the part
+        where they cannot be read and bad episodes are skipped, else BadEpisodeError."""
         table = part.table if keep.all() else part.table.filter(pa.array(keep))
         columns: dict[str, npt.NDArray[Any]] = {}
         variable: dict[str, pa.Array] = {}
@@ -205,9 +220,10 @@ class StepRows:
                     values = to_numpy(array, spec.shape if spec.shape or not is_list(array.type) else (1,))
                     columns[spec.name] = values.reshape(len(values), *spec.shape)
             except Irregular as error:
+                rows = np.flatnonzero(keep)[error.rows]
                 if self._options.skip_bad:
-                    raise
-                file, row = part.place(int(np.flatnonzero(keep)[error.rows[0]]))
+                    raise BadRows(rows, source, error.reason) from None
+                file, row = part.place(int(rows[0]))
                 raise BadEpisodeError(
                     error.reason,
                     file=file,
@@ -294,7 +310,6 @@ def _require_ids(schema: pa.Schema, column: str, file: str) -> None:
 
 FORMAT = Format(
     name="step-rows",
-    summary="Parquet or HuggingFace dataset, a row a step, with an episode column or end flags",
     probe=probe,
     open=open_,
     priority=20,

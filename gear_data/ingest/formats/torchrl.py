@@ -86,7 +86,7 @@ def open_(location: Location, options: SourceOptions) -> ArrayEpisodes:
         arrays = {key: _some_rows(array, *runs[i]) for key, array in stored.items()}
         return _part(location.name, size, columns, arrays, batch[1] if len(batch) == 2 else None)
 
-    return ArrayEpisodes(len(runs), [size] * len(runs), part, findings, tree.facts)
+    return ArrayEpisodes([location.name] * len(runs), [size] * len(runs), part, findings, tree.facts)
 
 
 def _is_shape(value: Any) -> bool:
@@ -279,7 +279,6 @@ def _part(name: str, size: int, columns: _Columns, arrays: Mapping[str, StoredAr
 
 FORMAT = Format(
     name="torchrl",
-    summary="TorchRL memory maps (TensorDict.memmap, ReplayBuffer.dumps)",
     probe=probe,
     open=open_,
     priority=44,

@@ -1,0 +1,212 @@
+"""Paths, arguments and episodes of a wrong kind: each is refused with a typed error before anything is written."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import gear_data
+from gear_data.errors import (
+    BadEpisodeError,
+    CorruptSourceError,
+    DestinationExistsError,
+    GearError,
+    InvalidArgumentError,
+    SourceNotFoundError,
+    UnknownFormatError,
+    UnsupportedColumnError,
+    UnwritableError,
+)
+
+
+def an_episode(**more: Any) -> dict[str, Any]:
+    """Five steps."""
+    return {"observations": np.arange(5.0)[:, None], "actions": np.zeros((5, 1)), "rewards": np.zeros(5), **more}
+
+
+# Places that cannot be used.
+
+
+def test_what_is_no_path(sources: Any, tmp_path: Path) -> None:
+    source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(1))
+    for bad in (None, 5, b"d", "", "d\udcff"):
+        for use in (gear_data.open, gear_data.verify, lambda place: gear_data.convert(source, place)):
+            with pytest.raises(InvalidArgumentError):
+                use(bad)
+        with pytest.raises(InvalidArgumentError):
+            gear_data.lint(bad)
+
+
+def test_names_that_are_not_utf8(sources: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    source = sources.write_episodes(folder / "s.parquet", sources.make_rollouts(1))
+    bad = os.fsencode(folder) + b"/b\xff.parquet"
+    shutil.copy(source, bad)
+    with pytest.raises(CorruptSourceError, match="not UTF-8") as error:
+        gear_data.convert(folder, tmp_path / "d")
+    assert error.value.file == "b\\udcff.parquet"
+    for place in (bad, os.fsencode(tmp_path) + b"/d\xff"):
+        with pytest.raises(InvalidArgumentError, match="not UTF-8") as other:
+            gear_data.convert(source, os.fsdecode(place))
+        assert str(other.value).encode()
+    os.remove(bad)
+    # Other names are fine.
+    odd = sources.write_episodes(tmp_path / "with space" / "é (1)#%20.parquet", sources.make_rollouts(3))
+    gear_data.convert(odd, tmp_path / "out put #1")
+    assert gear_data.open(tmp_path / "out put #1").episodes["source"].to_list() == [odd.name] * 3
+
+
+@pytest.mark.parametrize(("place", "advice"), [("in/*.parquet", "patterns"), ("~/in", "expanduser"), ("in/no", "")])
+def test_paths_that_a_shell_would_change(place: str, advice: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFoundError) as error:
+        gear_data.convert(place, tmp_path / "d")
+    assert str(error.value).startswith(f"{place}: no such file or folder")
+    assert advice in str(error.value)
+    assert bool(error.value.hint) == bool(advice)
+
+
+def test_pipes_are_no_files(sources: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    sources.write_episodes(folder / "s.parquet", sources.make_rollouts(3))
+    os.mkfifo(folder / "pipe.parquet")
+    with pytest.raises(SourceNotFoundError, match="neither a file nor a folder"):
+        gear_data.convert(folder / "pipe.parquet", tmp_path / "d")
+    assert gear_data.convert(folder, tmp_path / "d").episodes == 3
+
+
+def test_what_may_not_be_read_is_not_passed_over(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without permission would else be an empty one, and its episodes missing."""
+    source = sources.write_episodes(tmp_path / "in" / "a" / "s.parquet", sources.make_rollouts(3))
+    sources.write_episodes(tmp_path / "in" / "b" / "s.parquet", sources.make_rollouts(3))
+    scandir, open_ = os.scandir, builtins.open
+    monkeypatch.setattr(os, "scandir", lambda path: _denied(path) if str(path).endswith("/b") else scandir(path))
+    with pytest.raises(CorruptSourceError, match="Permission denied") as error:
+        gear_data.convert(tmp_path / "in", tmp_path / "d")
+    assert error.value.file == str(tmp_path / "in" / "b")
+    monkeypatch.undo()
+
+    def refusing(path: Any, *arguments: Any, **options: Any) -> Any:
+        return _denied(path) if str(path).endswith(".npz") else open_(path, *arguments, **options)
+
+    np.savez(tmp_path / "s.npz", actions=np.zeros(3), rewards=np.zeros(3))
+    monkeypatch.setattr(builtins, "open", refusing)
+    with pytest.raises(CorruptSourceError, match="Permission denied") as error:
+        gear_data.convert(tmp_path / "s.npz", tmp_path / "d")
+    assert (error.value.file, error.value.hint) == ("s.npz", "see to its permissions")
+    assert source.exists()
+
+
+def _denied(path: Any) -> Any:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def test_destinations_that_cannot_be(sources: Any, tmp_path: Path) -> None:
+    source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(1))
+    for bad in (tmp_path / ("x" * 300), source / "d"):
+        with pytest.raises(UnwritableError) as error:
+            gear_data.convert(source, bad)
+        assert str(bad) in str(error.value)
+    with pytest.raises(DestinationExistsError) as error_:
+        gear_data.convert(source, "/")
+    assert "--overwrite" not in str(error_.value)  # it would not replace what is no dataset
+
+
+def test_files_of_no_format_get_advice(sources: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty" / ".git").mkdir(parents=True)
+    with pytest.raises(UnknownFormatError, match="holds no files"):
+        gear_data.convert(tmp_path / "empty", tmp_path / "d")
+    for name, advice in (("a.zip", "unpack"), ("a.pkl", "never loaded"), ("a.csv", "Parquet")):
+        (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(UnknownFormatError, match=advice):
+            gear_data.convert(tmp_path / name, tmp_path / "d")
+    # Beside other data it is not what was meant.
+    sources.write_parquet(tmp_path / "both" / "s.parquet", pa.table({"x": [1.0]}))
+    (tmp_path / "both" / "a.csv").write_text("x\n1\n")
+    with pytest.raises(UnknownFormatError, match="its columns are x: double"):
+        gear_data.convert(tmp_path / "both", tmp_path / "d")
+
+
+def test_what_the_system_refuses_later(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that became read-only; a shard that may not be read."""
+    source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(3))
+    gear_data.convert(source, tmp_path / "d")
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", read_only)
+        with pytest.raises(UnwritableError, match="Read-only"):
+            gear_data.convert(source, tmp_path / "d", overwrite=True)
+    path_open = Path.open
+
+    def refusing(path: Path, *arguments: Any, **options: Any) -> Any:
+        return _denied(path) if path.parent.name == "shards" else path_open(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    report = gear_data.verify(tmp_path / "d")
+    assert [(check.ok, "Permission denied" in str(check.error)) for check in report.shards] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+# Arguments and episodes of the wrong kind.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"columns": 5},
+        {"columns": [1]},
+        {"rename": ["a=b"]},
+        {"rename": "a=b"},
+        {"rename": {"rewards": None}},
+        {"max_episode_steps": "6"},
+        {"max_episode_steps": 6.5},
+        {"shard_bytes": "512M"},
+        {"shard_bytes": 1e6},
+        {"jobs": "2"},
+        {"jobs": True},
+    ],
+)
+def test_arguments_of_the_wrong_type(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError):
+        gear_data.convert([an_episode()], tmp_path / "d", **options)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({"rewards": list("abcde")}, UnsupportedColumnError),
+        ({"terminated": list("abcde")}, UnsupportedColumnError),
+        ({"x": []}, BadEpisodeError),
+        ({"x": 2**70}, UnsupportedColumnError),
+        ({"x": "a\udc80"}, UnsupportedColumnError),
+        ({"x": ["a\udc80", *"abcd"]}, BadEpisodeError),
+        ({"a\udc80": np.zeros(5)}, UnsupportedColumnError),
+        ({"a\udc80": 3}, UnsupportedColumnError),
+        ({"a\0": np.zeros(5)}, UnsupportedColumnError),
+        ({"\0source_row": 3}, UnsupportedColumnError),
+    ],
+)
+def test_episodes_of_the_wrong_kind(more: dict[str, Any], kind: type[GearError], tmp_path: Path) -> None:
+    with pytest.raises(kind) as error:
+        gear_data.convert([an_episode(**more)], tmp_path / "d")
+    assert error.value.column == next(iter(more)).replace("\udc80", "\\udc80")
+    assert str(error.value).encode()
+
+
+@pytest.mark.parametrize("source", [[None], lambda: 5])
+def test_no_episodes_at_all(source: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"an episode is|iterable of episodes"):
+        gear_data.convert(source, tmp_path / "d")
