@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fuzz_damage_formats as formats
 
+_JSON = (None, True, -1, 0, 1 << 70, 1e308, "", "x", "../../etc/passwd", "\0", [], {}, [[]], {"a": {}}, float("nan"))
 #: By how a file's name ends, or what it has in it: the ways that know the format, and how often one is taken.
 _KNOWN: tuple[tuple[str, Callable[[Path, random.Random], str], int], ...] = (
-    (".json", formats.damage_json, 8),
     (".hdf5", formats.damage_hdf5, 6),
     (".parquet", formats.damage_table, 5),
     (".arrow", formats.damage_table, 4),
@@ -30,6 +32,8 @@ def damage(folder: Path, rng: random.Random) -> str:
         path = rng.choice([*files, *damaged])
         ways: list[Callable[[Path, random.Random], str]] = [damage_bytes] * 4
         ways += [lambda path, rng: damage_files(path, rng.choice(files), rng)]
+        if path not in damaged and ".json" in path.suffix:
+            ways += [damage_json] * 8
         if path not in damaged:  # what knows the format reads with the libraries that damage may crash
             ways += [way for ending, way, weight in _KNOWN if ending in path.name for _ in range(weight)]
         if path.is_file():
@@ -99,3 +103,48 @@ def damage_files(path: Path, other: Path, rng: random.Random) -> str:
         path.unlink()
         path.mkdir()
     return f"{way} file"
+
+
+def damage_json(path: Path, rng: random.Random) -> str:
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    index = rng.randrange(len(lines))
+    lines[index], done = _damaged_json(lines[index], rng)
+    path.write_text("\n".join(lines))
+    return f"JSON {done}"
+
+
+def _damaged_json(text: str, rng: random.Random) -> tuple[str, str]:
+    """JSON with one value changed, removed, renamed or repeated, and what was done."""
+    data = json.loads(text)
+    holders: list[tuple[Any, Any]] = []
+
+    def visit(node: Any) -> None:
+        items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        for key, value in items:
+            holders.append((node, key))
+            visit(value)
+
+    visit(data)
+    if not holders or rng.random() < 0.03:
+        return json.dumps(rng.choice(_JSON)), "whole"
+    holder, key = rng.choice(holders)
+    value, done = holder[key], f"key {key!r}"
+    draw = rng.random()
+    if isinstance(value, str) and value.startswith('{"'):  # JSON in JSON
+        holder[key], inner = _damaged_json(value, rng)
+        done += f", {inner}"
+    elif draw < 0.15:
+        del holder[key]
+    elif draw < 0.25 and isinstance(holder, dict):
+        holder[rng.choice(("", "x", f"{key}s", *(str(other) for _, other in holders)))] = holder.pop(key)
+        done += " renamed"
+    elif draw < 0.25:
+        holder.append(value)
+        done += " repeated"
+    elif draw < 0.35:
+        other, its = rng.choice(holders)
+        holder[key] = other[its] if its in other or isinstance(other, list) else None
+        done += f" given the value of {its!r}"
+    else:
+        holder[key] = rng.choice(formats.INTEGERS) if isinstance(value, int) else rng.choice(_JSON)
+    return json.dumps(data), done

@@ -26,7 +26,6 @@ import xxhash
 #: Counts, sizes and places that hurt.
 INTEGERS = (0, 1, -1, 255, 1 << 15, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1)
 _DTYPES = (np.uint8, np.int64, np.float16, np.float64, np.complex128, "S3", ">f4", np.dtype([("a", "f4")]))
-_JSON = (None, True, -1, 0, 1 << 70, 1e308, "", "x", "../../etc/passwd", "\0", [], {}, [[]], {"a": {}}, float("nan"))
 _DESCRIPTIONS = (
     "<f4",
     ">f8",
@@ -341,51 +340,6 @@ def _masked_crc(data: bytes | bytearray) -> bytes:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
     crc ^= 0xFFFFFFFF
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_MASK) & 0xFFFFFFFF)
-
-
-def damage_json(path: Path, rng: random.Random) -> str:
-    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-    index = rng.randrange(len(lines))
-    lines[index], done = _damaged_json(lines[index], rng)
-    path.write_text("\n".join(lines))
-    return f"JSON {done}"
-
-
-def _damaged_json(text: str, rng: random.Random) -> tuple[str, str]:
-    """JSON with one value changed, removed, renamed or repeated, and what was done."""
-    data = json.loads(text)
-    holders: list[tuple[Any, Any]] = []
-
-    def visit(node: Any) -> None:
-        items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-        for key, value in items:
-            holders.append((node, key))
-            visit(value)
-
-    visit(data)
-    if not holders or rng.random() < 0.03:
-        return json.dumps(rng.choice(_JSON)), "whole"
-    holder, key = rng.choice(holders)
-    value, done = holder[key], f"key {key!r}"
-    draw = rng.random()
-    if isinstance(value, str) and value.startswith('{"'):  # JSON in JSON
-        holder[key], inner = _damaged_json(value, rng)
-        done += f", {inner}"
-    elif draw < 0.15:
-        del holder[key]
-    elif draw < 0.25 and isinstance(holder, dict):
-        holder[rng.choice(("", "x", f"{key}s", *(str(other) for _, other in holders)))] = holder.pop(key)
-        done += " renamed"
-    elif draw < 0.25:
-        holder.append(value)
-        done += " repeated"
-    elif draw < 0.35:
-        other, its = rng.choice(holders)
-        holder[key] = other[its] if its in other or isinstance(other, list) else None
-        done += f" given the value of {its!r}"
-    else:
-        holder[key] = rng.choice(INTEGERS) if isinstance(value, int) else rng.choice(_JSON)
-    return json.dumps(data), done
 
 
 def settle(path: Path) -> bool:

@@ -117,7 +117,7 @@ def read(folder: Path, rng: random.Random) -> int:
             ds = gear_data.open(
                 path, residency=rng.choice(("mmap", "host")), on_bad_shard=rng.choice(("error", "skip"))
             )
-            for i in ds.episodes["episode_id"].to_list():
+            for i in ds.episode_table.column("episode_id").to_pylist():
                 episode = ds.episode(i)
                 for name in ds.schema.names:
                     np.array(episode[name])

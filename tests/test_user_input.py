@@ -16,6 +16,7 @@ import pytest
 import gear_data
 from gear_data.errors import (
     BadEpisodeError,
+    CorruptShardError,
     CorruptSourceError,
     DestinationExistsError,
     GearError,
@@ -25,6 +26,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
     UnwritableError,
 )
+from gear_data.storage.reader import map_file
 
 
 def an_episode(**more: Any) -> dict[str, Any]:
@@ -210,3 +212,28 @@ def test_episodes_of_the_wrong_kind(more: dict[str, Any], kind: type[GearError],
 def test_no_episodes_at_all(source: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"an episode is|iterable of episodes"):
         gear_data.convert(source, tmp_path / "d")
+
+
+def export_batches_of(dataset: Any, to: Any) -> Any:
+    return gear_data.export_batches(gear_data.SequenceLoader(dataset, 4, prefetch=0), to, batches=1)
+
+
+@pytest.mark.parametrize("write", [gear_data.export, export_batches_of])
+def test_exports_say_what_is_wrong_with_their_arguments(write: Any, rollouts_path: Path, tmp_path: Path) -> None:
+    dataset = gear_data.open(rollouts_path)
+    for place in (None, 3, ""):
+        with pytest.raises(InvalidArgumentError, match="a path"):
+            write(dataset, place)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnwritableError, match="cannot be written"):
+        write(dataset, tmp_path / "file" / "out")
+
+
+def test_what_is_no_dataset_is_not_exported(rollouts_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="takes a Dataset"):
+        gear_data.export(str(rollouts_path), tmp_path / "out")  # type: ignore[arg-type]
+
+
+def test_a_shard_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(CorruptShardError, match="cannot be read"):
+        map_file(tmp_path)

@@ -16,6 +16,7 @@ from gear_data.exports.lerobot import export_lerobot
 from gear_data.exports.minari import export_minari
 from gear_data.exports.npz import export_npz
 from gear_data.exports.parquet import export_parquet
+from gear_data.storage.remote_files import plain_path
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,17 @@ def export(
 
     Raises:
         UnknownNameError: no such format.
-        InvalidArgumentError: the view filters steps, and episodes have no windows to choose; `fps` for a format without
-            a clock, or none for `lerobot`; a destination that the format cannot have.
+        InvalidArgumentError: no dataset, or no path; the view filters steps, and episodes have no windows to choose;
+            `fps` for a format without a clock, or none for `lerobot`; a destination that the format cannot have.
         MissingColumnError: the format needs a column that the dataset does not have.
         UnsupportedColumnError: the format cannot hold a column, final observations or the end flags as they are.
         DestinationExistsError: there is something at the destination.
         StorageFullError: the disk is full.
+        UnwritableError: the system does not let it be written.
     """
+    if not isinstance(dataset, Dataset):
+        raise InvalidArgumentError(f"export takes a Dataset, not {dataset!r}", hint="gear_data.open(path)")
+    target = Path(plain_path(destination))
     if format not in EXPORTERS:
         raise unknown_name("export format", format, EXPORTERS)
     if dataset.step_mask is not None:
@@ -81,5 +86,5 @@ def export(
         )
     if fps is not None and (format != "lerobot" or not 0 < fps < math.inf):
         raise InvalidArgumentError(f"fps={fps!r}: a positive number, for the format lerobot alone")
-    written = EXPORTERS[format](dataset, Path(destination), ExportOptions(progress, fps))
+    written = EXPORTERS[format](dataset, target, ExportOptions(progress, fps))
     return ExportReport(written.files, written.bytes, dataset.num_episodes, dataset.num_steps, written.left_out)

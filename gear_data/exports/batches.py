@@ -22,6 +22,7 @@ from gear_data.exports.nested import nested_episodes, nested_rows
 from gear_data.loaders.making import each_tensor
 from gear_data.progress import progress_bar
 from gear_data.storage.atomic import checksum
+from gear_data.storage.remote_files import plain_path
 
 if TYPE_CHECKING:
     from gear_data.loaders.making import Batch
@@ -76,7 +77,7 @@ def export_batches(
         raise unknown_name("batch format", format, BATCH_WRITERS)
     if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
         raise InvalidArgumentError(f"batches must be at least 1, not {batches!r}")
-    target = Path(destination)
+    target = Path(plain_path(destination))
     entries: list[dict[str, Any]] = []
     with whole_folder(target) as folder, progress_bar(batches, "export", "batch", progress) as bar:
         for batch in islice(loader, batches):

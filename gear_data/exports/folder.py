@@ -37,8 +37,9 @@ def whole_folder(destination: Path) -> Iterator[Path]:
         StorageFullError: the disk is full.
     """
     # A link to an empty folder stays, and the folder it leads to is filled.
-    destination = destination.resolve()
-    refuse_existing(destination)
+    with writing_to(destination):
+        destination = destination.resolve()
+        refuse_existing(destination)
     temporary = destination.with_name(f".{destination.name}.tmp")
     try:
         with writing_to(destination):
@@ -59,6 +60,7 @@ def whole_file(destination: Path, suffixes: tuple[str, ...], name: str) -> Itera
         with whole_folder(destination) as folder:
             yield folder / name
         return
-    refuse_existing(destination)
+    with writing_to(destination):
+        refuse_existing(destination)
     with atomic_file(destination) as temporary:
         yield temporary

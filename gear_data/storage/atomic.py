@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import xxhash
@@ -52,7 +52,8 @@ def atomic_file(path: Path, mark: str = "") -> Iterator[Path]:
             os.replace(temporary, path)
             _fsync(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what was wrong is said by the other error
+            temporary.unlink()
         raise
 
 

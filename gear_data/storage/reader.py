@@ -51,12 +51,15 @@ def map_file(path: Path) -> pa.Buffer:
 
     Raises:
         DatasetNotFoundError: it is gone.
+        CorruptShardError: the system does not let it be read.
     """
     try:
         with pa.memory_map(str(path)) as source:
             buffer = source.read_buffer()
     except FileNotFoundError as error:
         raise DatasetNotFoundError("the file is gone", file=str(path)) from error
+    except OSError as error:
+        raise CorruptShardError(f"cannot be read: {error}", file=str(path)) from error
     _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), mmap.MADV_RANDOM)
     return buffer
 
