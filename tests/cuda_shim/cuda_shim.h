@@ -59,22 +59,19 @@ inline void body() {
     wait(DONE);
 }
 
-// Lets go on those that all wait for each other; a warp's threads must all be there, a block's all that have not ended.
-inline bool release() {
-    bool any = false;
-    for (unsigned first = 0; first < threads; first += 32) {
-        bool all = true;
-        for (unsigned i = first; i < first + 32 && i < threads; i++) all = all && fibers[i].state == AT_WARP;
-        for (unsigned i = first; all && i < first + 32 && i < threads; i++) fibers[i].state = READY, any = true;
+// Lets go on the threads of a warp, or of a block, that all wait for each other, a block's but for those that have ended.
+inline bool release(State waiting, unsigned first, unsigned last) {
+    for (unsigned i = first; i < last; i++) {
+        if (fibers[i].state != waiting && (waiting == AT_WARP || fibers[i].state != DONE)) return false;
     }
-    bool all = true;
-    for (unsigned i = 0; i < threads; i++) all = all && (fibers[i].state == AT_BLOCK || fibers[i].state == DONE);
-    for (unsigned i = 0; all && i < threads; i++) {
-        if (fibers[i].state == AT_BLOCK) fibers[i].state = READY, any = true;
+    bool any = false;
+    for (unsigned i = first; i < last; i++) {
+        if (fibers[i].state == waiting) fibers[i].state = READY, any = true;
     }
     return any;
 }
 
+// Each warp goes as far as it can alone, so that what it must not do before the others is seen.
 inline void run_block(bool backwards) {
     if (fibers.size() < threads) fibers.resize(threads);
     for (unsigned i = 0; i < threads; i++) {
@@ -86,12 +83,18 @@ inline void run_block(bool backwards) {
         makecontext(&fiber.context, body, 0);
         fiber.state = READY;
     }
+    unsigned warps = (threads + 31) / 32;
     do {
-        for (unsigned i = 0; i < threads; i++) {
-            current = backwards ? threads - 1 - i : i;
-            if (fibers[current].state == READY) swapcontext(&scheduler, &fibers[current].context);
+        for (unsigned turn = 0; turn < warps; turn++) {
+            unsigned first = (backwards ? warps - 1 - turn : turn) * 32, last = first + 32 < threads ? first + 32 : threads;
+            do {
+                for (unsigned i = first; i < last; i++) {
+                    current = backwards ? first + last - 1 - i : i;
+                    if (fibers[current].state == READY) swapcontext(&scheduler, &fibers[current].context);
+                }
+            } while (release(AT_WARP, first, last));
         }
-    } while (release());
+    } while (release(AT_BLOCK, 0, threads));
     for (unsigned i = 0; i < threads; i++) {
         if (fibers[i].state == DONE) continue;
         std::fprintf(stderr, "thread %u waits for threads that do not come\n", i);
