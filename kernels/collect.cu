@@ -27,7 +27,7 @@ const u32 UNROLL = 4;
 // Source bytes that a warp holds in shared memory.
 const u32 STAGE = UNROLL * LANES * sizeof(Word);
 const u32 MOST_WARPS = 16;
-// Bytes of an output's window that a warp takes at a time; gear_data.kernels.cuda counts the pieces of a batch by it.
+// Bytes of an output's window that a warp takes at a time; gear_data.kernels.launches counts the pieces of a batch by it.
 const i64 PIECE = 8192;
 // Copies up to here take one load a lane, narrow as it may be.
 const i64 SHORT = 128;
@@ -429,7 +429,7 @@ __device__ void fill_piece(const Plan &plan, const Place &place, u32 lane, u8 *s
 //   pieces: [outputs + 1], pieces of a window before each output: ceil((WIDTH * OUT_BYTES + 127) / 8192) each.
 //   valid: zeros, to which the bytes of valid rows are added; 0: they are not counted.
 // Blocks of at most 512 threads, a multiple of 32; any number of them does the work, so fewer take fewer
-// multiprocessors. Columns, templates and outputs begin at multiples of 16.
+// multiprocessors. Columns, templates and outputs begin at multiples of their elements' sizes.
 extern "C" __global__ void __launch_bounds__(512, 2)
 gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *rows_of, i64 count,
              const i64 *shards, const i64 *bases, const i64 *lengths, const i64 *finals, const i64 *addresses,

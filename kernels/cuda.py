@@ -1,55 +1,125 @@
-"""What the CUDA kernels (`*.cu` beside this file) need to know of a batch; nothing here needs a GPU."""
+"""The CUDA kernels on a GPU: compiled and launched by CuPy."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from gear_data.kernels import cpu
+from gear_data.errors import DeviceError, DeviceMemoryError, InvalidArgumentError
+from gear_data.extras import import_extra
 
-#: Bytes of an output's window that a warp of `gear_collect` takes at a time, and of a line of memory.
-PIECE_BYTES = 8192
-LINE_BYTES = 128
+#: Blocks of 512 threads that a multiprocessor runs at once.
+_RESIDENT = 2
+_FOLDER = Path(__file__).resolve().parent
+_SOURCES = ("collect.cu", "select.cu", "priorities.cu")
+#: CUDA's numbers of errors, as its runtime and its driver have them.
+_OUT_OF_MEMORY = 2
+_NO_DRIVER = {3, 34, 35, 100, 101, 803, 804}
+_NO_IMAGE = {98, 200, 209, 222}
+#: After these every further call of the process fails.
+_FATAL = {700, 702, 710, 714, 715, 716, 717, 718, 719}
 
 
-@dataclass(frozen=True)
-class PlanBuffer:
-    """Memory that a plan points to.
+@contextmanager
+def cuda_errors(doing: str) -> Iterator[None]:
+    """Turns what CuPy and CUDA raise into errors that say what to do.
 
-    Attributes:
-        row, field: where in the plan its address is.
-        address, nbytes: which bytes of this process.
+    Raises:
+        MissingExtraError: CuPy is not installed.
+        DeviceMemoryError: the device has too little memory.
+        DeviceError: anything else that CuPy or CUDA raise.
+    """
+    cupy = import_extra("cupy", "gpu")
+    try:
+        yield
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        raise _no_memory(doing, error) from error
+    except cupy.cuda.compiler.CompileException as error:
+        raise DeviceError(
+            f"{doing}: the CUDA kernels do not compile: {_first_line(error)}",
+            hint="install the CuPy that fits the driver's CUDA version: pip install -U cupy-cuda13x (or cupy-cuda12x)",
+        ) from error
+    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError, cupy.cuda.nvrtc.NVRTCError) as error:
+        if error.status == _OUT_OF_MEMORY and not isinstance(error, cupy.cuda.nvrtc.NVRTCError):
+            raise _no_memory(doing, error) from error
+        raise DeviceError(f"{doing}: {_first_line(error)}", hint=_hint(int(error.status))) from error
+
+
+def _no_memory(doing: str, error: Exception) -> DeviceMemoryError:
+    return DeviceMemoryError(
+        f"{doing}: {_first_line(error)}",
+        hint="give a smaller budget of device memory, take a smaller batch or fewer columns, or end what else uses it",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _hint(status: int) -> str:
+    if status in _NO_DRIVER:
+        return "install or update the NVIDIA driver (see nvidia-smi and `gear-data doctor`), or use the CPU"
+    if status in _NO_IMAGE:
+        return "the kernels need compute capability 7.5 or more; use the CPU"
+    if status in _FATAL:
+        return "the GPU is lost to this process: start it again; run it in compute-sanitizer to see the access at fault"
+    return "see `gear-data doctor`; CUDA errors are often those of an earlier call: try CUDA_LAUNCH_BLOCKING=1"
+
+
+class CudaLauncher:
+    """A `gear_data.kernels.launches.Launcher` on a device, in CuPy's current stream.
+
+    Args:
+        device: its number.
+        sm_budget: the share of the multiprocessors that launches take, above 0 and at most 1.
+
+    Raises:
+        InvalidArgumentError: a share that is not above 0 and at most 1.
+        MissingExtraError: CuPy is not installed.
+        DeviceError: there is no such device, or the kernels cannot be compiled for it.
     """
 
-    row: int
-    field: int
-    address: int
-    nbytes: int
+    def __init__(self, device: int = 0, sm_budget: float = 1.0) -> None:
+        if not 0 < sm_budget <= 1:
+            raise InvalidArgumentError(f"sm_budget is {sm_budget}, not above 0 and at most 1")
+        cupy = import_extra("cupy", "gpu")
+        with cuda_errors(f"CUDA device {device}"):
+            self._device = cupy.cuda.Device(device)
+            # Fewer blocks than multiprocessors go to one each.
+            multiprocessors = int(self._device.attributes["MultiProcessorCount"])
+            whole = sm_budget == 1
+            self.blocks = multiprocessors * _RESIDENT if whole else math.ceil(multiprocessors * sm_budget)
+            self._kernels = _kernels(device)
+
+    def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
+        """Raises DeviceError where the launch fails; what fails later is told by the next call that waits for it."""
+        # Of 64 bits each, and their bits: an address or a seed may be above 2^63.
+        numbers = tuple(np.uint64(int(argument) & 0xFFFFFFFFFFFFFFFF) for argument in arguments)
+        with cuda_errors(kernel), self._device:
+            self._kernels[kernel]((grid,), (block,), numbers)
 
 
-def plan_buffers(plan: npt.NDArray[np.int64]) -> Iterator[PlanBuffer]:
-    """What a plan of `gear_data.kernels.cpu.collect` points to, final observations left out: to be copied to where the
-    device can read it, and its address put in the plan."""
-    for number, row in enumerate(plan.tolist()):
-        template = row[cpu.WIDTH] * row[cpu.OUT_BYTES]
-        sizes = {
-            cpu.FILL: template,
-            cpu.VALID: template,
-            cpu.AFFINE: 2 * 8 * row[cpu.AFFINE_ROWS] * row[cpu.ELEMENTS],
-            cpu.DISCOUNTS: 8 * row[cpu.HORIZON],
-        }
-        for field, nbytes in sizes.items():
-            if row[field]:
-                yield PlanBuffer(number, field, row[field], nbytes)
+@cache
+def _kernels(device: int) -> dict[str, Any]:
+    """Name -> kernel, compiled for a device."""
+    cupy = import_extra("cupy", "gpu")
+    found: dict[str, Any] = {}
+    with cupy.cuda.Device(device):
+        for name in _SOURCES:
+            source = (_FOLDER / name).read_text()
+            module = cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
+            for kernel in kernel_names(source):
+                found[kernel] = module.get_function(kernel)
+    return found
 
 
-def piece_counts(plan: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """int64 [outputs + 1]: pieces of a window before each output, as `gear_collect` takes them."""
-    # Pieces begin where a line of the source does, so a window may begin up to a line inside its first.
-    sizes = plan[:, cpu.WIDTH] * plan[:, cpu.OUT_BYTES] + LINE_BYTES - 1
-    out = np.zeros(len(plan) + 1, np.int64)
-    np.cumsum(-(-sizes // PIECE_BYTES), out=out[1:])
-    return out
+def kernel_names(source: str) -> list[str]:
+    """The kernels of a source, by their declarations."""
+    return re.findall(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)", source)

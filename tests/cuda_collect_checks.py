@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gear_data.collection import MASK, TIMESTEPS, Collector, Output, Padding, Places, Share
 from gear_data.kernels import cpu
-from gear_data.kernels.cuda import piece_counts, plan_buffers
+from gear_data.kernels.launches import EpisodeTables, OutputPlan, WindowRows, collect, piece_counts, plan_buffers
 from gear_data.schema import DTYPES, ColumnSpec, Schema
 from gear_data.selection.windows import Windows
 
@@ -28,8 +28,7 @@ NUMBERS = [dtype for dtype in DTYPES if dtype != "bool"]
 
 @dataclass(frozen=True)
 class Launch:
-    grid: int = 2
-    block: int = 64
+    blocks: int = 3
     #: Bytes between a multiple of `align` and each column's first: 8 is what a mapped Arrow file may have.
     offset: int = 0
     align: int = 256
@@ -111,13 +110,21 @@ class Columns:
         ]
         rows_of = 0 if self.launch.rows_of is None else self._put(np.array(self.launch.rows_of, np.int64))
         valid = self._put(np.zeros(len(places.valid), np.uint64))
-        self.runner.launch(
-            "gear_collect", self.launch.grid, self.launch.block, *map(self._put, (
-                windows.episode_id, windows.start, windows.length)), rows_of, len(windows),
-            *map(self._put, (self.shards, self.bases, np.array(self.lengths, np.int64), self.finals, addresses)),
-            addresses.shape[1], self._put(plan), len(plan), self._put(np.array(targets, np.int64)),
-            self._put(piece_counts(plan)), places.per, valid,
-        )  # fmt: skip
+        pieces = piece_counts(plan)
+        self.runner.blocks = self.launch.blocks
+        collect(
+            self.runner,
+            EpisodeTables(
+                *map(self._put, (self.shards, self.bases, np.array(self.lengths, np.int64), self.finals, addresses)),
+                addresses.shape[1],
+            ),
+            OutputPlan(self._put(plan), len(plan), self._put(pieces), int(pieces[-1])),
+            WindowRows(*map(self._put, (windows.episode_id, windows.start, windows.length)), len(windows)),
+            self._put(np.array(targets, np.int64)),
+            rows_of=rows_of,
+            per=places.per,
+            valid=valid,
+        )
         for output, address in zip(self.outputs, targets, strict=True):
             shape = (rows, *output.shape) if output.single else (rows, output.width, *output.shape)
             self.got[output.key] = self.runner.get(address, shape, output.array_dtype)
@@ -236,12 +243,7 @@ def batches(draw: Any) -> tuple[dict[str, Any], list[Output], list[tuple[int, in
         "shard_of": [draw(st.integers(0, 2)) for _ in lengths],
         "seed": draw(st.integers(0, 999)),
         "finals_of": tuple(e for e in range(len(lengths)) if draw(st.booleans())),
-        "launch": Launch(
-            draw(st.integers(1, 3)),
-            draw(st.sampled_from([32, 64, 96])),
-            draw(st.sampled_from([0, 8])),
-            draw(st.sampled_from([16, 256])),
-        ),
+        "launch": Launch(draw(st.integers(1, 9)), draw(st.sampled_from([0, 8])), draw(st.sampled_from([16, 256]))),
     }
     return columns, outputs, [(e, s, min(context, lengths[e] - s)) for e, s in drawn]
 
@@ -280,7 +282,7 @@ class CollectChecks:
         check(columns, outputs, windows_of(lengths, 20))
 
     def test_every_half_there_is(self, runner: Runner) -> None:
-        columns = Columns(runner, {"x": ("float16", (64,))}, [1024], [0], Launch(3, 128))
+        columns = Columns(runner, {"x": ("float16", (64,))}, [1024], [0], Launch(3))
         columns.columns[0][0][:] = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 64)
         outputs = [converted(out, "x", (64,), out, 0, 1024) for out in ("float32", "float64", "bfloat16")]
         # The same numbers come back through float32.
@@ -288,7 +290,7 @@ class CollectChecks:
         check(columns, outputs, [(0, 0, 1024)])
 
     def test_float32_rounds_to_halves_as_on_the_cpu(self, runner: Runner) -> None:
-        columns = Columns(runner, {"x": ("float32", (128,))}, [256], [0], Launch(2, 128))
+        columns = Columns(runner, {"x": ("float32", (128,))}, [256], [0], Launch(2))
         rng = np.random.default_rng(5)
         bits = rng.integers(0, 1 << 32, (256, 128), np.uint32)
         # Exponents around the halves' own, and ties.
@@ -302,7 +304,7 @@ class CollectChecks:
         context = 40_000 // row
         lengths = [5, context + 3, context // 2]
         columns = Columns(
-            runner, {"x": ("uint8", (row,)), "y": ("float64", (row,))}, lengths, [0, 0, 0], Launch(2, 256, align=16)
+            runner, {"x": ("uint8", (row,)), "y": ("float64", (row,))}, lengths, [0, 0, 0], Launch(2, align=16)
         )
         outputs = [
             Output("right", "x", "uint8", (row,), 0, context),
@@ -350,8 +352,8 @@ class CollectChecks:
 
     def test_more_blocks_than_work_and_less(self, runner: Runner) -> None:
         lengths = [50, 60]
-        for grid, block in ((1, 32), (1, 512), (7, 32), (40, 64)):
-            columns = Columns(runner, {"x": ("float32", (17,))}, lengths, [0, 0], Launch(grid, block))
+        for blocks in (1, 7, 40):
+            columns = Columns(runner, {"x": ("float32", (17,))}, lengths, [0, 0], Launch(blocks))
             check(columns, [Output("x", "x", "float32", (17,), 0, 30)], windows_of(lengths, 30))
 
     @given(batches())

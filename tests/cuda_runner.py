@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -26,7 +27,13 @@ _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 class Runner(Protocol):
-    """Memory by address, and launches. Addresses stay valid until `clear`."""
+    """A `gear_data.kernels.launches.Launcher` with memory. Addresses stay valid until `clear`.
+
+    Attributes:
+        blocks: of a launch, at most; checks set it.
+    """
+
+    blocks: int
 
     def put(self, array: np.ndarray, *, align: int = 256) -> int:
         """Address of a copy of a contiguous array, in memory of exactly its size."""
@@ -44,10 +51,19 @@ class Runner(Protocol):
         """Frees all memory."""
 
 
+def parameter_counts(source: str) -> dict[str, int]:
+    """How many parameters each kernel of a source has."""
+    declared = re.findall(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(([^)]*)\)", source)
+    return {name: parameters.count(",") + 1 for name, parameters in declared}
+
+
 class ShimRunner:
     """Kernels of one file, in a process of their own."""
 
-    def __init__(self, executable: Path, errors: Path) -> None:
+    blocks = 3
+
+    def __init__(self, source: Path, executable: Path, errors: Path) -> None:
+        self._parameters = parameter_counts(source.read_text())
         self._errors = errors
         with errors.open("wb") as stream:
             self._process = subprocess.Popen(
@@ -86,6 +102,7 @@ class ShimRunner:
         return np.frombuffer(data, dtype).reshape(array.shape)
 
     def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
+        assert len(arguments) == self._parameters[kernel], kernel
         self._ask(" ".join(["l", kernel, str(grid), str(block), *(str(number % (1 << 64)) for number in arguments)]))
 
     def clear(self) -> None:
@@ -114,7 +131,7 @@ def shim_runner(source: str) -> Iterator[ShimRunner]:
             if built.returncode == 0 or "asan" not in built.stderr:
                 break
         assert built.returncode == 0, built.stderr
-        runner = ShimRunner(executable, Path(folder) / "errors.txt")
+        runner = ShimRunner(KERNELS / source, executable, Path(folder) / "errors.txt")
         try:
             yield runner
         finally:

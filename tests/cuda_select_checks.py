@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from philox_answers import KNOWN_ANSWERS
 
+from gear_data.kernels import launches
 from gear_data.kernels import random as random_kernels
 from gear_data.kernels import selection as kernels
 from gear_data.selection.anchors import Anchors
@@ -77,25 +78,20 @@ class Drawing:
         self.drawer = WindowDrawer(anchors, source, seed, 4, within, distinct, self.probability)
         self.plan = put_plan(runner, anchors, source, self.drawer)
 
-    def draw(self, step: int, count: int, grid: int = 2, block: int = 64) -> np.ndarray:
+    def draw(self, step: int, count: int) -> np.ndarray:
         """int64 [3 or 4, count], from the runner."""
         rows = 4 if self.probability else 3
         out = self.runner.put(np.full((rows, count), -7, np.int64))
         if self.distinct:
-            size = 4
-            while size < 4 * count:
-                size *= 2
-            table = self.runner.put(np.zeros(2 * size, np.uint64))
-            self.runner.launch("gear_draw_episodes", grid, block, self.plan, step, out, count)
-            self.runner.launch("gear_make_distinct", 1, block, self.plan, step, out, count, table, size)
-            self.runner.launch("gear_finish_windows", grid, block, self.plan, step, out, count, rows)
+            table = self.runner.put(np.zeros(2 * launches.holders_size(count), np.uint64))
+            launches.draw_distinct_windows(self.runner, self.plan, step, out, count, rows, table)
         else:
-            self.runner.launch("gear_draw_windows", grid, block, self.plan, step, out, count, rows)
+            launches.draw_windows(self.runner, self.plan, step, out, count, rows)
         return self.runner.get(out, (rows, count), np.int64)
 
-    def check(self, step: int, count: int, grid: int = 2, block: int = 64) -> None:
+    def check(self, step: int, count: int) -> None:
         expected = self.drawer.draw(step, count)
-        got = self.draw(step, count, grid, block)
+        got = self.draw(step, count)
         rows = [expected.episode_id, expected.start, expected.length]
         if expected.probability is not None:
             rows.append(expected.probability.view(np.int64))
@@ -106,7 +102,7 @@ class Drawing:
         given_out = np.full((3, len(numbers)), -7, np.int64)
         given_out[1] = numbers
         out = self.runner.put(given_out)
-        self.runner.launch("gear_windows_of_anchors", 2, 64, self.plan, step, out, len(numbers))
+        launches.windows_of_anchors(self.runner, self.plan, step, out, len(numbers))
         got = self.runner.get(out, (3, len(numbers)), np.int64)
         np.testing.assert_array_equal(got, np.stack([expected.episode_id, expected.start, expected.length]))
 
@@ -186,7 +182,7 @@ class SelectChecks:
         for step in range(2):
             drawing.check(step, 100)
             assert len(np.unique(drawing.draw(step, 100)[0])) == 100
-            drawing.check(step, 41, block=32)
+            drawing.check(step, 41)
         runner.clear()
 
     def test_many_episodes_and_slots(self, runner: Runner) -> None:
@@ -194,9 +190,9 @@ class SelectChecks:
         anchors = Anchors(rng.integers(1, 200, 20_000), None, None, None, WindowRule(20))
         for tree in (False, True):
             weights = rng.exponential(1.0, 20_000) ** 5
-            Drawing(runner, anchors, weights, tree=tree).check(2**40 + 1, 3000, 5, 256)
-        Drawing(runner, anchors, within=kernels.WITHIN_DIFFERENCE).check(1, 3000, 5, 256)
-        Drawing(runner, anchors, np.ones(20_000), distinct=True).check(1, 3000, 5, 256)
+            Drawing(runner, anchors, weights, tree=tree).check(2**40 + 1, 3000)
+        Drawing(runner, anchors, within=kernels.WITHIN_DIFFERENCE).check(1, 3000)
+        Drawing(runner, anchors, np.ones(20_000), distinct=True).check(1, 3000)
         runner.clear()
 
     @pytest.mark.parametrize("size", [1, 2, 3, 7, 10, 255, 257, 65537, 2**40 - 1, 2**40, 10**11, 2**63 - 1])
@@ -208,14 +204,14 @@ class SelectChecks:
         expected = np.empty(count, np.int64)
         random_kernels.permuted(first, keys, size, expected)
         out = runner.put(np.zeros(count, np.int64))
-        runner.launch("gear_permuted", 2, 32, 2**63 + 1, 2**33, first, size, out, count)
+        launches.permuted(runner, 2**63 + 1, 2**33, first, size, out, count)
         np.testing.assert_array_equal(runner.get(out, count, np.int64), expected)
         runner.clear()
 
     def test_permutations_are_those_of_the_sampler(self, runner: Runner) -> None:
         expected = Permuted(5, 100_000)(7, 99_000, 500)
         out = runner.put(np.zeros(500, np.int64))
-        runner.launch("gear_permuted", 1, 64, 5, 7, 99_000, 100_000, out, 500)
+        launches.permuted(runner, 5, 7, 99_000, 100_000, out, 500)
         np.testing.assert_array_equal(runner.get(out, 500, np.int64), expected)
         runner.clear()
 
@@ -224,13 +220,12 @@ class SelectChecks:
         for epoch in (0, 2**40):
             expected = Permuted(2**64 - 1, size)(epoch, 0, size)
             out, work = runner.put(np.zeros(size, np.int64)), runner.put(np.zeros(3 * size, np.int32))
-            domain = random_kernels.DOMAIN_SHUFFLE
-            runner.launch("gear_shuffled", 1, 96, 2**64 - 1, domain, epoch, out, size, work)
+            launches.shuffled(runner, 2**64 - 1, random_kernels.DOMAIN_SHUFFLE, epoch, out, size, work)
             np.testing.assert_array_equal(runner.get(out, size, np.int64), expected)
         runner.clear()
 
     def test_the_order_of_the_dataset(self, runner: Runner) -> None:
         out = runner.put(np.zeros(100, np.int64))
-        runner.launch("gear_in_order", 1, 32, 2**40, out, 100)
+        launches.in_order(runner, 2**40, out, 100)
         assert runner.get(out, 100, np.int64).tolist() == list(range(2**40, 2**40 + 100))
         runner.clear()
