@@ -93,7 +93,8 @@ __device__ void copy_alike(u32 lane, u8 *target, const u8 *source, i64 count) {
     Word *to = (Word *)(target + head);
     // From the line on that the first word is in.
     for (i64 at = (i64)lane - (i64)(((u64)from & (LINE - 1)) >> 4); at - (i64)lane < words; at += UNROLL * LANES) {
-        Word held[UNROLL];
+        // Set to zeros, or what was held the round before would be kept for where nothing is loaded.
+        Word held[UNROLL] = {};
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
             i64 i = at + u * LANES;
@@ -113,7 +114,7 @@ __device__ u32 fetch(u32 lane, u8 *stage, const u8 *source, i64 count, u32 &begi
     begin = (u32)((u64)source & (LINE - 1));
     u32 end = (u32)min((i64)STAGE, begin + count), first = (begin + 15) >> 4, last = end >> 4;
     const u8 *line = source - begin;
-    Word held[UNROLL];
+    Word held[UNROLL] = {};
 #pragma unroll
     for (u32 u = 0; u < UNROLL; u++) {
         u32 i = u * LANES + lane;
