@@ -387,9 +387,11 @@ __device__ void fill_piece(const Plan &plan, const Place &place, u32 lane, u8 *s
     bool reads = plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED;
     // Whether the first valid row is padding, there being no step before; and whether the last is a final observation.
     i64 blank = rows > 0 && reads && plan.shift < 0 && place.low == 0, final = rows > 0 && reads && place.final >= 0;
-    // In order: padding, the row without a step, rows of steps, the final observation, padding.
+    // In order: padding, the row without a step, rows of steps, the final observation, padding. Most pieces are of the
+    // third alone.
+    u32 part = lo >= (head + blank) * plan.out_bytes ? 2 : 0, parts = hi <= (end - final) * plan.out_bytes ? 3 : 5;
 #pragma unroll 1
-    for (u32 part = 0; part < 5; part++) {
+    for (; part < parts; part++) {
         i64 from = part == 0 ? 0 : part == 1 ? head : part == 2 ? head + blank : part == 3 ? end - final : end;
         i64 to = part == 0 ? head : part == 1 ? head + blank : part == 2 ? end - final : part == 3 ? end : plan.width;
         i64 first = max(lo - from * plan.out_bytes, 0LL), last = min(hi, to * plan.out_bytes) - from * plan.out_bytes;

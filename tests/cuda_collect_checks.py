@@ -323,6 +323,22 @@ class CollectChecks:
         outputs = [Output(str(size), "x", "uint8", (), 0, size) for size in sizes]
         check(columns, outputs, [(0, 0, max(1, apart)), (1, 4998, 2)] + [(1, start, 4500) for start in (0, 1, 111)])
 
+    @pytest.mark.parametrize("padding", [Padding.FILL, Padding.EDGE, Padding.FIRST])
+    @pytest.mark.parametrize("out", ["uint8", "float32"])
+    def test_rows_of_the_step_after_and_the_step_before(self, runner: Runner, out: str, padding: Padding) -> None:
+        lengths = [3, 8, 1, 20, 1]
+        columns = Columns(runner, {"x": ("uint8", (3,))}, lengths, [0, 1, 1, 0, 0], finals_of=(0, 3, 4))
+        outputs = [
+            Output(
+                f"{shift} {left} {within}", "x", out, (3,), first, 6, left, 7, padding=padding, within_window=within,
+                following=shift > 0, preceding=shift < 0,
+            )
+            for shift in (1, -1)
+            for left in (False, True)
+            for first, within in ((0, True), (-2, False))
+        ]  # fmt: skip
+        check(columns, outputs, windows_of(lengths, 6))
+
     def test_rows_go_where_they_are_sent(self, runner: Runner) -> None:
         lengths = [4, 9]
         launch = Launch(rows_of=(3, 0, 2))
@@ -357,7 +373,7 @@ class CollectChecks:
             check(columns, [Output("x", "x", "float32", (17,), 0, 30)], windows_of(lengths, 30))
 
     @given(batches())
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=120, deadline=None, derandomize=True)
     def test_any_batch(self, runner: Runner, drawn: Any) -> None:
         columns, outputs, windows = drawn
         check(Columns(runner, **columns), outputs, windows)
