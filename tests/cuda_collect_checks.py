@@ -235,7 +235,7 @@ def batches(draw: Any) -> tuple[dict[str, Any], list[Output], list[tuple[int, in
         )
     )  # fmt: skip
     places = [(e, s) for e, length in enumerate(lengths) for s in range(length)]
-    drawn = draw(st.lists(st.sampled_from(places), max_size=8))
+    drawn = draw(st.lists(st.sampled_from(places), min_size=2, max_size=8))
     context = draw(st.integers(1, 20))
     columns = {
         "specs": specs,
@@ -334,6 +334,21 @@ class CollectChecks:
                 following=shift > 0, preceding=shift < 0,
             )
             for shift in (1, -1)
+            for left in (False, True)
+            for first, within in ((0, True), (-2, False))
+        ]  # fmt: skip
+        check(columns, outputs, windows_of(lengths, 6))
+
+    @pytest.mark.parametrize("padding", [Padding.FILL, Padding.EDGE, Padding.FIRST])
+    def test_discounted_sums_end_with_the_episode(self, runner: Runner, padding: Padding) -> None:
+        lengths = [3, 8, 1, 20, 1]
+        columns = Columns(runner, {"x": ("float32", (2,))}, lengths, [0, 1, 1, 0, 0])
+        outputs = [
+            converted(
+                f"{out} {left} {within}", "x", (2,), out, first, 6, pad_left=left, fill=7, padding=padding,
+                within_window=within, discounts=(1.0, 0.5, 0.3, 0.1),
+            )
+            for out in ("float32", "float64", "bfloat16")
             for left in (False, True)
             for first, within in ((0, True), (-2, False))
         ]  # fmt: skip
