@@ -180,6 +180,10 @@ class DeviceError(GearError, RuntimeError):
     """A device that was asked for is not there."""
 
 
+class DeviceMemoryError(GearError, MemoryError):
+    """A device has not the memory that was asked for."""
+
+
 class HostMemoryError(GearError, MemoryError):
     """This machine has not the memory that was asked for."""
 

@@ -79,26 +79,43 @@ def quanta_scale(
     found = list(run(bounds, slices))
     largest = max(top for top, _, _ in found)
     count = sum(units for _, units, _ in found)
+    totals: list[tuple[int, int]] = []
+
+    def total_at(exponent: int) -> int:
+        low, high = scale_factors(exponent)
+
+        def sums(part: slice) -> tuple[int, int]:
+            return kernels.sums(weights, prefix, by_anchor, low, high, part.start, part.stop)  # type: ignore[no-any-return]
+
+        totals[:] = run(sums, slices)
+        return sum(one for one, _ in totals)
+
+    exponent = fit_exponent(largest, count, total_at)
+    raised, positive = sum(some for _, some in totals), sum(episodes for _, _, episodes in found)
+    return Scale(exponent, tuple(one for one, _ in totals), raised, positive)
+
+
+def fit_exponent(largest: float, count: int, total_at: Callable[[int], int]) -> int:
+    """The exponent of a scale, with which `total_at` was called last.
+
+    Args:
+        largest: the largest weight.
+        count: anchors (or episodes) of positive weight.
+        total_at: total_at(exponent) -> quanta of all with that exponent.
+
+    Raises:
+        InvalidArgumentError: no weight is positive.
+    """
     if largest <= 0:
         raise InvalidArgumentError(
             "no weight is positive", hint="give a positive weight to an episode that a window can be drawn from"
         )
     # Here every q is at most 2^60 / 2^bits of the count, so their sum is at most 2^60.
     exponent = MIN_TOTAL_BITS - count.bit_length() - math.frexp(largest)[1]
-    while True:
-        low, high = scale_factors(exponent)
-
-        def sums(part: slice, low: float = low, high: float = high) -> tuple[int, int]:
-            return kernels.sums(weights, prefix, by_anchor, low, high, part.start, part.stop)  # type: ignore[no-any-return]
-
-        totals = list(run(sums, slices))
-        total = sum(one for one, _ in totals)
-        if total >= 1 << MIN_TOTAL_BITS:
-            break
+    while (total := total_at(exponent)) < 1 << MIN_TOTAL_BITS:
         # A scale 2^g larger makes each q at most 3/2 * 2^g times as large: the sum stays below 3/2 * 2^61.
         exponent += MIN_TOTAL_BITS + 1 - total.bit_length()
-    raised, positive = sum(some for _, some in totals), sum(episodes for _, _, episodes in found)
-    return Scale(exponent, tuple(one for one, _ in totals), raised, positive)
+    return exponent
 
 
 def quanta_prefix(

@@ -1,0 +1,182 @@
+// Runs a .cu file on the CPU, so that the very source of a kernel is checked where there is no GPU.
+//
+// A block's threads are fibers on one thread of the process: each runs until it waits for the others of its warp or
+// block, or ends. Blocks come one after the other. What this shows: wrong results, accesses outside of memory or
+// unaligned ones (with the sanitizers), a missing wait (the threads' order is turned round at every launch), and threads
+// that wait for ones that never come. What it does not: races between blocks, and anything about speed.
+#pragma once
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __noinline__ __attribute__((noinline))
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+
+struct dim3 {
+    unsigned x = 1, y = 1, z = 1;
+};
+struct alignas(16) ulonglong2 {
+    unsigned long long x, y;
+};
+
+namespace shim {
+
+// Small: the address sanitizer forgets a whole stack at every switch to it.
+const std::size_t STACK = 32 << 10;
+enum State { READY, AT_WARP, AT_BLOCK, DONE };
+
+struct Fiber {
+    ucontext_t context;
+    void *stack = nullptr;
+    State state = DONE;
+    unsigned long long given = 0;  // to the other threads of the warp
+};
+
+inline std::vector<Fiber> fibers;
+inline unsigned current, threads;
+inline ucontext_t scheduler;
+inline void (*kernel)(const unsigned long long *);
+inline const unsigned long long *arguments;
+
+inline void wait(State state) {
+    fibers[current].state = state;
+    swapcontext(&fibers[current].context, &scheduler);
+}
+
+inline void body() {
+    kernel(arguments);
+    wait(DONE);
+}
+
+// Lets go on the threads of a warp, or of a block, that all wait for each other, a block's but for those that have ended.
+inline bool release(State waiting, unsigned first, unsigned last) {
+    for (unsigned i = first; i < last; i++) {
+        if (fibers[i].state != waiting && (waiting == AT_WARP || fibers[i].state != DONE)) return false;
+    }
+    bool any = false;
+    for (unsigned i = first; i < last; i++) {
+        if (fibers[i].state == waiting) fibers[i].state = READY, any = true;
+    }
+    return any;
+}
+
+// Each warp goes as far as it can alone, so that what it must not do before the others is seen.
+inline void run_block(bool backwards) {
+    if (fibers.size() < threads) fibers.resize(threads);
+    for (unsigned i = 0; i < threads; i++) {
+        Fiber &fiber = fibers[i];
+        if (!fiber.stack) fiber.stack = mmap(0, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        getcontext(&fiber.context);
+        fiber.context.uc_stack = {fiber.stack, 0, STACK};
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, body, 0);
+        fiber.state = READY;
+    }
+    unsigned warps = (threads + 31) / 32;
+    do {
+        for (unsigned turn = 0; turn < warps; turn++) {
+            unsigned first = (backwards ? warps - 1 - turn : turn) * 32, last = first + 32 < threads ? first + 32 : threads;
+            do {
+                for (unsigned i = first; i < last; i++) {
+                    current = backwards ? first + last - 1 - i : i;
+                    if (fibers[current].state == READY) swapcontext(&scheduler, &fibers[current].context);
+                }
+            } while (release(AT_WARP, first, last));
+        }
+    } while (release(AT_BLOCK, 0, threads));
+    for (unsigned i = 0; i < threads; i++) {
+        if (fibers[i].state == DONE) continue;
+        std::fprintf(stderr, "thread %u waits for threads that do not come\n", i);
+        std::abort();
+    }
+}
+
+}  // namespace shim
+
+inline dim3 gridDim, blockDim, blockIdx;
+struct ThreadIndex {
+    struct {
+        operator unsigned() const { return shim::current; }
+    } x;
+} inline threadIdx;
+
+inline void __syncthreads() { shim::wait(shim::AT_BLOCK); }
+inline void __syncwarp(unsigned = ~0U) { shim::wait(shim::AT_WARP); }
+
+template <class T> T __shfl_sync(unsigned, T value, int lane) {
+    static_assert(sizeof(T) <= 8);
+    std::memcpy(&shim::fibers[shim::current].given, &value, sizeof(T));
+    __syncwarp();
+    std::memcpy(&value, &shim::fibers[shim::current / 32 * 32 + (lane & 31)].given, sizeof(T));
+    __syncwarp();
+    return value;
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T value, int apart) {
+    return __shfl_sync(mask, value, (int)(shim::current % 32) ^ apart);
+}
+template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned apart) {
+    int lane = (int)(shim::current % 32);
+    return __shfl_sync(mask, value, lane < (int)apart ? lane : lane - (int)apart);
+}
+inline unsigned __ballot_sync(unsigned, int flag) {
+    unsigned bits = 0;
+    shim::fibers[shim::current].given = flag != 0;
+    __syncwarp();
+    for (unsigned i = 0; i < 32; i++) bits |= (unsigned)shim::fibers[shim::current / 32 * 32 + i].given << i;
+    __syncwarp();
+    return bits;
+}
+
+template <class T> T atomicAdd(T *place, T value) { return *place += value, *place - value; }
+template <class T> T atomicMax(T *place, T value) {
+    T old = *place;
+    if (value > old) *place = value;
+    return old;
+}
+template <class T> T atomicMin(T *place, T value) {
+    T old = *place;
+    if (value < old) *place = value;
+    return old;
+}
+template <class T> T atomicExch(T *place, T value) {
+    T old = *place;
+    *place = value;
+    return old;
+}
+template <class T> T atomicCAS(T *place, T expected, T value) {
+    T old = *place;
+    if (old == expected) *place = value;
+    return old;
+}
+
+template <class T> T min(T a, T b) { return b < a ? b : a; }
+template <class T> T max(T a, T b) { return a < b ? b : a; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline float __double2float_rn(double a) { return (float)a; }
+inline int __popc(unsigned a) { return __builtin_popcount(a); }
+inline int __popcll(unsigned long long a) { return __builtin_popcountll(a); }
+inline int __ffs(int a) { return __builtin_ffs(a); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+template <class To, class From> To shim_bits(From value) {
+    To bits;
+    static_assert(sizeof(To) == sizeof(From));
+    std::memcpy(&bits, &value, sizeof(To));
+    return bits;
+}
+inline long long __double_as_longlong(double a) { return shim_bits<long long>(a); }
+inline double __longlong_as_double(long long a) { return shim_bits<double>(a); }
+inline unsigned __float_as_uint(float a) { return shim_bits<unsigned>(a); }

@@ -1,0 +1,53 @@
+"""The device as a runner of the checks that the kernels pass on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gear_data.kernels.cuda import CudaLauncher
+
+
+class GpuRunner(CudaLauncher):
+    """Memory and kernels of CUDA device 0. Memory begins at an odd multiple of its alignment, as on the CPU."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        super().__init__()
+        self._cupy = cupy
+        self._held: list[Any] = []
+
+    def put(self, array: np.ndarray, *, align: int = 256) -> int:
+        memory = self._cupy.cuda.alloc(array.nbytes + 3 * align)
+        self._held.append(memory)
+        address = (memory.ptr // (2 * align) + 1) * 2 * align + align
+        data = np.ascontiguousarray(array)
+        if data.nbytes:
+            self._cupy.cuda.runtime.memcpy(address, data.ctypes.data, data.nbytes, 1)
+        return address
+
+    def get(self, address: int, shape: Any, dtype: Any) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        self._cupy.cuda.runtime.deviceSynchronize()
+        if array.nbytes:
+            self._cupy.cuda.runtime.memcpy(array.ctypes.data, address, array.nbytes, 2)
+        return array
+
+    def clear(self) -> None:
+        self._cupy.cuda.runtime.deviceSynchronize()
+        self._held.clear()
+
+
+class PinnedRunner(GpuRunner):
+    """The same with everything that is put in pinned memory of the host, which the device reads in place."""
+
+    def put(self, array: np.ndarray, *, align: int = 256) -> int:
+        memory = self._cupy.cuda.alloc_pinned_memory(array.nbytes + 3 * align)
+        self._held.append(memory)
+        address = (memory.ptr // (2 * align) + 1) * 2 * align + align
+        data = np.ascontiguousarray(array)
+        if data.nbytes:
+            self._cupy.cuda.runtime.memcpy(address, data.ctypes.data, data.nbytes, 0)
+        return address

@@ -1,0 +1,178 @@
+"""`gear_data.kernels.cuda` with a CuPy that is made up here: what it is asked to launch, and what its errors become."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_runner import KERNELS, parameter_counts
+
+from gear_data.errors import DeviceError, DeviceMemoryError, GearError, InvalidArgumentError, MissingExtraError
+from gear_data.kernels import cuda
+
+
+class _StatusError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError {status}: in words\nand more")
+        self.status = status
+
+
+class _RuntimeError(_StatusError):
+    pass
+
+
+class _DriverError(_StatusError):
+    pass
+
+
+class _CompilerError(_StatusError):
+    pass
+
+
+class _CompileError(Exception):
+    pass
+
+
+class _OutOfMemoryError(MemoryError):
+    pass
+
+
+class FakeCupy(SimpleNamespace):
+    """As much of CuPy as is used; `launched` is what was."""
+
+    def __init__(self, devices: int = 1) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+        self.current: list[int] = []
+        fake = self
+
+        class Device:
+            def __init__(self, number: int) -> None:
+                self.number = number
+
+            @property
+            def attributes(self) -> dict[str, int]:
+                if self.number >= devices:
+                    raise _RuntimeError(101)
+                return {"MultiProcessorCount": 132}
+
+            def __enter__(self) -> None:
+                fake.current.append(self.number)
+
+            def __exit__(self, *error: object) -> None:
+                fake.current.pop()
+
+        class RawModule:
+            def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+                self.code = code
+
+            def get_function(self, name: str) -> Any:
+                assert f"{name}(" in self.code
+
+                def call(grid: Any, block: Any, arguments: Any) -> None:
+                    fake.launched.append((fake.current[-1], name, grid, block, arguments))
+
+                return call
+
+        self.RawModule = RawModule
+        self.cuda = SimpleNamespace(
+            Device=Device,
+            memory=SimpleNamespace(OutOfMemoryError=_OutOfMemoryError),
+            compiler=SimpleNamespace(CompileException=_CompileError),
+            runtime=SimpleNamespace(CUDARuntimeError=_RuntimeError),
+            driver=SimpleNamespace(CUDADriverError=_DriverError),
+            nvrtc=SimpleNamespace(NVRTCError=_CompilerError),
+        )
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    fake = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    cuda._kernels.cache_clear()
+    yield fake
+    cuda._kernels.cache_clear()
+
+
+def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: FakeCupy) -> None:
+    launcher = cuda.CudaLauncher()
+    sources = [path.read_text() for path in sorted(KERNELS.glob("*.cu"))]
+    declared = [name for source in sources for name in parameter_counts(source)]
+    assert sorted(declared) == sorted(name for source in sources for name in cuda.kernel_names(source))
+    assert len(declared) > 20
+    for name in declared:
+        launcher.launch(name, 3, 64, 2**64 - 1, -1, True)
+    assert [one[1] for one in cupy.launched] == declared
+    _, _, grid, block, arguments = cupy.launched[0]
+    assert (grid, block, [int(number) for number in arguments]) == ((3,), (64,), [2**64 - 1, 2**64 - 1, 1])
+    assert {type(number) for number in arguments} == {np.uint64}
+
+
+def test_what_is_launched_exists_and_everything_is_launched() -> None:
+    launched = set(re.findall(r'"(gear_\w+)"', (KERNELS / "launches.py").read_text()))
+    declared = {name for path in KERNELS.glob("*.cu") for name in cuda.kernel_names(path.read_text())}
+    # Of Philox alone there is a kernel for its known answers.
+    assert declared - launched == {"gear_philox"}
+    assert not launched - declared
+
+
+def test_a_budget_is_a_share_of_the_multiprocessors(cupy: FakeCupy) -> None:
+    assert [cuda.CudaLauncher(sm_budget=share).blocks for share in (1.0, 0.5, 0.1, 0.001)] == [264, 66, 14, 1]
+    for share in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(InvalidArgumentError, match="sm_budget"):
+            cuda.CudaLauncher(sm_budget=share)
+
+
+def test_no_such_device(cupy: FakeCupy) -> None:
+    with pytest.raises(DeviceError, match="CUDA device 3: cudaError 101: in words\n  install or update the NVIDIA"):
+        cuda.CudaLauncher(3)
+
+
+CASES = [
+    (_OutOfMemoryError("allocating 9 bytes"), DeviceMemoryError, "smaller budget"),
+    (_RuntimeError(2), DeviceMemoryError, "smaller budget"),
+    (_DriverError(2), DeviceMemoryError, "smaller budget"),
+    (_RuntimeError(35), DeviceError, "NVIDIA driver"),
+    (_DriverError(209), DeviceError, "compute capability"),
+    (_DriverError(700), DeviceError, "start it again"),
+    (_DriverError(1), DeviceError, "doctor"),
+    (_CompilerError(2), DeviceError, "doctor"),
+    (_CompileError("nothing compiles"), DeviceError, "CuPy that fits"),
+]
+
+
+@pytest.mark.parametrize(("raised", "kind", "hint"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_errors_say_what_to_do(cupy: FakeCupy, raised: Exception, kind: type[GearError], hint: str) -> None:
+    with pytest.raises(kind, match="gear_collect: ") as error, cuda.cuda_errors("gear_collect"):
+        raise raised
+    assert hint in str(error.value.hint)
+    assert error.value.__cause__ is raised
+    assert "and more" not in error.value.message
+
+
+def test_errors_that_are_not_cudas_stay(cupy: FakeCupy) -> None:
+    with pytest.raises(ZeroDivisionError), cuda.cuda_errors("doing"):
+        raise ZeroDivisionError
+
+
+def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MissingExtraError, match=r"gear-data\[gpu\]"):
+        cuda.CudaLauncher()
+
+
+def test_without_a_gpu() -> None:
+    cupy = pytest.importorskip("cupy")
+    if cupy.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceError, match="CUDA device 0"):
+        cuda.CudaLauncher()
+
+
+def test_the_sources_are_beside_the_launcher() -> None:
+    assert {path.name for path in KERNELS.glob("*.cu")} == set(cuda._SOURCES)
+    assert Path(cuda.__file__).resolve().parent == KERNELS
