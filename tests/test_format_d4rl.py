@@ -255,7 +255,7 @@ def test_chunks_that_are_too_short(packing: str | None, spoil: Any) -> None:
         actions = file.create_dataset("actions", dtype=np.float32, compression=packing, **shapes)
         actions.id.write_direct_chunk((0, 0), b"x" * 20 if packing is None else zlib.compress(b""))
 
-    with pytest.raises(CorruptSourceError, match=r"actions.*a chunk of 32768 bytes has \d+ in the file"):
+    with pytest.raises(CorruptSourceError, match=r"actions.*a chunk of 32768 bytes, at its row 0, has \d+ in the file"):
         read(spoil(short))
 
 

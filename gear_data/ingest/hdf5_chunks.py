@@ -41,10 +41,9 @@ def check_chunk_sizes(dataset: h5d.DatasetID, item: int, file: str, column: str)
         most = chunk.size * _MAX_DEFLATE_RATIO if h5z.FILTER_DEFLATE in codes else chunk.size
         if (most < whole and set(codes) <= _KNOWN) or (not codes and chunk.size != whole):
             raise CorruptSourceError(
-                f"a chunk of {whole} bytes has {chunk.size} in the file",
+                f"a chunk of {whole} bytes, at its row {chunk.chunk_offset[0]}, has {chunk.size} in the file",
                 file=file,
                 column=column,
-                row=int(chunk.chunk_offset[0]),
                 hint="the file is damaged: download it again",
             )
 
