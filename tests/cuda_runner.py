@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,6 +132,8 @@ def shim_runner(source: str) -> Iterator[ShimRunner]:
             if built.returncode == 0 or "asan" not in built.stderr:
                 break
         assert built.returncode == 0, built.stderr
+        if not sanitizers:
+            warnings.warn("the compiler has no sanitizers: the kernels run without them", stacklevel=2)
         runner = ShimRunner(KERNELS / source, executable, Path(folder) / "errors.txt")
         try:
             yield runner
