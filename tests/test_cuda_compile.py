@@ -18,6 +18,8 @@ class Compiler:
     """NVRTC, of the wheel nvidia-cuda-nvrtc; it needs no GPU."""
 
     def __init__(self, library: Path) -> None:
+        # Loaded here by its path: NVRTC asks for it by its name, and finds it where it is loaded already.
+        self._builtins = [ctypes.CDLL(str(path)) for path in library.parent.glob("libnvrtc-builtins.so.*")]
         self._library = ctypes.CDLL(str(library))
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
