@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from gear_data import expressions, views
 from gear_data.bad_shards import find_bad_shards, sound_episodes
+from gear_data.cluster.placement import Placement, place_shards, shard_shares
 from gear_data.collection import ColumnReader
 from gear_data.episode import Episode
 from gear_data.errors import EmptySourceError, InvalidArgumentError, ManifestError, unknown_name
@@ -22,7 +23,7 @@ from gear_data.schema import Schema
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.samplers import Candidates, Sampler, as_sampler
 from gear_data.selection.step_mask import MODES, StepMask
-from gear_data.selection.windows import Int64Array, WindowRule
+from gear_data.selection.windows import Float64Array, Int64Array, WindowRule
 from gear_data.storage.block import offsets_of
 from gear_data.storage.dataset_files import open_files
 from gear_data.storage.statistics import ColumnStatistics
@@ -282,15 +283,39 @@ class Dataset:
         read = [column.name for column in self.schema.fixed_columns] if columns is None else list(columns)
         for name in read:
             self.schema.index(name)
+        shares = self._shares(sampler)
+        placement = (*self._root.placement, self._root.lengths)
+        return make_plan(self.schema, read, placement, shares, int(device_bytes), int(host_bytes))
+
+    def placement(
+        self, nodes: Sequence[str], sampler: str | Sampler = "uniform", budget: int | None = None
+    ) -> Placement:
+        """Which node should hold which shards, and which of those drawn most often it should have copies of: see
+        `gear_data.cluster.placement.place_shards`. It is worked out, not done; `print` shows it.
+
+        Args:
+            nodes: names, all different.
+            sampler: as for `SequenceLoader`; it says how often each episode is drawn.
+            budget: most bytes on a node; None: as many as there are, and no copies.
+
+        Raises:
+            InvalidArgumentError: nodes that are none, a budget that is too small, or a sampler's arguments.
+            UnknownNameError: no such sampler; lists those there are.
+        """
+        shards = self.manifest.shards
+        shares = shard_shares(self._root.placement[0], self._shares(sampler), len(shards))
+        return place_shards(shards, nodes, shares, budget)
+
+    def _shares(self, sampler: str | Sampler) -> Float64Array:
+        """float64 [n]: how much of what a sampler draws comes from each episode of the whole dataset."""
         ids = self.episode_ids
         anchors = Anchors(self.lengths, self.offsets, ids, None, WindowRule(context=1))
         shares = as_sampler(sampler).bind(Candidates(anchors, self.evaluate), seed=0).shares()
-        if ids is not None:
-            whole = np.zeros(len(self._root.lengths))
-            whole[ids] = shares
-            shares = whole
-        placement = (*self._root.placement, self._root.lengths)
-        return make_plan(self.schema, read, placement, shares, int(device_bytes), int(host_bytes))
+        if ids is None:
+            return shares
+        whole = np.zeros(len(self._root.lengths))
+        whole[ids] = shares
+        return whole
 
     @property
     def discount(self) -> float:
