@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.cluster.addresses import SCHEME, Access, Address
-from gear_data.cluster.flight_client import Description, Node, Stream
+from gear_data.cluster.flight_client import Stream
+from gear_data.cluster.node import Description, Node
 from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Group, Request, identity
 from gear_data.cluster.waiting import using_grpc
 from gear_data.errors import (
@@ -83,7 +84,7 @@ class Nodes:
     @property
     def place(self) -> str:
         """The URL that names them all."""
-        return SCHEME + ",".join(str(node.address) for node in self._nodes)
+        return SCHEME + ",".join(str(node.endpoint.address) for node in self._nodes)
 
     def _ask(self) -> list[ClusterError]:
         """Asks all what they hold, and gives the errors of those that cannot be reached."""
@@ -307,7 +308,7 @@ class _Lane:
                 else:
                     fits = fits and part is not None and part.nbytes == rows * spec.row_bytes
         if not fits or next(found, None) is not None:
-            raise self._nodes.node(self.number).nonsense("other parts than were asked for")
+            raise self._nodes.node(self.number).endpoint.nonsense("other parts than were asked for")
 
     def _post(self) -> None:
         if self._stream is None:

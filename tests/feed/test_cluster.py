@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
+import weakref
 
 import feed_data
 import numpy as np
@@ -298,6 +300,16 @@ def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypat
         for each in (local.reader(), reader)
     ]
     np.testing.assert_array_equal(collected[0].arrays["x"], collected[1].arrays["x"])
+
+
+def test_connections_end_with_the_dataset(nodes):
+    dataset = gear_data.open(url(*nodes[:2]))
+    batches(dataset, prefetch=2)
+    known = [weakref.ref(node) for node in dataset._root._nodes._nodes]
+    assert any(node()._idle for node in known)
+    del dataset
+    gc.collect()
+    assert [node() for node in known] == [None, None]
 
 
 def test_what_cannot_be_asked(nodes, remote):
