@@ -30,8 +30,9 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.variable import OFFSET_BYTES
 
-#: Bytes that one request asks for, about; a window that has more is asked for by itself.
-REQUEST_BYTES = 1 << 20
+#: Bytes that one request asks for, about; a window that has more is asked for by itself. Messages cost so much by
+#: themselves that smaller ones are slower, and an answer should be one message, which `MESSAGE_BYTES` holds.
+REQUEST_BYTES = 4 << 20
 _REQUEST_SPANS = 2048
 #: Bytes of requests that may be under way on a stream: what is sent must never wait for what comes back.
 _POSTED_BYTES = 32 << 10

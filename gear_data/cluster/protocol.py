@@ -42,7 +42,7 @@ MAX_SPANS, MAX_COLUMNS = 1 << 16, 1 << 10
 #: Most bytes of an answer.
 MAX_ANSWER_BYTES = 1 << 30
 #: Bytes of an answer that are sent at once.
-MESSAGE_BYTES = 4 << 20
+MESSAGE_BYTES = 8 << 20
 
 #: Of all that is streamed: bytes.
 STREAM_SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])

@@ -8,16 +8,23 @@ before a fork everything is closed, and opened again when it is next needed, in 
 from __future__ import annotations
 
 import atexit
+import glob
+import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 #: Seconds between two looks at who waits too long.
 _LOOK = 0.05
+#: What gRPC's threads are called, and for how long a fork waits for their end.
+_GRPC_THREADS = ("event_engine", "grpc", "lifeguard", "timer_manager", "resolver")
+_GRPC_END_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class Cancellable(Protocol):
@@ -77,12 +84,15 @@ class _Gate:
         self._changed = threading.Condition(threading.Lock())
         self._inside = 0
         self._shut = False
+        #: Since the last fork.
+        self.was_used = False
 
     def enter(self) -> None:
         with self._changed:
             while self._shut:
                 self._changed.wait()
             self._inside += 1
+            self.was_used = True
 
     def leave(self) -> None:
         with self._changed:
@@ -136,10 +146,29 @@ def _close_all() -> None:
         closable.close_idle()
 
 
+def _grpc_threads() -> bool:
+    """Whether any of gRPC's threads is there still, by the names that it gives them."""
+    for path in glob.iglob("/proc/self/task/*/comm"):
+        with suppress(OSError), open(path) as file:
+            if file.read().startswith(_GRPC_THREADS):
+                return True
+    return False
+
+
 def _before_fork() -> None:
-    if len(_closables):
-        _gate.shut()
-        _close_all()
+    if not len(_closables):
+        return
+    _gate.shut()
+    _close_all()
+    if _gate.was_used:
+        # gRPC ends its threads behind its callers' backs; a child made before that waits for them for ever.
+        limit = time.monotonic() + _GRPC_END_SECONDS
+        while _grpc_threads():
+            if time.monotonic() > limit:
+                _log.warning("this process forks while something in it uses gRPC: the child may hang if it does too")
+                break
+            time.sleep(0.0005)
+        _gate.was_used = False
 
 
 def _after_fork_in_parent() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import pickle
+import signal
 import weakref
 
 import feed_data
@@ -205,6 +207,26 @@ def test_workers_of_a_data_loader(local, remote, start):
     )
     same(list(workers), expected)
     same([*first, *iterator], expected)
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_many_forks_while_this_process_reads(local, remote, prefetch):
+    """gRPC would hang in every fourth child, or so, if its threads were not waited for."""
+    expected = batches(local, 2)
+    reading = iter(SequenceLoader(remote, 16, 8, prefetch=prefetch))
+    ends = []
+    for _ in range(12):
+        next(reading)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                same(batches(remote, 2), expected)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        ends.append(os.waitpid(child, 0)[1])
+    assert ends == [0] * 12
 
 
 def test_a_pickled_one_connects_anew(local, remote):
