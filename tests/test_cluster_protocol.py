@@ -294,6 +294,7 @@ def test_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "2.5")
     full = Access.from_environment()
     assert full == Access("0123456789abcdef", b"pem", 2.5)
+    assert "0123456789abcdef" not in repr(full)
     full.check(away)
     assert full.location(here) == "grpc+tls://127.0.0.1:1"
     monkeypatch.setenv("GEAR_DATA_TLS_CA", str(tmp_path / "none"))

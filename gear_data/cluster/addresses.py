@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gear_data.errors import InvalidArgumentError
@@ -83,7 +83,7 @@ class Access:
         timeout: seconds that any one answer may take.
     """
 
-    token: str | None
+    token: str | None = field(repr=False)
     authorities: bytes | None
     timeout: float
 

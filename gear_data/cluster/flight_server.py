@@ -6,7 +6,7 @@ import hmac
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,9 @@ class Guard:
         certificate, key: of TLS, PEM; None: no TLS.
     """
 
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     certificate: bytes | None = None
-    key: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
 
     @staticmethod
     def from_files(token: str | None, certificate: Path | None, key: Path | None) -> Guard:

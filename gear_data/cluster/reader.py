@@ -94,6 +94,9 @@ class ClusterReader:
         return pa.chunked_array(remote_values(self._nodes, column, shard, first, windows.length))
 
     def read(self, windows: Windows, places: Places) -> None:
+        if self._shards.all_mapped:
+            self._local.read(windows, places)
+            return
         shard = self._shard[windows.episode_id]
         lease = self._shards.lease(np.unique(shard).tolist())
         key = places.plan.tobytes()
