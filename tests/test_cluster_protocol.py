@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import gear_data
 from gear_data.cluster import served as served_module
 from gear_data.cluster.addresses import Access, Address, parse_nodes, read_token
+from gear_data.cluster.flight_client import Endpoint
+from gear_data.cluster.node import Node
 from gear_data.cluster.protocol import (
     MAX_SPANS,
     Group,
@@ -304,3 +306,18 @@ def test_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", text)
         with pytest.raises(InvalidArgumentError, match="number of seconds"):
             Access.from_environment()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"dataset": "x"}', b'{"dataset": "x", "shards": []}', b"[" * 100_000])
+def test_descriptions_that_are_none(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        def do_action(self, *arguments: Any) -> list[Any]:
+            return [type("Result", (), {"body": pa.py_buffer(body)})]
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(Endpoint, "connect", lambda self: Client())
+    with pytest.raises(NodeRefusedError, match="a description that is none") as error:
+        Node(Address("127.0.0.1", 1), Access(None, None, 1.0)).describe()
+    assert error.value.file == "gear://127.0.0.1:1"

@@ -75,6 +75,8 @@ class Node:
         try:
             found = json.loads(body)
             description = Description(str(found["dataset"]), frozenset(map(int, found["shards"])))
+            if not description.shards:
+                raise ValueError("no shards")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self.endpoint.nonsense("a description that is none") from error
         with self._naming():

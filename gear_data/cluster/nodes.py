@@ -251,7 +251,11 @@ class Nodes:
         """A stream to a node, which serves the same dataset as before."""
         stream, description = self._nodes[number].open_stream(self.dataset)
         if description is not None:
-            self._note(number, description)
+            try:
+                self._note(number, description)
+            except NodeRefusedError:
+                stream.close()
+                raise
         return stream
 
     def node(self, number: int) -> Node:
