@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gear_data import errors
+    from gear_data.cluster.placement import Placement
     from gear_data.dataset import Dataset
     from gear_data.dataset import open_dataset as open
     from gear_data.episode import Episode
@@ -45,6 +46,7 @@ _PUBLIC = {
     "GearError": ("gear_data.errors", "GearError"),
     "LintReport": ("gear_data.ingest.lint_source", "LintReport"),
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
+    "Placement": ("gear_data.cluster.placement", "Placement"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
     "Schema": ("gear_data.schema", "Schema"),
@@ -72,6 +74,7 @@ __all__ = [
     "GearError",
     "LintReport",
     "Mixture",
+    "Placement",
     "RepairReport",
     "ResidencyPlan",
     "Schema",

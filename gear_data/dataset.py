@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from gear_data import expressions, views
 from gear_data.bad_shards import find_bad_shards, sound_episodes
+from gear_data.cluster.addresses import is_cluster
+from gear_data.cluster.placement import Placement, place_shards, shard_shares
 from gear_data.collection import ColumnReader
 from gear_data.episode import Episode
 from gear_data.errors import EmptySourceError, InvalidArgumentError, ManifestError, unknown_name
@@ -22,9 +24,10 @@ from gear_data.schema import Schema
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.samplers import Candidates, Sampler, as_sampler
 from gear_data.selection.step_mask import MODES, StepMask
-from gear_data.selection.windows import Int64Array, WindowRule
+from gear_data.selection.windows import Float64Array, Int64Array, WindowRule
 from gear_data.storage.block import offsets_of
 from gear_data.storage.dataset_files import open_files
+from gear_data.storage.remote_files import plain_path
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.views import View
 
@@ -282,15 +285,39 @@ class Dataset:
         read = [column.name for column in self.schema.fixed_columns] if columns is None else list(columns)
         for name in read:
             self.schema.index(name)
+        shares = self._shares(sampler)
+        placement = (*self._root.placement, self._root.lengths)
+        return make_plan(self.schema, read, placement, shares, int(device_bytes), int(host_bytes))
+
+    def placement(
+        self, nodes: Sequence[str], sampler: str | Sampler = "uniform", budget: int | None = None
+    ) -> Placement:
+        """Which node should hold which shards, and which of those drawn most often it should have copies of: see
+        `gear_data.cluster.placement.place_shards`. It is worked out, not done; `print` shows it.
+
+        Args:
+            nodes: names, all different.
+            sampler: as for `SequenceLoader`; it says how often each episode is drawn.
+            budget: most bytes on a node; None: as many as there are, and no copies.
+
+        Raises:
+            InvalidArgumentError: nodes that are none, a budget that is too small, or a sampler's arguments.
+            UnknownNameError: no such sampler; lists those there are.
+        """
+        shards = self.manifest.shards
+        shares = shard_shares(self._root.placement[0], self._shares(sampler), len(shards))
+        return place_shards(shards, nodes, shares, budget)
+
+    def _shares(self, sampler: str | Sampler) -> Float64Array:
+        """float64 [n]: how much of what a sampler draws comes from each episode of the whole dataset."""
         ids = self.episode_ids
         anchors = Anchors(self.lengths, self.offsets, ids, None, WindowRule(context=1))
         shares = as_sampler(sampler).bind(Candidates(anchors, self.evaluate), seed=0).shares()
-        if ids is not None:
-            whole = np.zeros(len(self._root.lengths))
-            whole[ids] = shares
-            shares = whole
-        placement = (*self._root.placement, self._root.lengths)
-        return make_plan(self.schema, read, placement, shares, int(device_bytes), int(host_bytes))
+        if ids is None:
+            return shares
+        whole = np.zeros(len(self._root.lengths))
+        whole[ids] = shares
+        return whole
 
     @property
     def discount(self) -> float:
@@ -353,7 +380,8 @@ def open_dataset(
 
     Args:
         path: the dataset's folder, or its URL (`s3://...`, or another that fsspec knows). At a URL, shards are fetched
-            when they are first needed.
+            when they are first needed. `gear://host:port,host:port` are nodes that serve it (`gear-data serve`): they
+            send the steps that are read.
         residency: where column bytes live. `mmap`: in the page cache, read from disk as they are needed. `host`: in one
             copy in memory, made now by the first process of this machine and user, and shared by those that come while
             any of them holds it; it goes with the last. On Linux, without a trace, however they end.
@@ -369,12 +397,23 @@ def open_dataset(
     Raises:
         DatasetNotFoundError: nothing there, or a conversion that did not finish.
         RemoteError: the server cannot be reached.
+        ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
         VersionError, ManifestError, CorruptShardError: it cannot be used.
         HostMemoryError: `host`, and the columns are larger than the memory that is available.
         EmptySourceError: `skip`, and no shard is sound.
     """
     if on_bad_shard not in ("error", "skip"):
         raise InvalidArgumentError(f"on_bad_shard is 'error' or 'skip', not {on_bad_shard!r}")
+    place = plain_path(path)
+    if is_cluster(place):
+        if residency != "mmap" or on_bad_shard != "error":
+            raise InvalidArgumentError(
+                f"residency={residency!r}, on_bad_shard={on_bad_shard!r}: of a dataset that others serve, they choose",
+                hint="leave them out; gear-data serve has --residency",
+            )
+        from gear_data.cluster.served_dataset import open_served
+
+        return Dataset(open_served(place, cache_dir, cache_bytes), View())
     bad = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
     root = Root(open_files(path, cache_dir, cache_bytes), residency, bad)
     return Dataset(root, View(ids=sound_episodes(root)) if bad else View())

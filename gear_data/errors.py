@@ -146,6 +146,22 @@ class RemoteError(GearError, OSError):
     __str__ = GearError.__str__
 
 
+class ClusterError(GearError, RuntimeError):
+    """Something is wrong between the nodes that hold a dataset; `file` names the node."""
+
+
+class NodeUnreachableError(ClusterError):
+    """A node cannot be reached, died, or did not answer in time."""
+
+
+class NodeRefusedError(ClusterError):
+    """A node does not serve this: no valid token, another dataset or version, or a request that is none."""
+
+
+class MissingShardsError(ClusterError):
+    """No node that can be reached holds some of the shards."""
+
+
 class DatasetNotFoundError(GearError, FileNotFoundError):
     """There is no finished gear dataset at this path."""
 

@@ -18,7 +18,7 @@ from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.block import offsets_of
 from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
-from gear_data.storage.sidecar import COLUMN, REWARDS, discounted_returns
+from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, rewards_of
 from gear_data.storage.tables import array_values, read_episodes, read_finals
 from gear_data.storage.variable import checked, value_offsets
 
@@ -50,13 +50,25 @@ class Root:
         files.check(self.manifest, bad)
         self.schema = self.manifest.schema
         self.statistics = self.manifest.statistics
-        self._stored: Shards = open_shards(residency, files, self.schema, self.manifest.shards, bad)
+        self._stored: Shards = self._open_shards()
         self.shards = self._stored
         #: Of `returns_to_go`; None for the column as it is stored, if it is.
         self.discount: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_again, (self.files, self.residency, self.bad, self.discount))
+        return (_open_again, (type(self), self.files, self.residency, self.bad, self.discount))
+
+    def _open_shards(self) -> Shards:
+        """The shards that the manifest lists."""
+        return open_shards(self.residency, self.files, self.schema, self.manifest.shards, self.bad)
+
+    def _open_sidecar(self, sidecar: Sidecar) -> Shards:
+        """Its one column."""
+        return open_shards(self.residency, FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
+
+    def _rewards(self, shard: int) -> npt.NDArray[Any]:
+        """[steps]: those of a shard."""
+        return rewards_of(self.files, self.manifest.schema, self.manifest.shards[shard])
 
     def with_discount(self, discount: float) -> Root:
         """These episodes with `returns_to_go` of a discount, see `Dataset.with_discount`; shares all that is open."""
@@ -83,12 +95,12 @@ class Root:
         if wanted is None:
             root.schema, root.statistics, root.shards = stored, self.manifest.statistics, self._stored
         else:
-            sidecar = discounted_returns(self.files, self.manifest, *self.placement, self.lengths, wanted)
+            episodes = (*self.placement, self.lengths)
+            sidecar = discounted_returns(self.files, self.manifest, *episodes, wanted, self._rewards)
             index = stored.index(COLUMN.name) if COLUMN.name in stored else len(stored)
             root.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
             root.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
-            column = open_shards(self.residency, FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
-            root.shards = JoinedShards(self._stored, index, column)
+            root.shards = JoinedShards(self._stored, index, self._open_sidecar(sidecar))
         return root
 
     @cached_property
@@ -225,7 +237,9 @@ class Root:
         return table.column("episode_id").to_numpy(), columns
 
 
-def _open_again(files: DatasetFiles, residency: str, bad: frozenset[str], discount: float | None) -> Root:
+def _open_again(
+    kind: type[Root], files: DatasetFiles, residency: str, bad: frozenset[str], discount: float | None
+) -> Root:
     """In another process."""
-    root = Root(files, residency, bad)
+    root = kind(files, residency, bad)
     return root if discount is None else root.with_discount(discount)

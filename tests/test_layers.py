@@ -20,6 +20,7 @@ LAYERS = (
     ("collection",),
     ("residency", "agree"),
     ("root",),
+    ("cluster",),
     ("views", "bad_shards", "episode"),
     ("dataset",),
     ("inspect",),

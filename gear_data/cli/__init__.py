@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import gear_data
-from gear_data.cli import batches, convert, look, setup
+from gear_data.cli import batches, cluster, convert, look, setup
 from gear_data.cli.parsing import Command, print_json
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 
@@ -49,6 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gear-data {gear_data.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for family in (convert, look, batches, setup):
+    for family in (convert, look, batches, cluster, setup):
         family.add_commands(commands)
     return parser

@@ -38,16 +38,16 @@ class ShardReader:
         self._start = start
         self._length = length
         self._finals = finals
-        self._final_rows: Int64Array = np.empty(0, np.int64)
+        self.final_rows: Int64Array = np.empty(0, np.int64)
         self._final_columns: dict[str, npt.NDArray[Any]] = {}
 
     def final_address(self, column: str) -> int:
         ids, columns = self._finals()
         if column not in columns or not len(ids):
             return 0
-        if not len(self._final_rows):
-            self._final_rows = np.full(len(self._length), -1, np.int64)
-            self._final_rows[ids] = np.arange(len(ids))
+        if not len(self.final_rows):
+            self.final_rows = np.full(len(self._length), -1, np.int64)
+            self.final_rows[ids] = np.arange(len(ids))
         self._final_columns[column] = np.ascontiguousarray(columns[column])
         return int(self._final_columns[column].ctypes.data)
 
@@ -80,7 +80,7 @@ class ShardReader:
             self._shard,
             self._start,
             self._length,
-            self._final_rows,
+            self.final_rows,
             lease.addresses,
             places.plan,
             places.addresses,

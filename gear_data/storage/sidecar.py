@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.util import Finalize
@@ -58,7 +58,13 @@ class Sidecar:
 
 
 def discounted_returns(
-    files: DatasetFiles, manifest: Manifest, shard: Int64Array, start: Int64Array, length: Int64Array, discount: float
+    files: DatasetFiles,
+    manifest: Manifest,
+    shard: Int64Array,
+    start: Int64Array,
+    length: Int64Array,
+    discount: float,
+    rewards: Callable[[int], npt.NDArray[Any]],
 ) -> Sidecar:
     """The sidecar of `returns_to_go` with a discount: one that is there and fits, else it is worked out, shard by
     shard, and kept. Of several processes one does so, and the others wait.
@@ -71,18 +77,19 @@ def discounted_returns(
         manifest: the dataset's; it has scalar rewards.
         shard, start, length: int64 [episodes], from the episode table.
         discount: 0 to 1.
+        rewards: gives those of a shard, [steps], by its place in the manifest.
 
     Raises:
         ManifestError: the episode table does not fit the shards.
-        CorruptShardError: a shard is missing or cut short.
         StorageFullError: the disk is full.
+        whatever `rewards` raises.
     """
     name, contents = f"{COLUMN.name}-{discount!r}", _contents(manifest)
     folder = files.sidecars(contents) / name
     found = _load(folder, manifest, contents)
     if found is not None:
         return found
-    episodes = _Episodes(files, manifest, shard, start, length)
+    episodes = _Episodes(str(files.place), manifest, shard, start, length, rewards)
     try:
         return _find_or_make(folder, episodes, contents, discount)
     except UnwritableError as error:
@@ -94,11 +101,12 @@ def discounted_returns(
 class _Episodes:
     """A dataset's rewards and episode table."""
 
-    files: DatasetFiles
+    place: str
     manifest: Manifest
     shard: Int64Array
     start: Int64Array
     length: Int64Array
+    rewards: Callable[[int], npt.NDArray[Any]]
 
     def shards(self) -> Iterator[tuple[npt.NDArray[np.float64], Int64Array]]:
         """Rewards [steps] and episode lengths of each shard."""
@@ -111,19 +119,24 @@ class _Episodes:
             if not fits or (self.shard[first:last] != index).any():
                 raise ManifestError(
                     f"the episode table does not fit shard {entry.entry.file}",
-                    file=str(self.files.place),
+                    file=self.place,
                     hint="run 'gear-data verify'; convert again",
                 )
-            yield self._rewards(entry), lengths
+            yield self.rewards(index).astype(np.float64), lengths
 
-    def _rewards(self, entry: ShardEntry) -> npt.NDArray[np.float64]:
-        spec = self.manifest.schema[REWARDS]
-        with self.files.local(entry.entry) as path:
-            values = np.fromfile(path, spec.storage_dtype, entry.steps, offset=entry.buffers[REWARDS])
-        if len(values) != entry.steps:
-            name = self.files.name(entry.entry)
-            raise CorruptShardError("the file ends before its rewards", file=name, column=REWARDS)
-        return values.astype(np.float64)
+
+def rewards_of(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.NDArray[Any]:
+    """The rewards in a shard's file, [steps], read and not mapped: each page is needed once.
+
+    Raises:
+        CorruptShardError: it is missing or cut short.
+    """
+    spec = schema[REWARDS]
+    with files.local(shard.entry) as path:
+        values = np.fromfile(path, spec.storage_dtype, shard.steps, offset=shard.buffers[REWARDS])
+    if len(values) != shard.steps:
+        raise CorruptShardError("the file ends before its rewards", file=files.name(shard.entry), column=REWARDS)
+    return values
 
 
 def _find_or_make(folder: Path, episodes: _Episodes, contents: str, discount: float) -> Sidecar:

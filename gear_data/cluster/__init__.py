@@ -1,0 +1,1 @@
+"""Cluster: a dataset whose shards are in the memory of several machines."""

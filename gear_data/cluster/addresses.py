@@ -1,0 +1,119 @@
+"""Where nodes listen, and what proves to them who asks."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gear_data.errors import InvalidArgumentError
+
+SCHEME = "gear://"
+TOKEN_VARIABLE, CA_VARIABLE, TIMEOUT_VARIABLE = "GEAR_DATA_TOKEN_FILE", "GEAR_DATA_TLS_CA", "GEAR_DATA_NODE_TIMEOUT"
+_SHORTEST_TOKEN = 16
+_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host, as a name or number (an IPv6 one without brackets), and a port."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. Of names, `localhost` alone counts as such."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @staticmethod
+    def parse(text: str) -> Address:
+        """`host:port` or `[host]:port`. Raises InvalidArgumentError for what is neither."""
+        host, _, port = text.strip().rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if bracketed else host
+        plain = host and not set(host) & set("/@?#[] ,") and (bracketed or ":" not in host)
+        if not plain or not port.isdecimal() or int(port) >= 1 << 16:
+            raise InvalidArgumentError(f"{text.strip()!r} is no host:port")
+        return Address(host, int(port))
+
+
+def is_cluster(place: str) -> bool:
+    """Whether a place is a list of nodes: `gear://host:port,host:port`."""
+    return place.startswith(SCHEME)
+
+
+def parse_nodes(place: str) -> tuple[Address, ...]:
+    """The nodes of `gear://host:port,host:port`. Raises InvalidArgumentError."""
+    nodes = tuple(Address.parse(part) for part in place.removeprefix(SCHEME).rstrip("/").split(","))
+    if len(set(nodes)) < len(nodes):
+        raise InvalidArgumentError(f"{place} names a node twice")
+    return nodes
+
+
+def read_token(path: str | os.PathLike[str]) -> str:
+    """The token in a file. Raises InvalidArgumentError for one that is short or no plain text."""
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"the token cannot be read: {error}", file=str(path)) from error
+    if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
+        raise InvalidArgumentError(
+            f"a token is {_SHORTEST_TOKEN} characters or more of plain text without spaces",
+            file=str(path),
+            hint=f"make one: openssl rand -hex 32 > {path}",
+        )
+    return token
+
+
+@dataclass(frozen=True)
+class Access:
+    """What this process shows to nodes, and how long it waits for them.
+
+    Attributes:
+        token: None where there is none.
+        authorities: PEM certificates of those who may vouch for a node; None: the system's.
+        timeout: seconds that any one answer may take.
+    """
+
+    token: str | None = field(repr=False)
+    authorities: bytes | None
+    timeout: float
+
+    @staticmethod
+    def from_environment() -> Access:
+        """From $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA and $GEAR_DATA_NODE_TIMEOUT, so that neither a URL nor a pickle
+        holds a secret. Raises InvalidArgumentError for what cannot be used."""
+        token, authorities = os.environ.get(TOKEN_VARIABLE), os.environ.get(CA_VARIABLE)
+        timeout = os.environ.get(TIMEOUT_VARIABLE, str(_TIMEOUT))
+        try:
+            seconds = float(timeout)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise InvalidArgumentError(f"${TIMEOUT_VARIABLE} is {timeout!r}, not a number of seconds above 0")
+        try:
+            pem = Path(authorities).read_bytes() if authorities else None
+        except OSError as error:
+            raise InvalidArgumentError(f"${CA_VARIABLE} cannot be read: {error}", file=authorities) from error
+        return Access(read_token(token) if token else None, pem, seconds)
+
+    def check(self, address: Address) -> None:
+        """Raises InvalidArgumentError where a node that others can reach would be asked without a token."""
+        if self.token is None and not address.is_loopback:
+            raise InvalidArgumentError(
+                f"{address} is not on this machine: it needs a token",
+                hint=f"set ${TOKEN_VARIABLE} to the file that the nodes were given with --token-file",
+            )
+
+    def location(self, address: Address) -> str:
+        """As Arrow Flight names it. TLS is left out on this machine alone, and there too only without `authorities`."""
+        plain = address.is_loopback and self.authorities is None
+        return f"grpc{'' if plain else '+tls'}://{address}"

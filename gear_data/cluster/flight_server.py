@@ -1,0 +1,147 @@
+"""A node's server: Arrow Flight over `ServedShards`."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.protocol import (
+    MESSAGE_BYTES,
+    STREAM_SCHEMA,
+    Request,
+    bytes_array,
+    check_opening,
+    error_to_bytes,
+    opening,
+)
+from gear_data.cluster.served import ServedShards
+from gear_data.errors import GearError, InvalidArgumentError, NodeRefusedError
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What protects a server.
+
+    Attributes:
+        token: what clients must show; None: nothing.
+        certificate, key: of TLS, PEM; None: no TLS.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+
+    @staticmethod
+    def from_files(token: str | None, certificate: Path | None, key: Path | None) -> Guard:
+        """Raises InvalidArgumentError for files that cannot be read, and for one of certificate and key alone."""
+        if (certificate is None) is not (key is None):
+            raise InvalidArgumentError("TLS takes a certificate and its key")
+        try:
+            return Guard(
+                token,
+                None if certificate is None else certificate.read_bytes(),
+                None if key is None else key.read_bytes(),
+            )
+        except OSError as error:
+            raise InvalidArgumentError(f"cannot be read: {error.strerror}", file=str(error.filename)) from error
+
+    def check(self, listen: Address) -> None:
+        """Raises InvalidArgumentError where others could reach a server that is not protected."""
+        if not listen.is_loopback and (self.token is None or self.certificate is None):
+            raise InvalidArgumentError(
+                f"{listen} can be reached from other machines: that takes TLS and a token",
+                hint="give --tls-cert, --tls-key and --token-file, or listen on 127.0.0.1",
+            )
+
+
+class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves shards until it is shut down. Port 0 takes a free one: `port` says which.
+
+    Raises:
+        InvalidArgumentError: others could reach it, and it has no token or no TLS.
+    """
+
+    def __init__(self, served: ServedShards, listen: Address, guard: Guard) -> None:
+        guard.check(listen)
+        encrypted = guard.certificate is not None
+        super().__init__(
+            f"grpc{'+tls' if encrypted else ''}://{listen}",
+            tls_certificates=[(guard.certificate, guard.key)] if encrypted else None,
+            middleware={"token": _TokenCheck(guard.token)} if guard.token is not None else None,
+        )
+        self._served = served
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        """`describe`: what is served, as JSON. `file`: a piece of the manifest or of a table's file."""
+        with _as_flight_errors():
+            if action.type == "describe":
+                yield self._description()
+            elif action.type == "file":
+                yield self._file_piece(action.body.to_pybytes())
+            else:
+                raise NodeRefusedError(f"there is no action {action.type[:40]!r}")
+
+    def _description(self) -> bytes:
+        return json.dumps({**json.loads(opening(self._served.identity)), "shards": self._served.shards}).encode()
+
+    def _file_piece(self, body: bytes) -> bytes:
+        check_opening(body, self._served.identity)
+        asked = json.loads(body)
+        name, offset = asked.get("file"), asked.get("offset")
+        if not isinstance(name, str) or type(offset) is not int:
+            raise NodeRefusedError("a malformed request for a file")
+        return self._served.file_piece(name, offset)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Answers requests in their order, until the client has no more."""
+        with _as_flight_errors():
+            check_opening(descriptor.command or b"", self._served.identity)
+            writer.begin(STREAM_SCHEMA)
+            while (chunk := _next_chunk(reader)) is not None:
+                if chunk.app_metadata is None:
+                    raise NodeRefusedError("a message without a request")
+                answer = self._served.answer(Request.from_bytes(memoryview(chunk.app_metadata)))
+                head = answer.sizes.tobytes()
+                writer.write_with_metadata(bytes_array(answer.data[:MESSAGE_BYTES]), head)
+                for first in range(MESSAGE_BYTES, len(answer.data), MESSAGE_BYTES):
+                    writer.write_batch(bytes_array(answer.data[first : first + MESSAGE_BYTES]))
+
+
+def _next_chunk(reader: Any) -> Any:
+    try:
+        return reader.read_chunk()
+    except StopIteration:
+        return None
+
+
+@contextmanager
+def _as_flight_errors() -> Iterator[None]:
+    try:
+        yield
+    except GearError as error:
+        raise flight.FlightServerError(error.message, extra_info=error_to_bytes(error)) from error
+    except pa.ArrowCancelled:
+        # The client has gone.
+        return
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets no call through that does not show the token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: Any) -> None:
+        shown = [value for name, values in headers.items() if name.lower() == "authorization" for value in values]
+        shown = [value.encode() if isinstance(value, str) else value for value in shown]
+        if len(shown) != 1 or not hmac.compare_digest(shown[0], self._expected):
+            raise flight.FlightUnauthenticatedError("no valid token")

@@ -1,0 +1,376 @@
+"""All nodes of a dataset: which holds what, and reading from one that does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.cluster.addresses import SCHEME, Access, Address
+from gear_data.cluster.flight_client import Stream
+from gear_data.cluster.node import Description, Node
+from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Group, Request, identity
+from gear_data.cluster.waiting import using_grpc
+from gear_data.errors import (
+    ClusterError,
+    CorruptShardError,
+    GearError,
+    InvalidArgumentError,
+    MissingShardsError,
+    NodeRefusedError,
+    NodeUnreachableError,
+)
+from gear_data.schema import ColumnSpec
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.manifest import Manifest
+from gear_data.storage.variable import OFFSET_BYTES
+
+#: Bytes that one request asks for, about; a window that has more is asked for by itself. Messages cost so much by
+#: themselves that smaller ones are slower, and an answer should be one message, which `MESSAGE_BYTES` holds.
+REQUEST_BYTES = 4 << 20
+_REQUEST_SPANS = 2048
+#: Bytes of requests that may be under way on a stream: what is sent must never wait for what comes back.
+_POSTED_BYTES = 32 << 10
+_POSTED = 8
+#: Seconds for which a node that failed is asked only where no other can be; doubled each time it fails again.
+_AVOID_SECONDS, _MOST_AVOID_SECONDS = 1.0, 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What came back for some spans.
+
+    Attributes:
+        spans: int64 [n], their numbers in the request.
+        parts: as `gear_data.cluster.protocol` says, for these spans alone.
+    """
+
+    spans: Int64Array
+    parts: list[npt.NDArray[np.uint8]]
+
+
+class Nodes:
+    """The nodes that hold a dataset, each some of its shards. For any threads, before and after a fork.
+
+    Args:
+        addresses: of all nodes; one that cannot be reached now is asked again when it is needed.
+        access: what is shown to them.
+
+    Raises:
+        NodeUnreachableError, NodeRefusedError: no node can be used.
+        MissingShardsError: no node that can be reached holds some shards.
+        NodeRefusedError: two nodes serve different datasets.
+    """
+
+    def __init__(self, addresses: Sequence[Address], access: Access) -> None:
+        self._nodes = [Node(address, access) for address in addresses]
+        self._held: list[frozenset[int]] = [frozenset()] * len(self._nodes)
+        self._failed: dict[int, tuple[int, float]] = {}  # node -> times in a row, avoided until
+        self._turn = 0
+        self._routes: dict[tuple[int, frozenset[int]], Int64Array] = {}
+        self.dataset = ""
+        errors = self._ask()
+        if not self.dataset:
+            raise errors[0]
+        self.manifest = self._manifest()
+        self._check_all_held(errors)
+
+    @property
+    def place(self) -> str:
+        """The URL that names them all."""
+        return SCHEME + ",".join(str(node.endpoint.address) for node in self._nodes)
+
+    def _ask(self) -> list[ClusterError]:
+        """Asks all what they hold, and gives the errors of those that cannot be reached."""
+        errors: list[ClusterError] = []
+        for number, node in enumerate(self._nodes):
+            try:
+                self._note(number, node.describe())
+            except NodeUnreachableError as error:
+                errors.append(error)
+        return errors
+
+    def _note(self, number: int, description: Description) -> None:
+        node = self._nodes[number]
+        if self.dataset and description.dataset != self.dataset:
+            raise NodeRefusedError(
+                "serves another dataset than the other nodes, or another conversion of it",
+                file=node.name,
+                hint="restart it with the dataset of the others",
+            )
+        self.dataset = description.dataset
+        if self._held[number] != description.shards:
+            self._held[number] = description.shards
+            self._routes = {}
+
+    def _check_all_held(self, errors: Sequence[ClusterError]) -> None:
+        count = len(self.manifest.shards)
+        missing = sorted(set(range(count)).difference(*self._held))
+        if missing:
+            reasons = "".join(f"; {error}" for error in errors)
+            raise MissingShardsError(
+                f"no node holds shards {_listed(missing)} of {count}{reasons}",
+                file=self.place,
+                hint="name all nodes, or serve these shards too",
+            )
+        for error in errors:
+            _log.warning("%s; the other nodes hold all its shards", error)
+
+    def _manifest(self) -> Manifest:
+        text = b"".join(self.file_pieces("manifest"))
+        name = f"{self._nodes[0].name}/manifest.json"
+        try:
+            manifest = Manifest.from_text(text.decode(), name)
+        except UnicodeDecodeError as error:
+            raise NodeRefusedError(f"its manifest cannot be read: {error}", file=name) from error
+        if identity(manifest) != self.dataset:
+            raise NodeRefusedError("its manifest is not that of what it says it serves", file=name)
+        return manifest
+
+    def file_pieces(self, file: str) -> Iterator[bytes]:
+        """The bytes of the manifest (`manifest`) or of a table's file; see `ServedShards.file_piece`.
+
+        Raises:
+            NodeUnreachableError, NodeRefusedError: no node gives them.
+        """
+        offset = 0
+        while piece := self._file_piece(file, offset):
+            yield piece
+            offset += len(piece)
+
+    def _file_piece(self, file: str, offset: int) -> bytes:
+        problem: GearError | None = None
+        for number in sorted(range(len(self._nodes)), key=lambda number: number in self._avoided()):
+            try:
+                return self._nodes[number].file_piece(self.dataset, file, offset)
+            except ClusterError as error:
+                self._note_failure(number)
+                problem = problem or error
+        raise problem or InvalidArgumentError("no nodes")
+
+    def _avoided(self) -> frozenset[int]:
+        now = time.monotonic()
+        return frozenset(number for number, (_, until) in list(self._failed.items()) if until > now)
+
+    def _note_failure(self, number: int) -> None:
+        times = self._failed.get(number, (0, 0.0))[0]
+        seconds = min(_AVOID_SECONDS * 2**times, _MOST_AVOID_SECONDS)
+        self._failed[number] = (times + 1, time.monotonic() + seconds)
+
+    def _route(self, turn: int, without: frozenset[int]) -> Int64Array:
+        """int64 [shards]: the node that is asked for each; -1 where there is none. In another turn others are, of those
+        that hold the same, so that all have as much to do."""
+        routes = self._routes
+        route = routes.get((turn, without))
+        if route is None:
+            route = np.full(len(self.manifest.shards), -1, np.int64)
+            for shard in range(len(route)):
+                holders = [number for number, held in enumerate(self._held) if shard in held and number not in without]
+                if holders:
+                    route[shard] = holders[(shard + turn) % len(holders)]
+            routes[turn, without] = route
+        return route
+
+    def fetch(self, request: Request) -> list[Piece]:
+        """The rows of a request of any size, in pieces of some spans each. Spans without any rows are in none.
+
+        Of a node that fails the spans are asked of others that hold them.
+
+        Raises:
+            NodeUnreachableError: no node that holds some of the shards can be reached, or answers in time.
+            CorruptShardError, NodeRefusedError: what the last of them said.
+        """
+        left = np.flatnonzero(np.any([group.count > 0 for group in request.groups], axis=0))
+        if not len(left):
+            return []
+        sizes = _span_bytes(request, self.manifest)
+        if int(sizes.max()) > MAX_ANSWER_BYTES // 2:
+            raise InvalidArgumentError(
+                f"a window of {int(sizes.max()):,} bytes is more than a node sends at once",
+                hint="choose a shorter context, or fewer columns",
+            )
+        self._turn = turn = (self._turn + 1) % len(self._nodes)
+        pieces: list[Piece] = []
+        failed: dict[int, GearError] = {}
+        with using_grpc():
+            while len(left):
+                owners = self._owners(request.shard[left], turn, failed)
+                lanes = [
+                    _Lane(self, number, request, _cut(left[owners == number], sizes))
+                    for number in np.unique(owners).tolist()
+                ]
+                # All are asked before any is waited for.
+                for lane in lanes:
+                    lane.post()
+                active = lanes
+                while active:
+                    active = [lane for lane in active if lane.take()]
+                unread = []
+                for lane in lanes:
+                    pieces += lane.done
+                    unread += [*lane.posted, *lane.waiting]
+                    if lane.error is not None:
+                        failed[lane.number] = lane.error
+                        self._note_failure(lane.number)
+                    else:
+                        self._failed.pop(lane.number, None)
+                left = np.concatenate(unread) if unread else left[:0]
+        return pieces
+
+    def _owners(self, shards: Int64Array, turn: int, failed: dict[int, GearError]) -> Int64Array:
+        """int64 [n]: which node is asked for each of these shards; none of those that failed."""
+        without = frozenset(failed)
+        for avoided in (without | self._avoided(), without):
+            owners = self._route(turn, avoided)[shards]
+            if (owners >= 0).all():
+                return owners
+        unknown = [number for number, held in enumerate(self._held) if not held and number not in failed]
+        for number in unknown:
+            try:
+                self.node(number).keep(self.stream(number))
+            except ClusterError as error:
+                failed[number] = error
+                self._note_failure(number)
+        if unknown:
+            return self._owners(shards, turn, failed)
+        lost = np.unique(shards[owners < 0]).tolist()
+        for number, problem in failed.items():
+            if self._held[number].intersection(lost):
+                problem.message += f"; no other node gives shards {_listed(lost)}"
+                raise problem
+        raise MissingShardsError(f"no node holds shards {_listed(lost)} any more", file=self.place)
+
+    def stream(self, number: int) -> Stream:
+        """A stream to a node, which serves the same dataset as before."""
+        stream, description = self._nodes[number].open_stream(self.dataset)
+        if description is not None:
+            try:
+                self._note(number, description)
+            except NodeRefusedError:
+                stream.close()
+                raise
+        return stream
+
+    def node(self, number: int) -> Node:
+        return self._nodes[number]
+
+
+class _Lane:
+    """The pieces that one node is asked for. After the last `take`, what is not in `done` is in `posted` and `waiting`,
+    and `error` says why."""
+
+    def __init__(self, nodes: Nodes, number: int, request: Request, pieces: Sequence[Int64Array]) -> None:
+        self._nodes, self.number, self._request = nodes, number, request
+        self.waiting = deque(pieces)
+        self.posted: deque[Int64Array] = deque()
+        self._posted_bytes: deque[int] = deque()
+        self.done: list[Piece] = []
+        self.error: GearError | None = None
+        self._stream: Stream | None = None
+
+    def post(self) -> None:
+        """Sends as many requests as may be under way."""
+        self._guarded(self._post)
+
+    def take(self) -> bool:
+        """Takes an answer, and sends the next requests; False where there is nothing more to take."""
+        if self.error is None and (self.posted or self.waiting):
+            self._guarded(self._take)
+            return True
+        if self._stream is not None:
+            self._nodes.node(self.number).keep(self._stream)
+            self._stream = None
+        return False
+
+    def _take(self) -> None:
+        self._post()
+        if self._stream is None:  # what _post opens
+            return
+        parts = self._stream.take()
+        self._check(self.posted[0], parts)
+        self.done.append(Piece(self.posted.popleft(), parts))
+        self._posted_bytes.popleft()
+
+    def _check(self, spans: Int64Array, parts: list[npt.NDArray[np.uint8]]) -> None:
+        """That the parts have the sizes that were asked for: rows in them become addresses."""
+        schema, found = self._nodes.manifest.schema, iter(parts)
+        fits = True
+        for group in self._request.groups:
+            rows = int(group.count[spans].sum())
+            for column in group.columns:
+                part = next(found, None)
+                spec = schema.columns[column]
+                if spec.variable_length:
+                    values = next(found, None)
+                    fits = fits and part is not None and values is not None and part.nbytes == 8 * (rows + 1)
+                else:
+                    fits = fits and part is not None and part.nbytes == rows * spec.row_bytes
+        if not fits or next(found, None) is not None:
+            raise self._nodes.node(self.number).endpoint.nonsense("other parts than were asked for")
+
+    def _post(self) -> None:
+        if self._stream is None:
+            self._stream = self._nodes.stream(self.number)
+        while self.waiting and len(self.posted) < _POSTED:
+            spans = self.waiting[0]
+            groups = tuple(Group(g.columns, g.first[spans], g.count[spans]) for g in self._request.groups)
+            data = Request(self._request.shard[spans], groups).to_bytes()
+            if self.posted and sum(self._posted_bytes) + len(data) > _POSTED_BYTES:
+                return
+            self._stream.post(data)
+            self.posted.append(self.waiting.popleft())
+            self._posted_bytes.append(len(data))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Of a stream that was kept and broke meanwhile, as when a node was restarted, all is asked again on a new
+        one."""
+        try:
+            work()
+        except (ClusterError, CorruptShardError) as error:
+            stale = self._stream is not None and self._stream.kept and not self._stream.was_late
+            if self._stream is not None:
+                self._stream.close()
+                self._stream = None
+            if stale and isinstance(error, NodeUnreachableError):
+                self._nodes.node(self.number).close_idle()
+                self.waiting.extendleft(reversed(self.posted))
+                self.posted.clear()
+                self._posted_bytes.clear()
+            else:
+                self.error = error
+
+
+def _listed(shards: Sequence[int]) -> str:
+    return ", ".join(map(str, shards[:20])) + (" ..." if len(shards) > 20 else "")
+
+
+def _span_bytes(request: Request, manifest: Manifest) -> Int64Array:
+    """int64 [N]: bytes that each span has over all groups; of columns of variable length, as many as its rows have on
+    average."""
+    sizes = np.zeros(len(request.shard), np.int64)
+    for group in request.groups:
+        row_bytes = sum(_row_bytes(manifest.schema.columns[column], manifest) for column in group.columns)
+        sizes += group.count * row_bytes
+    return sizes
+
+
+def _row_bytes(column: ColumnSpec, manifest: Manifest) -> int:
+    if not column.variable_length:
+        return column.row_bytes
+    values = sum(shard.variable[column.name].bytes for shard in manifest.shards)
+    return OFFSET_BYTES + -(-values // max(1, manifest.steps))
+
+
+def _cut(spans: Int64Array, sizes: Int64Array) -> list[Int64Array]:
+    """Spans in runs of about `REQUEST_BYTES`."""
+    ends = np.cumsum(sizes[spans])
+    begins = np.diff((ends - 1) // REQUEST_BYTES, prepend=-1) > 0
+    begins[::_REQUEST_SPANS] = True
+    return np.split(spans, np.flatnonzero(begins)[1:])

@@ -1,0 +1,197 @@
+"""Windows read from the shards of other nodes, and from those that are here in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from gear_data.cluster.nodes import Nodes
+from gear_data.cluster.protocol import Group, Request
+from gear_data.cluster.remote_shards import remote_values
+from gear_data.collection import Places
+from gear_data.residency import ShardReader, Shards
+from gear_data.residency.reader import Finals
+from gear_data.selection.windows import Int64Array, Windows
+
+_NO_ROWS: Int64Array = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """Which rows of its episode an output reads; see `gear_data.collection.Output`."""
+
+    first: int
+    width: int
+    within: bool
+    shift: int
+    horizon: int
+
+    def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """int64 [B] each: from which row of the episode, which has `total`, to before which one."""
+        first = windows.start + self.first
+        low = np.maximum(first, windows.start if self.within else 0)
+        high = np.minimum(first + self.width, windows.start + windows.length if self.within else total)
+        some = high > low
+        # The row before an episode's first and the one after its last are none of its own.
+        low = np.maximum(low + self.shift, 0)
+        return np.where(some, low, total), np.where(some, np.minimum(high + self.shift + self.horizon - 1, total), 0)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Columns of which the same rows are read: from the first that any output reaches to the last."""
+
+    columns: tuple[int, ...]
+    reaches: tuple[_Reach, ...]
+
+    def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """int64 [B] each: the first row of the episode, and how many."""
+        spans = [reach.rows(windows, total) for reach in self.reaches]
+        low = np.minimum.reduce([low for low, _ in spans])
+        return low, np.maximum(np.maximum.reduce([high for _, high in spans]) - low, 0)
+
+
+class ClusterReader:
+    """A `ColumnReader` over shards some of which, or all, are on other nodes.
+
+    What comes over the wire are packed rows. To the collector's kernel each window is then an episode of its own, whose
+    rows lie there; so casts, padding, final observations and sums are made by the same code wherever the rows are from.
+
+    Args:
+        nodes: the nodes.
+        shards: those that are here; the address 0 stands for columns of a shard that are not.
+        shard, start, length: int64 [episodes], from the episode table.
+        finals: see `ShardReader`.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        shards: Shards,
+        shard: Int64Array,
+        start: Int64Array,
+        length: Int64Array,
+        finals: Finals,
+    ) -> None:
+        from gear_data.kernels.cpu import collect
+
+        self._collect = collect
+        self._nodes = nodes
+        self._shards = shards
+        self._shard, self._start, self._length = shard, start, length
+        # Knows where final observations are.
+        self._local = ShardReader(shards, shard, start, length, finals)
+        self._wanted: dict[bytes, tuple[_Wanted, ...]] = {}
+
+    def final_address(self, column: str) -> int:
+        return self._local.final_address(column)
+
+    def values(self, column: int, windows: Windows) -> pa.ChunkedArray:
+        first = self._start[windows.episode_id] + windows.start
+        shard = self._shard[windows.episode_id]
+        return pa.chunked_array(remote_values(self._nodes, column, shard, first, windows.length))
+
+    def read(self, windows: Windows, places: Places) -> None:
+        if self._shards.all_mapped:
+            self._local.read(windows, places)
+            return
+        shard = self._shard[windows.episode_id]
+        lease = self._shards.lease(np.unique(shard).tolist())
+        key = places.plan.tobytes()
+        wanted = self._wanted.get(key)
+        if wanted is None:
+            wanted = self._wanted[key] = _wanted_rows(places.plan)
+        columns = [column for each in wanted for column in each.columns]
+        addresses = lease.addresses[shard]
+        if addresses[:, columns].all():
+            self._local.read(windows, places)
+            return
+        total, numbers = self._length[windows.episode_id], np.arange(len(windows))
+        start = self._start[windows.episode_id]
+        held = self._place(addresses, wanted, windows, (shard, start, total), places.plan)
+        finals = self._local.final_rows
+        self._collect(
+            numbers,
+            windows.start,
+            windows.length,
+            places.rows,
+            numbers,
+            np.zeros(len(windows), np.int64),
+            total,
+            finals[windows.episode_id] if len(finals) else _NO_ROWS,
+            addresses,
+            places.plan,
+            places.addresses,
+            places.per,
+            places.valid,
+        )
+        del held, lease
+
+    def _place(
+        self,
+        addresses: Int64Array,
+        wanted: tuple[_Wanted, ...],
+        windows: Windows,
+        episodes: tuple[Int64Array, Int64Array, Int64Array],
+        plan: Int64Array,
+    ) -> object:
+        """Brings what is not here, and turns addresses of shards' columns into those of windows' episodes.
+
+        Args:
+            addresses: int64 [B, columns]: of each window's shard; changed to where its episode's first row is, or would
+                be.
+            episodes: int64 [B] each: shard, first row there, steps.
+
+        Returns:
+            What must live as long as the addresses are used.
+        """
+        shard, start, total = episodes
+        row_bytes = _row_bytes(plan)
+        groups, lows = [], []
+        for each in wanted:
+            columns = list(each.columns)
+            here = addresses[:, columns] != 0
+            away = tuple(
+                column for column, is_here in zip(columns, here.all(axis=0).tolist(), strict=True) if not is_here
+            )
+            sizes = np.array([row_bytes[column] for column in columns], np.int64)
+            addresses[:, columns] += start[:, None] * sizes
+            if away:
+                low, count = each.rows(windows, total)
+                count[here.all(axis=1)] = 0
+                groups.append(Group(away, start + low, count))
+                lows.append(low)
+        pieces = self._nodes.fetch(Request(shard, tuple(groups)))
+        for piece in pieces:
+            parts = iter(piece.parts)
+            for group, low in zip(groups, lows, strict=True):
+                count = group.count[piece.spans]
+                filled = count > 0
+                spans = piece.spans[filled]
+                rows = (np.cumsum(count) - count)[filled] - low[spans]
+                for column in group.columns:
+                    addresses[spans, column] = next(parts).ctypes.data + rows * row_bytes[column]
+        return pieces
+
+
+def _wanted_rows(plan: Int64Array) -> tuple[_Wanted, ...]:
+    from gear_data.kernels import cpu
+
+    reaches: dict[int, set[_Reach]] = {}
+    for row in plan[np.isin(plan[:, cpu.KIND], (cpu.KIND_COPY, cpu.KIND_CONVERT, cpu.KIND_DISCOUNTED))]:
+        first, width, within, shift = row[[cpu.FIRST, cpu.WIDTH, cpu.WITHIN, cpu.SHIFT]].tolist()
+        reach = _Reach(first, width, bool(within), shift, max(1, int(row[cpu.HORIZON])))
+        reaches.setdefault(int(row[cpu.COLUMN]), set()).add(reach)
+    alike: dict[frozenset[_Reach], list[int]] = {}
+    for column, found in reaches.items():
+        alike.setdefault(frozenset(found), []).append(column)
+    return tuple(_Wanted(tuple(columns), tuple(found)) for found, columns in alike.items())
+
+
+def _row_bytes(plan: Int64Array) -> dict[int, int]:
+    """Column -> bytes of a row."""
+    from gear_data.kernels import cpu
+
+    return dict(plan[:, [cpu.COLUMN, cpu.SOURCE_BYTES]][plan[:, cpu.SOURCE_BYTES] > 0].tolist())

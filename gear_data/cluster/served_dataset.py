@@ -1,0 +1,130 @@
+"""A dataset that other machines serve, as the rest of the package sees one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.cluster.addresses import SCHEME, Access, Address, parse_nodes
+from gear_data.cluster.nodes import Nodes
+from gear_data.cluster.reader import ClusterReader
+from gear_data.cluster.remote_shards import RemoteShards, remote_values
+from gear_data.collection import ColumnReader
+from gear_data.errors import ClusterError
+from gear_data.residency import Shards, open_shards
+from gear_data.root import Root
+from gear_data.schema import Schema
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.dataset_files import FolderFiles
+from gear_data.storage.manifest import FileEntry, Manifest
+from gear_data.storage.shard_cache import ShardCache, default_folder
+from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar
+
+RESIDENCY = "remote"
+
+
+class ServedFiles:
+    """`DatasetFiles` of a dataset that nodes serve. Its tables are fetched, and kept in a cache of this machine; its
+    shards' files stay where they are.
+
+    Args:
+        addresses: of all nodes.
+        cache: where tables are kept.
+    """
+
+    def __init__(self, addresses: tuple[Address, ...], cache: ShardCache) -> None:
+        self._addresses = addresses
+        self._cache = cache
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Connections and tokens belong to a process.
+        return (ServedFiles, (self._addresses, self._cache))
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        return Nodes(self._addresses, Access.from_environment())
+
+    @property
+    def place(self) -> str:
+        return SCHEME + ",".join(map(str, self._addresses))
+
+    def manifest(self) -> Manifest:
+        return self.nodes.manifest
+
+    def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
+        """The nodes did so, each with its own files, and all shards are held: see `Nodes`."""
+
+    @contextmanager
+    def local(self, entry: FileEntry) -> Iterator[Path]:
+        names = [name for name, table in self.nodes.manifest.tables.items() if table == entry]
+        if not names:
+            raise ClusterError("stays on its node: a node sends steps, not files", file=self.name(entry))
+
+        def fetch(file: BinaryIO) -> None:
+            for piece in self.nodes.file_pieces(names[0]):
+                file.write(piece)
+
+        with self._cache.use(entry, fetch, self.name(entry)) as path:
+            yield path
+
+    def name(self, entry: FileEntry) -> str:
+        return f"{self.place}/{entry.file}"
+
+    def identity(self, entry: FileEntry) -> list[Any]:
+        return [self.place]
+
+    def sidecars(self, contents: str) -> Path:
+        return self._cache.folder / "sidecars" / contents
+
+
+class ServedRoot(Root):
+    """All episodes of a dataset that nodes serve."""
+
+    def __init__(self, files: ServedFiles, residency: str = RESIDENCY, bad: frozenset[str] = frozenset()) -> None:
+        self._nodes = files.nodes
+        super().__init__(files, residency, bad)
+
+    def _open_shards(self) -> Shards:
+        return RemoteShards(self._nodes)
+
+    def _open_sidecar(self, sidecar: Sidecar) -> Shards:
+        # It is worked out and kept here, so that any discount can be chosen without the nodes' help: of all columns
+        # they send the rewards alone, once.
+        return open_shards("mmap", FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
+
+    def _rewards(self, shard: int) -> npt.NDArray[Any]:
+        return self._stored.column(shard, self.manifest.schema.index(REWARDS))
+
+    def reader(self) -> ColumnReader:
+        shard, start = self.placement
+        return ClusterReader(self._nodes, self.shards, shard, start, self.lengths, lambda: self.finals)
+
+    def values(self, name: str, ids: Int64Array) -> pa.Array:
+        index = self.schema.index(name)
+        shard, first, last = np.array(list(self._runs(ids)), np.int64).reshape(-1, 3).T
+        arrays = remote_values(self._nodes, index, shard, first, last - first)
+        return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def open_served(
+    place: str, cache_dir: str | os.PathLike[str] | None = None, cache_bytes: int | None = None
+) -> ServedRoot:
+    """The dataset of `gear://host:port,host:port`.
+
+    Args:
+        cache_dir, cache_bytes: see `gear_data.open`.
+
+    Raises:
+        InvalidArgumentError: no such addresses, or a token is needed and there is none.
+        ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
+    """
+    cache = ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes)
+    return ServedRoot(ServedFiles(parse_nodes(place), cache))
