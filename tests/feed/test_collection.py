@@ -22,7 +22,7 @@ from gear_data.selection.windows import Windows
 # uint8 rows of 1, 3, 6 and 11 bytes; every other size follows from the dtypes.
 SHAPES = [(), (3,), (2, 3), (11,)]
 LENGTHS = [1, 2, 3, 17, 1, 40, 9, 5, 33, 2, 1]
-COLUMNS = {f"x.{dtype}.{'-'.join(map(str, shape))}": (dtype, shape) for dtype in DTYPES for shape in SHAPES}
+COLUMNS = {f"x.{dtype}.{'-'.join(map(str, shape)) or 'one'}": (dtype, shape) for dtype in DTYPES for shape in SHAPES}
 
 
 def values(dtype, shape, rng):
@@ -169,7 +169,7 @@ def test_half_precision_keeps_zeros_subnormals_infinities_and_nan(make_dataset):
 
 
 def test_what_cannot_be_computed_is_refused_by_column(wide):
-    for name, out in (("x.float32.3", "int32"), ("x.int8.", "uint8"), ("x.float64.", "int16")):
+    for name, out in (("x.float32.3", "int32"), ("x.int8.one", "uint8"), ("x.float64.one", "int16")):
         with pytest.raises(UnsupportedColumnError) as error:
             Collector(
                 [Share(wide.reader(), wide.schema, (Output("x", name, out, COLUMNS[name][1], 0, 2),))], 4, reuse=True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,9 @@ def episodes(rollouts: list[Any]) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.fixture(scope="module")
-def dataset(rollouts_path: Any) -> gear_data.Dataset:
+def dataset(converted_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> gear_data.Dataset:
     """With final observations, in several shards."""
-    return gear_data.open(rollouts_path)
+    return gear_data.open(shutil.copytree(converted_rollouts / "dataset", tmp_path_factory.mktemp("outputs") / "d"))
 
 
 def collect(dataset, outputs, windows):
