@@ -75,12 +75,26 @@ def _half(bits):  # type: ignore[no-untyped-def]
     return -value if bits >> 15 else value
 
 
+def _closure(name: str) -> Any:
+    """`njit` for one of several functions that are made alike, under a name of its own.
+
+    Numba names machine code by a function's qualified name and a number that every process counts from 1. Of two
+    closures of one name that come from the cache, compiled by two processes, one would be taken for the other.
+    """
+
+    def decorate(function: Any) -> Any:
+        function.__name__ = function.__qualname__ = name
+        return njit(nogil=True)(function)
+
+    return decorate
+
+
 def _converter(source: str, out: str) -> Any:
     source_type, out_type = np.dtype("uint16" if source == "float16" else source).type, np.dtype(out).type
     source_bytes, out_bytes = np.dtype(source).itemsize, np.dtype(out).itemsize
     value = _half if source == "float16" else np.float64
 
-    @njit(nogil=True)  # type: ignore[untyped-decorator]
+    @_closure(f"convert_{source}_{out}")  # type: ignore[untyped-decorator]
     def convert(source_address, out_address, count, affine_address, period):  # type: ignore[no-untyped-def]
         mean = carray(pointer(affine_address), (period,), np.float64)
         scale = carray(pointer(affine_address + 8 * period), (period,), np.float64)
@@ -99,7 +113,7 @@ def _dispatcher(out: str) -> Any:
     """The converter to `out` from the type that an index in SOURCE_TYPES names; Numba cannot index functions."""
     u8, u16, u32, u64, i8, i16, i32, i64, f32, f64, f16 = (_converter(name, out) for name in SOURCE_TYPES)
 
-    @njit(nogil=True)  # type: ignore[untyped-decorator]
+    @_closure(f"convert_any_{out}")  # type: ignore[untyped-decorator]
     def convert(kind, source, target, count, affine, period):  # type: ignore[no-untyped-def]
         if kind == 8:
             f32(source, target, count, affine, period)
@@ -194,7 +208,7 @@ def _repeat(out, rows, row_bytes, row):  # type: ignore[no-untyped-def]
 def _counter(dtype: str) -> Any:
     scalar = np.dtype(dtype).type
 
-    @njit(nogil=True)  # type: ignore[untyped-decorator]
+    @_closure(f"count_{dtype}")  # type: ignore[untyped-decorator]
     def count(out, rows, first):  # type: ignore[no-untyped-def]
         steps = carray(pointer(out), (rows,), scalar)
         for i in range(rows):
