@@ -6,7 +6,7 @@ d4rl is compressed with gzip, as the published files are; d4rl-plain is not, and
 memory, which nothing that writes to a disk comes near.
 
 Floor and gear-data run turn about in one process on one core. One core against two: turn about, each conversion in a
-fresh process, which for two jobs starts another two, of a source four times as large.
+fresh process, which for two jobs starts another two, of a source six times as large.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from common import Episodes, figure, format_table, parquet_files, synthetic_epis
 
 #: Steps of a source that is timed on one core; on two cores a conversion has several times as many, as it takes about a
 #: second to start.
-STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 4
+STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 6
 #: Of so many steps. Files of one episode each that the LeRobot layout has, and episodes with images of the JAT layout.
 LEROBOT_EPISODES, JAT_EPISODES = 300, 60
 
@@ -319,7 +319,7 @@ def print_layouts(records: list[dict[str, Any]]) -> None:
         "gear s",
         "gear / floor",
         "reading / floor",
-        "4x: 1 core s",
+        "6x: 1 core s",
         "2 cores s",
         "2 / 1",
     ]
