@@ -133,6 +133,16 @@ class Dataset:
         """int64 [n + 1]: the episode of id e is steps root_offsets[e] to root_offsets[e + 1] of the whole dataset."""
         return self._root.offsets
 
+    def anchors(self, rule: WindowRule) -> Anchors:
+        """The steps that windows by a rule hang on: of this dataset's or view's episodes, those that its step filters
+        leave. Raises InvalidArgumentError where there is none."""
+        ids, mask = self.episode_ids, self.step_mask
+        first = None if ids is None else self.root_offsets[ids]
+        eligible = None
+        if mask is not None and self.step_mask_mode is not None:
+            eligible = mask.anchors(self.root_offsets, rule, self.step_mask_mode)
+        return Anchors(self.lengths, self.offsets, ids, first, rule, eligible)
+
     def _ids(self, first: int, last: int) -> Int64Array:
         """The ids of the first-th to last-th episode."""
         return np.arange(first, last) if self.episode_ids is None else self.episode_ids[first:last]
@@ -310,13 +320,12 @@ class Dataset:
 
     def _shares(self, sampler: str | Sampler) -> Float64Array:
         """float64 [n]: how much of what a sampler draws comes from each episode of the whole dataset."""
-        ids = self.episode_ids
-        anchors = Anchors(self.lengths, self.offsets, ids, None, WindowRule(context=1))
+        anchors = self.anchors(WindowRule(context=1))
         shares = as_sampler(sampler).bind(Candidates(anchors, self.evaluate), seed=0).shares()
-        if ids is None:
+        if self.episode_ids is None:
             return shares
         whole = np.zeros(len(self._root.lengths))
-        whole[ids] = shares
+        whole[self.episode_ids] = shares
         return whole
 
     @property

@@ -18,7 +18,6 @@ from gear_data.loaders.arguments import normalization_statistics
 from gear_data.loaders.conventions import Convention, resolve_preset
 from gear_data.loaders.mixture import Component
 from gear_data.loaders.presets import BatchRequest, batch_finish, batch_outputs, text_columns
-from gear_data.selection.anchors import Anchors
 from gear_data.selection.samplers import Candidates, Sampler, Selector, as_sampler
 from gear_data.selection.windows import Float64Array, WindowRule
 
@@ -147,19 +146,10 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
 
     check_batch_bytes(outputs, arguments.batch_size)
     sampler = as_sampler(arguments.sampler)
-    anchors = _anchors(dataset, arguments.rule)
+    anchors = dataset.anchors(arguments.rule)
     selector = sampler.bind(Candidates(anchors, evaluate), seed)
     variable = text_columns(convention, request)
     return Part(dataset, anchors.total, sampler.name, selector, convention, request, outputs, variable, finish)
-
-
-def _anchors(dataset: Dataset, rule: WindowRule) -> Anchors:
-    ids, mask = dataset.episode_ids, dataset.step_mask
-    first = None if ids is None else dataset.root_offsets[ids]
-    eligible = None
-    if mask is not None and dataset.step_mask_mode is not None:
-        eligible = mask.anchors(dataset.root_offsets, rule, dataset.step_mask_mode)
-    return Anchors(dataset.lengths, dataset.offsets, ids, first, rule, eligible)
 
 
 def _shared_columns(datasets: Sequence[Dataset]) -> tuple[str, ...]:

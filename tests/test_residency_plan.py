@@ -84,6 +84,16 @@ def test_what_is_not_read_stays_on_disk(rollouts_path: Path) -> None:
     assert "rewards: 100% disk (not read)" in str(plan)
 
 
+def test_steps_that_a_filter_leaves_out_are_not_drawn(rollouts_path: Path) -> None:
+    ds = gear_data.open(rollouts_path)
+    limit = float(np.median(np.concatenate([ds.episode(i)["rewards"] for i in range(ds.num_episodes)])))
+    plan = ds.filter_steps(pl.col("rewards") > limit).residency_plan(10**9, 0)
+    expected = np.zeros(len(plan.shard))
+    for i, extent in enumerate(extents_of_episodes(ds, plan)):
+        expected[extent] += sum(reward > limit for reward in ds.episode(i)["rewards"].tolist())
+    np.testing.assert_allclose(plan.share, expected / expected.sum())
+
+
 def test_arguments_of_a_plan(rollouts_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     with pytest.raises(InvalidArgumentError, match="host_bytes is -1"):

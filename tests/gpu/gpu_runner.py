@@ -19,13 +19,17 @@ class GpuRunner(CudaLauncher):
         self._cupy = cupy
         self._held: list[Any] = []
 
+    def allocate(self, nbytes: int) -> Any:
+        return self._cupy.cuda.alloc(nbytes)
+
     def put(self, array: np.ndarray, *, align: int = 256) -> int:
-        memory = self._cupy.cuda.alloc(array.nbytes + 3 * align)
+        memory = self.allocate(array.nbytes + 3 * align)
         self._held.append(memory)
         address = (memory.ptr // (2 * align) + 1) * 2 * align + align
         data = np.ascontiguousarray(array)
         if data.nbytes:
-            self._cupy.cuda.runtime.memcpy(address, data.ctypes.data, data.nbytes, 1)
+            # cudaMemcpyDefault: where both are, CUDA knows by their addresses.
+            self._cupy.cuda.runtime.memcpy(address, data.ctypes.data, data.nbytes, 4)
         return address
 
     def get(self, address: int, shape: Any, dtype: Any) -> np.ndarray:
@@ -43,11 +47,5 @@ class GpuRunner(CudaLauncher):
 class PinnedRunner(GpuRunner):
     """The same with everything that is put in pinned memory of the host, which the device reads in place."""
 
-    def put(self, array: np.ndarray, *, align: int = 256) -> int:
-        memory = self._cupy.cuda.alloc_pinned_memory(array.nbytes + 3 * align)
-        self._held.append(memory)
-        address = (memory.ptr // (2 * align) + 1) * 2 * align + align
-        data = np.ascontiguousarray(array)
-        if data.nbytes:
-            self._cupy.cuda.runtime.memcpy(address, data.ctypes.data, data.nbytes, 0)
-        return address
+    def allocate(self, nbytes: int) -> Any:
+        return self._cupy.cuda.alloc_pinned_memory(nbytes)
