@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gear_data import errors
     from gear_data.cluster.placement import Placement
     from gear_data.dataset import Dataset
-    from gear_data.dataset import open_dataset as open
     from gear_data.episode import Episode
     from gear_data.errors import GearError
     from gear_data.exports import export
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from gear_data.loaders.conventions import Convention
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.sequence import SequenceLoader
+    from gear_data.opening import open_dataset as open
     from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
     from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
@@ -59,7 +59,7 @@ _PUBLIC = {
     "export": ("gear_data.exports", "export"),
     "export_batches": ("gear_data.exports.batches", "export_batches"),
     "lint": ("gear_data.ingest.lint_source", "lint"),
-    "open": ("gear_data.dataset", "open_dataset"),
+    "open": ("gear_data.opening", "open_dataset"),
     "repair": ("gear_data.ingest.repair", "repair"),
     "verify": ("gear_data.storage.verify", "verify"),
 }

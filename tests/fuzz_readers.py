@@ -190,7 +190,7 @@ def make_sources(names: list[str], folder: Path) -> dict[str, Path]:
 
 def warm_up(names: list[str]) -> None:
     """Imports what a case needs, so that a fork has it; nothing that would start a thread is done."""
-    for module in ("h5py", "gear_data.ingest.convert", "gear_data.dataset", "gear_data.storage.verify"):
+    for module in ("h5py", "gear_data.ingest.convert", "gear_data.opening", "gear_data.storage.verify"):
         importlib.import_module(module)
     known_formats()
     if "rlds" in names:

@@ -23,6 +23,7 @@ LAYERS = (
     ("cluster",),
     ("views", "bad_shards", "episode"),
     ("dataset",),
+    ("opening",),
     ("inspect",),
     ("doctor", "loaders"),
     ("exports",),

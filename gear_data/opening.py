@@ -1,0 +1,67 @@
+"""Opening a dataset: of this machine, at a URL, or of nodes that serve it."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from gear_data.bad_shards import find_bad_shards, sound_episodes
+from gear_data.cluster.addresses import is_cluster
+from gear_data.dataset import Dataset
+from gear_data.errors import InvalidArgumentError
+from gear_data.root import Root
+from gear_data.storage.dataset_files import open_files
+from gear_data.storage.remote_files import plain_path
+from gear_data.views import View
+
+
+def open_dataset(
+    path: str | os.PathLike[str],
+    residency: str = "mmap",
+    *,
+    on_bad_shard: Literal["error", "skip"] = "error",
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+) -> Dataset:
+    """Opens a dataset in time that does not grow with its steps: checks the manifest against the files' sizes, and
+    maps columns when they are first read.
+
+    Args:
+        path: the dataset's folder, or its URL (`s3://...`, or another that fsspec knows). At a URL, shards are fetched
+            when they are first needed. `gear://host:port,host:port` are nodes that serve it (`gear-data serve`): they
+            send the steps that are read.
+        residency: where column bytes live. `mmap`: in the page cache, read from disk as they are needed. `host`: in one
+            copy in memory, made now by the first process of this machine and user, and shared by those that come while
+            any of them holds it; it goes with the last. On Linux, without a trace, however they end.
+        on_bad_shard: `error`: a shard of the wrong size is an error, and what else is wrong with one shows when it is
+            read. `skip`: all shards are read and verified now; the episodes of those that fail are left out with a
+            warning, which changes the fingerprint. Under torch.distributed every rank must open it so, and all leave
+            out what any of them cannot read.
+        cache_dir: where fetched files are kept, for all processes of this machine; by default $GEAR_DATA_CACHE, else
+            `gear-data` in $XDG_CACHE_HOME or ~/.cache. Not used for a folder.
+        cache_bytes: how large they may be together: the longest unused are removed first. What the batches being made
+            need is kept, and may be more. By default 32 GiB, or half of what the disk can give if that is less.
+
+    Raises:
+        DatasetNotFoundError: nothing there, or a conversion that did not finish.
+        RemoteError: the server cannot be reached.
+        ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
+        VersionError, ManifestError, CorruptShardError: it cannot be used.
+        HostMemoryError: `host`, and the columns are larger than the memory that is available.
+        EmptySourceError: `skip`, and no shard is sound.
+    """
+    if on_bad_shard not in ("error", "skip"):
+        raise InvalidArgumentError(f"on_bad_shard is 'error' or 'skip', not {on_bad_shard!r}")
+    place = plain_path(path)
+    if is_cluster(place):
+        if residency != "mmap" or on_bad_shard != "error":
+            raise InvalidArgumentError(
+                f"residency={residency!r}, on_bad_shard={on_bad_shard!r}: of a dataset that others serve, they choose",
+                hint="leave them out; gear-data serve has --residency",
+            )
+        from gear_data.cluster.served_dataset import open_served
+
+        return Dataset(open_served(place, cache_dir, cache_bytes), View())
+    bad = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
+    root = Root(open_files(path, cache_dir, cache_bytes), residency, bad)
+    return Dataset(root, View(ids=sound_episodes(root)) if bad else View())
