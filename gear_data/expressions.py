@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import EmptySourceError, InvalidArgumentError, UnsupportedColumnError, unknown_name
+from gear_data.kernels import cudf
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,14 +69,16 @@ def with_plain_text(frame: pl.DataFrame, expression: pl.Expr) -> pl.DataFrame:
 
 
 def true_rows(frame: pl.DataFrame, expression: pl.Expr) -> npt.NDArray[np.bool_]:
-    """bool [rows]: where a Boolean expression holds; null counts as false.
+    """bool [rows]: where a Boolean expression holds; null counts as false. On a GPU where one serves.
 
     Raises:
         InvalidArgumentError: not Boolean, not a value a row, or Polars cannot evaluate it.
     """
     import polars as pl
 
-    values = _evaluate(frame, expression)
+    values = cudf.true_values(frame, expression, column_names(expression))
+    if values is None:
+        values = _evaluate(frame, expression)
     if values.dtype != pl.Boolean:
         raise InvalidArgumentError(f"a filter must be true or false, but {expression} is {values.dtype}")
     if len(values) != len(frame):

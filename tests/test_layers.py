@@ -14,9 +14,9 @@ ROOT = Path(gear_data.__file__).parent
 #: From the ground up; modules of one line may import each other.
 LAYERS = (
     ("errors",),
-    ("schema", "progress", "extras", "expressions", "images", "retry"),
+    ("schema", "progress", "extras", "images", "retry"),
     ("storage", "kernels"),
-    ("ingest", "selection"),
+    ("ingest", "selection", "expressions"),
     ("collection",),
     ("residency", "agree"),
     ("root",),
