@@ -1,0 +1,195 @@
+"""What the GPU path does on this machine's GPU, beside what the machine can do; one command, under 8 minutes.
+
+    python benchmarks/gpu.py --json gpu.json
+
+(a) ceilings: copies to the device from pinned memory, and within the device; an empty launch;
+(b) collection from pinned memory; (c) collection from device memory; (d) selection;
+(e) Decision Transformer training steps a second, by loader; (f) constants to try first, and CPU or GPU by batch.
+
+Every section has a process of its own: one that fails is reported, and the others run. What is collected and drawn is
+compared with what the CPU collects and draws before it is timed. Kernels are timed between CUDA events, groups of
+launches over several sets of windows, medians; (e) and the choice between CPU and GPU by the clock. Needs CuPy, and for
+(e) torch and transformers; neither Polars nor cuDF. Without a GPU it says so and ends with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import ROOT, command_line, describe_machine, machine_facts, progress, versions, write_json
+
+# The checkout's own gear_data, installed or not.
+sys.path.insert(0, str(ROOT))
+
+from gpu_device import Gpu, no_gpu
+from gpu_report import Section, from_json, table, verdict
+
+from gear_data.collection import Collector, Share
+
+TITLES = {
+    "a": "ceilings of the machine",
+    "b": "collection from pinned memory, against the copy from pinned memory to the device",
+    "c": "collection from device memory, against the copy within the device",
+    "d": "selection",
+    "e": "training steps a second, against a loader that costs nothing",
+    "f": "constants of the collector, against those built in; time by the CPU to time by the GPU",
+}
+#: Seconds of all sections together, and of each.
+TOTAL_SECONDS = 460.0
+SECONDS = {"a": 40.0, "b": 90.0, "c": 70.0, "d": 90.0, "e": 120.0, "f": 80.0}
+#: Beyond its seconds, to start and to end in.
+_GRACE_SECONDS = 40.0
+
+
+def run_section(name: str, gpu: Gpu | None, ceilings: dict[str, Any], folder: Path, quick: bool, end: float) -> Section:
+    """One section, in this process. gpu: None makes one.
+
+    Args:
+        ceilings: the facts of (a), for (b), (c) and (d).
+        end: the time (of `time.monotonic`) after which no further case is begun.
+    """
+
+    def left() -> float:
+        return end - time.monotonic()
+
+    if name == "e":
+        from gpu_training import training
+
+        return training(folder, quick, left)
+    gpu = gpu or Gpu()
+    if name == "a":
+        from gpu_collection import ceilings as measure
+
+        section = measure(gpu, quick)
+        section.facts["machine"] = gpu.facts()
+        return section
+    if name == "f":
+        from gpu_knobs import knobs
+
+        return knobs(gpu, quick, left)
+    empty = ceilings["empty_launch_seconds"]
+    if name == "d":
+        from gpu_selection import selection
+
+        return selection(gpu, empty, quick, left)
+    from gpu_collection import collection
+
+    where, ceiling = ("pinned", "pinned to device, allocated") if name == "b" else ("device", "device to device")
+    return collection(gpu, where, ceilings["bytes_per_second"][ceiling], empty, quick, left)
+
+
+def run_apart(name: str, ceilings: dict[str, Any], quick: bool, seconds: float) -> dict[str, Any]:
+    """A section in a process of its own: {"status": "ok", "section": ...}, or failed, with the reason."""
+    command = [
+        sys.executable, __file__, "--worker", name, "--ceilings", json.dumps(ceilings), "--seconds", str(seconds),
+        *(["--quick"] if quick else []),
+    ]  # fmt: skip
+    begun = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + _GRACE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {"status": "failed", "reason": f"took more than {seconds + _GRACE_SECONDS:.0f} s"}
+    took = time.perf_counter() - begun
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"status": "failed", "seconds": took, "reason": reason_of(done.returncode, done.stderr)}
+    return {"status": "ok", "seconds": took, "section": json.loads(lines[-1])}
+
+
+def compile_cpu_kernels() -> None:
+    """Once for all sections: on a fresh machine it takes a while, and it is kept on the disk."""
+    progress("compiling the CPU's kernels")
+    from gpu_collection import Case, Steps
+
+    case = Case(0, 2, 2)
+    steps = Steps(np.zeros(1 << 20, np.uint8), case.schema())
+    Collector([Share(steps, case.schema(), case.outputs())], 2, reuse=True).collect(
+        steps.draw(np.random.default_rng(0), 2, case.context)
+    )
+    progress("")
+
+
+def reason_of(status: int, errors: str) -> str:
+    """The last lines of what a process said before it ended."""
+    lines = [line for line in errors.strip().splitlines() if line.strip()]
+    return f"ended with status {status}: " + " | ".join(lines[-3:])
+
+
+def run_all(names: str, quick: bool, run: Callable[..., dict[str, Any]] = run_apart) -> dict[str, Any]:
+    """The sections of these letters, in order, printed as they end. (a) runs where another needs it."""
+    end = time.monotonic() + TOTAL_SECONDS
+    wanted = sorted({*names, *("a" if {*names} & {*"bcd"} else "")})
+    record: dict[str, Any] = {}
+    ceilings: dict[str, Any] = {}
+    for name in wanted:
+        seconds = min(SECONDS[name], end - time.monotonic() - _GRACE_SECONDS)
+        if seconds < 10:
+            record[name] = {"status": "left out", "reason": f"{TOTAL_SECONDS:.0f} s are over"}
+        elif name in "bcd" and not ceilings:
+            record[name] = {"status": "left out", "reason": "(a), which it is compared with, failed"}
+        else:
+            record[name] = run(name, ceilings, quick, seconds)
+        if name == "a" and record[name]["status"] == "ok":
+            ceilings = record[name]["section"]["facts"]
+        print(f"\n({name}) {TITLES[name]}\n")
+        if record[name]["status"] == "ok":
+            print(table(from_json(record[name]["section"])))
+            print(f"{record[name]['seconds']:.0f} s", flush=True)
+        else:
+            print(f"{record[name]['status']}: {record[name]['reason']}", flush=True)
+    return record
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=_letters, default="abcdef", metavar="a,b", help="sections, default all")
+    parser.add_argument("--quick", action="store_true", help="a few small cases of each")
+    parser.add_argument("--json", type=Path, help="write the full record here")
+    parser.add_argument("--worker", choices=TITLES, help=argparse.SUPPRESS)
+    parser.add_argument("--ceilings", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def _letters(text: str) -> str:
+    letters = text.replace(",", "").replace(" ", "")
+    if not letters or set(letters) - TITLES.keys():
+        raise argparse.ArgumentTypeError(f"sections are {', '.join(TITLES)}, not {text!r}")
+    return letters
+
+
+def main() -> int:
+    args = parse_arguments()
+    reason = no_gpu()
+    if reason is not None:
+        print(f"not run: {reason}", file=sys.stderr)
+        return 1
+    if args.worker is not None:
+        with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder:
+            end = time.monotonic() + args.seconds
+            section = run_section(args.worker, None, args.ceilings, Path(folder), args.quick, end)
+        print(json.dumps(section.to_json()))
+        return 0
+    facts = machine_facts()
+    facts["versions"] |= versions(("cupy-cuda13x", "cupy-cuda12x", "torchrl", "transformers"))
+    print(describe_machine(facts))
+    compile_cpu_kernels()
+    record = run_all(args.only, args.quick)
+    sections = {name: from_json(item["section"]) for name, item in record.items() if item["status"] == "ok"}
+    print(f"\n{verdict(sections)}\nnot run: filters by cuDF, which tests/gpu checks where cudf-polars is installed")
+    if args.json is not None:
+        write_json(args.json, {"benchmark": "gpu", "command": command_line(), "machine": facts, "sections": record})
+    return 0 if all(item["status"] == "ok" for item in record.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

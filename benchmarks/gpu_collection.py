@@ -1,0 +1,290 @@
+"""Sections (a), (b), (c): ceilings of the machine, and collection from pinned and from device memory against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gpu_device import Bytes, Gpu
+from gpu_report import Row, Section
+
+from gear_data.collection import MASK, TIMESTEPS, Collector, Output, Places, Share
+from gear_data.kernels import cpu, launches
+from gear_data.schema import ColumnSpec, Schema
+from gear_data.selection.windows import Windows
+
+ROW_BYTES = (44, 256, 1024, 4096, 16384, 65536)
+CONTEXTS = (20, 100, 1000)
+BATCHES = (32, 256, 1024, 4096)
+#: From so many bytes of a batch on ratios count; below, the time of a launch rules.
+LARGE = {"pinned": 16 << 20, "device": 64 << 20}
+#: A batch of which this is a part of the first windows is compared with the CPU's.
+CHECKED_WINDOWS = 64
+#: Sets of windows that launches take in turn: one alone would be read from the cache.
+SETS = 4
+STEPS_AN_EPISODE = 2000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch of one column, or, with row_bytes 0, of a Decision Transformer's (60 bytes a step read)."""
+
+    row_bytes: int
+    context: int
+    batch: int
+
+    @property
+    def name(self) -> str:
+        rows = f"{self.row_bytes} B" if self.row_bytes else "DT columns"
+        return f"{rows} x {self.context} x {self.batch}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch."""
+        return self.batch * self.context * (self.row_bytes or sum(output.step_bytes for output in dt_outputs(1)))
+
+    def schema(self) -> Schema:
+        if self.row_bytes:
+            return Schema((ColumnSpec("rows", "uint8", (self.row_bytes,)),))
+        return Schema(
+            (
+                ColumnSpec("observations", "float32", (11,)),
+                ColumnSpec("actions", "float32", (3,)),
+                ColumnSpec("rewards", "float32", ()),
+            )
+        )
+
+    def outputs(self) -> tuple[Output, ...]:
+        if self.row_bytes:
+            return (Output("rows", "rows", "uint8", (self.row_bytes,), 0, self.context),)
+        return dt_outputs(self.context)
+
+
+def dt_outputs(context: int) -> tuple[Output, ...]:
+    """States normalised, padding left."""
+    mean, scale = np.linspace(-1, 1, 11), np.linspace(0.5, 2, 11)
+    left: dict[str, Any] = {"first": 0, "width": context, "pad_left": True}
+    return (
+        Output("states", "observations", "float32", (11,), mean=mean, scale=scale, **left),
+        Output("actions", "actions", "float32", (3,), fill=-10.0, **left),
+        Output("rewards", "rewards", "float32", (1,), **left),
+        Output("timesteps", TIMESTEPS, "int64", (), column=False, **left),
+        Output("attention_mask", MASK, "float32", (), column=False, **left),
+    )
+
+
+def all_cases(most_bytes: int, quick: bool) -> list[Case]:
+    """Those of at most so many bytes a batch, small rows first."""
+    rows = (44, 1024, 65536) if quick else ROW_BYTES
+    contexts, batches = ((100,), (32, 1024)) if quick else (CONTEXTS, BATCHES)
+    grid = [Case(row, context, batch) for row in (0, *rows) for context in contexts for batch in batches]
+    return [case for case in grid if case.nbytes <= most_bytes]
+
+
+def target(where: str, case: Case) -> float | None:
+    """The share of the ceiling that is asked for, None where none is."""
+    if case.nbytes < LARGE[where] or not case.row_bytes:
+        return None
+    if where == "device":
+        return 0.7
+    if case.row_bytes >= 1024:
+        return 0.9
+    return 0.7 if (case.row_bytes, case.context) == (44, 100) else None
+
+
+class Steps:
+    """Columns end to end in one buffer of the host, in episodes of equal lengths. A `ColumnReader` of the CPU, which
+    keeps the plan of what it was asked last."""
+
+    def __init__(self, raw: Bytes, schema: Schema) -> None:
+        step_bytes = sum(column.row_bytes for column in schema.columns)
+        self.episodes = max(1, (len(raw) - 256 * len(schema.columns)) // (step_bytes * STEPS_AN_EPISODE))
+        steps = min(self.episodes * STEPS_AN_EPISODE, (len(raw) - 256 * len(schema.columns)) // step_bytes)
+        self.lengths = np.full(self.episodes, steps // self.episodes, np.int64)
+        self.bases = np.cumsum(self.lengths) - self.lengths
+        self.shards = np.zeros(self.episodes, np.int64)
+        sizes = [-(-column.row_bytes * steps // 256) * 256 for column in schema.columns]
+        #: int64 [1, columns], from the buffer's first byte on.
+        self.places = np.array([np.cumsum([0, *sizes[:-1]])], np.int64)
+        self.raw = raw
+        self.plan: npt.NDArray[np.int64] = np.zeros((0, cpu.PLAN_FIELDS), np.int64)
+
+    def final_address(self, column: str) -> int:
+        return 0
+
+    def values(self, column: int, windows: Windows) -> Any:
+        raise NotImplementedError
+
+    def read(self, windows: Windows, places: Places) -> None:
+        self.plan = places.plan
+        self.collect(windows, places.addresses)
+
+    def collect(self, windows: Windows, outputs: npt.NDArray[np.int64]) -> None:
+        """Fills arrays at these addresses on the CPU."""
+        none = np.empty(0, np.int64)
+        cpu.collect(
+            windows.episode_id, windows.start, windows.length, none, self.shards, self.bases, self.lengths, none,
+            self.places + self.raw.ctypes.data, self.plan, outputs, max(1, len(windows)), np.zeros(1, np.int64),
+        )  # fmt: skip
+
+    def draw(self, rng: np.random.Generator, count: int, context: int) -> Windows:
+        """Whole windows anywhere."""
+        length = int(self.lengths[0])
+        context = min(context, length)
+        return Windows(
+            rng.integers(0, self.episodes, count),
+            rng.integers(0, length - context + 1, count),
+            np.full(count, context, np.int64),
+        )
+
+
+class Collection:
+    """A batch, ready to be collected on the GPU again and again, of one set of windows after the other.
+
+    Args:
+        raw: of the host, pinned.
+        base: address at which the GPU reads the same bytes: raw's own, or a copy's in its own memory.
+    """
+
+    def __init__(self, gpu: Gpu, raw: Bytes, base: int, case: Case) -> None:
+        self.gpu, self.case, self.outputs = gpu, case, case.outputs()
+        schema = case.schema()
+        self.steps = Steps(raw, schema)
+        rng = np.random.default_rng(case.row_bytes)
+        self.sets = [self.steps.draw(rng, case.batch, case.context) for _ in range(SETS)]
+        # The CPU's answer, by which the plan is known too; its templates live as long as the collector.
+        self._collector = Collector([Share(self.steps, schema, self.outputs)], CHECKED_WINDOWS, reuse=True)
+        first = self.sets[0][np.arange(min(CHECKED_WINDOWS, case.batch))]
+        self._expected = self._collector.collect(first)[0].arrays
+        plan = self.steps.plan.copy()
+        for buffer in launches.plan_buffers(self.steps.plan):
+            template = (np.ctypeslib.ctypes.c_uint8 * buffer.nbytes).from_address(buffer.address)
+            plan[buffer.row, buffer.field] = gpu.put(np.frombuffer(template, np.uint8))
+        pieces = launches.piece_counts(plan)
+        self._plan = launches.OutputPlan(gpu.put(plan), len(plan), gpu.put(pieces), int(pieces[-1]))
+        self._tables = launches.EpisodeTables(
+            gpu.put(self.steps.shards), gpu.put(self.steps.bases), gpu.put(self.steps.lengths), 0,
+            gpu.put(self.steps.places + base), len(schema.columns),
+        )  # fmt: skip
+        self.targets = [gpu.device(self._output_bytes(output)) for output in self.outputs]
+        self._targets = gpu.put(np.array(self.targets, np.int64))
+        #: Addresses of int64 [3, batch] each.
+        self.windows = [gpu.put(rows_of(windows)) for windows in self.sets]
+
+    def _output_bytes(self, output: Output) -> int:
+        return self.case.batch * output.width * output.step_bytes
+
+    def launch(self, number: int) -> None:
+        rows = launches.WindowRows.drawn(self.windows[number], self.case.batch)
+        launches.collect(self.gpu, self._tables, self._plan, rows, self._targets)
+
+    def calls(self) -> list[Callable[[], None]]:
+        return [lambda number=number: self.launch(number) for number in range(SETS)]
+
+    def check(self) -> None:
+        """Raises RuntimeError where the first windows' rows are not the CPU's."""
+        for output, address in zip(self.outputs, self.targets, strict=True):
+            self.gpu.fill(address, 0xA5, self._output_bytes(output))
+        self.launch(0)
+        for output, address in zip(self.outputs, self.targets, strict=True):
+            expected = self._expected[output.key]
+            got = self.gpu.get(address, expected.shape, expected.dtype)
+            if got.tobytes() != expected.tobytes():
+                raise RuntimeError(f"{self.case.name}: {output.key} is not what the CPU collects")
+
+
+def rows_of(windows: Windows) -> npt.NDArray[np.int64]:
+    return np.stack([windows.episode_id, windows.start, windows.length])
+
+
+def fill_raw(raw: Bytes) -> None:
+    """Numbers of a normal distribution as float32, repeated with a period that no case's rows have."""
+    numbers = np.random.default_rng(0).standard_normal((1 << 22) + 9, np.float32).view(np.uint8)
+    for first in range(0, len(raw), len(numbers)):
+        part = raw[first : first + len(numbers)]
+        part[:] = numbers[: len(part)]
+
+
+def empty_launch(gpu: Gpu) -> float:
+    """Seconds of a launch that does next to nothing, one after the other."""
+    with gpu.scope():
+        out = gpu.device(8)
+        return gpu.seconds([lambda: launches.in_order(gpu, 0, out, 1)])
+
+
+def ceilings(gpu: Gpu, quick: bool) -> Section:
+    """(a): bytes a second of copies, and seconds of an empty launch."""
+    size = 32 << 20 if quick else 512 << 20
+    found = {}
+    with gpu.scope():
+        target_, source = gpu.device(size), gpu.device(size)
+        for name, make in (("allocated", gpu.pinned), ("registered", gpu.registered)):
+            host = make(size)
+            fill_raw(host)
+            found[f"pinned to device, {name}"] = size / gpu.seconds(
+                [lambda host=host: gpu.copy(target_, host.ctypes.data, size)]
+            )
+        gpu.copy(source, host.ctypes.data, size)
+        found["device to device"] = size / gpu.seconds([lambda: gpu.copy(target_, source, size)])
+    empty = empty_launch(gpu)
+    rows = [Row(name, {"GB/s": rate / 1e9}) for name, rate in found.items()]
+    rows.append(Row("empty launch", {"us": empty * 1e6}))
+    return Section(rows, facts={"bytes_per_second": found, "empty_launch_seconds": empty, "copied_bytes": size})
+
+
+def collection(gpu: Gpu, where: str, ceiling: float, empty: float, quick: bool, left: Callable[[], float]) -> Section:
+    """(b) where `pinned`, (c) where `device`.
+
+    Args:
+        ceiling: bytes a second that are copied to the device, or within it.
+        empty: seconds of an empty launch.
+        left: seconds that are left to the section.
+    """
+    size = 256 << 20 if quick else 2 << 30
+    section = Section([], facts={"source_bytes": size})
+    with gpu.scope():
+        raw = gpu.registered(size)
+        fill_raw(raw)
+        base = raw.ctypes.data if where == "pinned" else gpu.device(size)
+        if where == "device":
+            gpu.copy(base, raw.ctypes.data, size)
+        for case in all_cases(size // 4, quick):
+            if left() < 5:
+                section.left_out.append(case.name)
+                continue
+            section.rows.append(measure(gpu, raw, base, case, where, ceiling, empty))
+    if where == "pinned":
+        section.rows += _allocated(gpu, size, ceiling, empty, quick, left, section)
+    return section
+
+
+def measure(gpu: Gpu, raw: Bytes, base: int, case: Case, where: str, ceiling: float, empty: float) -> Row:
+    with gpu.scope():
+        made = Collection(gpu, raw, base, case)
+        made.check()
+        seconds = gpu.seconds(made.calls())
+    values = {"MiB": case.nbytes / 2**20, "us": seconds * 1e6, "empty launches": seconds / empty}
+    large = case.nbytes >= LARGE[where]
+    ratio = case.nbytes / seconds / ceiling
+    values["GB/s"] = case.nbytes / seconds / 1e9
+    return Row(case.name, values, ratio if large else None, target(where, case))
+
+
+def _allocated(
+    gpu: Gpu, size: int, ceiling: float, empty: float, quick: bool, left: Callable[[], float], section: Section
+) -> Sequence[Row]:
+    """A few cases from memory that CUDA itself allocated, to see whether registered pages cost."""
+    rows = []
+    with gpu.scope():
+        raw = gpu.pinned(size)
+        fill_raw(raw)
+        for case in (Case(44, 100, 4096), Case(1024, 100, 1024), Case(65536, 20, 256)):
+            if case.nbytes > size // 4 or left() < 5:
+                section.left_out.append(f"{case.name}, allocated")
+                continue
+            row = measure(gpu, raw, raw.ctypes.data, case, "pinned", ceiling, empty)
+            rows.append(Row(f"{row.name}, allocated", row.values, row.ratio))
+    return rows

@@ -1,0 +1,171 @@
+"""Section (f): what to try first on a device: constants of collect.cu, and the CPU or the GPU for a batch."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_collection import Case, Collection, fill_raw, rows_of
+from gpu_device import Bytes, Gpu
+from gpu_report import Row, Section
+
+import gear_data
+from gear_data.errors import GearError
+from gear_data.kernels import launches
+
+SOURCE = Path(gear_data.__file__).resolve().parent / "kernels" / "collect.cu"
+KERNEL = "gear_collect"
+#: What is tried on each: small rows, rows of a kilobyte and long ones.
+CASES = (Case(44, 100, 4096), Case(1024, 100, 512), Case(65536, 20, 64))
+#: Of the crossover: bytes of a row, and of batches, at context 20.
+CROSSOVER_ROWS = (44, 1024, 16384)
+CROSSOVER_BYTES = tuple(1 << power for power in range(15, 28, 2))
+_REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Constants of the collector: its launch bounds (threads of a block, blocks of a multiprocessor), bytes of a piece,
+    independent loads of a lane."""
+
+    threads: int = 512
+    resident: int = 2
+    piece: int = 8192
+    unroll: int = 4
+
+    @property
+    def name(self) -> str:
+        return f"{self.resident} x {self.threads} threads, PIECE {self.piece}, UNROLL {self.unroll}"
+
+
+#: The first is what is built in. Of eight loads the stages of 512 threads would be more than a block's 48 KiB.
+VARIANTS = (
+    Variant(),
+    Variant(resident=1),
+    Variant(threads=256, resident=4),
+    Variant(piece=4096),
+    Variant(piece=16384),
+    Variant(unroll=2),
+    Variant(threads=256, resident=4, unroll=8),
+    Variant(threads=256, resident=2, unroll=8),
+)
+
+
+def source_of(variant: Variant, source: str) -> str:
+    """The source with these constants. Raises ValueError where it has no such constant any more."""
+    for pattern, text in (
+        (
+            r"__launch_bounds__\(\d+, \d+\)(?=\s*gear_collect)",
+            f"__launch_bounds__({variant.threads}, {variant.resident})",
+        ),
+        (r"const u32 MOST_WARPS = \d+;", f"const u32 MOST_WARPS = {variant.threads // 32};"),
+        (r"const i64 PIECE = \d+;", f"const i64 PIECE = {variant.piece};"),
+        (r"const u32 UNROLL = \d+;", f"const u32 UNROLL = {variant.unroll};"),
+    ):
+        source, count = re.subn(pattern, text, source)
+        if count != 1:
+            raise ValueError(f"{SOURCE.name} has no '{pattern}'")
+    return source
+
+
+@contextmanager
+def _launched_as(variant: Variant) -> Iterator[None]:
+    """The host counts pieces and blocks of these sizes."""
+    own = launches.PIECE_BYTES, launches._BLOCK
+    launches.PIECE_BYTES, launches._BLOCK = variant.piece, variant.threads
+    try:
+        yield
+    finally:
+        launches.PIECE_BYTES, launches._BLOCK = own
+
+
+def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
+    """Each variant over pinned and device memory, as a ratio to what is built in; then the crossover."""
+    size = 256 << 20 if quick else 2 << 30
+    section = Section([])
+    with gpu.scope():
+        raw = gpu.registered(size)
+        fill_raw(raw)
+        copied = gpu.device(size)
+        gpu.copy(copied, raw.ctypes.data, size)
+        for variant in VARIANTS[:2] if quick else VARIANTS:
+            if left() < 15:
+                section.left_out.append(variant.name)
+                continue
+            try:
+                section.rows += _variant(gpu, raw, copied, variant, section.rows, quick)
+            except (GearError, RuntimeError, ValueError) as error:
+                section.left_out.append(f"{variant.name} ({str(error).splitlines()[0]})")
+        section.rows += _crossover(gpu, raw, quick, left, section)
+    return section
+
+
+def _variant(gpu: Gpu, raw: Bytes, copied: int, variant: Variant, before: list[Row], quick: bool) -> list[Row]:
+    rows = []
+    built_in = {row.name.partition(":")[0]: row.values["us"] for row in before if VARIANTS[0].name in row.name}
+    source = source_of(variant, SOURCE.read_text())
+    blocks = gpu.multiprocessors() * variant.resident
+    with gpu.kernel_from(source, KERNEL, blocks), _launched_as(variant):
+        for where, base in (("pinned", raw.ctypes.data), ("device", copied)):
+            for case in CASES[1:2] if quick else CASES:
+                with gpu.scope():
+                    made = Collection(gpu, raw, base, case)
+                    made.check()
+                    seconds = gpu.seconds(made.calls())
+                label = f"{where} {case.name}"
+                own = built_in.get(label)
+                values: dict[str, Any] = {"us": seconds * 1e6, "GB/s": case.nbytes / seconds / 1e9}
+                rows.append(Row(f"{label}: {variant.name}", values, own / (seconds * 1e6) if own else 1.0))
+    return rows
+
+
+def _crossover(gpu: Gpu, raw: Bytes, quick: bool, left: Callable[[], float], section: Section) -> list[Row]:
+    """From windows in the host's memory to a batch in the GPU's, by the clock: collected by the CPU (one thread) into
+    pinned memory and copied, or collected by the GPU from pinned memory. The ratio is CPU time to GPU time."""
+    rows = []
+    for row_bytes in CROSSOVER_ROWS[:2] if quick else CROSSOVER_ROWS:
+        for nbytes in CROSSOVER_BYTES[2:4] if quick else CROSSOVER_BYTES:
+            case = Case(row_bytes, 20, max(1, nbytes // (20 * row_bytes)))
+            if left() < 5:
+                section.left_out.append(f"CPU or GPU, {case.name}")
+                continue
+            with gpu.scope():
+                on_cpu, on_gpu = both_ways(gpu, raw, case)
+            values = {"CPU us": on_cpu * 1e6, "us": on_gpu * 1e6, "KiB": case.nbytes / 1024}
+            rows.append(Row(f"CPU or GPU, {case.name}", values, on_cpu / on_gpu))
+    return rows
+
+
+def both_ways(gpu: Gpu, raw: Bytes, case: Case) -> tuple[float, float]:
+    """Seconds by the CPU and by the GPU, medians."""
+    made = Collection(gpu, raw, raw.ctypes.data, case)
+    staging, windows = gpu.pinned(case.nbytes), gpu.pinned(24 * case.batch)
+    outputs = np.array([staging.ctypes.data], np.int64)
+    windows.view(np.int64)[:] = rows_of(made.sets[0]).reshape(-1)
+
+    def by_cpu(number: int) -> None:
+        made.steps.collect(made.sets[number], outputs)
+        gpu.copy(made.targets[0], staging.ctypes.data, case.nbytes)
+
+    def by_gpu(number: int) -> None:
+        gpu.copy(made.windows[0], windows.ctypes.data, 24 * case.batch)
+        made.launch(number)
+
+    return _clocked(gpu, by_cpu, len(made.sets)), _clocked(gpu, by_gpu, len(made.sets))
+
+
+def _clocked(gpu: Gpu, call: Callable[[int], None], sets: int) -> float:
+    seconds = []
+    for number in range(_REPEATS + 3):
+        begun = time.perf_counter()
+        call(number % sets)
+        gpu.wait()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds[3:])

@@ -1,0 +1,88 @@
+"""What a section of the GPU benchmark reports, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from common import figure, format_table
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table.
+
+    Attributes:
+        values: column -> number, text, or None.
+        ratio: to what the section compares with.
+        target: the least that the ratio is to be, or the most where `at_most`.
+    """
+
+    name: str
+    values: dict[str, float | str | None]
+    ratio: float | None = None
+    target: float | None = None
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None where there is none."""
+        if self.ratio is None or self.target is None:
+            return None
+        return self.ratio <= self.target if self.at_most else self.ratio >= self.target
+
+
+@dataclass
+class Section:
+    """Attributes:
+    rows: a line each.
+    facts: what else later sections or readers need.
+    left_out: cases for which there was no time or no memory.
+    notes: lines below the table.
+    """
+
+    rows: list[Row]
+    facts: dict[str, Any] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "rows": [{**asdict(row), "met": row.met} for row in self.rows]}
+
+
+def from_json(record: dict[str, Any]) -> Section:
+    rows = [Row(**{key: value for key, value in row.items() if key != "met"}) for row in record["rows"]]
+    return Section(rows, record["facts"], record["left_out"], record["notes"])
+
+
+def table(section: Section) -> str:
+    """The rows as a table, and below it what is to be said."""
+    columns = list(dict.fromkeys(name for row in section.rows for name in row.values))
+    compared = any(row.ratio is not None for row in section.rows)
+    header = ["", *columns, *(["ratio", "target"] if compared else [])]
+    lines = [[row.name, *(_cell(row.values.get(name)) for name in columns)] for row in section.rows]
+    if compared:
+        for row, line in zip(section.rows, lines, strict=True):
+            line += [_cell(row.ratio), _target(row)]
+    text = [format_table(header, lines)] if lines else []
+    if section.left_out:
+        text.append(f"left out: {'; '.join(section.left_out)}")
+    return "\n".join([*text, *section.notes])
+
+
+def _cell(value: float | str | None) -> str:
+    return value if isinstance(value, str) else figure(value)
+
+
+def _target(row: Row) -> str:
+    if row.target is None:
+        return "-"
+    return f"{'<=' if row.at_most else '>='} {row.target:g} {'met' if row.met else 'NOT met'}"
+
+
+def verdict(sections: dict[str, Section]) -> str:
+    """How many targets are met, and which are not."""
+    judged = [(name, row) for name, section in sections.items() for row in section.rows if row.met is not None]
+    missed = [f"({name}) {row.name}: {_cell(row.ratio)}, target {row.target:g}" for name, row in judged if not row.met]
+    met = f"targets met: {len(judged) - len(missed)} of {len(judged)}"
+    return "\n  ".join([met, *missed])

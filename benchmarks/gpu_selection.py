@@ -1,0 +1,153 @@
+"""Section (d): windows drawn on the GPU, from 10^4 to 10^8 episodes; the same integers as the CPU's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gpu_collection import rows_of
+from gpu_device import Gpu
+from gpu_report import Row, Section
+
+from gear_data.kernels import launches
+from gear_data.kernels import selection as kernels
+from gear_data.selection.anchors import Anchors
+from gear_data.selection.drawer import WindowDrawer
+from gear_data.selection.orders import Permuted
+from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.quanta import quanta_prefix, quanta_scale, scale_factors
+from gear_data.selection.windows import WindowRule
+
+EPISODES = (10**4, 10**6, 10**8)
+DRAWS = (4096, 10**6)
+KINDS = ("uniform by step", "weighted by episode", "weighted by step")
+#: The target: so many weighted draws from so many episodes in so many seconds.
+TARGET = (10**6, 10**8, 1e-3)
+SEED, CONTEXT, STEPS = 3, 20, 4
+
+
+def selection(gpu: Gpu, empty: float, quick: bool, left: Callable[[], float]) -> Section:
+    """Draws and, for weights, what making them integers and running sums takes."""
+    section = Section([])
+    for episodes in EPISODES[:2] if quick else EPISODES:
+        # Setting up the largest takes the CPU a while.
+        if left() < 10 + episodes / 2e6:
+            section.left_out.append(f"{episodes:,} episodes")
+            continue
+        rng = np.random.default_rng(0)
+        anchors = Anchors(rng.integers(1, 1001, episodes), None, None, None, WindowRule(CONTEXT))
+        weights = rng.random(episodes)
+        for kind in KINDS:
+            with gpu.scope():
+                section.rows += _kind(gpu, kind, anchors, weights, empty)
+        with gpu.scope():
+            section.rows.append(_rescan(gpu, anchors, weights, empty))
+        with gpu.scope():
+            section.rows.append(_permuted(gpu, anchors, empty))
+    return section
+
+
+def make_drawer(kind: str, anchors: Anchors, weights: npt.NDArray[np.float64]) -> tuple[WindowDrawer, PrefixTable]:
+    if kind == "uniform by step":
+        table = PrefixTable(anchors.prefix)
+        return WindowDrawer(anchors, table, SEED, 1, kernels.WITHIN_DIFFERENCE), table
+    by_step = kind == "weighted by step"
+    scale = quanta_scale(weights, anchors.prefix, by_step)
+    table = PrefixTable(quanta_prefix(weights, anchors.prefix, by_step, scale))
+    within = kernels.WITHIN_QUOTIENT if by_step else kernels.WITHIN_DRAWN
+    return WindowDrawer(anchors, table, SEED, 1, within, probability=True), table
+
+
+def put_plan(gpu: Gpu, drawer: WindowDrawer, table: PrefixTable, anchors: Anchors) -> int:
+    """Address of a drawer's plan on the GPU, and of what it points to."""
+    plan = drawer._plan.copy()
+    plan[kernels.PREFIX] = gpu.put(table.prefix)
+    plan[kernels.TOTAL] = plan[kernels.PREFIX] + table.prefix.nbytes - 8
+    plan[kernels.GUIDE] = gpu.put(table._guide)
+    same = anchors.prefix is table.prefix
+    plan[kernels.COUNTS] = plan[kernels.PREFIX] if same else gpu.put(anchors.prefix)
+    plan[kernels.OFFSETS] = plan[kernels.COUNTS] if anchors.offsets is anchors.prefix else gpu.put(anchors.offsets)
+    return gpu.put(plan)
+
+
+def _kind(gpu: Gpu, kind: str, anchors: Anchors, weights: Any, empty: float) -> list[Row]:
+    drawer, table = make_drawer(kind, anchors, weights)
+    plan = put_plan(gpu, drawer, table, anchors)
+    rows = 3 if kind == "uniform by step" else 4
+    drawer.draw(0, DRAWS[0])  # the first call compiles
+    found = []
+    for count in DRAWS:
+        out = gpu.device(8 * rows * count)
+        begun = time.perf_counter()
+        expected = drawer.draw(0, count)
+        on_cpu = time.perf_counter() - begun
+        launches.draw_windows(gpu, plan, 0, out, count, rows)
+        wanted = rows_of(expected)
+        if expected.probability is not None:
+            wanted = np.concatenate([wanted, expected.probability.view(np.int64)[None]])
+        _check(gpu, out, wanted, f"{kind}, {len(anchors):,} episodes")
+        calls = [
+            lambda step=step, out=out, count=count: launches.draw_windows(gpu, plan, step, out, count, rows)
+            for step in range(STEPS)
+        ]
+        seconds = gpu.seconds(calls)
+        limit = TARGET[2] if (count, len(anchors)) == TARGET[:2] and rows == 4 else None
+        found.append(_row(f"{kind}, {count:,} of {len(anchors):,}", seconds, empty, on_cpu, limit))
+    return found
+
+
+def _rescan(gpu: Gpu, anchors: Anchors, weights: npt.NDArray[np.float64], empty: float) -> Row:
+    """All weights of episodes to running sums of integers, in device memory."""
+    count = len(anchors)
+    quanta_scale(weights[:1], anchors.prefix[:2], False)  # the first call compiles
+    begun = time.perf_counter()
+    scale = quanta_scale(weights, anchors.prefix, False)
+    expected = quanta_prefix(weights, anchors.prefix, False, scale)
+    on_cpu = time.perf_counter() - begun
+    rows = launches.WeightRows(gpu.put(weights), gpu.put(anchors.prefix), False, count)
+    sums, out = gpu.device(8 * (launches.tiles(count) + 1)), gpu.device(8 * (count + 1))
+    factors = scale_factors(scale.exponent)
+
+    def call() -> None:
+        launches.weighted_prefix(gpu, rows, factors, sums, out)
+
+    call()
+    _check(gpu, out, expected, f"running sums of {count:,} weights")
+    return _row(f"running sums of {count:,} weights", gpu.seconds([call]), empty, on_cpu, None)
+
+
+def _permuted(gpu: Gpu, anchors: Anchors, empty: float) -> Row:
+    """A batch of an epoch without replacement."""
+    count, total = DRAWS[-1], anchors.total
+    out = gpu.device(8 * count)
+    first, order = total - count, Permuted(SEED, total)
+    order(0, first, 1)  # the first call compiles
+    begun = time.perf_counter()
+    expected = order(0, first, count)
+    on_cpu = time.perf_counter() - begun
+
+    def call() -> None:
+        launches.permuted(gpu, SEED, 0, first, total, out, count)
+
+    call()
+    _check(gpu, out, expected, f"shuffle of {total:,}")
+    name = f"shuffle, {count:,} of {total:,} steps"
+    return _row(name, gpu.seconds([call]), empty, on_cpu, None)
+
+
+def _check(gpu: Gpu, out: int, expected: npt.NDArray[np.int64], what: str) -> None:
+    if not np.array_equal(gpu.get(out, expected.shape, np.int64), expected):
+        raise RuntimeError(f"{what}: the GPU's integers are not the CPU's")
+
+
+def _row(name: str, seconds: float, empty: float, on_cpu: float, limit: float | None) -> Row:
+    values: dict[str, float | str | None] = {
+        "us": seconds * 1e6,
+        "empty launches": seconds / empty,
+        "CPU us": on_cpu * 1e6,
+        "us at most": None if limit is None else limit * 1e6,
+    }
+    return Row(name, values, None if limit is None else seconds / limit, None if limit is None else 1.0, at_most=True)
