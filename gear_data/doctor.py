@@ -5,15 +5,23 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gear_data.kernels.nvml import driver, gpu_count
 from gear_data.progress import format_bytes
+
+#: For a probe of the GPU's packages: they import for seconds, and the kernels compile when first used.
+_PROBE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,8 @@ class Check:
 def examine() -> list[Check]:
     """All checks. A check that fails says so; none raises."""
     checks: list[Callable[[], Check]] = [
-        _cpu, _kernels, _torch, _gpu, _cupy, _cudf, _rdma, _pyverbs, _locked_memory, _shared_memory, _open_files
+        _cpu, _kernels, _torch, _gpu, _cupy, _cuda_kernels, _cudf, _rdma, _pyverbs, _locked_memory,
+        _shared_memory, _open_files,
     ]  # fmt: skip
     return [check() for check in checks]
 
@@ -60,38 +69,57 @@ def _kernels() -> Check:
 def _torch() -> Check:
     import torch
 
-    return Check("torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads")
+    cuda = torch.version.cuda
+    found = f"{torch.__version__}, {torch.get_num_threads()} threads, {f'CUDA {cuda}' if cuda else 'no CUDA'}"
+    if not cuda and gpu_count():
+        return Check("torch", False, found, "for tensors on the GPU install torch's CUDA build: see pytorch.org")
+    return Check("torch", True, found)
 
 
 def _gpu() -> Check:
-    import torch
-
-    count = torch.cuda.device_count()
-    if count:
-        names = {torch.cuda.get_device_name(i) for i in range(count)}
-        return Check("gpu", True, f"{count} CUDA devices: {', '.join(sorted(names))}")
-    if torch.version.cuda is None and shutil.which("nvidia-smi"):
-        return Check("gpu", False, "a driver, and a torch without CUDA", "install a CUDA build of torch")
-    return Check(
-        "gpu", False, "no CUDA device", "none is needed; with one, install the NVIDIA driver and torch for CUDA"
-    )
+    found = driver()
+    if found is None:
+        return Check("gpu", False, "no NVIDIA driver", "none is needed; with a GPU, install the NVIDIA driver")
+    names = ", ".join(f"{count} x {name}" for name, count in Counter(found.gpus).items())
+    text = f"{names or 'none'}; driver {found.version}, for CUDA up to {'.'.join(map(str, found.cuda))}"
+    if found.gpus and not gpu_count():
+        return Check("gpu", False, f"{text}; all hidden", "CUDA_VISIBLE_DEVICES hides them: unset it")
+    remedy = None if found.gpus else "the driver sees none: see nvidia-smi, and whether the container was given one"
+    return Check("gpu", bool(found.gpus), text, remedy)
 
 
 def _cupy() -> Check:
-    if importlib.util.find_spec("cupy") is None:
-        return Check("cupy", False, "not installed", "for GPU kernels: pip install 'gear-data[gpu]'")
-    try:
-        cupy = importlib.import_module("cupy")
-        ready = bool(cupy.cuda.is_available())
-    except Exception as error:  # CuPy raises its own kinds at import, by what is missing
-        return Check("cupy", False, f"cannot be used: {error}", "install the CuPy that fits your CUDA version")
-    return Check("cupy", ready, f"{cupy.__version__}", None if ready else "it finds no GPU: see the gpu line")
+    return _probed("cupy", "cupy", "for GPU kernels: pip install 'gear-data[gpu]'")
+
+
+def _cuda_kernels() -> Check:
+    if not gpu_count():
+        return Check("cuda kernels", False, "not tried", "no GPU: see the gpu line")
+    return _probed("cuda kernels", "cupy", "see the cupy line")
 
 
 def _cudf() -> Check:
-    if importlib.util.find_spec("cudf") is None:
-        return Check("cudf", False, "not installed", "for filters on the GPU: pip install 'gear-data[cudf]'")
-    return Check("cudf", True, "installed")
+    name = "cudf"
+    if importlib.util.find_spec("cudf_polars") is not None and not gpu_count():
+        return Check(name, False, "installed, not tried", "no GPU: see the gpu line; filters run on the CPU")
+    return _probed(name, "cudf_polars", "for filters on the GPU: pip install 'gear-data[cudf]'; else the CPU does them")
+
+
+def _probed(name: str, module: str, missing: str) -> Check:
+    """What `gear_data.gpu_probe` finds in a process of its own."""
+    if importlib.util.find_spec(module) is None:
+        return Check(name, False, "not installed", missing)
+    command = [sys.executable, "-m", "gear_data.gpu_probe", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        remedy = "see whether nvidia-smi answers; the first use compiles, and a slow disk may need longer"
+        return Check(name, False, f"no answer in {_PROBE_SECONDS:.0f} s", remedy)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or ["nothing said"]
+        found = f"crashed with status {done.returncode}: {said[0]}"
+        return Check(name, False, found, "the driver and the CUDA packages may not go together: see docs/gpu.md")
+    return Check(name, **json.loads(done.stdout.splitlines()[-1]))
 
 
 def _rdma() -> Check:

@@ -25,7 +25,7 @@ LAYERS = (
     ("dataset",),
     ("opening",),
     ("inspect",),
-    ("doctor", "loaders"),
+    ("doctor", "gpu_probe", "loaders"),
     ("exports",),
     ("demo",),
     ("cli",),
