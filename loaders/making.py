@@ -72,7 +72,7 @@ class BatchMaker:
         rank, world_size: rank r of w gets rows [r * B // w, (r + 1) * B // w).
         rows: most windows that this rank gets.
         batches: most batches that `make` is asked for at once.
-        reuse: whether the memory of batches that are gone is used again (`gear_data.collection.BufferPool`).
+        reuse: whether the memory of batches that are gone is used again (`gear_data.buffers.BufferPool`).
     """
 
     def __init__(
