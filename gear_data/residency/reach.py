@@ -47,6 +47,12 @@ class Wanted:
         low = np.minimum.reduce([low for low, _ in spans])
         return low, np.maximum(np.maximum.reduce([high for _, high in spans]) - low, 0)
 
+    @property
+    def most_rows(self) -> int:
+        """No window has more."""
+        last = max(reach.first + reach.width + max(reach.shift, 0) + reach.horizon - 1 for reach in self.reaches)
+        return last - min(reach.first + min(reach.shift, 0) for reach in self.reaches)
+
 
 def wanted_rows(plan: Int64Array) -> tuple[Wanted, ...]:
     """What a plan of `gear_data.kernels.cpu` reads: each of its source columns is in one of these."""
