@@ -142,7 +142,7 @@ class Target:
         if self.backend == "cuda" and not worker:
             return DeviceCollection(
                 parts, joined=joined, rows=rows, batches=batches, device=self.device, sm_budget=self.sm_budget,
-                keep=keep,
+                keep=keep, pin=self.pin,
             )  # fmt: skip
         return HostCollection(
             parts, joined=joined, rows=rows, batches=batches, reuse=not worker, device=self.device, pin=self.pin

@@ -30,6 +30,7 @@ class DeviceCollection:
         device: the number of a CUDA device.
         sm_budget: the share of its multiprocessors that collecting takes.
         keep: buffers kept for reuse.
+        pin: whether what the CPU makes goes to the device through pinned memory.
 
     Raises:
         as `DeviceCollector`.
@@ -37,9 +38,9 @@ class DeviceCollection:
 
     def __init__(
         self, parts: Sequence[Part], *, joined: bool, rows: int, batches: int, device: torch.device, sm_budget: float,
-        keep: int,
+        keep: int, pin: bool,
     ) -> None:  # fmt: skip
-        self._device = device
+        self._device, self._pin = device, pin
         shares = [part.share() for part in parts]
         sources = [_source(part.dataset) for part in parts]
         groups = [list(range(len(parts)))] if joined else [[number] for number in range(len(parts))]
@@ -76,16 +77,16 @@ class DeviceCollection:
             for name, values in facts.items():
                 first = filled.facts[name] + 8 * place * rows
                 batch[name] = whole[first : first + 8 * rows].view(_torch_dtype(values.dtype))
-            # Which collector's it is: it alone knows the buffer.
-            collected = self._collectors[number], filled.collected
+            collected = self._collectors[number], filled.collected, frozenset(batch)
             batches.append(Gathered(batch, rows * plan.row_bytes, valid_bytes, collected))
         return batches
 
     def hand_over(self, made: Made) -> Batch:
-        collector, collected = made.collected
+        collector, collected, there = made.collected
         collector.hand_over(collected, torch.cuda.current_stream(self._device).cuda_stream)
-        # What is not collected, such as what decoders give.
-        return on_device(made.batch, self._device, pin=True)
+        # What the device did not collect, such as what decoders give.
+        others = {key: value for key, value in made.batch.items() if key not in there}
+        return {**made.batch, **on_device(others, self._device, pin=self._pin)}
 
 
 def _source(dataset: Dataset) -> tuple[ShardReader, DeviceColumns]:

@@ -29,11 +29,11 @@ class Made:
     """A batch, and what its metrics need.
 
     Attributes:
-        batch: as the consumer gets it, where the collection left it.
+        batch: as the collection left it.
         windows: of this rank.
         padded_bytes, valid_bytes: with and without padding.
         sources: windows of each dataset of a mixture; None without a mixture.
-        collected: where a device fills the batch, what its consumer has to wait for.
+        collected: what the collection needs to hand it over.
     """
 
     batch: Batch
