@@ -14,7 +14,7 @@ ROOT = Path(gear_data.__file__).parent
 #: From the ground up; modules of one line may import each other.
 LAYERS = (
     ("errors",),
-    ("schema", "progress", "extras", "images", "retry"),
+    ("schema", "progress", "extras", "images", "retry", "buffers"),
     ("storage", "kernels"),
     ("ingest", "selection", "expressions"),
     ("collection",),
