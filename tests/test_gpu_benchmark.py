@@ -1,0 +1,412 @@
+"""benchmarks/gpu.py without a GPU: its cases, targets, report and order of sections; and its sections of collection and
+selection on a stand-in for CuPy, whose kernels run on the CPU."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from cuda_runner import KERNELS
+from cupy_stand_in import _libraries
+
+import gear_data
+from gear_data.errors import DeviceMemoryError
+from gear_data.kernels import cuda, launches
+
+BENCHMARKS = Path(gear_data.__file__).resolve().parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import gpu as benchmark  # noqa: E402
+import gpu_collection  # noqa: E402
+import gpu_device  # noqa: E402
+import gpu_knobs  # noqa: E402
+import gpu_selection  # noqa: E402
+from gpu_collection import Case  # noqa: E402
+from gpu_report import Row, Section, from_json, table, verdict  # noqa: E402
+
+
+class _Memory(np.ndarray):
+    """Bytes of this process with an address, as CuPy's pinned memory is: it can be viewed as an array."""
+
+    @property
+    def ptr(self) -> int:
+        return int(self.ctypes.data)
+
+
+class StandIn:
+    """As much of CuPy as the benchmark uses beside the launcher; at once, in this process."""
+
+    __version__ = "0"
+
+    def __init__(self, libraries: dict[str, ctypes.PyDLL], device_bytes: int = 1 << 30) -> None:
+        self.registered: dict[int, int] = {}
+        self.waits = 0
+
+        class OutOfMemory(MemoryError):
+            pass
+
+        class Event:
+            def record(self) -> None:
+                self.at = time.perf_counter()
+
+            def synchronize(self) -> None: ...
+
+        class Device:
+            attributes: ClassVar = {"MultiProcessorCount": 2}
+
+            def __init__(self, number: int) -> None: ...
+
+            def __enter__(self) -> None: ...
+
+            def __exit__(self, *error: object) -> None: ...
+
+        class RawModule:
+            def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+                (self._library,) = (each for name, each in libraries.items() if (KERNELS / name).read_text() == code)
+
+            def get_function(self, name: str) -> Any:
+                entry = ctypes.cast(getattr(self._library, name), ctypes.c_void_p)
+
+                def call(grid: tuple[int], block: tuple[int], arguments: tuple[np.uint64, ...]) -> None:
+                    given = (ctypes.c_uint64 * 24)(*map(int, arguments))
+                    self._library.shim_launch(entry, grid[0], block[0], given)
+
+                return call
+
+        def alloc(nbytes: int) -> _Memory:
+            if nbytes > device_bytes:
+                raise OutOfMemory(f"out of memory allocating {nbytes}")
+            return np.empty(nbytes, np.uint8).view(_Memory)
+
+        def wait() -> None:
+            self.waits += 1
+
+        def error(name: str) -> Any:
+            return type(name, (RuntimeError,), {})
+
+        pool = SimpleNamespace(free_all_blocks=lambda: None)
+        self.get_default_memory_pool = self.get_default_pinned_memory_pool = lambda: pool
+        self.RawModule = RawModule
+        self.cuda = SimpleNamespace(
+            Event=Event, Device=Device, alloc=alloc, alloc_pinned_memory=alloc,
+            get_elapsed_time=lambda begin, end: 1e3 * (end.at - begin.at),
+            get_current_stream=lambda: SimpleNamespace(ptr=0),
+            memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
+            compiler=SimpleNamespace(CompileException=error("CompileException")),
+            driver=SimpleNamespace(CUDADriverError=error("CUDADriverError")),
+            nvrtc=SimpleNamespace(NVRTCError=error("NVRTCError"), getVersion=lambda: (13, 0)),
+            runtime=SimpleNamespace(
+                CUDARuntimeError=error("CUDARuntimeError"),
+                memcpy=lambda target, source, size, kind: ctypes.memmove(target, source, size),
+                memcpyAsync=lambda target, source, size, kind, stream: ctypes.memmove(target, source, size),
+                memsetAsync=lambda target, value, size, stream: ctypes.memset(target, value, size),
+                deviceSynchronize=wait,
+                hostRegister=lambda address, size, flags: self.registered.update({address: size}),
+                hostUnregister=lambda address: self.registered.pop(address),
+                getDeviceProperties=lambda number: {"name": b"made up", "totalGlobalMem": 1, "l2CacheSize": 1},
+                runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13000,
+            ),
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ to build the kernels for the CPU with")
+    return _libraries(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def cupy(libraries: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    fake = StandIn(libraries)
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    cuda._kernels.cache_clear()
+    yield fake
+    cuda._kernels.cache_clear()
+
+
+@pytest.fixture
+def gpu(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> gpu_device.Gpu:
+    """Each call is measured once: this is slow."""
+    made = gpu_device.Gpu()
+    monkeypatch.setattr(made, "seconds", lambda calls, repeats=7: made._timed(calls, len(calls)))
+    return made
+
+
+def left() -> float:
+    return 1e9
+
+
+# On the stand-in
+
+
+def test_calls_are_timed_in_groups_that_take_turns(cupy: StandIn) -> None:
+    gpu, called = gpu_device.Gpu(), []
+    calls = [lambda: called.append(0), lambda: (called.append(1), time.sleep(1e-4))[0]]
+    seconds = gpu.seconds(calls, repeats=3)
+    # Both once to warm up, both once to see how long they take, and then so many that a group takes about 2 ms.
+    assert 2e-5 < seconds < 5e-3
+    assert len(called) > 4
+    assert abs(called.count(0) - called.count(1)) <= 3
+
+
+def test_what_is_taken_in_a_scope_is_given_back(cupy: StandIn) -> None:
+    gpu = gpu_device.Gpu()
+    with gpu.scope():
+        outer = gpu.device(100)
+        with pytest.raises(ZeroDivisionError), gpu.scope():
+            gpu.registered(4096)[:] = 1
+            gpu.pinned(100)
+            assert len(cupy.registered) == 1
+            raise ZeroDivisionError
+        assert not cupy.registered
+        assert len(gpu._held) == 1
+        assert outer % 256 == 0
+    assert not gpu._held
+
+
+def test_memory_that_runs_out_is_an_error_that_says_so(libraries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", StandIn(libraries, device_bytes=1000))
+    cuda._kernels.cache_clear()
+    with pytest.raises(DeviceMemoryError, match=r"1,000 bytes of GPU memory"):
+        gpu_device.Gpu().device(1000)
+    cuda._kernels.cache_clear()
+
+
+SMALL = [Case(44, 20, 70), Case(0, 20, 40), Case(65536, 2, 3), Case(1024, 7, 5), Case(3, 9, 100)]
+
+
+@pytest.mark.parametrize("where", ["pinned", "device"])
+def test_collection_is_compared_with_the_cpus(where: str, gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_collection, "all_cases", lambda most, quick: SMALL)
+    monkeypatch.setitem(gpu_collection.LARGE, where, Case(44, 20, 70).nbytes)
+    section = gpu_collection.collection(gpu, where, 1e9, 1e-6, True, left)
+    named = {row.name: row for row in section.rows}
+    assert [case.name for case in SMALL] == list(named)[: len(SMALL)]
+    row = named["44 B x 20 x 70"]
+    assert row.ratio == pytest.approx(44 * 20 * 70 / (row.values["us"] * 1e-6) / 1e9)
+    assert row.values["empty launches"] == pytest.approx(row.values["us"])
+    # Too small to be compared with a copy.
+    assert named["1024 B x 7 x 5"].ratio is None
+
+
+def test_a_kernel_that_is_wrong_is_not_measured(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = gpu.registered(4 << 20)
+    gpu_collection.fill_raw(raw)
+    made = gpu_collection.Collection(gpu, raw, raw.ctypes.data, Case(44, 20, 70))
+    made.check()
+    raw[:] = raw[::-1].copy()
+    with pytest.raises(RuntimeError, match="44 B x 20 x 70: rows is not what the CPU collects"):
+        made.check()
+
+
+def test_ceilings_and_selection(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = gpu_collection.ceilings(gpu, True)
+    assert section.facts["bytes_per_second"].keys() == {
+        "pinned to device, allocated", "pinned to device, registered", "device to device"
+    }  # fmt: skip
+    monkeypatch.setattr(gpu_selection, "EPISODES", (300, 5000))
+    monkeypatch.setattr(gpu_selection, "DRAWS", (50, 500))
+    monkeypatch.setattr(gpu_selection, "TARGET", (500, 5000, 1e-3))
+    found = gpu_selection.selection(gpu, section.facts["empty_launch_seconds"], True, left)
+    assert len(found.rows) == 2 * (3 * 2 + 2)
+    judged = [row for row in found.rows if row.target is not None]
+    assert [row.name for row in judged] == ["weighted by episode, 500 of 5,000", "weighted by step, 500 of 5,000"]
+    for row in judged:
+        assert row.met == (row.values["us"] <= 1000)
+
+
+def test_draws_that_are_wrong_are_not_measured(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_selection, "EPISODES", (100,))
+    monkeypatch.setattr(gpu_selection, "DRAWS", (50, 60))
+    monkeypatch.setattr(gpu_selection.launches, "draw_windows", lambda *arguments: None)
+    with pytest.raises(RuntimeError, match="uniform by step, 100 episodes"):
+        gpu_selection.selection(gpu, 1e-6, True, left)
+
+
+def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = (gpu_knobs.Variant(), gpu_knobs.Variant(unroll=2))
+    monkeypatch.setattr(gpu_knobs, "VARIANTS", variants)
+    monkeypatch.setattr(gpu_knobs, "CASES", (SMALL[0], SMALL[0]))
+    monkeypatch.setattr(gpu_knobs, "CROSSOVER_BYTES", (1 << 12,) * 3)
+    before = launches.PIECE_BYTES, launches._BLOCK, gpu.blocks, dict(gpu._kernels)
+    section = gpu_knobs.knobs(gpu, True, left)
+    assert (launches.PIECE_BYTES, launches._BLOCK, gpu.blocks, gpu._kernels) == before
+    assert [row.ratio for row in section.rows[:2]] == [1.0, 1.0]
+    assert [row.name.partition(",")[0] for row in section.rows[2:]] == ["CPU or GPU"] * 2
+    # The stand-in has no other sources than those that are built in, which is told and ends nothing.
+    assert [text.partition(" (")[0] for text in section.left_out] == [variants[1].name]
+
+
+# What needs no device
+
+
+def test_cases_span_what_is_asked_for() -> None:
+    cases = gpu_collection.all_cases(512 << 20, quick=False)
+    sizes = [(case.row_bytes, case.context, case.batch) for case in cases if case.row_bytes]
+    assert {row for row, _, _ in sizes} >= {44, 1024, 65536}
+    assert {context for _, context, _ in sizes} == {20, 100, 1000}
+    assert {batch for _, _, batch in sizes} == {32, 256, 1024, 4096}
+    assert all(row * context * batch <= 512 << 20 for row, context, batch in sizes)
+    assert (44, 1000, 4096) in sizes
+    assert len(gpu_collection.all_cases(64 << 20, quick=True)) < 10
+
+
+@pytest.mark.parametrize(
+    ("where", "case", "expected"),
+    [
+        ("pinned", Case(1024, 100, 256), 0.9),  # 25 MiB
+        ("pinned", Case(65536, 20, 256), 0.9),
+        ("pinned", Case(44, 100, 4096), 0.7),
+        ("pinned", Case(44, 20, 32), None),  # below 16 MiB a launch rules
+        ("pinned", Case(44, 1000, 4096), None),
+        ("pinned", Case(256, 1000, 4096), None),
+        ("pinned", Case(0, 1000, 4096), None),
+        ("device", Case(1024, 100, 256), None),  # below 64 MiB
+        ("device", Case(1024, 100, 1024), 0.7),
+        ("device", Case(44, 1000, 4096), 0.7),
+    ],
+)
+def test_targets_are_those_of_large_batches(where: str, case: Case, expected: float | None) -> None:
+    assert gpu_collection.target(where, case) == expected
+
+
+@pytest.mark.parametrize("variant", gpu_knobs.VARIANTS, ids=lambda variant: variant.name)
+def test_constants_are_put_into_the_source(variant: gpu_knobs.Variant) -> None:
+    source = gpu_knobs.SOURCE.read_text()
+    changed = gpu_knobs.source_of(variant, source)
+    assert (changed == source) == (variant == gpu_knobs.VARIANTS[0])
+    assert f"__launch_bounds__({variant.threads}, {variant.resident})\ngear_collect(" in changed
+    assert f"const i64 PIECE = {variant.piece};" in changed
+    assert f"const u32 UNROLL = {variant.unroll};" in changed
+    # Stages of one block are at most 48 KiB.
+    assert variant.threads // 32 * (variant.unroll * 32 * 16 + 16) <= 48 << 10
+
+
+def test_a_constant_that_is_gone_is_told() -> None:
+    with pytest.raises(ValueError, match="PIECE"):
+        gpu_knobs.source_of(gpu_knobs.Variant(), gpu_knobs.SOURCE.read_text().replace("PIECE =", "OTHER ="))
+
+
+SECTION = Section(
+    [
+        Row("fast", {"us": 12.0}, 0.95, 0.9),
+        Row("slow", {"us": 1234.5, "text": "a"}, 0.5, 0.7),
+        Row("late", {"us": None}, 1.5, 1.0, at_most=True),
+        Row("free", {"us": 1.0}, 2.0),
+    ],
+    left_out=["one", "two"],
+    notes=["a note"],
+)
+
+
+def test_a_report_says_what_is_met() -> None:
+    assert from_json(json.loads(json.dumps(SECTION.to_json()))) == SECTION
+    assert [row["met"] for row in SECTION.to_json()["rows"]] == [True, False, False, None]
+    lines = table(SECTION).splitlines()
+    assert "0.95" in lines[2]
+    assert ">= 0.9 met" in lines[2]
+    assert ">= 0.7 NOT met" in lines[3]
+    assert "<= 1 NOT met" in lines[4]
+    assert lines[-2:] == ["left out: one; two", "a note"]
+    assert verdict({"b": SECTION}).splitlines() == [
+        "targets met: 1 of 3", "  (b) slow: 0.5, target 0.7", "  (b) late: 1.5, target 1"
+    ]  # fmt: skip
+
+
+class Runs:
+    """Stands for `run_apart`; `fails`: sections that do."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.names, self.ceilings = fails, "", {}
+
+    def __call__(self, name: str, ceilings: dict[str, Any], quick: bool, seconds: float) -> dict[str, Any]:
+        self.names += name
+        self.ceilings[name] = ceilings
+        assert 10 <= seconds <= benchmark.SECONDS[name]
+        if name in self.fails:
+            return {"status": "failed", "reason": "a reason"}
+        section = Section([Row(f"row of {name}", {"us": 1.0})], facts={"from": name})
+        return {"status": "ok", "seconds": 1.0, "section": section.to_json()}
+
+
+@pytest.mark.parametrize(
+    ("names", "fails", "run", "left_out"),
+    [
+        ("abcdef", "", "abcdef", ""),
+        ("abcdef", "ce", "abcdef", ""),
+        ("abcdef", "a", "aef", "bcd"),
+        ("d", "", "ad", ""),
+        ("fe", "", "ef", ""),
+    ],
+)
+def test_sections_that_fail_leave_the_others(
+    names: str, fails: str, run: str, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = Runs(fails)
+    record = benchmark.run_all(names, False, runs)
+    assert runs.names == run
+    assert {name for name, item in record.items() if item["status"] == "left out"} == set(left_out)
+    assert {name for name, item in record.items() if item["status"] == "failed"} == set(fails)
+    for name in set(run) & set("bcd"):
+        assert runs.ceilings[name] == {"from": "a"}
+    shown = capsys.readouterr().out
+    for name in set(run) - set(fails):
+        assert f"row of {name}" in shown
+
+
+def test_all_of_it_takes_less_than_eight_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(step=100.0)
+    monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(now))
+    record = benchmark.run_all("abcdef", False, Runs())
+    assert [item["status"] for item in record.values()].count("left out") >= 1
+    assert benchmark.TOTAL_SECONDS < 8 * 60
+
+
+def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def died(command: list[str], **options: Any) -> Any:
+        assert "--worker" in command
+        return SimpleNamespace(returncode=-6, stdout="", stderr="Traceback\n  there\nCUDAError: 700\n")
+
+    monkeypatch.setattr(benchmark.subprocess, "run", died)
+    found = benchmark.run_apart("b", {}, True, 20.0)
+    assert found["status"] == "failed"
+    assert "status -6: Traceback |   there | CUDAError: 700" in found["reason"]
+
+    def slow(command: list[str], **options: Any) -> Any:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(benchmark.subprocess, "run", slow)
+    assert benchmark.run_apart("b", {}, True, 20.0)["reason"] == "took more than 60 s"
+
+
+@pytest.mark.parametrize(("text", "letters"), [("a,b", "ab"), ("f", "f"), ("c, d", "cd")])
+def test_sections_are_named_by_letters(text: str, letters: str) -> None:
+    assert benchmark.parse_arguments(["--only", text]).only == letters
+    with pytest.raises(argparse.ArgumentTypeError, match="a, b, c"):
+        benchmark._letters(f"{text},x")
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    if benchmark.no_gpu() is None:
+        pytest.skip("there is a GPU")
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu.py"), "--quick", "--json", str(tmp_path / "out.json")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("not run: ")
+    assert not (tmp_path / "out.json").exists()
