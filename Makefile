@@ -1,9 +1,10 @@
-# Two commands: `make demo` sets up and runs the main job, `make test` sets up and runs the tests.
+# `make demo` sets up and runs the main job, `make test` sets up and runs the tests, `make gpu` those of a GPU and its
+# benchmark.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
@@ -16,6 +17,9 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+gpu:
+	PYTHON=$(PYTHON) scripts/gpu_check.sh
 
 # One stamp for each set of extras: `make demo` need not wait for what only the tests use.
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
@@ -31,4 +35,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
 
 clean:
-	rm -rf $(VENV) demo-output build *.egg-info
+	rm -rf $(VENV) .venv-gpu gpu-results demo-output build *.egg-info
