@@ -33,6 +33,12 @@ from gear_data.kernels import cuda
 #: The stream that is torch's current one.
 CONSUMER = 7
 _ALIGNMENT = 256
+#: Which streams run ahead: their operations are done as soon as they may be, those of others as late as they may.
+ORDERS: dict[str, Callable[[int], bool]] = {
+    "consumer first": lambda stream: stream == CONSUMER,
+    "device first": lambda stream: stream != CONSUMER,
+    "all late": lambda stream: False,
+}
 
 
 class CudaError(RuntimeError):
@@ -268,13 +274,12 @@ def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
 
 @contextmanager
 def stand_in(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *, consumer_first: bool, device_bytes: int = 1 << 30
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, order: str, device_bytes: int = 1 << 30
 ) -> Iterator[Any]:
-    """CuPy and torch's view of one device. consumer_first: whether the consumer's stream runs ahead of the others, or
-    they of it."""
+    """CuPy and torch's view of one device. order: one of `ORDERS`."""
     if shutil.which("g++") is None:
         pytest.skip("there is no g++ to build the kernels for the CPU with")
-    streams = Streams(lambda stream: (stream == CONSUMER) == consumer_first)
+    streams = Streams(ORDERS[order])
     fake = make_cupy(streams, _libraries(folder), device_bytes)
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
