@@ -2,9 +2,9 @@
 the CPU by `cuda_shim`.
 
 Streams are queues whose operations come as late as they may: what is in a stream is done when something that waits for
-it asks for it, but for those of `eager` streams, which are done at once. So a copy from memory that is written again too
-early copies what is written then; and who reads a batch without waiting for it, or fills one that is still read, gets
-the other's bytes. Memory is filled with a pattern when it is taken and when it is freed.
+it asks for it, but for those of `eager` streams, which are done at once. So a copy from memory that is written again
+too early copies what is written then; and who reads a batch without waiting for it, or fills one that is still read,
+gets the other's bytes. Memory is filled with a pattern when it is taken and when it is freed.
 """
 
 from __future__ import annotations
@@ -188,11 +188,10 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             return np.asarray(self).__dlpack__()
 
     class Device:
-        attributes = {"MultiProcessorCount": 2}
-
         def __init__(self, number: int) -> None:
             if number:
                 raise CudaError(101)
+            self.attributes = {"MultiProcessorCount": 2}
 
         def __enter__(self) -> None: ...
 
