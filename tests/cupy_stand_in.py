@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -271,33 +272,46 @@ def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
     return found
 
 
+@dataclass(frozen=True)
+class StandIn:
+    """A `cuda_loader_checks.Gpu`; `cupy` is the module."""
+
+    cupy: Any
+
+    def read(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch is held no longer than until this returns, as a kernel that reads it would not hold it."""
+        addresses = {key: (value.data_ptr(), value.nbytes) for key, value in batch.items()}
+        copies = {key: torch.empty_like(value) for key, value in batch.items()}
+
+        def copy() -> None:
+            for key, (address, nbytes) in addresses.items():
+                ctypes.memmove(copies[key].data_ptr(), address, nbytes)
+
+        self.cupy.streams.add(CONSUMER, copy)
+        return copies
+
+    def finish(self) -> None:
+        self.cupy.streams.finish_all()
+
+
 @contextmanager
 def stand_in(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *, order: str, device_bytes: int = 1 << 30
-) -> Iterator[Any]:
-    """CuPy and torch's view of one device. order: one of `ORDERS`."""
+) -> Iterator[StandIn]:
+    """CuPy and torch's view of one device.
+
+    Args:
+        folder: for libraries of the kernels.
+        order: one of `ORDERS`.
+        device_bytes: of its memory.
+    """
     if shutil.which("g++") is None:
         pytest.skip("there is no g++ to build the kernels for the CPU with")
-    streams = Streams(ORDERS[order])
-    fake = make_cupy(streams, _libraries(folder), device_bytes)
+    fake = make_cupy(Streams(ORDERS[order]), _libraries(folder), device_bytes)
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=CONSUMER))
     cuda._kernels.cache_clear()
-    yield fake
+    yield StandIn(fake)
     cuda._kernels.cache_clear()
-
-
-def read_later(fake: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a batch that the consumer's stream makes when it comes to it: whole after `fake.streams.finish_all()`.
-    It holds the batch no longer than until then, as a kernel that reads it would not."""
-    addresses = {key: (value.data_ptr(), value.nbytes) for key, value in batch.items()}
-    copies = {key: torch.empty_like(value) for key, value in batch.items()}
-
-    def copy() -> None:
-        for key, (address, nbytes) in addresses.items():
-            ctypes.memmove(copies[key].data_ptr(), address, nbytes)
-
-    fake.streams.add(CONSUMER, copy)
-    return copies
