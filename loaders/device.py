@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gear_data.collection import BatchPlan, Field
+from gear_data.collection import BatchPlan, Field, Share
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.draws import Draw
@@ -42,7 +42,7 @@ class DeviceCollection:
     ) -> None:  # fmt: skip
         self._device, self._pin = device, pin
         shares = [part.share() for part in parts]
-        sources = [_source(part.dataset) for part in parts]
+        sources = [_source(share, part.dataset) for share, part in zip(shares, parts, strict=True)]
         groups = [list(range(len(parts)))] if joined else [[number] for number in range(len(parts))]
         self._plans = [BatchPlan([shares[number] for number in group], rows, batches) for group in groups]
         self._collectors = [
@@ -89,11 +89,10 @@ class DeviceCollection:
         return {**made.batch, **on_device(others, self._device, pin=self._pin)}
 
 
-def _source(dataset: Dataset) -> tuple[ShardReader, DeviceColumns]:
-    reader = dataset.reader()
-    if not isinstance(reader, ShardReader):
+def _source(share: Share, dataset: Dataset) -> tuple[ShardReader, DeviceColumns]:
+    if not isinstance(share.reader, ShardReader):
         raise InvalidArgumentError("steps that other machines send are collected on the CPU")
-    return reader, dataset.device_columns()
+    return share.reader, dataset.device_columns()
 
 
 def device_number(device: torch.device) -> int:

@@ -2,9 +2,9 @@
 the CPU by `cuda_shim`.
 
 Streams are queues whose operations come as late as they may: what is in a stream is done when something that waits for
-it asks for it, but for those of `eager` streams, which are done at once. So a copy from memory that is written again too
-early copies what is written then; and who reads a batch without waiting for it, or fills one that is still read, gets
-the other's bytes. Memory is filled with a pattern when it is taken and when it is freed.
+it asks for it, but for those of `eager` streams, which are done at once. So a copy from memory that is written again
+too early copies what is written then; and who reads a batch without waiting for it, or fills one that is still read,
+gets the other's bytes. Memory is filled with a pattern when it is taken and when it is freed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,12 @@ from gear_data.kernels import cuda
 #: The stream that is torch's current one.
 CONSUMER = 7
 _ALIGNMENT = 256
+#: Which streams run ahead: their operations are done as soon as they may be, those of others as late as they may.
+ORDERS: dict[str, Callable[[int], bool]] = {
+    "consumer first": lambda stream: stream == CONSUMER,
+    "device first": lambda stream: stream != CONSUMER,
+    "all late": lambda stream: False,
+}
 
 
 class CudaError(RuntimeError):
@@ -182,11 +189,10 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             return np.asarray(self).__dlpack__()
 
     class Device:
-        attributes = {"MultiProcessorCount": 2}
-
         def __init__(self, number: int) -> None:
             if number:
                 raise CudaError(101)
+            self.attributes = {"MultiProcessorCount": 2}
 
         def __enter__(self) -> None: ...
 
@@ -266,34 +272,46 @@ def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
     return found
 
 
+@dataclass(frozen=True)
+class StandIn:
+    """A `cuda_loader_checks.Gpu`; `cupy` is the module."""
+
+    cupy: Any
+
+    def read(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch is held no longer than until this returns, as a kernel that reads it would not hold it."""
+        addresses = {key: (value.data_ptr(), value.nbytes) for key, value in batch.items()}
+        copies = {key: torch.empty_like(value) for key, value in batch.items()}
+
+        def copy() -> None:
+            for key, (address, nbytes) in addresses.items():
+                ctypes.memmove(copies[key].data_ptr(), address, nbytes)
+
+        self.cupy.streams.add(CONSUMER, copy)
+        return copies
+
+    def finish(self) -> None:
+        self.cupy.streams.finish_all()
+
+
 @contextmanager
 def stand_in(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *, consumer_first: bool, device_bytes: int = 1 << 30
-) -> Iterator[Any]:
-    """CuPy and torch's view of one device. consumer_first: whether the consumer's stream runs ahead of the others, or
-    they of it."""
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, order: str, device_bytes: int = 1 << 30
+) -> Iterator[StandIn]:
+    """CuPy and torch's view of one device.
+
+    Args:
+        folder: for libraries of the kernels.
+        order: one of `ORDERS`.
+        device_bytes: of its memory.
+    """
     if shutil.which("g++") is None:
         pytest.skip("there is no g++ to build the kernels for the CPU with")
-    streams = Streams(lambda stream: (stream == CONSUMER) == consumer_first)
-    fake = make_cupy(streams, _libraries(folder), device_bytes)
+    fake = make_cupy(Streams(ORDERS[order]), _libraries(folder), device_bytes)
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=CONSUMER))
     cuda._kernels.cache_clear()
-    yield fake
+    yield StandIn(fake)
     cuda._kernels.cache_clear()
-
-
-def read_later(fake: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a batch that the consumer's stream makes when it comes to it: whole after `fake.streams.finish_all()`.
-    It holds the batch no longer than until then, as a kernel that reads it would not."""
-    addresses = {key: (value.data_ptr(), value.nbytes) for key, value in batch.items()}
-    copies = {key: torch.empty_like(value) for key, value in batch.items()}
-
-    def copy() -> None:
-        for key, (address, nbytes) in addresses.items():
-            ctypes.memmove(copies[key].data_ptr(), address, nbytes)
-
-    fake.streams.add(CONSUMER, copy)
-    return copies

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class DevicePool:
         keep: how many are kept for reuse.
     """
 
-    def __init__(self, make: Any, keep: int) -> None:
+    def __init__(self, make: Callable[[], _Buffer], keep: int) -> None:
         self._make = make
         self._keep = keep
         # list.append and list.pop are atomic, and leases end in whatever thread drops the last tensor.
@@ -69,8 +70,7 @@ class DevicePool:
         try:
             return self._idle.pop()
         except IndexError:
-            buffer: _Buffer = self._make()
-            return buffer
+            return self._make()
 
     def drop(self, buffer: _Buffer) -> None:
         """Nothing of this process refers to its arrays any more; a device may read them still."""
@@ -157,7 +157,8 @@ class DeviceCollector:
         words = rows * (max(reader.words for reader in self._readers) + MOST_FACTS)
         stage = rows * max(reader.stage_bytes for reader in self._readers)
         stage += ALIGNMENT * sum(reader.stage_parts for reader in self._readers)
-        self.pool = DevicePool(lambda: _Buffer(plan, words, stage, self._cupy.cuda), keep)
+        # Without a circle of references: memory goes with the last batch, not with a garbage collection.
+        self.pool = DevicePool(partial(_Buffer, plan, words, stage, self._cupy.cuda), keep)
 
     def collect(
         self, windows: Windows, source: Int64Array | None, facts: Mapping[str, npt.NDArray[Any]], batches: int = 1
