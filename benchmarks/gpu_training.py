@@ -23,9 +23,14 @@ BATCHES = (64, 512)
 DEVICE = "cuda"
 TARGET = 0.98
 COSTLESS = "the same batch each time"
-OURS = "gear-data, pinned"
+OURS = "gear-data, pinned, auto"
 #: What feeds the steps: title -> residency and the loader's backend.
-LOADERS = {OURS: ("pinned", "auto"), "gear-data, on the GPU": ("device", "auto"), "gear-data, CPU": ("host", "cpu")}
+LOADERS = {
+    OURS: ("pinned", "auto"),
+    "gear-data, pinned, by the GPU": ("pinned", "cuda"),
+    "gear-data, device, by the GPU": ("device", "cuda"),
+    "gear-data, host, by the CPU": ("host", "cpu"),
+}
 TORCHRL = "TorchRL SliceSampler, pin_memory, copied"
 
 Batch = dict[str, torch.Tensor]
