@@ -37,7 +37,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class Training:
-    """The model, and steps of it, which wait for the GPU at no point."""
+    """The model, and steps of it, of which nothing is read back."""
 
     def __init__(self, loader: gear_data.SequenceLoader) -> None:
         self.model = build_model(loader, Hyperparameters()).to(DEVICE).train()

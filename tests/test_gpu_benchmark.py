@@ -250,6 +250,35 @@ def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pyte
     assert [text.partition(" (")[0] for text in section.left_out] == [variants[1].name]
 
 
+def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    import gpu_training
+    import torch
+
+    monkeypatch.setattr(gpu_training, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    loaders = {gpu_training.OURS: ("host", "cpu"), "on no GPU": ("mmap", "cuda")}
+    monkeypatch.setattr(gpu_training, "LOADERS", loaders)
+    # Importing TorchRL takes longer than all the rest.
+    monkeypatch.setitem(sys.modules, "torchrl.data", None)
+    small = gpu_training.Hyperparameters(hidden_size=8, n_layer=1)
+    monkeypatch.setattr(gpu_training, "Hyperparameters", lambda: small)
+    monkeypatch.setattr(gpu_training, "CONTEXT", 3)
+    episodes = gpu_training.synthetic_episodes(2000)
+    gpu_training.write_parquet(episodes, tmp_path / "source.parquet")
+    gear_data.convert(tmp_path / "source.parquet", tmp_path / "dataset")
+    section = Section([])
+    gpu_training._measure(section, tmp_path / "dataset", 2, episodes, 1, 2, left)
+    rows = {row.name.removeprefix("batch 2: "): row for row in section.rows}
+    assert rows.keys() == {gpu_training.COSTLESS, gpu_training.OURS}
+    assert [row.target for row in rows.values() if row.target] == [0.98]
+    ours, costless = rows[gpu_training.OURS], rows[gpu_training.COSTLESS]
+    assert ours.ratio == pytest.approx(ours.values["steps/s"] / costless.values["steps/s"])
+    reasons = "".join(section.notes)
+    assert "on no GPU, batch 2: not run: InvalidArgumentError" in reasons
+    assert f"{gpu_training.TORCHRL}, batch 2: not run: ModuleNotFoundError" in reasons
+
+
 # What needs no device
 
 
