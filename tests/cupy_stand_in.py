@@ -245,6 +245,7 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         runtime=SimpleNamespace(
             CUDARuntimeError=CudaError,
             getDevice=lambda: 0,
+            deviceSynchronize=streams.finish_all,
             memcpyAsync=copy,
             eventRecord=record_event,
             streamWaitEvent=wait_event,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import mmap
 import os
 import weakref
 from collections.abc import Iterator
@@ -91,9 +93,13 @@ class RegisteredMemory:
     def __init__(self, buffer: pa.Buffer) -> None:
         runtime = import_extra("cupy", "gpu").cuda.runtime
         with _host_errors("registering the columns in host memory"):
-            runtime.hostRegister(buffer.address, buffer.size, _REGISTER_READ_ONLY)
-        # Before the memory is unmapped, which `buffer` is kept for; at exit while the CUDA context is still there.
-        weakref.finalize(self, _unregister, runtime, buffer, os.getpid())
+            # Whole pages, as older drivers want it: those of a mapping are.
+            size = -(-buffer.size // mmap.PAGESIZE) * mmap.PAGESIZE
+            runtime.hostRegister(buffer.address, size, _REGISTER_READ_ONLY)
+        # Before the memory is unmapped, which `buffer` is kept for.
+        self.close = weakref.finalize(self, _unregister, runtime, buffer, os.getpid())
+        self.close.atexit = False
+        _registered.add(self)
         with cuda_errors("registering the columns in host memory"):
             self.shift = int(runtime.pointerGetAttributes(buffer.address).devicePointer) - buffer.address
 
@@ -112,7 +118,19 @@ def _unregister(runtime: Any, buffer: pa.Buffer, process: int) -> None:
     if os.getpid() == process:
         # After an error that the context does not survive there is nothing left to unregister.
         with contextlib.suppress(runtime.CUDARuntimeError):
+            runtime.deviceSynchronize()
             runtime.hostUnregister(buffer.address)
+
+
+#: To unregister before the CUDA context goes. Of what runs at exit, what was registered first comes last: this module
+#: is imported before any that starts threads which launch kernels, so those have ended then.
+_registered: weakref.WeakSet[RegisteredMemory] = weakref.WeakSet()
+
+
+@atexit.register
+def _unregister_all() -> None:
+    for memory in list(_registered):
+        memory.close()
 
 
 class Sender:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +26,14 @@ from gear_data.selection.windows import Int64Array, Windows
 MOST_FACTS = 4
 
 
+def _wait(queued: Any, process: int, getpid: Callable[[], int] = os.getpid, ignore: Any = suppress) -> None:
+    """Before pinned memory is freed: nothing reads it any more. That of the device waits by itself. A forked child has
+    nothing to wait for, nor has one whose context is lost; at exit this module's names are gone."""
+    if getpid() == process:
+        with ignore(Exception):
+            queued.synchronize()
+
+
 class _Buffer:
     """Memory of one batch, or of several that are collected together: their arrays, and what the kernel reads.
 
@@ -36,12 +46,16 @@ class _Buffer:
 
     def __init__(self, plan: BatchPlan, words: int, stage_bytes: int, cuda: Any) -> None:
         head = -(-plan.size // ALIGNMENT) * ALIGNMENT
+        self.collected, self.released = cuda.Event(disable_timing=True), cuda.Event(disable_timing=True)
+        self._process = os.getpid()
         self.memory = DeviceBuffer(head + 8 * (len(plan.fields) + words))
         self.outputs = self.memory.address + head
         self.upload = Upload(len(plan.fields) + words, self.outputs)
         self.stage = Stage(stage_bytes)
-        self.collected, self.released = cuda.Event(disable_timing=True), cuda.Event(disable_timing=True)
         self._places = plan.offsets + self.memory.address
+
+    def __del__(self, wait: Callable[[Any, int], None] = _wait) -> None:
+        wait(self.collected, self._process)
 
     def clear(self) -> None:
         """Makes the pinned memory ready to be written: waits for the collection before, long done as a rule."""
@@ -143,6 +157,8 @@ class DeviceCollector:
         sm_budget: float,
         keep: int,
     ) -> None:
+        self._stream: Any = None
+        self._process = os.getpid()
         self._cupy = import_extra("cupy", "gpu")
         self._launcher = CudaLauncher(device, sm_budget)
         self._plan, self._number = plan, device
@@ -159,6 +175,10 @@ class DeviceCollector:
         stage += ALIGNMENT * sum(reader.stage_parts for reader in self._readers)
         # Without a circle of references: memory goes with the last batch, not with a garbage collection.
         self.pool = DevicePool(partial(_Buffer, plan, words, stage, self._cupy.cuda), keep)
+
+    def __del__(self, wait: Callable[[Any, int], None] = _wait) -> None:
+        if self._stream is not None:
+            wait(self._stream, self._process)
 
     def collect(
         self, windows: Windows, source: Int64Array | None, facts: Mapping[str, npt.NDArray[Any]], batches: int = 1

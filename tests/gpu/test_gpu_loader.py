@@ -76,7 +76,8 @@ def test_a_captured_step_sees_every_batch(gpu: Device, folder: Path) -> None:
     total = torch.zeros((), dtype=torch.float64, device="cuda")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # The loader's thread may allocate and wait meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         total.copy_(static["observations"].sum(dtype=torch.float64))
     found = []
     for batch in itertools.islice(loader, 19):
