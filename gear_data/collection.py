@@ -16,13 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.buffers import ALIGNMENT, BufferPool
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array, Windows
 
-_ALIGNMENT = 256
-#: Buffers kept for reuse; more than prefetching holds at once need not stay hot.
-_IDLE_BUFFERS = 8
 #: Elements that means and scales are repeated for: 16 KiB of them, which stay in the cache.
 _AFFINE_ELEMENTS = 1024
 _NO_ROWS: Int64Array = np.empty(0, np.int64)
@@ -153,57 +151,6 @@ class ColumnReader(Protocol):
         """
 
 
-class _Lease:
-    """A buffer lent out. Arrays made over it hold it; when the last of them dies it goes back to its pool."""
-
-    __slots__ = ("__array_interface__", "_buffer", "_idle")
-
-    def __init__(self, buffer: _Buffer, idle: list[_Buffer]) -> None:
-        self._buffer = buffer
-        self._idle = idle
-        self.__array_interface__ = buffer.memory.__array_interface__
-
-    def __del__(self, limit: int = _IDLE_BUFFERS) -> None:
-        # `limit` is bound here since a module's names are gone when leases end at interpreter exit.
-        if len(self._idle) < limit:
-            self._idle.append(self._buffer)
-
-
-@dataclass(frozen=True)
-class _Buffer:
-    """uint8 [size], aligned to 256 bytes, and int64 [parts]: the address of each part of it."""
-
-    memory: npt.NDArray[np.uint8]
-    addresses: Int64Array
-
-
-class BufferPool:
-    """Buffers of one size, last in first out: the one used last is the one still in the cache.
-
-    Args:
-        size: bytes.
-        parts: int64, where in the buffer its parts begin.
-        reuse: False gives every batch memory of its own, for batches handed to other processes.
-    """
-
-    def __init__(self, size: int, parts: Int64Array, *, reuse: bool) -> None:
-        self._size = size
-        self._parts = parts
-        self._reuse = reuse
-        # list.append and list.pop are atomic, and leases end in whatever thread drops the last array.
-        self._idle: list[_Buffer] = []
-
-    def lease(self) -> tuple[npt.NDArray[np.uint8], Int64Array]:
-        """uint8 [size], whose memory is not used again while it or a view of it lives, and its parts' addresses."""
-        try:
-            buffer = self._idle.pop()
-        except IndexError:
-            raw = np.empty(self._size + _ALIGNMENT, np.uint8)
-            skip = -raw.ctypes.data % _ALIGNMENT
-            buffer = _Buffer(raw[skip : skip + self._size], self._parts + (raw.ctypes.data + skip))
-        return np.asarray(_Lease(buffer, self._idle)) if self._reuse else buffer.memory, buffer.addresses
-
-
 @dataclass(slots=True)  # made for every batch: see Windows
 class Collected:
     """A batch: key -> array [B, width, *shape], and its sizes in bytes with and without padding."""
@@ -222,43 +169,60 @@ class Share:
     outputs: tuple[Output, ...]
 
 
-class Collector:
-    """Fills batches of given outputs.
+@dataclass(frozen=True)
+class Field:
+    """One array of a batch in its buffer.
+
+    Attributes:
+        key: its name in the batch.
+        shape: of a row.
+        dtype: of its numbers; those of bfloat16 are uint16.
+        offset: where in the buffer it begins.
+        row_bytes: of a row.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    row_bytes: int
+
+
+class BatchPlan:
+    """How batches of given outputs are filled, and where in a buffer their arrays are.
 
     Args:
         shares: one a dataset. Their outputs have the same keys, widths, shapes and dtypes (`check_alike`).
-        rows: windows of a full batch; shorter ones are fine.
-        batches: how many are collected in one call, at most.
-        reuse: see `BufferPool`.
+        rows: windows of a full batch.
+        batches: how many share a buffer, at most.
+
+    Attributes:
+        plans: int64 [outputs, PLAN_FIELDS] of each share, see `gear_data.kernels.cpu`; they hold addresses of what
+            lives as long as this.
+        fields: an array of each output.
+        size: bytes of a buffer.
+        row_bytes: of a row of all arrays.
 
     Raises:
         InvalidArgumentError: a batch would be too large.
         UnsupportedColumnError: an output that cannot be computed from its column.
     """
 
-    def __init__(self, shares: Sequence[Share], rows: int, *, batches: int = 1, reuse: bool) -> None:
+    def __init__(self, shares: Sequence[Share], rows: int, batches: int = 1) -> None:
         outputs = shares[0].outputs
         check_batch_bytes(outputs, rows)
-        self._readers = [share.reader for share in shares]
-        # Templates the plans point to; they live as long as the plans.
+        # Templates the plans point to.
         self._templates: list[npt.NDArray[Any]] = []
-        self._plans = [self._plan(share) for share in shares]
-        sizes = np.array([batches * rows * output.width * output.step_bytes for output in outputs], np.int64)
-        padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
-        offsets: Int64Array = np.cumsum(padded) - padded
-        self._row_bytes = sum(output.width * output.step_bytes for output in outputs)
-        # Key, shape of a row, dtype, where the array begins, bytes of a row.
-        self._layout = [
-            (
-                output.key,
-                output.shape if output.single else (output.width, *output.shape),
-                output.array_dtype,
-                int(offset),
-                output.width * output.step_bytes,
-            )
-            for output, offset in zip(outputs, offsets, strict=True)
+        self.plans = [self._plan(share) for share in shares]
+        row_bytes = [output.width * output.step_bytes for output in outputs]
+        padded = -(-batches * rows * np.array(row_bytes, np.int64) // ALIGNMENT) * ALIGNMENT
+        self.offsets: Int64Array = np.cumsum(padded) - padded
+        self.size = max(1, int(padded.sum()))
+        self.row_bytes = sum(row_bytes)
+        self.fields = [
+            Field(o.key, o.shape if o.single else (o.width, *o.shape), o.array_dtype, offset, size)
+            for o, offset, size in zip(outputs, self.offsets.tolist(), row_bytes, strict=True)
         ]
-        self._pool = BufferPool(max(1, int(padded.sum())), offsets, reuse=reuse)
 
     def _plan(self, share: Share) -> Int64Array:
         """int64 [outputs, PLAN_FIELDS]."""
@@ -336,6 +300,29 @@ class Collector:
         self._templates.append(array)
         return int(array.ctypes.data)
 
+
+def _bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The nearest bfloat16 of finite numbers, ties to even."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+class Collector:
+    """Fills batches of given outputs.
+
+    Args:
+        shares, rows, batches: see `BatchPlan`; shorter batches are fine.
+        reuse: see `BufferPool`.
+
+    Raises:
+        whatever a `BatchPlan` raises.
+    """
+
+    def __init__(self, shares: Sequence[Share], rows: int, *, batches: int = 1, reuse: bool) -> None:
+        self._readers = [share.reader for share in shares]
+        self._plan = BatchPlan(shares, rows, batches)
+        self._pool = BufferPool(self._plan.size, self._plan.offsets, reuse=reuse)
+
     def collect(self, windows: Windows, batches: int = 1) -> list[Collected]:
         """So many batches of the first dataset's windows, a row a window.
 
@@ -347,7 +334,7 @@ class Collector:
         rows = len(windows) // batches
         buffer, addresses = self._pool.lease()
         valid = np.empty(batches, np.int64)
-        self._readers[0].read(windows, Places(self._plans[0], addresses, _NO_ROWS, max(1, rows), valid))
+        self._readers[0].read(windows, Places(self._plan.plans[0], addresses, _NO_ROWS, max(1, rows), valid))
         return [
             self._batch(buffer, number * rows, rows, valid_bytes) for number, valid_bytes in enumerate(valid.tolist())
         ]
@@ -359,22 +346,18 @@ class Collector:
         for number in np.unique(source).tolist():
             rows = np.flatnonzero(source == number)
             valid = np.empty(1, np.int64)
-            self._readers[number].read(windows[rows], Places(self._plans[number], addresses, rows, len(rows), valid))
+            self._readers[number].read(
+                windows[rows], Places(self._plan.plans[number], addresses, rows, len(rows), valid)
+            )
             total += int(valid[0])
         return self._batch(buffer, 0, len(windows), total)
 
     def _batch(self, buffer: npt.NDArray[np.uint8], first: int, rows: int, valid_bytes: int) -> Collected:
         arrays = {
-            key: np.ndarray((rows, *shape), dtype, buffer, offset + first * row_bytes)
-            for key, shape, dtype, offset, row_bytes in self._layout
+            field.key: np.ndarray((rows, *field.shape), field.dtype, buffer, field.offset + first * field.row_bytes)
+            for field in self._plan.fields
         }
-        return Collected(arrays, rows * self._row_bytes, valid_bytes)
-
-
-def _bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The nearest bfloat16 of finite numbers, ties to even."""
-    bits = values.view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return Collected(arrays, rows * self._plan.row_bytes, valid_bytes)
 
 
 def check_alike(outputs: Sequence[Output], others: Sequence[Output]) -> None:

@@ -15,6 +15,8 @@ from gear_data.cluster.placement import Placement, place_shards, shard_shares
 from gear_data.collection import ColumnReader
 from gear_data.episode import Episode
 from gear_data.errors import EmptySourceError, InvalidArgumentError, ManifestError, unknown_name
+from gear_data.residency import DeviceColumns, ShardReader
+from gear_data.residency.device_columns import extents_of
 from gear_data.residency.plan import ResidencyPlan, make_plan
 from gear_data.root import Root
 from gear_data.schema import Schema
@@ -273,7 +275,7 @@ class Dataset:
         columns: Sequence[str] | None = None,
     ) -> ResidencyPlan:
         """Which parts of the data belong in GPU memory, which in pinned host memory, and which stay on disk, so that
-        most of what is read comes from the fastest. It is worked out, not done; `print` shows it.
+        most of what is read comes from the fastest. It is worked out, not done: `print` shows it, `place` does it.
 
         Args:
             device_bytes, host_bytes: how much of either memory may be taken.
@@ -293,6 +295,30 @@ class Dataset:
         shares = self._shares(sampler)
         placement = (*self._root.placement, self._root.lengths)
         return make_plan(self.schema, read, placement, shares, int(device_bytes), int(host_bytes))
+
+    def place(self, plan: ResidencyPlan) -> Dataset:
+        """The same episodes and steps with each part where the plan has it, for kernels of CUDA's current device
+        (`SequenceLoader(device="cuda")`): copied now, from disk through a buffer of a bounded size. The CPU goes on
+        reading where it did, and what stays on disk it gathers for each batch.
+
+        Args:
+            plan: of `residency_plan`; each process has its own copies.
+
+        Raises:
+            MissingExtraError, DeviceError: CuPy or a GPU is missing.
+            DeviceMemoryError, HostMemoryError: there is less memory than the plan takes.
+            InvalidArgumentError: a plan of another dataset, or a dataset that others serve.
+        """
+        if not isinstance(self.reader(), ShardReader):
+            raise InvalidArgumentError("what other machines serve is not brought to a GPU's memory")
+        extents_of((plan.shard, plan.first, plan.last), *self._root.placement, self._root.lengths)
+        root = self._root.placed(plan)
+        root.device_columns()
+        return Dataset(root, self._view)
+
+    def device_columns(self) -> DeviceColumns:
+        """Where kernels find the columns; the addresses of those that they cannot read in place are 0."""
+        return self._root.device_columns()
 
     def placement(
         self, nodes: Sequence[str], sampler: str | Sampler = "uniform", budget: int | None = None

@@ -32,7 +32,10 @@ def open_dataset(
             send the steps that are read.
         residency: where column bytes live. `mmap`: in the page cache, read from disk as they are needed. `host`: in one
             copy in memory, made now by the first process of this machine and user, and shared by those that come while
-            any of them holds it; it goes with the last. On Linux, without a trace, however they end.
+            any of them holds it; it goes with the last. On Linux, without a trace, however they end. `pinned`: the
+            same copy, registered for GPUs to read in place. `device`: all columns of a fixed size in the memory of
+            CUDA's current device, which need not be in this machine's; the CPU reads them from disk. Where the device
+            has less memory: `Dataset.place`.
         on_bad_shard: `error`: a shard of the wrong size is an error, and what else is wrong with one shows when it is
             read. `skip`: all shards are read and verified now; the episodes of those that fail are left out with a
             warning, which changes the fingerprint. Under torch.distributed every rank must open it so, and all leave
@@ -47,7 +50,9 @@ def open_dataset(
         RemoteError: the server cannot be reached.
         ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
         VersionError, ManifestError, CorruptShardError: it cannot be used.
-        HostMemoryError: `host`, and the columns are larger than the memory that is available.
+        HostMemoryError: `host` or `pinned`, and the columns are larger than the memory that is available.
+        MissingExtraError, DeviceError: `pinned` or `device`, and CuPy or a GPU is missing.
+        DeviceMemoryError: `device`, and it has too little memory.
         EmptySourceError: `skip`, and no shard is sound.
     """
     if on_bad_shard not in ("error", "skip"):
@@ -64,4 +69,6 @@ def open_dataset(
         return Dataset(open_served(place, cache_dir, cache_bytes), View())
     bad = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
     root = Root(open_files(path, cache_dir, cache_bytes), residency, bad)
+    # Where a GPU is to read the columns they are brought there now: what is missing shows now.
+    root.device_columns()
     return Dataset(root, View(ids=sound_episodes(root)) if bad else View())

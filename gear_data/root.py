@@ -13,7 +13,17 @@ import pyarrow as pa
 
 from gear_data.collection import ColumnReader
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
-from gear_data.residency import JoinedShards, ShardReader, Shards, open_shards
+from gear_data.residency import (
+    DeviceColumns,
+    DeviceCopy,
+    JoinedCopy,
+    JoinedShards,
+    ShardReader,
+    Shards,
+    on_the_host,
+    open_shards,
+)
+from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.block import offsets_of
@@ -44,27 +54,35 @@ class Root:
     def __init__(self, files: DatasetFiles, residency: str = "mmap", bad: frozenset[str] = frozenset()) -> None:
         self.files = files
         self.path = files.place
-        self.residency = residency
+        self.residency = self._opened_as = residency
         self.manifest = files.manifest()
         self.bad = bad
         files.check(self.manifest, bad)
         self.schema = self.manifest.schema
         self.statistics = self.manifest.statistics
+        #: Where a plan has each part; None without one.
+        self._tiers: ResidencyPlan | None = None
         self._stored: Shards = self._open_shards()
         self.shards = self._stored
+        self._stored_copy = self._device_copy(self.schema, self._stored)
+        self._copy: DeviceCopy | JoinedCopy = self._stored_copy
         #: Of `returns_to_go`; None for the column as it is stored, if it is.
         self.discount: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_again, (type(self), self.files, self.residency, self.bad, self.discount))
+        return (_open_again, (type(self), self.files, self._opened_as, self.bad, self._tiers, self.discount))
 
     def _open_shards(self) -> Shards:
         """The shards that the manifest lists."""
-        return open_shards(self.residency, self.files, self.schema, self.manifest.shards, self.bad)
+        return open_shards(on_the_host(self._opened_as), self.files, self.schema, self.manifest.shards, self.bad)
+
+    def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy:
+        steps = np.array([entry.steps for entry in self.manifest.shards], np.int64)
+        return DeviceCopy(self.residency, schema, shards, steps, self._tiers)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         """Its one column."""
-        return open_shards(self.residency, FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
+        return open_shards(on_the_host(self._opened_as), FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
 
     def _rewards(self, shard: int) -> npt.NDArray[Any]:
         """[steps]: those of a shard."""
@@ -94,14 +112,31 @@ class Root:
         root.discount = wanted
         if wanted is None:
             root.schema, root.statistics, root.shards = stored, self.manifest.statistics, self._stored
+            root._copy = self._stored_copy
         else:
             episodes = (*self.placement, self.lengths)
             sidecar = discounted_returns(self.files, self.manifest, *episodes, wanted, self._rewards)
             index = stored.index(COLUMN.name) if COLUMN.name in stored else len(stored)
             root.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
             root.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
-            root.shards = JoinedShards(self._stored, index, self._open_sidecar(sidecar))
+            other = self._open_sidecar(sidecar)
+            root.shards = JoinedShards(self._stored, index, other)
+            root._copy = JoinedCopy(self._stored_copy, index, self._device_copy(Schema((COLUMN,)), other))
         return root
+
+    def placed(self, plan: ResidencyPlan) -> Root:
+        """These episodes, where a GPU finds each part as a plan says."""
+        root = copy(self)
+        root.residency, root._tiers = "tiered", plan
+        root.schema, root.statistics, root.shards, root.discount = (
+            self.manifest.schema, self.manifest.statistics, self._stored, None,
+        )  # fmt: skip
+        root._copy = root._stored_copy = root._device_copy(root.schema, root.shards)
+        return root if self.discount is None else root.with_discount(self.discount)
+
+    def device_columns(self) -> DeviceColumns:
+        """Where a GPU finds the columns; the first call brings them there. Raises as `DeviceCopy.columns` does."""
+        return self._copy.columns()
 
     @cached_property
     def episode_table(self) -> Any:
@@ -238,8 +273,15 @@ class Root:
 
 
 def _open_again(
-    kind: type[Root], files: DatasetFiles, residency: str, bad: frozenset[str], discount: float | None
+    kind: type[Root],
+    files: DatasetFiles,
+    residency: str,
+    bad: frozenset[str],
+    tiers: ResidencyPlan | None,
+    discount: float | None,
 ) -> Root:
-    """In another process."""
+    """In another process. Nothing is brought to a GPU before it is asked for: a DataLoader's worker never does."""
     root = kind(files, residency, bad)
+    if tiers is not None:
+        root = root.placed(tiers)
     return root if discount is None else root.with_discount(discount)

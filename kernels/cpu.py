@@ -310,6 +310,24 @@ def _place(fields, episode, start, length, total, finals, lows, counts, heads, e
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def count_valid(episode, start, length, lengths, finals, plan, per, valid):  # type: ignore[no-untyped-def]
+    """Fills `valid` as `collect`, whose arguments these are, does; writes nothing else."""
+    count = len(episode)
+    total = lengths[episode]
+    valid[:] = 0
+    lows, counts = np.empty(count, np.int64), np.empty(count, np.int64)
+    heads, ends = np.empty(count, np.int64), np.empty(count, np.int64)
+    placed = np.int64(-1)
+    for k in range(len(plan)):
+        fields = plan[k]
+        if fields[LIKE] != placed:
+            placed = fields[LIKE]
+            _place(fields, episode, start, length, total, finals, lows, counts, heads, ends)
+        for b in range(count):
+            valid[b // per] += counts[b] * fields[OUT_BYTES]
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def collect(episode, start, length, rows_of, shards, bases, lengths, finals, addresses, plan, outputs, per, valid):  # type: ignore[no-untyped-def]
     """Fills every output of a batch, or of several.
 

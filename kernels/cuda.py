@@ -23,6 +23,8 @@ _SOURCES = ("collect.cu", "select.cu", "priorities.cu")
 _OUT_OF_MEMORY = 2
 _NO_DRIVER = {3, 34, 35, 100, 101, 803, 804}
 _NO_IMAGE = {98, 200, 209, 222}
+#: Calls that another thread's capture of a CUDA graph does not let through, or is broken off by.
+_CAPTURE = range(900, 909)
 #: After these every further call of the process fails.
 _FATAL = {700, 702, 710, 714, 715, 716, 717, 718, 719}
 
@@ -68,6 +70,8 @@ def _hint(status: int) -> str:
         return "install or update the NVIDIA driver (see nvidia-smi and `gear-data doctor`), or use the CPU"
     if status in _NO_IMAGE:
         return "the kernels need compute capability 7.5 or more; use the CPU"
+    if status in _CAPTURE:
+        return "capture the graph with torch.cuda.graph(..., capture_error_mode='thread_local'): see docs/gpu.md"
     if status in _FATAL:
         return "the GPU is lost to this process: start it again; run it in compute-sanitizer to see the access at fault"
     return "see `gear-data doctor`; CUDA errors are often those of an earlier call: try CUDA_LAUNCH_BLOCKING=1"

@@ -26,6 +26,22 @@ def check_range(name: str, value: Any, low: int, high: int | None = None) -> Non
         raise InvalidArgumentError(f"{name} must be {limit}, not {value}")
 
 
+def check_numbers(
+    batch_size: Any, context: Any, prefetch: Any, seed: Any, stride: Any, steps: Any, epochs: Any, n_step: Any
+) -> None:
+    """Raises InvalidArgumentError unless each is in its range, and `steps` or `epochs` is None."""
+    check_range("batch_size", batch_size, 1)
+    check_range("context", context, 1)
+    check_range("prefetch", prefetch, 0)
+    check_range("seed", seed, 0, (1 << 64) - 1)
+    check_range("stride", stride, 1)
+    for name, value, low in (("steps", steps, 0), ("epochs", epochs, 0), ("n_step", n_step, 1)):
+        if value is not None:
+            check_range(name, value, low)
+    if steps is not None and epochs is not None:
+        raise InvalidArgumentError("give steps or epochs, not both")
+
+
 def check_placement(rank: int | None, world_size: int | None) -> None:
     """Raises InvalidArgumentError unless both are given, and fit, or neither is."""
     if (rank is None) != (world_size is None):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gear_data.collection import Collected, Collector
@@ -28,10 +29,11 @@ class Made:
     """A batch, and what its metrics need.
 
     Attributes:
-        batch: as the consumer gets it, on the CPU.
+        batch: as the collection left it.
         windows: of this rank.
         padded_bytes, valid_bytes: with and without padding.
         sources: windows of each dataset of a mixture; None without a mixture.
+        collected: what the collection needs to hand it over.
     """
 
     batch: Batch
@@ -39,6 +41,31 @@ class Made:
     padded_bytes: int
     valid_bytes: int
     sources: Int64Array | None
+    collected: Any = None
+
+
+@dataclass(slots=True)  # made for every batch: see Windows
+class Gathered:
+    """A batch's tensors, and what its metrics need; see `Made`."""
+
+    batch: Batch
+    padded_bytes: int
+    valid_bytes: int
+    collected: Any = None
+
+
+#: What comes with every window beside its steps: name -> int64 or float64 [B].
+Facts = dict[str, npt.NDArray[Any]]
+
+
+class Collection(Protocol):
+    """Collects batches, into this machine's memory or a device's. Safe to call from several threads."""
+
+    def collect(self, draws: Sequence[Draw], facts: Sequence[Facts]) -> list[Gathered]:
+        """The batches of these draws; each with its facts. Those of one dataset may share memory."""
+
+    def hand_over(self, made: Made) -> Batch:
+        """A batch as its consumer, in whose thread this is called, gets it."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +95,8 @@ class BatchMaker:
         drawer: draws the global batches.
         batch_size: windows of a global batch.
         size: size(step) is how many of them the batch of that step has.
-        joined: whether one batch has windows of several datasets.
+        collection: collects them.
         rank, world_size: rank r of w gets rows [r * B // w, (r + 1) * B // w).
-        rows: most windows that this rank gets.
-        batches: most batches that `make` is asked for at once.
-        reuse: whether the memory of batches that are gone is used again (`gear_data.collection.BufferPool`).
     """
 
     def __init__(
@@ -82,36 +106,27 @@ class BatchMaker:
         batch_size: int,
         size: Callable[[int], int],
         finish: Finish,
-        *,
-        joined: bool,
+        collection: Collection,
         rank: int,
         world_size: int,
-        rows: int,
-        batches: int,
-        reuse: bool,
     ) -> None:
         self._parts = parts
         self._drawer = drawer
         self._batch_size, self._size = batch_size, size
         self._finish = finish
+        self._collection = collection
         self._rank, self._world_size = rank, world_size
-        shares = [part.share() for part in parts]
-        groups = [shares] if joined else [[share] for share in shares]
-        self._collectors = [Collector(group, rows, batches=batches, reuse=reuse) for group in groups]
         self._variable = VariableColumns(parts, finish.context, finish.decoders)
         self._weighted = {
             number: part.selector for number, part in enumerate(parts) if isinstance(part.selector, WeightedSelector)
         }
-        # NumPy has no bfloat16: the collector gives its bits.
-        self._bfloat16 = [[o.key for o in part.outputs if o.half == "bfloat16"] for part in parts]
 
     def make(self, steps: Sequence[int]) -> list[Made]:
-        """The batches of these steps. Several of one dataset are collected in one call, without the interpreter."""
+        """The batches of these steps."""
         draws = [self._mine(step) for step in steps]
-        return [
-            self._wrap(step, draw, collected)
-            for step, draw, collected in zip(steps, draws, self._collect(draws), strict=True)
-        ]
+        facts = [self._facts(draw) for draw in draws]
+        gathered = self._collection.collect(draws, facts)
+        return [self._wrap(*each) for each in zip(steps, draws, facts, gathered, strict=True)]
 
     def _mine(self, step: int) -> Draw:
         draw, total = self._drawer.draw(step, self._batch_size), self._size(step)
@@ -120,36 +135,23 @@ class BatchMaker:
         first, last = self._rank * total // self._world_size, (self._rank + 1) * total // self._world_size
         return draw.rows(first, last)
 
-    def _collect(self, draws: Sequence[Draw]) -> list[Collected]:
-        first, rows = draws[0].source, len(draws[0])
-        # A short last batch is collected by itself: this rank may have more rows of it than of the others, or fewer.
-        if len(draws) > 1 and isinstance(first, int) and all(_is_of(draw, first, rows) for draw in draws):
-            return self._collectors[first].collect(_concatenated([draw.windows for draw in draws]), len(draws))
-        return [self._collect_one(draw) for draw in draws]
-
-    def _collect_one(self, draw: Draw) -> Collected:
-        if isinstance(draw.source, int):
-            return self._collectors[draw.source].collect(draw.windows)[0]
-        return self._collectors[0].collect_joined(draw.windows, draw.source)
-
-    def _wrap(self, step: int, draw: Draw, collected: Collected) -> Made:
-        number = draw.source if isinstance(draw.source, int) else 0
-        part, windows = self._parts[number], draw.windows
-        batch: Batch = {key: torch.from_numpy(array) for key, array in collected.arrays.items()}
-        for key in self._bfloat16[number]:
-            batch[key] = batch[key].view(torch.bfloat16)
-        batch["valid_count"] = torch.from_numpy(windows.length)
+    def _facts(self, draw: Draw) -> Facts:
+        windows = draw.windows
+        facts: Facts = {"valid_count": windows.length}
         if windows.probability is not None:
-            batch["probability"] = torch.from_numpy(windows.probability)
-        if self._weighted and (not isinstance(draw.source, int) or number in self._weighted):
-            batch["weights_version"] = torch.from_numpy(self._versions(draw))
+            facts["probability"] = windows.probability
+        if self._weighted and (not isinstance(draw.source, int) or draw.source in self._weighted):
+            facts["weights_version"] = self._versions(draw)
+        if len(self._parts) > 1:
+            facts["source"] = np.broadcast_to(np.asarray(draw.source, np.int64), len(draw)).copy()
+        return facts
+
+    def _wrap(self, step: int, draw: Draw, facts: Facts, gathered: Gathered) -> Made:
+        part = self._parts[draw.source if isinstance(draw.source, int) else 0]
+        batch = gathered.batch
+        sources = None if "source" not in facts else np.bincount(facts["source"], minlength=len(self._parts))
         if part.variable:
             self._variable.add(batch, draw)
-        sources = None
-        if len(self._parts) > 1:
-            source = np.broadcast_to(np.asarray(draw.source, np.int64), len(draw)).copy()
-            sources = np.bincount(source, minlength=len(self._parts))
-            batch["source"] = torch.from_numpy(source)
         if part.finish is not None:
             batch = part.finish(batch)
             if self._finish.half is not None:
@@ -160,7 +162,7 @@ class BatchMaker:
         if self._finish.transform is not None:
             rng = np.random.Generator(np.random.Philox(key=np.array([self._finish.seed, step], np.uint64)))
             batch = self._finish.transform(batch, rng)
-        return Made(batch, len(draw), collected.padded_bytes, collected.valid_bytes, sources)
+        return Made(batch, len(draw), gathered.padded_bytes, gathered.valid_bytes, sources, gathered.collected)
 
     def _versions(self, draw: Draw) -> Int64Array:
         """int64 [B]: how many updates of its dataset's weights held for each window; 0 where a dataset has none."""
@@ -172,12 +174,75 @@ class BatchMaker:
         return versions
 
 
-def _is_of(draw: Draw, source: int, rows: int) -> bool:
-    return isinstance(draw.source, int) and draw.source == source and len(draw) == rows
+class HostCollection:
+    """Collects in this machine's memory, on the CPU.
+
+    Args:
+        parts: the loader's datasets.
+        joined: whether one batch has windows of several datasets.
+        rows: most windows of a batch.
+        batches: most batches collected at once.
+        reuse: whether the memory of batches that are gone is used again (`gear_data.buffers.BufferPool`).
+        device: where the consumer gets them.
+        pin: whether they go there through pinned memory.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], *, joined: bool, rows: int, batches: int, reuse: bool, device: torch.device,
+        pin: bool,
+    ) -> None:  # fmt: skip
+        shares = [part.share() for part in parts]
+        groups = [shares] if joined else [[share] for share in shares]
+        self._collectors = [Collector(group, rows, batches=batches, reuse=reuse) for group in groups]
+        # NumPy has no bfloat16: the collector gives its bits.
+        self._bfloat16 = [[o.key for o in part.outputs if o.half == "bfloat16"] for part in parts]
+        self._device, self._pin = device, pin
+
+    def collect(self, draws: Sequence[Draw], facts: Sequence[Facts]) -> list[Gathered]:
+        collected = self._together(draws) if are_alike(draws) else [self._one(draw) for draw in draws]
+        return [self._tensors(*each) for each in zip(draws, collected, facts, strict=True)]
+
+    def _together(self, draws: Sequence[Draw]) -> list[Collected]:
+        """Of one dataset, in one call without the interpreter."""
+        return self._collectors[source_of(draws)].collect(windows_of(draws), len(draws))
+
+    def _one(self, draw: Draw) -> Collected:
+        if isinstance(draw.source, int):
+            return self._collectors[draw.source].collect(draw.windows)[0]
+        return self._collectors[0].collect_joined(draw.windows, draw.source)
+
+    def _tensors(self, draw: Draw, collected: Collected, facts: Facts) -> Gathered:
+        batch: Batch = {key: torch.from_numpy(array) for key, array in collected.arrays.items()}
+        for key in self._bfloat16[source_of([draw])]:
+            batch[key] = batch[key].view(torch.bfloat16)
+        batch.update({name: torch.from_numpy(values) for name, values in facts.items()})
+        return Gathered(batch, collected.padded_bytes, collected.valid_bytes)
+
+    def hand_over(self, made: Made) -> Batch:
+        return on_device(made.batch, self._device, pin=self._pin)
 
 
-def _concatenated(windows: Sequence[Windows]) -> Windows:
-    return Windows(*(np.concatenate([getattr(w, name) for w in windows]) for name in ("episode_id", "start", "length")))
+def are_alike(draws: Sequence[Draw]) -> bool:
+    """Whether draws can be collected in one call: of one dataset, and equally many windows each. A short last batch is
+    collected by itself: this rank may have more rows of it than of the others, or fewer."""
+    first, rows = draws[0].source, len(draws[0])
+    return isinstance(first, int) and all(
+        isinstance(draw.source, int) and draw.source == first and len(draw) == rows for draw in draws
+    )
+
+
+def source_of(draws: Sequence[Draw]) -> int:
+    """The number of the dataset of draws that are alike; of a joined one 0, whose outputs are the others'."""
+    source = draws[0].source
+    return source if isinstance(source, int) else 0
+
+
+def windows_of(draws: Sequence[Draw]) -> Windows:
+    """The windows of draws, one after the other."""
+    if len(draws) == 1:
+        return draws[0].windows
+    names = ("episode_id", "start", "length")
+    return Windows(*(np.concatenate([getattr(draw.windows, name) for draw in draws]) for name in names))
 
 
 def on_device(batch: Batch, device: torch.device, *, pin: bool) -> Batch:

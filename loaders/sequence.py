@@ -15,20 +15,23 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from gear_data.agree import is_distributed, own_rank
+from gear_data.buffers import IDLE_BUFFERS
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import (
     check_dataset,
     check_device,
     check_dtype,
+    check_numbers,
     check_offsets,
     check_pin_memory,
     check_placement,
     check_range,
 )
+from gear_data.loaders.backend import Target, resolve_backend
 from gear_data.loaders.decoders import Decoder
 from gear_data.loaders.draws import make_drawer
-from gear_data.loaders.making import Batch, BatchMaker, Finish, Made, Transform, on_device
+from gear_data.loaders.making import Batch, BatchMaker, Collection, Finish, Transform
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.mixture import Component, Mixture
 from gear_data.loaders.parts import Normalize, PartArguments, make_parts, part_spec
@@ -76,6 +79,11 @@ class SequenceLoader(IterableDataset[Batch]):
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
         rank, world_size: None reads torch.distributed where it is initialised, else 0 of 1.
         device: where tensors go.
+        backend: what collects them there: `cpu`, from where they are copied to the device; `cuda`, kernels of the
+            device, which read the columns where they are; or `auto`, the faster one as far as can be foreseen. Kernels
+            need a dataset with residency `pinned` or `device`, or one that was placed: of others the CPU gathers what
+            they read. Tokens (`gato`), `transform` and what comes from other machines are made on the CPU.
+        sm_budget: the share of a GPU's multiprocessors that kernels of this loader take, above 0 and at most 1.
         prefetch: batches kept ready, made ahead in a thread; 0 makes each when it is asked for. Small batches are made
             several at a time, and a few more are kept.
         steps: number of batches; None for no end.
@@ -114,6 +122,8 @@ class SequenceLoader(IterableDataset[Batch]):
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device = "cpu",
+        backend: str = "auto",
+        sm_budget: float = 1.0,
         prefetch: int = 2,
         steps: int | None = None,
         epochs: int | None = None,
@@ -127,20 +137,11 @@ class SequenceLoader(IterableDataset[Batch]):
         pin_memory: bool | None = None,
     ) -> None:
         super().__init__()
-        check_range("batch_size", batch_size, 1)
-        check_range("context", context, 1)
-        check_range("prefetch", prefetch, 0)
-        check_range("seed", seed, 0, (1 << 64) - 1)
-        check_range("stride", stride, 1)
+        check_numbers(batch_size, context, prefetch, seed, stride, steps, epochs, n_step)
         if not isinstance(short_windows, bool):
             raise InvalidArgumentError(f"short_windows is True or False, not {short_windows!r}")
         if transform is not None and not callable(transform):
             raise InvalidArgumentError(f"transform is called with a batch, and {transform!r} cannot be")
-        for name, value, low in (("steps", steps, 0), ("epochs", epochs, 0), ("n_step", n_step, 1)):
-            if value is not None:
-                check_range(name, value, low)
-        if steps is not None and epochs is not None:
-            raise InvalidArgumentError("give steps or epochs, not both")
         check_placement(rank, world_size)
         self.dataset = dataset
         # NumPy integers become plain ones: the state is JSON.
@@ -148,8 +149,8 @@ class SequenceLoader(IterableDataset[Batch]):
         self.context = context = int(context)
         self.seed = seed = int(seed)
         self._rank, self._world_size = rank, world_size
-        self._device = check_device(device)
-        self._pin = check_pin_memory(pin_memory, self._device)
+        place = check_device(device)
+        pin = check_pin_memory(pin_memory, place)
         self._prefetch = prefetch
         self._discount = check_discount(discount)
         half, float_dtype = check_dtype(dtype)
@@ -172,6 +173,8 @@ class SequenceLoader(IterableDataset[Batch]):
         if self._joined:
             check_joined(self._parts)
         self._finish = Finish(half, dict(decoders or {}), transform, seed, context)
+        chosen = resolve_backend(backend, self._parts, self._finish, batch_size, place, sm_budget)
+        self._target = Target(chosen, place, sm_budget, pin)
         selectors = tuple(part.selector for part in self._parts)
         self._drawer = make_drawer(selectors, None if mixture is None else mixture.proportions, join=self._joined)
         self._steps, self._last_rows = self._end(steps, epochs)
@@ -265,15 +268,20 @@ class SequenceLoader(IterableDataset[Batch]):
         rank, world_size = self._placement()
         batch_bytes = max(sum(o.width * o.step_bytes for o in part.outputs) for part in self._parts) * self.batch_size
         at_once = batches_at_once(batch_bytes // world_size) if self._prefetch else 1
-        maker = BatchMaker(
-            self._parts, self._drawer, self.batch_size, self._size, self._finish, joined=self._joined, rank=rank,
-            world_size=world_size, rows=-(-self.batch_size // world_size), batches=at_once, reuse=worker is None,
+        collection = self._target.collection(
+            self._parts, joined=self._joined, rows=-(-self.batch_size // world_size), batches=at_once,
+            worker=worker is not None, keep=IDLE_BUFFERS + self._prefetch,
         )  # fmt: skip
+        maker = BatchMaker(
+            self._parts, self._drawer, self.batch_size, self._size, self._finish, collection, rank, world_size
+        )
         count = None if self._steps is None else max(0, -(-(self._steps - first) // stride))
-        return self._iterate(maker, first, stride, count, at_once)
+        return self._iterate(maker, collection, (first, stride, count, at_once))
 
-    def _iterate(self, maker: BatchMaker, first: int, stride: int, count: int | None, at_once: int) -> Iterator[Batch]:
-        batches = Pass(maker.make, first, stride, count, at_once, self._prefetch)
+    def _iterate(
+        self, maker: BatchMaker, collection: Collection, span: tuple[int, int, int | None, int]
+    ) -> Iterator[Batch]:
+        batches = Pass(maker.make, *span, self._prefetch)
         if self._prefetch:
             self._ahead.add(batches)
         self._meter.start()
@@ -281,14 +289,15 @@ class SequenceLoader(IterableDataset[Batch]):
             while not batches.ended:
                 asked = time.perf_counter()
                 # No name here holds the batch while its consumer has it, so its memory is free when they let go of it.
-                yield self._hand_over(batches.take(), asked, batches.next_step)
+                yield self._hand_over(batches, collection, asked)
         finally:
             batches.close()
 
-    def _hand_over(self, made: Made, asked: float, next_step: int) -> Batch:
-        batch = on_device(made.batch, self._device, pin=self._pin)
+    def _hand_over(self, batches: Pass, collection: Collection, asked: float) -> Batch:
+        made = batches.take()
+        batch = collection.hand_over(made)
         self._meter.add(made, time.perf_counter() - asked)
-        self._next_step = next_step
+        self._next_step = batches.next_step
         return batch
 
     def update_weights(

@@ -364,7 +364,7 @@ class CollectChecks:
         collector = Collector([Share(expected, expected.schema, columns.outputs)], 3, reuse=True)
         expected.outputs = columns.outputs
         (batch,) = collector.collect(windows)
-        plan = collector._plans[0]
+        plan = collector._plan.plans[0]
         memory = np.zeros((4, 6, 11), np.float32)
         places = Places(
             plan, np.array([memory.ctypes.data]), np.array(launch.rows_of, np.int64), 3, np.zeros(1, np.int64)

@@ -139,6 +139,7 @@ CASES = [
     (_RuntimeError(35), DeviceError, "NVIDIA driver"),
     (_DriverError(209), DeviceError, "compute capability"),
     (_DriverError(700), DeviceError, "start it again"),
+    (_RuntimeError(900), DeviceError, "capture_error_mode='thread_local'"),
     (_DriverError(1), DeviceError, "doctor"),
     (_CompilerError(2), DeviceError, "doctor"),
     (_CompileError("nothing compiles"), DeviceError, "CuPy that fits"),

@@ -14,7 +14,7 @@ ROOT = Path(gear_data.__file__).parent
 #: From the ground up; modules of one line may import each other.
 LAYERS = (
     ("errors",),
-    ("schema", "progress", "extras", "expressions", "images", "retry"),
+    ("schema", "progress", "extras", "expressions", "images", "retry", "buffers"),
     ("storage", "kernels"),
     ("ingest", "selection"),
     ("collection",),

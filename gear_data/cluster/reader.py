@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 
@@ -12,45 +10,11 @@ from gear_data.cluster.protocol import Group, Request
 from gear_data.cluster.remote_shards import remote_values
 from gear_data.collection import Places
 from gear_data.residency import ShardReader, Shards
+from gear_data.residency.reach import Wanted, row_sizes, wanted_rows
 from gear_data.residency.reader import Finals
 from gear_data.selection.windows import Int64Array, Windows
 
 _NO_ROWS: Int64Array = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class _Reach:
-    """Which rows of its episode an output reads; see `gear_data.collection.Output`."""
-
-    first: int
-    width: int
-    within: bool
-    shift: int
-    horizon: int
-
-    def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """int64 [B] each: from which row of the episode, which has `total`, to before which one."""
-        first = windows.start + self.first
-        low = np.maximum(first, windows.start if self.within else 0)
-        high = np.minimum(first + self.width, windows.start + windows.length if self.within else total)
-        some = high > low
-        # The row before an episode's first and the one after its last are none of its own.
-        low = np.maximum(low + self.shift, 0)
-        return np.where(some, low, total), np.where(some, np.minimum(high + self.shift + self.horizon - 1, total), 0)
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """Columns of which the same rows are read: from the first that any output reaches to the last."""
-
-    columns: tuple[int, ...]
-    reaches: tuple[_Reach, ...]
-
-    def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """int64 [B] each: the first row of the episode, and how many."""
-        spans = [reach.rows(windows, total) for reach in self.reaches]
-        low = np.minimum.reduce([low for low, _ in spans])
-        return low, np.maximum(np.maximum.reduce([high for _, high in spans]) - low, 0)
 
 
 class ClusterReader:
@@ -83,7 +47,7 @@ class ClusterReader:
         self._shard, self._start, self._length = shard, start, length
         # Knows where final observations are.
         self._local = ShardReader(shards, shard, start, length, finals)
-        self._wanted: dict[bytes, tuple[_Wanted, ...]] = {}
+        self._wanted: dict[bytes, tuple[Wanted, ...]] = {}
 
     def final_address(self, column: str) -> int:
         return self._local.final_address(column)
@@ -102,7 +66,7 @@ class ClusterReader:
         key = places.plan.tobytes()
         wanted = self._wanted.get(key)
         if wanted is None:
-            wanted = self._wanted[key] = _wanted_rows(places.plan)
+            wanted = self._wanted[key] = wanted_rows(places.plan)
         columns = [column for each in wanted for column in each.columns]
         addresses = lease.addresses[shard]
         if addresses[:, columns].all():
@@ -132,7 +96,7 @@ class ClusterReader:
     def _place(
         self,
         addresses: Int64Array,
-        wanted: tuple[_Wanted, ...],
+        wanted: tuple[Wanted, ...],
         windows: Windows,
         episodes: tuple[Int64Array, Int64Array, Int64Array],
         plan: Int64Array,
@@ -148,7 +112,7 @@ class ClusterReader:
             What must live as long as the addresses are used.
         """
         shard, start, total = episodes
-        row_bytes = _row_bytes(plan)
+        row_bytes = row_sizes(plan)
         groups, lows = [], []
         for each in wanted:
             columns = list(each.columns)
@@ -174,24 +138,3 @@ class ClusterReader:
                 for column in group.columns:
                     addresses[spans, column] = next(parts).ctypes.data + rows * row_bytes[column]
         return pieces
-
-
-def _wanted_rows(plan: Int64Array) -> tuple[_Wanted, ...]:
-    from gear_data.kernels import cpu
-
-    reaches: dict[int, set[_Reach]] = {}
-    for row in plan[np.isin(plan[:, cpu.KIND], (cpu.KIND_COPY, cpu.KIND_CONVERT, cpu.KIND_DISCOUNTED))]:
-        first, width, within, shift = row[[cpu.FIRST, cpu.WIDTH, cpu.WITHIN, cpu.SHIFT]].tolist()
-        reach = _Reach(first, width, bool(within), shift, max(1, int(row[cpu.HORIZON])))
-        reaches.setdefault(int(row[cpu.COLUMN]), set()).add(reach)
-    alike: dict[frozenset[_Reach], list[int]] = {}
-    for column, found in reaches.items():
-        alike.setdefault(frozenset(found), []).append(column)
-    return tuple(_Wanted(tuple(columns), tuple(found)) for found, columns in alike.items())
-
-
-def _row_bytes(plan: Int64Array) -> dict[int, int]:
-    """Column -> bytes of a row."""
-    from gear_data.kernels import cpu
-
-    return dict(plan[:, [cpu.COLUMN, cpu.SOURCE_BYTES]][plan[:, cpu.SOURCE_BYTES] > 0].tolist())

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.buffers import BufferPool
 from gear_data.cluster.protocol import (
     MAX_ANSWER_BYTES,
     MESSAGE_BYTES,
@@ -17,7 +18,6 @@ from gear_data.cluster.protocol import (
     identity,
     part_places,
 )
-from gear_data.collection import BufferPool
 from gear_data.errors import InvalidArgumentError, NodeRefusedError
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Int64Array

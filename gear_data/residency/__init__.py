@@ -1,6 +1,8 @@
 """Residency: where the bytes of the columns live.
 
-`mmap`: in the page cache, mapped on first touch. `host`: in memory that every process of this host shares.
+`mmap`: in the page cache, mapped on first touch. `host`: in memory that every process of this host shares. `pinned`:
+there too, registered for a GPU to read in place. `device`: in a GPU's memory as well. `tiered`: each part where a plan
+has it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import pyarrow as pa
 
 from gear_data.errors import unknown_name
 from gear_data.residency.cached import CachedShards
+from gear_data.residency.device_columns import DeviceColumns, DeviceCopy, JoinedCopy
 from gear_data.residency.host import host_shards
 from gear_data.residency.joined import JoinedShards
 from gear_data.residency.reader import ShardReader
@@ -19,9 +22,33 @@ from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
 from gear_data.storage.manifest import ShardEntry
 from gear_data.storage.reader import MappedShards, map_file
 
-__all__ = ["RESIDENCIES", "JoinedShards", "ShardReader", "Shards", "open_shards"]
+__all__ = [
+    "RESIDENCIES",
+    "DeviceColumns",
+    "DeviceCopy",
+    "JoinedCopy",
+    "JoinedShards",
+    "ShardReader",
+    "Shards",
+    "on_the_host",
+    "open_shards",
+]
 
-RESIDENCIES = ("host", "mmap")
+#: Residency -> where the CPU reads the columns.
+_ON_THE_HOST = {"mmap": "mmap", "host": "host", "pinned": "host", "device": "mmap"}
+#: What `gear_data.open` takes.
+RESIDENCIES = tuple(_ON_THE_HOST)
+
+
+def on_the_host(residency: str) -> str:
+    """`mmap` or `host`: where the CPU reads the columns of a residency.
+
+    Raises:
+        UnknownNameError: no such residency.
+    """
+    if residency not in _ON_THE_HOST:
+        raise unknown_name("residency", residency, RESIDENCIES)
+    return _ON_THE_HOST[residency]
 
 
 def open_shards(
@@ -31,16 +58,16 @@ def open_shards(
     shards: tuple[ShardEntry, ...],
     bad: frozenset[str] = frozenset(),
 ) -> Shards:
-    """The shards of a dataset, in the memory that the residency says. `bad` are files that are not read: zeros stand
-    for them.
+    """The shards of a dataset, in the memory of this machine that the residency says: `mmap` or `host`. `bad` are files
+    that are not read: zeros stand for them.
 
     Raises:
         UnknownNameError: no such residency.
         HostMemoryError: `host`, and too little memory.
         CorruptShardError: `host`, which reads them all, and a shard cannot be read.
     """
-    if residency not in RESIDENCIES:
-        raise unknown_name("residency", residency, RESIDENCIES)
+    if residency not in ("mmap", "host"):
+        raise unknown_name("residency", residency, ("mmap", "host"))
     if residency == "host":
         return host_shards(files, schema, shards, bad)
 

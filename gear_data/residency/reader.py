@@ -24,6 +24,9 @@ class ShardReader:
         shards: the mapped shards.
         shard, start, length: int64 [episodes], from the episode table.
         finals: gives int64 ids of the episodes with a final observation, ascending, and the columns of those.
+
+    Attributes:
+        final_rows: int64 [episodes]: each one's row among the final observations, -1 without; empty: nobody asked.
     """
 
     def __init__(
@@ -33,10 +36,10 @@ class ShardReader:
         from gear_data.kernels.cpu import collect
 
         self._collect = collect
-        self._shards = shards
-        self._shard = shard
-        self._start = start
-        self._length = length
+        self.shards = shards
+        self.shard = shard
+        self.start = start
+        self.length = length
         self._finals = finals
         self.final_rows: Int64Array = np.empty(0, np.int64)
         self._final_columns: dict[str, npt.NDArray[Any]] = {}
@@ -46,15 +49,19 @@ class ShardReader:
         if column not in columns or not len(ids):
             return 0
         if not len(self.final_rows):
-            self.final_rows = np.full(len(self._length), -1, np.int64)
+            self.final_rows = np.full(len(self.length), -1, np.int64)
             self.final_rows[ids] = np.arange(len(ids))
         self._final_columns[column] = np.ascontiguousarray(columns[column])
         return int(self._final_columns[column].ctypes.data)
 
+    def final_values(self, address: int) -> npt.NDArray[Any]:
+        """The final observations at an address that `final_address` gave."""
+        return next(values for values in self._final_columns.values() if values.ctypes.data == address)
+
     def values(self, column: int, windows: Windows) -> pa.ChunkedArray:
-        shards = self._shard[windows.episode_id]
-        first = self._start[windows.episode_id] + windows.start
-        arrays = {shard: self._shards.values(shard, column) for shard in np.unique(shards).tolist()}
+        shards = self.shard[windows.episode_id]
+        first = self.start[windows.episode_id] + windows.start
+        arrays = {shard: self.shards.values(shard, column) for shard in np.unique(shards).tolist()}
         spans = list(zip(shards.tolist(), first.tolist(), (first + windows.length).tolist(), strict=True))
         # All at once: window by window takes three times as long.
         chunks = pa.chunked_array([arrays[shard][begin:end] for shard, begin, end in spans])
@@ -62,24 +69,24 @@ class ShardReader:
             chunks.validate(full=True)
         except pa.ArrowInvalid:
             for shard, begin, end in spans:
-                self._shards.column(shard, column, begin, end)  # raises for the damaged one, and says where it is
+                self.shards.column(shard, column, begin, end)  # raises for the damaged one, and says where it is
             raise
         return chunks
 
     def read(self, windows: Windows, places: Places) -> None:
-        if self._shards.all_mapped:
-            lease = Lease(self._shards.addresses)
+        if self.shards.all_mapped:
+            lease = Lease(self.shards.addresses)
         else:
             # Held till the end: of a remote dataset another thread may let a shard go that this one does not hold.
-            lease = self._shards.lease(np.unique(self._shard[windows.episode_id]).tolist())
+            lease = self.shards.lease(np.unique(self.shard[windows.episode_id]).tolist())
         self._collect(
             windows.episode_id,
             windows.start,
             windows.length,
             places.rows,
-            self._shard,
-            self._start,
-            self._length,
+            self.shard,
+            self.start,
+            self.length,
             self.final_rows,
             lease.addresses,
             places.plan,

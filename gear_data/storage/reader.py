@@ -64,6 +64,13 @@ def map_file(path: Path) -> pa.Buffer:
     return buffer
 
 
+def will_need(values: npt.NDArray[Any]) -> None:
+    """Asks the system to read the pages of a contiguous array now, all at once: they are about to be read in order."""
+    address, page = values.ctypes.data, mmap.PAGESIZE
+    first = address // page * page
+    _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(address + values.nbytes - first), mmap.MADV_WILLNEED)
+
+
 @dataclass(frozen=True)
 class Lease:
     """Where the columns of some shards are, as long as this lives.

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #define __global__
@@ -180,3 +181,29 @@ template <class To, class From> To shim_bits(From value) {
 inline long long __double_as_longlong(double a) { return shim_bits<long long>(a); }
 inline double __longlong_as_double(long long a) { return shim_bits<double>(a); }
 inline unsigned __float_as_uint(float a) { return shim_bits<unsigned>(a); }
+
+namespace shim {
+
+typedef unsigned long long Number;
+const std::size_t MOST_ARGUMENTS = 24;
+inline void *entry;
+
+template <std::size_t... I> void call(const Number *given, std::index_sequence<I...>) {
+    // A kernel takes fewer: where numbers are passed in registers and then on the stack by the caller, it does not see
+    // the others.
+    reinterpret_cast<void (*)(decltype((void)I, Number())...)>(entry)(given[I]...);
+}
+
+// Runs a kernel to its end. `given`: MOST_ARGUMENTS numbers.
+inline void launch(void *kernel_entry, unsigned grid, unsigned block, const Number *given) {
+    entry = kernel_entry;
+    gridDim.x = grid;
+    blockDim.x = threads = block;
+    arguments = given;
+    kernel = [](const Number *numbers) { call(numbers, std::make_index_sequence<MOST_ARGUMENTS>()); };
+    static bool backwards;
+    for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) run_block(backwards);
+    backwards = !backwards;
+}
+
+}  // namespace shim

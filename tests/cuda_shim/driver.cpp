@@ -8,7 +8,6 @@
 #include <dlfcn.h>
 
 #include <map>
-#include <utility>
 
 #include "cuda_shim.h"
 
@@ -19,13 +18,7 @@ extern "C" void __asan_unpoison_memory_region(const volatile void *, std::size_t
 
 namespace {
 
-typedef unsigned long long Number;
-
-template <std::size_t... I> void call(void *entry, const Number *given, std::index_sequence<I...>) {
-    // A kernel takes fewer: where numbers are passed in registers and then on the stack by the caller, it does not see
-    // the others.
-    reinterpret_cast<void (*)(decltype((void)I, Number())...)>(entry)(given[I]...);
-}
+using shim::Number;
 
 std::map<Number, Number> alignments;
 
@@ -43,21 +36,15 @@ void release(Number address) {
     std::free((void *)(address - align));
 }
 
-void *entry;
-
 void launch(char *rest) {
-    Number given[24] = {};
+    Number given[shim::MOST_ARGUMENTS] = {};
     char *name = std::strtok(rest, " ");
-    entry = dlsym(RTLD_DEFAULT, name);
+    void *entry = dlsym(RTLD_DEFAULT, name);
     if (!entry) std::fprintf(stderr, "no kernel %s\n", name), std::abort();
-    gridDim.x = (unsigned)std::strtoull(std::strtok(nullptr, " "), nullptr, 10);
-    blockDim.x = shim::threads = (unsigned)std::strtoull(std::strtok(nullptr, " "), nullptr, 10);
+    unsigned grid = (unsigned)std::strtoull(std::strtok(nullptr, " "), nullptr, 10);
+    unsigned block = (unsigned)std::strtoull(std::strtok(nullptr, " "), nullptr, 10);
     for (Number *number = given; char *word = std::strtok(nullptr, " ");) *number++ = std::strtoull(word, nullptr, 10);
-    shim::arguments = given;
-    shim::kernel = [](const Number *numbers) { call(entry, numbers, std::make_index_sequence<24>()); };
-    static bool backwards;
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) shim::run_block(backwards);
-    backwards = !backwards;
+    shim::launch(entry, grid, block, given);
 }
 
 }  // namespace

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -61,7 +60,7 @@ def locomotion(lengths: Sequence[int], seed: int, observations: int = 4, actions
 EVERY_SAMPLER = {
     "uniform": Uniform(),
     "uniform-episode": Uniform(by="episode"),
-    "weighted": Weighted(pl.col("length") + 1),
+    "weighted": Weighted("length + 1"),
     "weighted-step": Weighted("length", by="step"),
     "topk": TopK("length", 1),
     "fifo": Fifo(),

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gear_data
-from gear_data.collection import MASK, TIMESTEPS, BufferPool, Collector, Output, Share
+from gear_data.buffers import BufferPool
+from gear_data.collection import MASK, TIMESTEPS, Collector, Output, Share
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.schema import DTYPES
 from gear_data.selection.windows import Windows

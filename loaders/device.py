@@ -1,0 +1,110 @@
+"""Batches collected by a GPU into its own memory, as torch's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gear_data.collection import BatchPlan, Field, Share
+from gear_data.dataset import Dataset
+from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.draws import Draw
+from gear_data.loaders.making import Batch, Facts, Gathered, Made, are_alike, on_device, source_of, windows_of
+from gear_data.loaders.parts import Part
+from gear_data.residency import DeviceColumns, ShardReader
+from gear_data.residency.device_collector import DeviceCollector, OnDevice
+
+
+class DeviceCollection:
+    """Collects on a device. Tensors lie in the memory that the kernel fills. It is used again when the last of them is
+    gone, and the stream that is the current one where the next batch is asked for has come so far.
+
+    Args:
+        parts: the loader's datasets.
+        joined: whether one batch has windows of several datasets.
+        rows: most windows of a batch.
+        batches: most batches collected at once.
+        device: the number of a CUDA device.
+        sm_budget: the share of its multiprocessors that collecting takes.
+        keep: buffers kept for reuse.
+        pin: whether what the CPU makes goes to the device through pinned memory.
+
+    Raises:
+        as `DeviceCollector`.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], *, joined: bool, rows: int, batches: int, device: torch.device, sm_budget: float,
+        keep: int, pin: bool,
+    ) -> None:  # fmt: skip
+        self._device, self._pin = device, pin
+        shares = [part.share() for part in parts]
+        sources = [_source(share, part.dataset) for share, part in zip(shares, parts, strict=True)]
+        groups = [list(range(len(parts)))] if joined else [[number] for number in range(len(parts))]
+        self._plans = [BatchPlan([shares[number] for number in group], rows, batches) for group in groups]
+        self._collectors = [
+            DeviceCollector(
+                [sources[number] for number in group], plan, rows * batches, device=device_number(device),
+                sm_budget=sm_budget, keep=keep,
+            )
+            for group, plan in zip(groups, self._plans, strict=True)
+        ]  # fmt: skip
+        self._bfloat16 = [{o.key for o in part.outputs if o.half == "bfloat16"} for part in parts]
+
+    def collect(self, draws: Sequence[Draw], facts: Sequence[Facts]) -> list[Gathered]:
+        if len(draws) > 1 and not are_alike(draws):
+            return [self.collect([draw], [own])[0] for draw, own in zip(draws, facts, strict=True)]
+        number, source = source_of(draws), draws[0].source
+        together = {name: np.concatenate([each[name] for each in facts]) for name in facts[0]}
+        filled = self._collectors[number].collect(
+            windows_of(draws), None if isinstance(source, int) else source, together, len(draws)
+        )
+        return self._tensors(number, filled, len(draws[0]), together)
+
+    def _tensors(self, number: int, filled: OnDevice, rows: int, facts: Facts) -> list[Gathered]:
+        plan, half = self._plans[number], self._bfloat16[number]
+        # -1: no stream waits for another; the consumer's does so in `hand_over`.
+        whole = torch.utils.dlpack.from_dlpack(filled.array.__dlpack__(stream=-1))
+        batches = []
+        for place, valid_bytes in enumerate(filled.valid_bytes.tolist()):
+            batch: Batch = {
+                field.key: _tensor(whole, field, place * rows, rows, bfloat16=field.key in half)
+                for field in plan.fields
+            }
+            for name, values in facts.items():
+                first = filled.facts[name] + 8 * place * rows
+                batch[name] = whole[first : first + 8 * rows].view(_torch_dtype(values.dtype))
+            collected = self._collectors[number], filled.collected, frozenset(batch)
+            batches.append(Gathered(batch, rows * plan.row_bytes, valid_bytes, collected))
+        return batches
+
+    def hand_over(self, made: Made) -> Batch:
+        collector, collected, there = made.collected
+        collector.hand_over(collected, torch.cuda.current_stream(self._device).cuda_stream)
+        # What the device did not collect, such as what decoders give.
+        others = {key: value for key, value in made.batch.items() if key not in there}
+        return {**made.batch, **on_device(others, self._device, pin=self._pin)}
+
+
+def _source(share: Share, dataset: Dataset) -> tuple[ShardReader, DeviceColumns]:
+    if not isinstance(share.reader, ShardReader):
+        raise InvalidArgumentError("steps that other machines send are collected on the CPU")
+    return share.reader, dataset.device_columns()
+
+
+def device_number(device: torch.device) -> int:
+    """That of a CUDA device, which may be named without one."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _tensor(whole: torch.Tensor, field: Field, first: int, rows: int, *, bfloat16: bool) -> torch.Tensor:
+    begin = field.offset + first * field.row_bytes
+    dtype = torch.bfloat16 if bfloat16 else _torch_dtype(field.dtype)
+    return whole[begin : begin + rows * field.row_bytes].view(dtype).view(rows, *field.shape)

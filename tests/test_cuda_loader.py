@@ -1,0 +1,193 @@
+"""SequenceLoader(device="cuda") on a stand-in for a GPU: the CPU's batches, in every order of the streams."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_loader_checks import (
+    OPTIONS,
+    RESIDENCIES,
+    STEPS,
+    LoaderChecks,
+    check,
+    convert,
+    copies,
+    from_device,
+    on_gpu,
+    same,
+    tiered,
+)
+from cupy_stand_in import ORDERS, StandIn, stand_in
+
+import gear_data
+from gear_data import SequenceLoader
+from gear_data.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    InvalidArgumentError,
+    MissingExtraError,
+    UnknownNameError,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("device")
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    return convert(11, folder / "one")
+
+
+@pytest.fixture(params=["all late"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandIn]:
+    with stand_in(monkeypatch, folder, order=request.param) as found:
+        yield found
+
+
+every_order = pytest.mark.parametrize("gpu", ORDERS, indirect=True)
+
+
+class TestLoader(LoaderChecks):
+    pass
+
+
+@every_order
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_every_residency_in_every_order_of_the_streams(gpu: StandIn, path: Path, residency: str) -> None:
+    options = {**OPTIONS, "preset": "decision_transformer", "steps": 60}
+    expected = copies(SequenceLoader(gear_data.open(path), **options), 60)
+    same(from_device(gpu, on_gpu(RESIDENCIES[residency](path), **options), 60), expected)
+    assert gpu.cupy.launched == ["gear_collect"] * len(gpu.cupy.launched) != []
+
+
+@every_order
+def test_memory_is_used_again_and_given_back(gpu: StandIn, path: Path) -> None:
+    ds = tiered(path)
+    held, pinned = gpu.cupy.taken, gpu.cupy.pinned
+    loader = iter(on_gpu(ds))
+    for _ in range(30):
+        next(loader)
+    most = gpu.cupy.taken
+    for _ in range(200):
+        next(loader)
+    assert gpu.cupy.taken == most > held
+    loader.close()
+    del loader
+    assert (gpu.cupy.taken, gpu.cupy.pinned) == (held, pinned)
+    del ds
+    assert (gpu.cupy.taken, gpu.cupy.pinned) == (0, 0)
+
+
+def test_a_budget_of_multiprocessors(gpu: StandIn, path: Path) -> None:
+    check(gpu, path, "device", sm_budget=0.5)
+    with pytest.raises(InvalidArgumentError, match="sm_budget is 0"):
+        SequenceLoader(gear_data.open(path), sm_budget=0)
+
+
+class TestPinned:
+    def test_registered_once_for_all_views_and_loaders(self, gpu: StandIn, path: Path) -> None:
+        ds = gear_data.open(path, residency="pinned")
+        assert len(gpu.cupy.registered) == 1
+        first = from_device(gpu, on_gpu(ds))
+        again = on_gpu(ds.split({"all": 1.0})["all"])
+        same(from_device(gpu, again), first)
+        assert len(gpu.cupy.registered) == 1
+        assert gpu.cupy.taken == gpu.cupy.pinned == 0
+        del ds, again
+        assert not gpu.cupy.registered
+
+    def test_a_driver_that_does_not_register_costs_a_copy(
+        self, gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        gpu.cupy.refuses_to_register = True
+        check(gpu, path, "pinned")
+        assert caplog.text.count("this process makes a pinned copy of its own") == 1
+
+
+def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path) -> None:
+    with stand_in(monkeypatch, folder, order="all late", device_bytes=1000) as gpu:
+        with pytest.raises(DeviceMemoryError, match="bytes of device memory") as error:
+            gear_data.open(path, residency="device")
+        assert "budget" in str(error.value.hint)
+        del error
+        assert gpu.cupy.taken == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"preset": "gato"}, "makes tokens"), ({"transform": lambda batch, rng: batch}, "transform=")],
+)
+def test_what_the_cpu_makes_is_said(
+    gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        SequenceLoader(gear_data.open(path, residency="device"), device="cuda", **options)
+    (record,) = caplog.records
+    assert "collected on the CPU" in record.message
+    assert reason in record.message
+
+
+class TestArguments:
+    def test_no_such_backend(self, path: Path) -> None:
+        with pytest.raises(UnknownNameError, match="unknown backend 'gpu'"):
+            SequenceLoader(gear_data.open(path), backend="gpu")
+
+    def test_a_backend_without_a_device(self, path: Path) -> None:
+        with pytest.raises(InvalidArgumentError, match="collects in a GPU's memory"):
+            SequenceLoader(gear_data.open(path), backend="cuda")
+
+    @pytest.mark.parametrize("residency", ["pinned", "device"])
+    def test_without_cupy(self, monkeypatch: pytest.MonkeyPatch, path: Path, residency: str) -> None:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+        with pytest.raises(MissingExtraError, match=r"gear-data\[gpu\]"):
+            gear_data.open(path, residency=residency)
+        ds = gear_data.open(path)
+        with pytest.raises(MissingExtraError, match=r"gear-data\[gpu\]"):
+            ds.place(ds.residency_plan(1000, 1000))
+
+    def test_a_plan_of_another_dataset(self, gpu: StandIn, path: Path, rollouts_path: Path) -> None:
+        plan = gear_data.open(rollouts_path).residency_plan(10**6, 10**6)
+        with pytest.raises(InvalidArgumentError, match="lies in no extent of the plan"):
+            gear_data.open(path).place(plan)
+        assert gpu.cupy.taken == 0
+
+    def test_a_forked_child(self, gpu: StandIn, path: Path) -> None:
+        loader = on_gpu(gear_data.open(path, residency="device"))
+        child = os.fork()
+        if not child:
+            try:
+                iter(loader)
+            except DeviceError as error:
+                os._exit(0 if "a forked child cannot" in str(error) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_pickled_where_there_is_no_gpu(gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pinned", "device", "tiered"):
+        data = pickle.dumps(RESIDENCIES[name](path).with_discount(0.5))
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "cupy", None)
+            again = pickle.loads(data)
+            assert again.residency == name
+            assert len(copies(SequenceLoader(again, **OPTIONS))) == STEPS
+
+
+def test_an_iterator_that_is_not_finished_leaves_nothing(gpu: StandIn, path: Path) -> None:
+    ds = gear_data.open(path, residency="device")
+    held = gpu.cupy.taken
+    for batch in itertools.islice(on_gpu(ds), 3):
+        assert "observations" in batch
+    del batch
+    assert gpu.cupy.taken == held
