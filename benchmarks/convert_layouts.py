@@ -36,7 +36,7 @@ from common import Episodes, figure, format_table, parquet_files, synthetic_epis
 #: second to start.
 STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 6
 #: Of so many steps. Files of one episode each that the LeRobot layout has, and episodes with images of the JAT layout.
-LEROBOT_EPISODES, JAT_EPISODES = 300, 60
+LEROBOT_EPISODES, JAT_EPISODES = 1500, 60
 
 
 def steps_of(values: npt.NDArray[Any]) -> pa.Array:
@@ -155,14 +155,19 @@ def write_jat(episodes: Episodes, folder: Path) -> None:
     for _ in range(64):
         sink = io.BytesIO()
         Image.fromarray(random.integers(0, 255, (84, 84, 3), np.uint8)).save(sink, "JPEG")
-        frames.append({"bytes": sink.getvalue(), "path": None})
+        frames.append(sink.getvalue())
+
+    def frame(step: int) -> dict[str, Any]:
+        # All differ in bytes after the image's end, else Parquet stores each of the 64 once.
+        return {"bytes": frames[step % len(frames)] + step.to_bytes(8, "big"), "path": None}
+
     places = bounds(episodes)[: share(JAT_EPISODES, episodes) + 1]
     file = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     rows = list(zip(places[:-1].tolist(), places[1:].tolist(), strict=True))
     table = pa.table(
         {
             "image_observations": pa.array(
-                [[frames[t % 64] for t in range(first, last)] for first, last in rows], pa.list_(file)
+                [[frame(t) for t in range(first, last)] for first, last in rows], pa.list_(file)
             ),
             "text_observations": [[f"step {t} of the mission" for t in range(first, last)] for first, last in rows],
             "discrete_actions": [np.arange(first, last) % 6 for first, last in rows],

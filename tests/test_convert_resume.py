@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -407,6 +408,56 @@ def test_a_bad_episode_behind_finished_shards_can_be_mended(
     source.write_bytes(whole)
     gear_data.convert(source, tmp_path / "d", shard_bytes=1024, overwrite=True)
     sources.check_dataset(tmp_path / "d", rollouts)
+
+
+# What goes wrong while a shard goes to the disk, in a thread of its own.
+
+
+def test_a_shard_that_cannot_be_finished(
+    source: Path, rollouts: list[Any], sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it is, the last shard too: an error, no dataset, and nothing of it left for those who go on."""
+    finish = ShardWriter._finish
+    shards = gear_data.convert(source, tmp_path / "whole", shard_bytes=2048).shards
+    for bad in range(shards):
+
+        def fail(writer: ShardWriter, unfinished: Any, *rest: Any, bad: int = bad) -> Any:
+            if writer.finished_shards == bad:
+                with unfinished.stack:
+                    raise StorageFullError("no space left on the device")
+            return finish(writer, unfinished, *rest)
+
+        folder = tmp_path / f"d{bad}"
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardWriter, "_finish", fail)
+            with pytest.raises(StorageFullError):
+                gear_data.convert(source, folder, shard_bytes=2048)
+        with pytest.raises(DatasetNotFoundError):
+            gear_data.open(folder)
+        assert len(list((folder / "shards").glob("*.arrow"))) == bad if bad else not folder.exists()
+        assert not list(tmp_path.rglob("*.tmp"))
+        gear_data.convert(source, folder, shard_bytes=2048, resume=True)
+        sources.check_dataset(folder, rollouts)
+
+
+def test_a_shard_under_way_is_kept_when_the_source_fails(
+    source: Path, rollouts: list[Any], sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _read_little(monkeypatch)
+    nothing = sources.Rollout({name: values[:0] for name, values in rollouts[0].columns.items()}, rollouts[0].final)
+    sources.write_episodes(source, [*rollouts[:-1], nothing], row_group=1)
+    begun, finish = [], ShardWriter._finish
+
+    def slow(writer: ShardWriter, unfinished: Any, *rest: Any) -> Any:
+        begun.append(unfinished.name)
+        time.sleep(0.1)
+        return finish(writer, unfinished, *rest)
+
+    monkeypatch.setattr(ShardWriter, "_finish", slow)
+    with pytest.raises(BadEpisodeError):
+        gear_data.convert(source, tmp_path / "d", shard_bytes=1024)
+    assert len(begun) > 1
+    assert sorted(str(path.relative_to(tmp_path / "d")) for path in (tmp_path / "d").rglob("*.arrow")) == sorted(begun)
 
 
 # A disk that fills up.

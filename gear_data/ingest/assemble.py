@@ -38,6 +38,7 @@ class StepPart:
         facts: name -> [n], values of which an episode takes its first step's.
         finals: name -> [n, *shape], of which an episode takes its last step's as final observation.
         more: whether the next part was read together with this one, so that no block ends between them.
+        ended: whether the last step is known to be its episode's last.
         faults: of the steps that are not kept, each in one of them.
     """
 
@@ -51,6 +52,7 @@ class StepPart:
     finals: Mapping[str, npt.NDArray[Any]]
     variable: Mapping[str, pa.Array] = field(default_factory=dict)
     more: bool = False
+    ended: bool = False
     faults: tuple[Fault, ...] = ()
 
     def cut(self, start: int, stop: int) -> StepPart:
@@ -84,6 +86,10 @@ def assemble(parts: Iterator[StepPart], findings: Findings, *, has_final: bool) 
         held.append(part)
         if part.more:
             continue
+        if part.ended:
+            yield _block(held, findings, has_final)
+            held = []
+            continue
         index, start = _last_start(held)
         whole = [*held[:index], held[index].cut(0, start)] if start else held[:index]
         if whole:
@@ -102,11 +108,10 @@ def _last_start(parts: list[StepPart]) -> tuple[int, int]:
 
 
 def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> EpisodeBlock:
-    episodes = np.concatenate([part.episodes for part in parts])
-    rows = np.concatenate([part.rows for part in parts])
-    keep = np.concatenate([part.keep for part in parts])
-    files = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
-    starts = np.flatnonzero(np.diff(episodes, prepend=episodes[0] - 1))
+    episodes = _concatenate([part.episodes for part in parts])
+    rows = _concatenate([part.rows for part in parts])
+    keep = _concatenate([part.keep for part in parts])
+    starts = np.append(0, np.flatnonzero(episodes[1:] != episodes[:-1]) + 1)
     lengths = np.diff(starts, append=len(episodes))
     whole = np.logical_and.reduceat(keep, starts)
     columns = {name: _concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
@@ -117,12 +122,13 @@ def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> Episod
         columns = {name: values[wanted] for name, values in columns.items()}
         variable = {name: array.filter(pa.array(wanted)) for name, array in variable.items()}
     good = starts[whole]
+    which = np.searchsorted(np.cumsum([len(part.rows) for part in parts]), good, side="right")
     last = good + lengths[whole] - 1
     return EpisodeBlock(
         position=Position(parts[0].file, int(rows[0])),
         lengths=lengths[whole].astype(np.int64),
         columns=columns,
-        sources=[parts[i].name for i in files[good]],
+        sources=[parts[i].name for i in which],
         rows=rows[good],
         has_final=np.full(len(good), has_final),
         finals={name: _concatenate([part.finals[name] for part in parts])[last] for name in parts[0].finals},

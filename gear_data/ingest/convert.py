@@ -20,7 +20,7 @@ from gear_data.errors import (
 )
 from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.destination import check_apart, no_empty_folder, prepare
-from gear_data.ingest.engines import Engine, in_processes, in_this_process
+from gear_data.ingest.engines import Engine, Workers, in_this_process, side_by_side, started
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.lint import lint_whole
 from gear_data.ingest.location import Location, locate
@@ -126,7 +126,7 @@ def convert(
         GearError: always one of its kinds, naming file, column and row. Nothing that `open` takes for a dataset is
             left behind; finished shards are, for `resume`.
     """
-    started = time.perf_counter()
+    began = time.perf_counter()
     _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, engine, jobs)
     options = source_options(
         columns,
@@ -143,32 +143,33 @@ def convert(
     check_apart(location, wanted)
     given = plain_path(source) if isinstance(source, str | os.PathLike) else source
     recipe = Recipe(given, split, format, options, keep_encoded, strict, shard_bytes)
-    opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
-    recipe = replace(recipe, format=format_name)
-    identity = _identity(location, recipe)
-    if resume and store.size(MANIFEST_NAME) is not None:
-        return _already_done(store, identity, started)
-    if overwrite and folder != wanted:
-        store.remove("")  # what an earlier, failed overwrite left
-    tasks = plan(opened.units(), shard_bytes)
-    noted = {**identity, "tasks": [list(task.start) for task in tasks]}
-    with no_empty_folder(folder):
-        conversion = Conversion(store, stored_schema(opened), noted, resume=resume)
-        try:
-            run = _engine(engine, jobs, recipe, opened, store, tasks)
-            manifest = _fill(store, conversion, opened, run, tasks, {"reason": reason, **identity}, progress)
-        except BaseException as error:
-            kept = conversion.abandon()
-            if folder != wanted:
-                store.remove("")  # the old dataset stays, and the next run is not a resumed one
-            elif kept and isinstance(error, GearError):
-                text = f"{counted(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: --resume goes on"
-                error.hint = f"{error.hint}\n  {text}" if error.hint else text
-            raise
+    with started(recipe, store.name, _worker_count(engine, jobs, recipe, location, store)) as workers:
+        opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
+        recipe = replace(recipe, format=format_name)
+        identity = _identity(location, recipe)
+        if resume and store.size(MANIFEST_NAME) is not None:
+            return _already_done(store, identity, began)
+        if overwrite and folder != wanted:
+            store.remove("")  # what an earlier, failed overwrite left
+        tasks = plan(opened.units(), shard_bytes)
+        noted = {**identity, "tasks": [list(task.start) for task in tasks]}
+        with no_empty_folder(folder):
+            conversion = Conversion(store, stored_schema(opened), noted, resume=resume)
+            try:
+                run = _engine(engine, jobs, recipe, opened, store, workers)
+                manifest = _fill(store, conversion, opened, run, tasks, {"reason": reason, **identity}, progress)
+            except BaseException as error:
+                kept = conversion.abandon()
+                if folder != wanted:
+                    store.remove("")  # the old dataset stays, and the next run is not a resumed one
+                elif kept and isinstance(error, GearError):
+                    text = f"{counted(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: --resume goes on"
+                    error.hint = f"{error.hint}\n  {text}" if error.hint else text
+                raise
     if folder != wanted:
         exchange(Path(folder), Path(wanted))
         store.remove("")  # now the old one
-    return _report(manifest, started)
+    return _report(manifest, began)
 
 
 def _fill(
@@ -244,26 +245,36 @@ def _all_findings(
     return findings
 
 
+def _worker_count(engine: str, jobs: int | None, recipe: Recipe, location: Location, store: Store) -> int:
+    """How many processes are worth starting beside this one."""
+    if engine != "local" or not _movable(recipe, store):
+        return 0
+    if jobs is not None:
+        return jobs - 1
+    size = sum(file.size for file in location.files)
+    return min(len(os.sched_getaffinity(0)) - 1, size // _BYTES_A_PROCESS)
+
+
+def _movable(recipe: Recipe, store: Store) -> bool:
+    """An object in memory, and a file system in memory, are this process's alone."""
+    source_is = isinstance(recipe.source, str) and not recipe.source.startswith("memory:")
+    return source_is and not store.name.startswith("memory:")
+
+
 def _engine(
-    name: str, jobs: int | None, recipe: Recipe, source: EpisodeSource, store: Store, tasks: Sequence[Task]
+    name: str, jobs: int | None, recipe: Recipe, source: EpisodeSource, store: Store, workers: Workers
 ) -> Engine:
-    # An object in memory, and a file system in memory, are this process's alone.
-    movable = isinstance(recipe.source, str) and not recipe.source.startswith("memory:")
-    movable = movable and not store.name.startswith("memory:")
     if name == "ray":
-        if not movable:
+        if not _movable(recipe, store):
             raise InvalidArgumentError(
                 "a source in the memory of this process cannot be converted by others", hint="leave --engine ray out"
             )
         from gear_data.ingest.ray_engine import on_ray
 
         return on_ray(recipe, store.name, jobs)
-    wanted = jobs
-    if wanted is None:
-        wanted = min(len(os.sched_getaffinity(0)), 1 + sum(task.bytes for task in tasks) // _BYTES_A_PROCESS)
-    if not movable or min(wanted, len(tasks)) == 1:
+    if not workers.processes:
         return in_this_process(recipe, source, store)
-    return in_processes(recipe, store.name, wanted)
+    return side_by_side(workers, recipe, source, store)
 
 
 def _json_able(value: Any) -> Any:

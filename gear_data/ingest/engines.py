@@ -8,9 +8,12 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+import pyarrow as pa
 
 from gear_data.errors import GearError, WorkerError
 from gear_data.ingest.recipe import Recipe
@@ -21,6 +24,9 @@ from gear_data.storage.conversion import TaskResult
 from gear_data.storage.store import Store
 
 Advance = Callable[[int], object]
+#: A task's index, what kind of answer it is, and the answer; see `ingest.worker`.
+Answer = tuple[int, str, Any]
+Answers = queue.SimpleQueue[Answer]
 
 
 class Engine(Protocol):
@@ -43,48 +49,89 @@ def in_this_process(recipe: Recipe, source: EpisodeSource, store: Store) -> Engi
     return run
 
 
-def in_processes(recipe: Recipe, destination: str, jobs: int) -> Engine:
-    """Side by side in processes of this machine. They are started anew rather than forked: readers have threads."""
+@dataclass(frozen=True)
+class Workers:
+    """Processes of this machine that do tasks. Each has `threads` of its own."""
+
+    processes: list[subprocess.Popen[str]]
+    threads: int
+
+
+@contextmanager
+def started(recipe: Recipe, destination: str, count: int) -> Iterator[Workers]:
+    """So many workers, which load what they need and open the source while this process does too. They are started
+    anew rather than forked: readers have threads."""
+    threads = max(1, len(os.sched_getaffinity(0)) // (count + 1))
+    if not count:
+        yield Workers([], threads)
+        return
+    what = {"source": recipe.source, "options": recipe.to_json()}
+    job = json.dumps({**what, "destination": destination, "threads": threads})
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(count):
+            command = [sys.executable, "-m", "gear_data.ingest.worker"]
+            pipe = subprocess.PIPE
+            processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8"))
+            # One that is dead already is told of where it is given a task.
+            with suppress(OSError):
+                _send(processes[-1], job)
+        yield Workers(processes, threads)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                # What was never read cannot be flushed to it.
+                with suppress(OSError):
+                    if stream is not None:
+                        stream.close()
+
+
+def side_by_side(workers: Workers, recipe: Recipe, source: EpisodeSource, store: Store) -> Engine:
+    """This process, which has the source open already, and the workers."""
 
     def run(tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
-        threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-        what = {"source": recipe.source, "options": recipe.to_json()}
-        job = json.dumps({**what, "destination": destination, "threads": threads})
         waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index in range(len(tasks)):
             waiting.put(index)
-        answers: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
-        workers = [_start() for _ in range(min(jobs, len(tasks)))]
+        answers: Answers = queue.SimpleQueue()
+        gathered = _Gathered(waiting, answers, advance)
+        for worker in workers.processes[: len(tasks) - 1]:
+            gathered.working += 1
+            threading.Thread(target=_drive, args=(worker, tasks, waiting, answers), daemon=True).start()
+
+        def advance_all(rows: int) -> None:
+            advance(rows)
+            gathered.take_all()
+
+        own_threads = pa.cpu_count()
+        pa.set_cpu_count(workers.threads)
         try:
-            for worker in workers:
-                threading.Thread(target=_drive, args=(worker, job, tasks, waiting, answers), daemon=True).start()
-            return _gather(len(tasks), len(workers), waiting, answers, advance)
+            while (own := _next(waiting)) is not None:
+                try:
+                    gathered.results[own] = run_task(tasks[own], recipe, source, store, advance_all)
+                except GearError as error:
+                    gathered.fail(own, error)
         finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
+            pa.set_cpu_count(own_threads)
+        while gathered.working:
+            gathered.take(answers.get())
+        if gathered.failed:
+            raise gathered.failed[min(gathered.failed)]
+        return [gathered.results[index] for index in range(len(tasks))]
 
     return run
 
 
-def _start() -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gear_data.ingest.worker"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
-
-
 def _drive(
-    worker: subprocess.Popen[str],
-    job: str,
-    tasks: Sequence[Task],
-    waiting: queue.SimpleQueue[int],
-    answers: queue.SimpleQueue[tuple[int, str, Any]],
+    worker: subprocess.Popen[str], tasks: Sequence[Task], waiting: queue.SimpleQueue[int], answers: Answers
 ) -> None:
     """Hands a worker one task after another and passes its answers on; says so when it died."""
-    index = -1
+    index: int | None = -1
     try:
-        _send(worker, job)
-        while True:
-            index = waiting.get_nowait()
+        while (index := _next(waiting)) is not None:
             _send(worker, json.dumps(tasks[index].to_json()))
             while True:
                 ((kind, value),) = json.loads(worker.stdout.readline() if worker.stdout else "").items()
@@ -93,10 +140,9 @@ def _drive(
                     return
                 if kind == "result":
                     break
-    except queue.Empty:
-        answers.put((index, "idle", None))
+        answers.put((-1, "idle", None))
     except (OSError, ValueError):
-        answers.put((index, "died", worker.wait()))
+        answers.put((-1 if index is None else index, "died", worker.wait()))
 
 
 def _send(worker: subprocess.Popen[str], line: str) -> None:
@@ -105,38 +151,45 @@ def _send(worker: subprocess.Popen[str], line: str) -> None:
         worker.stdin.flush()
 
 
-def _gather(
-    tasks: int,
-    workers: int,
-    waiting: queue.SimpleQueue[int],
-    answers: queue.SimpleQueue[tuple[int, str, Any]],
-    advance: Advance,
-) -> list[TaskResult]:
-    results: dict[int, TaskResult] = {}
-    failed: dict[int, GearError] = {}
-    while workers:
-        index, kind, value = answers.get()
+def _next(waiting: queue.SimpleQueue[int]) -> int | None:
+    try:
+        return waiting.get_nowait()
+    except queue.Empty:
+        return None
+
+
+class _Gathered:
+    """What became of the tasks so far. Used by one thread; `working` is how many workers are."""
+
+    def __init__(self, waiting: queue.SimpleQueue[int], answers: Answers, advance: Advance) -> None:
+        self._waiting, self._answers, self._advance = waiting, answers, advance
+        self.working = 0
+        self.results: dict[int, TaskResult] = {}
+        self.failed: dict[int, GearError] = {}
+
+    def take_all(self) -> None:
+        """What the workers have said up to now."""
+        with suppress(queue.Empty):
+            while True:
+                self.take(self._answers.get_nowait())
+
+    def take(self, answer: Answer) -> None:
+        index, kind, value = answer
         if kind == "rows":
-            advance(value)
+            self._advance(value)
         elif kind == "result":
-            results[index] = TaskResult.from_json(value)
-        elif kind == "idle":
-            workers -= 1
+            self.results[index] = TaskResult.from_json(value)
         else:
-            workers -= 1
-            failed[index] = error_from_json(value) if kind == "error" else _death(value)
-            # No more tasks are begun. The others finish theirs, all that come before this one among them: which error
-            # is raised does not depend on who is faster.
-            _empty(waiting)
-    if failed:
-        raise failed[min(failed)]
-    return [results[index] for index in range(tasks)]
+            self.working -= 1
+            if kind != "idle":
+                self.fail(index, error_from_json(value) if kind == "error" else _death(value))
 
-
-def _empty(waiting: queue.SimpleQueue[int]) -> None:
-    with suppress(queue.Empty):
-        while True:
-            waiting.get_nowait()
+    def fail(self, index: int, error: GearError) -> None:
+        self.failed[index] = error
+        # No more tasks are begun. The others finish theirs, all that come before this one among them: which error is
+        # raised does not depend on who is faster.
+        while _next(self._waiting) is not None:
+            pass
 
 
 def _death(status: int) -> WorkerError:

@@ -75,20 +75,20 @@ def run_task(
             raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{done}", hint=START_AGAIN) from error
     source.findings.restore([])
     source.notes.clear()
-    writer = ShardWriter(store, stored_schema(source), recipe.shard_bytes, task.prefix)
-    start, skip = task.start, 0
-    if (point := writer.resume_point) is not None:
-        start, skip = point.position, point.skip
-        source.findings.restore(list(point.state["findings"]))
-        source.notes.update(point.state["notes"])
-    if start != END:
-        for block, state in prepared_blocks(source, start, task.stop, strict=recipe.strict):
-            writer.append(block, state, skip)
-            # A block of the resumed run may be cut shorter than the one that the position came from.
-            skip = max(0, skip - len(block))
-            advance(block.source_rows)
-    findings = source.findings.to_json()
-    writer.close({"findings": findings, "notes": {}})
+    with ShardWriter(store, stored_schema(source), recipe.shard_bytes, task.prefix) as writer:
+        start, skip = task.start, 0
+        if (point := writer.resume_point) is not None:
+            start, skip = point.position, point.skip
+            source.findings.restore(list(point.state["findings"]))
+            source.notes.update(point.state["notes"])
+        if start != END:
+            for block, state in prepared_blocks(source, start, task.stop, strict=recipe.strict):
+                writer.append(block, state, skip)
+                # A block of the resumed run may be cut shorter than the one that the position came from.
+                skip = max(0, skip - len(block))
+                advance(block.source_rows)
+        findings = source.findings.to_json()
+        writer.close({"findings": findings, "notes": {}})
     result = TaskResult(task.prefix, tuple(writer.shards), writer.statistics.to_json(), tuple(findings))
     put_text(store, done, json.dumps(result.to_json()))
     return result

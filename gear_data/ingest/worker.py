@@ -1,7 +1,7 @@
 """A process that does tasks of a conversion: `python -m gear_data.ingest.worker`, started by `ingest.engines`.
 
-It reads a JSON line that says what to convert and where to, then a line a task, and answers with lines: `rows` used up
-since the last one, a task's `result`, or the `error` it ended with.
+It reads a JSON line that says what to convert and where to, opens the source, reads then a line a task, and answers
+with lines: `rows` used up since the last one, a task's `result`, or the `error` it ended with.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ def main(lines: TextIO, answers: TextIO) -> None:
     recipe = Recipe.from_json(job["source"], job["options"])
     pa.set_cpu_count(job["threads"])
     store = open_store(job["destination"])
-    source = None
+    try:
+        source, _, _ = recipe.open(threads=job["threads"])
+    except GearError as error:
+        lines.readline()  # an answer is to a task
+        answer("error", error_to_json(error))
+        return
     for line in lines:
         try:
-            if source is None:
-                source, _, _ = recipe.open(threads=job["threads"])
             task = Task.from_json(json.loads(line))
             result = run_task(task, recipe, source, store, lambda rows: answer("rows", rows))
         except GearError as error:

@@ -2,14 +2,19 @@
 
 While a conversion runs, the folder holds `.progress/`, and there for every finished shard its rows of the episode table
 and a note that says where in the source to go on. The note is written last; a shard without one is written again.
+
+While one shard goes to the disk, the next one's steps are collected.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -45,7 +50,8 @@ class ResumePoint:
 
 
 class ShardWriter:
-    """Collects whole episodes in one shard's buffer and writes each shard when it is full.
+    """Collects whole episodes in one shard's buffer and writes each shard when it is full. A context manager: what was
+    begun is finished when it ends, whatever ends it.
 
     Args:
         store: the dataset's folder.
@@ -72,7 +78,19 @@ class ShardWriter:
         self.shards: list[ShardEntry] = []
         self.statistics = RunningStatistics(schema)
         self.resume_point: ResumePoint | None = None
+        self._thread = ThreadPoolExecutor(1, "gear-data-writer")
+        self._finishing: Future[ShardEntry] | None = None
         self._resume()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with suppress(BaseException):  # only where there is another error already: `close` tells of this one
+            self._settle()
+        self._thread.shutdown()
 
     @property
     def num_episodes(self) -> int:
@@ -81,6 +99,10 @@ class ShardWriter:
     @property
     def finished_shards(self) -> int:
         return len(self.shards)
+
+    @property
+    def _begun(self) -> int:
+        return len(self.shards) + (self._finishing is not None)
 
     def _resume(self) -> None:
         while (text := read_note(self._store, self._note(len(self.shards)))) is not None:
@@ -131,9 +153,7 @@ class ShardWriter:
         """Copies episodes into the shard's buffer and notes their rows. Ids and shards count from the task's first."""
         contents = content_hashes(block, self._schema)
         buffer = self._shard_buffer()
-        rows = episode_rows(
-            block, contents, first_id=self._num_episodes, shard=len(self.shards), first_step=buffer.steps
-        )
+        rows = episode_rows(block, contents, first_id=self._num_episodes, shard=self._begun, first_step=buffer.steps)
         self._episodes.append(rows)
         if self._schema.final_columns:
             self._finals.append(final_rows(block, self._schema, self._num_episodes))
@@ -142,41 +162,64 @@ class ShardWriter:
         self._num_episodes += len(block)
 
     def close(self, state: Mapping[str, Any]) -> None:
-        """Writes the last shard."""
+        """Writes the last shard. All are finished when it returns."""
         if self._buffer is not None and self._buffer.steps:
             self._flush(ResumePoint(END, 0, state))
+        self._settle()
         self._buffer = None
 
     def _flush(self, point: ResumePoint) -> None:
-        shard = self._write_shard()
-        stem = self._note(len(self.shards)).removesuffix(".json")
-        episodes = concatenate_episode_tables(self._episodes)
-        with self._store.writing(f"{stem}.episodes") as path:
-            write_ipc(path, episodes.combine_chunks())
-        if self._finals:
-            with self._store.writing(f"{stem}.finals") as path:
-                write_ipc(path, pa.concat_tables(self._finals).combine_chunks())
+        self._settle()
+        buffer = self._shard_buffer()
+        unfinished = self._write_shard()
+        tables = [concatenate_episode_tables(self._episodes).combine_chunks()]
+        tables += [pa.concat_tables(self._finals).combine_chunks()] if self._finals else []
         note = {
-            "shard": shard.to_json(),
             "statistics": self.statistics.to_json(),
             "position": list(point.position),
             "skip": point.skip,
             "state": dict(point.state),
         }
-        put_text(self._store, self._note(len(self.shards)), json.dumps(note))
-        self.shards.append(shard)
+        self._finishing = self._thread.submit(self._finish, unfinished, buffer.steps, tables, note)
         self._episodes, self._finals = [], []
-        self._shard_buffer().clear()
+        buffer.clear()
 
-    def _write_shard(self) -> ShardEntry:
+    def _write_shard(self) -> _Unfinished:
         name = f"shards/{self._prefix}{len(self.shards):06d}.arrow"
-        buffer = self._shard_buffer()
-        with self._store.writing(name) as path:
-            write_ipc(path, buffer.record_batch())
-            entry = FileEntry(name, path.stat().st_size, checksum(path))
-            places = buffer_offsets(path, self._schema)
-        episodes = sum(len(table) for table in self._episodes)
-        return ShardEntry(entry, episodes, buffer.steps, *places)
+        with ExitStack() as stack:
+            path = stack.enter_context(self._store.writing(name))
+            write_ipc(path, self._shard_buffer().record_batch())
+            return _Unfinished(name, path, stack.pop_all())
+
+    def _finish(
+        self, unfinished: _Unfinished, steps: int, tables: list[pa.Table], note: Mapping[str, Any]
+    ) -> ShardEntry:
+        """Brings a shard to its place, and after it the note that says so."""
+        with unfinished.stack:
+            entry = FileEntry(unfinished.name, unfinished.path.stat().st_size, checksum(unfinished.path))
+            places = buffer_offsets(unfinished.path, self._schema)
+        shard = ShardEntry(entry, len(tables[0]), steps, *places)
+        file = self._note(len(self.shards))
+        for table, kind in zip(tables, ("episodes", "finals"), strict=False):
+            with self._store.writing(f"{file.removesuffix('.json')}.{kind}") as path:
+                write_ipc(path, table)
+        put_text(self._store, file, json.dumps({"shard": shard.to_json(), **note}))
+        return shard
+
+    def _settle(self) -> None:
+        """Waits for the shard that is being finished, if one is. Raises what went wrong."""
+        if self._finishing is not None:
+            finishing, self._finishing = self._finishing, None
+            self.shards.append(finishing.result())
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    """A shard's file, whole and beside its place: leaving `stack` brings it there."""
+
+    name: str
+    path: Path
+    stack: ExitStack
 
 
 def read_note(store: Store, file: str) -> str | None:

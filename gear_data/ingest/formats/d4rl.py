@@ -53,6 +53,8 @@ from gear_data.storage.block import BEGIN, EpisodeBlock, Position
 
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
 _CHUNK_BYTES = 32 << 20
+#: Chunks of a part for which it does not matter that one is read twice.
+_CHUNKS = 8
 _FLAG_ROWS = 4 << 20
 _METADATA = "metadata/"
 _LONGEST = "max_episode_steps"
@@ -183,36 +185,43 @@ class D4rl:
     ) -> Iterator[StepPart]:
         """Steps first to last of a file of `rows` steps; the first begins an episode, whose number is given."""
         name = self._files[index].name
-        step = self._rows_at_once(file)
+        step, chunk = self._rows_at_once(file)
         ended, age = False, 0  # whether the row before this part was an episode's last; steps of that episode so far
         row = first
         while row < last:
-            stop = min(last, (row // step + 1) * step)  # chunks of HDF5 are read, and decompressed, once
+            stop = min(last, (row + step) // chunk * chunk)  # chunks of HDF5 are read, and decompressed, once
             with reading(name, row=row):
-                columns, following, observations = self._read(file, row, stop, rows)
                 ends = self._ends.flags(file, row, stop, age)
+                if self._ends.by_flags and chunk <= step // _CHUNKS and ends.any():
+                    # Few chunks are read twice where parts end with episodes, and no steps have to be joined again.
+                    stop -= ages_after(ends, 0)
+                    ends = ends[: stop - row]
+                columns, following, observations = self._read(file, row, stop, rows)
             if following is not None:
                 self._compare(ends, following, observations, name, row)
             age = ages_after(ends, age)
-            episodes = number + np.cumsum(np.concatenate([[ended], ends[:-1]]))
+            begins = np.append(0, np.flatnonzero(ends[:-1]) + 1)
+            numbers = np.arange(number + ended, number + ended + len(begins))
+            episodes = np.repeat(numbers, np.diff(begins, append=len(ends)))
             number, ended = int(episodes[-1]), bool(ends[-1])
             yield StepPart(
                 file=index,
                 name=name,
                 rows=np.arange(row, stop, dtype=np.int64),
-                episodes=episodes.astype(np.int64),
+                episodes=episodes,
                 keep=np.ones(stop - row, np.bool_),
                 columns=columns,
                 facts={},
                 finals={"observations": following} if self._has_final and following is not None else {},
+                ended=ended,
             )
             row = stop
 
-    def _rows_at_once(self, file: h5py.File) -> int:
-        """Rows of about `_CHUNK_BYTES`, a multiple of the rows of the largest chunk."""
+    def _rows_at_once(self, file: h5py.File) -> tuple[int, int]:
+        """Rows of about `_CHUNK_BYTES`, a multiple of the rows of the largest chunk; and those."""
         chunks = [file[source].chunks for source in self._sources]
         rows = max((chunk[0] for chunk in chunks if chunk), default=1)
-        return max(1, _CHUNK_BYTES // self._row_bytes // rows) * rows
+        return max(1, _CHUNK_BYTES // self._row_bytes // rows) * rows, rows
 
     def _read(
         self, file: h5py.File, row: int, stop: int, rows: int
