@@ -26,6 +26,8 @@ CHECKED_WINDOWS = 64
 #: Sets of windows that launches take in turn: one alone would be read from the cache.
 SETS = 4
 STEPS_AN_EPISODE = 2000
+#: Bytes of the columns, many times what any cache holds; a batch has at most a quarter of them.
+SOURCE_BYTES, QUICK_SOURCE_BYTES = 2 << 30, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -221,10 +223,9 @@ def ceilings(gpu: Gpu, quick: bool) -> Section:
     found = {}
     with gpu.scope():
         target_, source = gpu.device(size), gpu.device(size)
-        for name, make in (("allocated", gpu.pinned), ("registered", gpu.registered)):
-            host = make(size)
+        for host, kind in ((gpu.pinned(size), "allocated"), gpu.host(size)):
             fill_raw(host)
-            found[f"pinned to device, {name}"] = size / gpu.seconds(
+            found[f"pinned to device, {kind}"] = size / gpu.seconds(
                 [lambda host=host: gpu.copy(target_, host.ctypes.data, size)]
             )
         gpu.copy(source, host.ctypes.data, size)
@@ -243,10 +244,10 @@ def collection(gpu: Gpu, where: str, ceiling: float, empty: float, quick: bool, 
         empty: seconds of an empty launch.
         left: seconds that are left to the section.
     """
-    size = 256 << 20 if quick else 2 << 30
+    size = QUICK_SOURCE_BYTES if quick else SOURCE_BYTES
     section = Section([], facts={"source_bytes": size})
     with gpu.scope():
-        raw = gpu.registered(size)
+        raw, section.facts["host_memory"] = gpu.host(size)
         fill_raw(raw)
         base = raw.ctypes.data if where == "pinned" else gpu.device(size)
         if where == "device":

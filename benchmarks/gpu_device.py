@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.errors import GearError
 from gear_data.kernels.cuda import CudaLauncher, cuda_errors
 
 Bytes = npt.NDArray[np.uint8]
@@ -73,6 +74,13 @@ class Gpu(CudaLauncher):
             self._runtime.hostRegister(array.ctypes.data, nbytes, 0)
         self._registered.append((array.ctypes.data, pages))
         return array
+
+    def host(self, nbytes: int) -> tuple[Bytes, str]:
+        """As `registered`, and where CUDA refuses that (some virtual machines do) as `pinned`; and which it is."""
+        try:
+            return self.registered(nbytes), "registered"
+        except GearError:
+            return self.pinned(nbytes), "allocated"
 
     def put(self, array: npt.NDArray[Any]) -> int:
         """Address of a copy in the GPU's memory."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gpu_collection
 import numpy as np
 from gpu_collection import Case, Collection, fill_raw, rows_of
 from gpu_device import Bytes, Gpu
@@ -88,10 +89,10 @@ def _launched_as(variant: Variant) -> Iterator[None]:
 
 def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
     """Each variant over pinned and device memory, as a ratio to what is built in; then the crossover."""
-    size = 256 << 20 if quick else 2 << 30
+    size = gpu_collection.QUICK_SOURCE_BYTES if quick else gpu_collection.SOURCE_BYTES
     section = Section([])
     with gpu.scope():
-        raw = gpu.registered(size)
+        raw, section.facts["host_memory"] = gpu.host(size)
         fill_raw(raw)
         copied = gpu.device(size)
         gpu.copy(copied, raw.ctypes.data, size)

@@ -140,6 +140,7 @@ def cupy(libraries: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 @pytest.fixture
 def gpu(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> gpu_device.Gpu:
     """Each call is measured once: this is slow."""
+    monkeypatch.setattr(gpu_collection, "QUICK_SOURCE_BYTES", 16 << 20)
     made = gpu_device.Gpu()
     monkeypatch.setattr(made, "seconds", lambda calls, repeats=7: made._timed(calls, len(calls)))
     return made
@@ -175,6 +176,22 @@ def test_what_is_taken_in_a_scope_is_given_back(cupy: StandIn) -> None:
         assert len(gpu._held) == 1
         assert outer % 256 == 0
     assert not gpu._held
+
+
+def test_pages_that_cannot_be_registered_are_allocated(cupy: StandIn) -> None:
+    gpu = gpu_device.Gpu()
+    with gpu.scope():
+        assert gpu.host(4096)[1] == "registered"
+
+    def refuse(address: int, size: int, flags: int) -> None:
+        error = cupy.cuda.runtime.CUDARuntimeError("cudaErrorNotSupported")
+        error.status = 801
+        raise error
+
+    cupy.cuda.runtime.hostRegister = refuse
+    with gpu.scope():
+        host, kind = gpu.host(4096)
+        assert (len(host), kind, gpu._registered) == (4096, "allocated", [])
 
 
 def test_memory_that_runs_out_is_an_error_that_says_so(libraries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +307,10 @@ def test_cases_span_what_is_asked_for() -> None:
     assert {batch for _, _, batch in sizes} == {32, 256, 1024, 4096}
     assert all(row * context * batch <= 512 << 20 for row, context, batch in sizes)
     assert (44, 1000, 4096) in sizes
-    assert len(gpu_collection.all_cases(64 << 20, quick=True)) < 10
+    quick = gpu_collection.all_cases(gpu_collection.QUICK_SOURCE_BYTES // 4, quick=True)
+    assert len(quick) < 10
+    # Both kinds of memory have cases with a target among them.
+    assert all(any(gpu_collection.target(where, case) for case in quick) for where in ("pinned", "device"))
 
 
 @pytest.mark.parametrize(
@@ -385,7 +405,7 @@ def test_sections_that_fail_leave_the_others(
     names: str, fails: str, run: str, left_out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = Runs(fails)
-    record = benchmark.run_all(names, False, runs)
+    record = benchmark.run_all(names, False, time.monotonic() + benchmark.TOTAL_SECONDS, runs)
     assert runs.names == run
     assert {name for name, item in record.items() if item["status"] == "left out"} == set(left_out)
     assert {name for name, item in record.items() if item["status"] == "failed"} == set(fails)
@@ -399,7 +419,7 @@ def test_sections_that_fail_leave_the_others(
 def test_all_of_it_takes_less_than_eight_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(step=100.0)
     monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(now))
-    record = benchmark.run_all("abcdef", False, Runs())
+    record = benchmark.run_all("abcdef", False, benchmark.TOTAL_SECONDS, Runs())
     assert [item["status"] for item in record.values()].count("left out") >= 1
     assert benchmark.TOTAL_SECONDS < 8 * 60
 
