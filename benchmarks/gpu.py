@@ -4,12 +4,13 @@
 
 (a) ceilings: copies to the device from pinned memory, and within the device; an empty launch;
 (b) collection from pinned memory; (c) collection from device memory; (d) selection;
-(e) Decision Transformer training steps a second, by loader; (f) constants to try first, and CPU or GPU by batch.
+(e) Decision Transformer training steps a second, by loader; (f) constants to try first, and CPU or GPU by batch;
+(g) filters by cuDF, where cudf-polars is installed.
 
 Every section has a process of its own: one that fails is reported, and the others run. What is collected and drawn is
 compared with what the CPU collects and draws before it is timed. Kernels are timed between CUDA events, groups of
 launches over several sets of windows, medians; (e) and the choice between CPU and GPU by the clock. Needs CuPy, and for
-(e) torch and transformers; neither Polars nor cuDF. Without a GPU it says so and ends with status 1.
+(e) torch and transformers; Polars and cuDF for (g) alone. Without a GPU it says so and ends with status 1.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ from common import ROOT, command_line, describe_machine, machine_facts, progress
 # The checkout's own gear_data, installed or not.
 sys.path.insert(0, str(ROOT))
 
+import gpu_collection
 from gpu_device import Gpu, no_gpu
+from gpu_filters import filters
+from gpu_knobs import knobs
 from gpu_report import Section, from_json, table, verdict
+from gpu_selection import selection
 
 from gear_data.collection import Collector, Share
 
@@ -42,19 +47,23 @@ TITLES = {
     "d": "selection",
     "e": "training steps a second, against a loader that costs nothing",
     "f": "constants of the collector, against those built in; time by the CPU to time by the GPU",
+    "g": "filters, time by the CPU to time by cuDF",
 }
 #: Seconds of all sections together, and of each.
 TOTAL_SECONDS = 460.0
-SECONDS = {"a": 40.0, "b": 90.0, "c": 70.0, "d": 90.0, "e": 120.0, "f": 80.0}
+SECONDS = {"a": 40.0, "b": 90.0, "c": 70.0, "d": 90.0, "e": 120.0, "f": 80.0, "g": 40.0}
 #: Beyond its seconds, to start and to end in.
 _GRACE_SECONDS = 40.0
+#: Of what a process that failed said, for the record.
+_ERROR_BYTES = 8000
 
 
-def run_section(name: str, gpu: Gpu | None, ceilings: dict[str, Any], folder: Path, quick: bool, end: float) -> Section:
-    """One section, in this process. gpu: None makes one.
+def run_section(name: str, ceilings: dict[str, Any], folder: Path, quick: bool, end: float) -> Section:
+    """One section, in this process.
 
     Args:
         ceilings: the facts of (a), for (b), (c) and (d).
+        folder: for data.
         end: the time (of `time.monotonic`) after which no further case is begun.
     """
 
@@ -62,29 +71,24 @@ def run_section(name: str, gpu: Gpu | None, ceilings: dict[str, Any], folder: Pa
         return end - time.monotonic()
 
     if name == "e":
+        # torch and transformers are imported for this one alone.
         from gpu_training import training
 
         return training(folder, quick, left)
-    gpu = gpu or Gpu()
+    if name == "g":
+        return filters(quick, left)
+    gpu = Gpu()
     if name == "a":
-        from gpu_collection import ceilings as measure
-
-        section = measure(gpu, quick)
+        section = gpu_collection.ceilings(gpu, quick)
         section.facts["machine"] = gpu.facts()
         return section
     if name == "f":
-        from gpu_knobs import knobs
-
         return knobs(gpu, quick, left)
     empty = ceilings["empty_launch_seconds"]
     if name == "d":
-        from gpu_selection import selection
-
         return selection(gpu, empty, quick, left)
-    from gpu_collection import collection
-
     where, ceiling = ("pinned", "pinned to device, allocated") if name == "b" else ("device", "device to device")
-    return collection(gpu, where, ceilings["bytes_per_second"][ceiling], empty, quick, left)
+    return gpu_collection.collection(gpu, where, ceilings["bytes_per_second"][ceiling], empty, quick, left)
 
 
 def run_apart(name: str, ceilings: dict[str, Any], quick: bool, seconds: float) -> dict[str, Any]:
@@ -101,17 +105,16 @@ def run_apart(name: str, ceilings: dict[str, Any], quick: bool, seconds: float) 
     took = time.perf_counter() - begun
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        return {"status": "failed", "seconds": took, "reason": reason_of(done.returncode, done.stderr)}
+        reason = reason_of(done.returncode, done.stderr)
+        return {"status": "failed", "seconds": took, "reason": reason, "errors": done.stderr[-_ERROR_BYTES:]}
     return {"status": "ok", "seconds": took, "section": json.loads(lines[-1])}
 
 
 def compile_cpu_kernels() -> None:
     """Once for all sections: on a fresh machine it takes a while, and it is kept on the disk."""
     progress("compiling the CPU's kernels")
-    from gpu_collection import Case, Steps
-
-    case = Case(0, 2, 2)
-    steps = Steps(np.zeros(1 << 20, np.uint8), case.schema())
+    case = gpu_collection.Case(0, 2, 2)
+    steps = gpu_collection.Steps(np.zeros(1 << 20, np.uint8), case.schema())
     Collector([Share(steps, case.schema(), case.outputs())], 2, reuse=True).collect(
         steps.draw(np.random.default_rng(0), 2, case.context)
     )
@@ -154,7 +157,7 @@ def run_all(names: str, quick: bool, end: float, run: Callable[..., dict[str, An
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=_letters, default="abcdef", metavar="a,b", help="sections, default all")
+    parser.add_argument("--only", type=_letters, default="".join(TITLES), metavar="a,b", help="sections, default all")
     parser.add_argument("--quick", action="store_true", help="a few small cases of each")
     parser.add_argument("--json", type=Path, help="write the full record here")
     parser.add_argument("--worker", choices=TITLES, help=argparse.SUPPRESS)
@@ -180,7 +183,7 @@ def main() -> int:
     if args.worker is not None:
         with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder:
             end = time.monotonic() + args.seconds
-            section = run_section(args.worker, None, args.ceilings, Path(folder), args.quick, end)
+            section = run_section(args.worker, args.ceilings, Path(folder), args.quick, end)
         print(json.dumps(section.to_json()))
         return 0
     facts = machine_facts()
@@ -189,7 +192,7 @@ def main() -> int:
     compile_cpu_kernels()
     record = run_all(args.only, args.quick, end)
     sections = {name: from_json(item["section"]) for name, item in record.items() if item["status"] == "ok"}
-    print(f"\n{verdict(sections)}\nnot run: filters by cuDF, which tests/gpu checks where cudf-polars is installed")
+    print(f"\n{verdict(sections)}")
     if args.json is not None:
         write_json(args.json, {"benchmark": "gpu", "command": command_line(), "machine": facts, "sections": record})
     return 0 if all(item["status"] == "ok" for item in record.values()) else 1

@@ -34,11 +34,13 @@ class Row:
 
 @dataclass
 class Section:
-    """Attributes:
-    rows: a line each.
-    facts: what else later sections or readers need.
-    left_out: cases for which there was no time or no memory.
-    notes: lines below the table.
+    """What one section found.
+
+    Attributes:
+        rows: a line each.
+        facts: what else later sections or readers need.
+        left_out: cases for which there was no time, or that failed by themselves.
+        notes: lines below the table.
     """
 
     rows: list[Row]

@@ -12,6 +12,7 @@ from gpu_collection import rows_of
 from gpu_device import Gpu
 from gpu_report import Row, Section
 
+from gear_data.errors import DeviceMemoryError
 from gear_data.kernels import launches
 from gear_data.kernels import selection as kernels
 from gear_data.selection.anchors import Anchors
@@ -37,17 +38,26 @@ def selection(gpu: Gpu, empty: float, quick: bool, left: Callable[[], float]) ->
         if left() < 10 + episodes / 2e6:
             section.left_out.append(f"{episodes:,} episodes")
             continue
-        rng = np.random.default_rng(0)
-        anchors = Anchors(rng.integers(1, 1001, episodes), None, None, None, WindowRule(CONTEXT))
-        weights = rng.random(episodes)
-        for kind in KINDS:
-            with gpu.scope():
-                section.rows += _kind(gpu, kind, anchors, weights, empty)
-        with gpu.scope():
-            section.rows.append(_rescan(gpu, anchors, weights, empty))
-        with gpu.scope():
-            section.rows.append(_permuted(gpu, anchors, empty))
+        try:
+            section.rows += _measure(gpu, episodes, empty)
+        except (MemoryError, DeviceMemoryError) as error:
+            section.left_out.append(f"{episodes:,} episodes ({str(error).splitlines()[0]})")
     return section
+
+
+def _measure(gpu: Gpu, episodes: int, empty: float) -> list[Row]:
+    rng = np.random.default_rng(0)
+    anchors = Anchors(rng.integers(1, 1001, episodes), None, None, None, WindowRule(CONTEXT))
+    weights = rng.random(episodes)
+    rows = []
+    for kind in KINDS:
+        with gpu.scope():
+            rows += _kind(gpu, kind, anchors, weights, empty)
+    with gpu.scope():
+        rows.append(_rescan(gpu, anchors, weights, empty))
+    with gpu.scope():
+        rows.append(_permuted(gpu, anchors, empty))
+    return rows
 
 
 def make_drawer(kind: str, anchors: Anchors, weights: npt.NDArray[np.float64]) -> tuple[WindowDrawer, PrefixTable]:

@@ -1,0 +1,52 @@
+"""Section (g): filters by cuDF and by Polars on the CPU, from rows in the host's memory to rows there."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from gpu_report import Row, Section
+
+from gear_data.kernels import cudf
+
+ROWS = (10**5, 10**6, 10**7, 10**8)
+_REPEATS = 5
+
+
+def filters(quick: bool, left: Callable[[], float]) -> Section:
+    """The ratio is the CPU's time to the GPU's, for rows of 12 bytes. Raises RuntimeError where rows differ."""
+    missing = [name for name in ("polars", "cudf_polars") if find_spec(name) is None]
+    if missing:
+        return Section([], notes=[f"not run: {' and '.join(missing)} not installed (see docs/gpu.md)"])
+    import polars as pl
+
+    section = Section([])
+    for count in ROWS[:2] if quick else ROWS:
+        if left() < 10 + count / 1e7:
+            section.left_out.append(f"{count:,} rows")
+            continue
+        rng = np.random.default_rng(0)
+        frame = pl.DataFrame({"length": rng.integers(1, 1001, count), "return": rng.random(count, np.float32)})
+        expression = (pl.col("return") > 0.25) & (pl.col("length") != 7)
+        # Not through `true_values`, which leaves few rows to the CPU and falls back where cuDF fails.
+        on_gpu, (found, _) = _clocked(lambda frame=frame, expr=expression: cudf._collect(frame, expr))
+        on_cpu, expected = _clocked(lambda frame=frame, expr=expression: frame.select(expr).to_series())
+        if not found.equals(expected, check_names=False):
+            raise RuntimeError(f"{count:,} rows: the GPU's are not the CPU's")
+        values: dict[str, float | str | None] = {"GPU ms": on_gpu * 1e3, "CPU ms": on_cpu * 1e3}
+        section.rows.append(Row(f"{count:,} rows", values, on_cpu / on_gpu))
+    return section
+
+
+def _clocked(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, the median, and what it gives; the first call, which imports and compiles, is not counted."""
+    result, seconds = call(), []
+    for _ in range(_REPEATS):
+        begun = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds), result
