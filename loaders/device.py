@@ -11,7 +11,17 @@ from gear_data.collection import BatchPlan, Share
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.draws import Draw
-from gear_data.loaders.making import Batch, Facts, Gathered, Made, are_alike, on_device, source_of, windows_of
+from gear_data.loaders.making import (
+    Batch,
+    Facts,
+    Gathered,
+    Made,
+    are_alike,
+    drawn_facts,
+    on_device,
+    source_of,
+    windows_of,
+)
 from gear_data.loaders.parts import Part
 from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device_collector import DeviceCollector, OnDevice
@@ -64,7 +74,8 @@ class DeviceCollection:
         if len(draws) > 1 and not are_alike(draws):
             return [self.collect([draw], [own])[0] for draw, own in zip(draws, facts, strict=True)]
         number, source = source_of(draws), draws[0].source
-        together = {name: np.concatenate([each[name] for each in facts]) for name in facts[0]}
+        told = [{**drawn_facts(draw), **own} for draw, own in zip(draws, facts, strict=True)]
+        together = {name: np.concatenate([each[name] for each in told]) for name in told[0]}
         filled = self._collectors[number].collect(
             windows_of(draws), None if isinstance(source, int) else source, together, len(draws)
         )
