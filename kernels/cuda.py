@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -38,7 +39,8 @@ def cuda_errors(doing: str) -> Iterator[None]:
         DeviceMemoryError: the device has too little memory.
         DeviceError: anything else that CuPy or CUDA raise.
     """
-    cupy = import_extra("cupy", "gpu")
+    # Not imported anew: that takes microseconds, for every launch.
+    cupy = sys.modules.get("cupy") or import_extra("cupy", "gpu")
     try:
         yield
     except cupy.cuda.memory.OutOfMemoryError as error:

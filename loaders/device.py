@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from gear_data.collection import BatchPlan, Field, Share
+from gear_data.collection import BatchPlan, Share
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.draws import Draw
-from gear_data.loaders.making import Batch, Facts, Gathered, Made, are_alike, on_device, source_of, windows_of
+from gear_data.loaders.making import (
+    Batch,
+    Facts,
+    Gathered,
+    Made,
+    are_alike,
+    drawn_facts,
+    on_device,
+    source_of,
+    windows_of,
+)
 from gear_data.loaders.parts import Part
 from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device_collector import DeviceCollector, OnDevice
+
+#: Of what comes with windows, by the kind of NumPy's dtype.
+_NUMBERS = {"i": torch.int64, "f": torch.float64}
 
 
 class DeviceCollection:
@@ -52,33 +64,37 @@ class DeviceCollection:
             )
             for group, plan in zip(groups, self._plans, strict=True)
         ]  # fmt: skip
-        self._bfloat16 = [{o.key for o in part.outputs if o.half == "bfloat16"} for part in parts]
+        # One a dataset, or one of all that are joined.
+        self._layouts = [
+            _layout(plan, {o.key for o in parts[group[0]].outputs if o.half == "bfloat16"})
+            for group, plan in zip(groups, self._plans, strict=True)
+        ]
 
     def collect(self, draws: Sequence[Draw], facts: Sequence[Facts]) -> list[Gathered]:
         if len(draws) > 1 and not are_alike(draws):
             return [self.collect([draw], [own])[0] for draw, own in zip(draws, facts, strict=True)]
         number, source = source_of(draws), draws[0].source
-        together = {name: np.concatenate([each[name] for each in facts]) for name in facts[0]}
+        told = [{**drawn_facts(draw), **own} for draw, own in zip(draws, facts, strict=True)]
+        together = {name: np.concatenate([each[name] for each in told]) for name in told[0]}
         filled = self._collectors[number].collect(
             windows_of(draws), None if isinstance(source, int) else source, together, len(draws)
         )
         return self._tensors(number, filled, len(draws[0]), together)
 
     def _tensors(self, number: int, filled: OnDevice, rows: int, facts: Facts) -> list[Gathered]:
-        plan, half = self._plans[number], self._bfloat16[number]
         # -1: no stream waits for another; the consumer's does so in `hand_over`.
         whole = torch.utils.dlpack.from_dlpack(filled.array.__dlpack__(stream=-1))
         batches = []
         for place, valid_bytes in enumerate(filled.valid_bytes.tolist()):
             batch: Batch = {
-                field.key: _tensor(whole, field, place * rows, rows, bfloat16=field.key in half)
-                for field in plan.fields
+                key: _part(whole, begin + place * rows * size, rows * size, dtype).view(rows, *shape)
+                for key, begin, size, dtype, shape in self._layouts[number]
             }
             for name, values in facts.items():
                 first = filled.facts[name] + 8 * place * rows
-                batch[name] = whole[first : first + 8 * rows].view(_torch_dtype(values.dtype))
+                batch[name] = _part(whole, first, 8 * rows, _NUMBERS[values.dtype.kind])
             collected = self._collectors[number], filled.collected, frozenset(batch)
-            batches.append(Gathered(batch, rows * plan.row_bytes, valid_bytes, collected))
+            batches.append(Gathered(batch, rows * self._plans[number].row_bytes, valid_bytes, collected))
         return batches
 
     def hand_over(self, made: Made) -> Batch:
@@ -87,6 +103,10 @@ class DeviceCollection:
         # What the device did not collect, such as what decoders give.
         others = {key: value for key, value in made.batch.items() if key not in there}
         return {**made.batch, **on_device(others, self._device, pin=self._pin)}
+
+
+def _part(whole: torch.Tensor, first: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    return whole[first : first + nbytes].view(dtype)
 
 
 def _source(share: Share, dataset: Dataset) -> tuple[ShardReader, DeviceColumns]:
@@ -100,11 +120,15 @@ def device_number(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
-
-
-def _tensor(whole: torch.Tensor, field: Field, first: int, rows: int, *, bfloat16: bool) -> torch.Tensor:
-    begin = field.offset + first * field.row_bytes
-    dtype = torch.bfloat16 if bfloat16 else _torch_dtype(field.dtype)
-    return whole[begin : begin + rows * field.row_bytes].view(dtype).view(rows, *field.shape)
+def _layout(plan: BatchPlan, bfloat16: set[str]) -> list[tuple[str, int, int, torch.dtype, tuple[int, ...]]]:
+    """Key, first byte, bytes of a row, dtype and shape of a row of each array."""
+    return [
+        (
+            field.key,
+            field.offset,
+            field.row_bytes,
+            torch.bfloat16 if field.key in bfloat16 else torch.from_numpy(np.empty(0, field.dtype)).dtype,
+            field.shape,
+        )
+        for field in plan.fields
+    ]

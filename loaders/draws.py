@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,25 +14,61 @@ from gear_data.selection.windows import Int64Array, Windows
 
 
 @dataclass(slots=True)  # made for every batch: see Windows
-class Draw:
-    """The windows of a batch.
+class Slots:
+    """Windows that nobody has drawn yet: slots first to last - 1 of a batch of `count`, see `Selector.select`."""
 
-    Attributes:
-        windows: [B].
-        source: the number of the dataset they are of; int64 [B] where they are of several.
-        step: what the datasets' selectors were asked for: the batch's step, or the dataset's own.
-    """
-
-    windows: Windows
-    source: int | Int64Array
+    selector: Selector
     step: int
+    count: int
+    position: int
+    first: int
+    last: int
+
+    def select(self) -> Windows:
+        windows = self.selector.select(self.step, self.count, self.position)
+        return windows if len(self) == self.count else windows[self.first : self.last]
 
     def __len__(self) -> int:
-        return len(self.windows)
+        return self.last - self.first
+
+
+class Draw:
+    """The windows of a batch, drawn when they are first asked for.
+
+    Args:
+        windows: [B], or the slots they are of.
+        source: the number of the dataset they are of; int64 [B] where they are of several.
+        step: what the datasets' selectors were asked for: the batch's step, or the dataset's own.
+
+    Attributes:
+        slots: the slots, if they were given, for those who draw them elsewhere.
+    """
+
+    __slots__ = ("_windows", "slots", "source", "step")
+
+    def __init__(self, windows: Windows | Slots, source: int | Int64Array, step: int) -> None:
+        self.slots = windows if isinstance(windows, Slots) else None
+        self._windows = windows
+        self.source = source
+        self.step = step
+
+    @property
+    def windows(self) -> Windows:
+        if isinstance(self._windows, Slots):
+            self._windows = self._windows.select()
+        return self._windows
+
+    def __len__(self) -> int:
+        return len(self._windows)
 
     def rows(self, first: int, last: int) -> Draw:
         source = self.source if isinstance(self.source, int) else self.source[first:last]
-        return Draw(self.windows[first:last], source, self.step)
+        if isinstance(self._windows, Slots):
+            slots = self._windows
+            part: Windows | Slots = replace(slots, first=slots.first + first, last=slots.first + last)
+        else:
+            part = self._windows[first:last]
+        return Draw(part, source, self.step)
 
 
 class Drawer(Protocol):
@@ -61,7 +97,7 @@ class OneDataset:
         self._selector = selector
 
     def draw(self, step: int, count: int) -> Draw:
-        return Draw(self._selector.select(step, count, step * count), 0, step)
+        return Draw(Slots(self._selector, step, count, step * count, 0, count), 0, step)
 
     def own_step(self, dataset: int, step: int) -> int:
         return step
@@ -85,7 +121,7 @@ class ByTurns:
 
     def draw(self, step: int, count: int) -> Draw:
         source, own = self._cycle.turn(step)
-        return Draw(self._selectors[source].select(own, count, own * count), source, own)
+        return Draw(Slots(self._selectors[source], own, count, own * count, 0, count), source, own)
 
     def own_step(self, dataset: int, step: int) -> int:
         return self._cycle.had(dataset, step)

@@ -54,7 +54,7 @@ class Gathered:
     collected: Any = None
 
 
-#: What comes with every window beside its steps: name -> int64 or float64 [B].
+#: What comes with every window beside what its draw says: name -> int64 or float64 [B].
 Facts = dict[str, npt.NDArray[Any]]
 
 
@@ -62,7 +62,8 @@ class Collection(Protocol):
     """Collects batches, into this machine's memory or a device's. Safe to call from several threads."""
 
     def collect(self, draws: Sequence[Draw], facts: Sequence[Facts]) -> list[Gathered]:
-        """The batches of these draws; each with its facts. Those of one dataset may share memory."""
+        """The batches of these draws, each with its facts and what the draw says. Those of one dataset may share
+        memory."""
 
     def hand_over(self, made: Made) -> Batch:
         """A batch as its consumer, in whose thread this is called, gets it."""
@@ -136,10 +137,7 @@ class BatchMaker:
         return draw.rows(first, last)
 
     def _facts(self, draw: Draw) -> Facts:
-        windows = draw.windows
-        facts: Facts = {"valid_count": windows.length}
-        if windows.probability is not None:
-            facts["probability"] = windows.probability
+        facts: Facts = {}
         if self._weighted and (not isinstance(draw.source, int) or draw.source in self._weighted):
             facts["weights_version"] = self._versions(draw)
         if len(self._parts) > 1:
@@ -215,11 +213,18 @@ class HostCollection:
         batch: Batch = {key: torch.from_numpy(array) for key, array in collected.arrays.items()}
         for key in self._bfloat16[source_of([draw])]:
             batch[key] = batch[key].view(torch.bfloat16)
-        batch.update({name: torch.from_numpy(values) for name, values in facts.items()})
+        batch.update({name: torch.from_numpy(values) for name, values in {**drawn_facts(draw), **facts}.items()})
         return Gathered(batch, collected.padded_bytes, collected.valid_bytes)
 
     def hand_over(self, made: Made) -> Batch:
         return on_device(made.batch, self._device, pin=self._pin)
+
+
+def drawn_facts(draw: Draw) -> Facts:
+    """What a draw says of its windows."""
+    windows = draw.windows
+    counts = {"valid_count": windows.length}
+    return counts if windows.probability is None else {**counts, "probability": windows.probability}
 
 
 def are_alike(draws: Sequence[Draw]) -> bool:

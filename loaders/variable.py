@@ -103,7 +103,8 @@ class VariableColumns:
         part = self._part(draw)
         single = part.convention.first_step_alone(part.dataset.schema[column].role)
         if single:
-            draw = replace(draw, windows=replace(draw.windows, length=np.ones(len(draw), np.int64)))
+            one = replace(draw.windows, length=np.ones(len(draw), np.int64))
+            draw = Draw(one, draw.source, draw.step)
         values = self._values(column, draw)
         if column not in self._decoders:
             return {key: [value for (value,) in values] if single else values}

@@ -90,13 +90,11 @@ class DevicePool:
         """Nothing of this process refers to its arrays any more; a device may read them still."""
         self._dropped.append(buffer)
 
-    def release(self, stream: int) -> None:
-        """What was dropped is used again after all that is in the stream of this handle now."""
-        runtime = import_extra("cupy", "gpu").cuda.runtime
+    def release(self, runtime: Any, stream: int) -> None:
+        """What was dropped is used again after all that is in the stream of this handle now. runtime: CuPy's."""
         while self._dropped:
             buffer = self._dropped.pop()
-            with cuda_errors("recording an event"):
-                runtime.eventRecord(buffer.released.ptr, stream)
+            runtime.eventRecord(buffer.released.ptr, stream)
             if len(self._idle) < self._keep:
                 self._idle.append(buffer)
 
@@ -160,6 +158,7 @@ class DeviceCollector:
         self._stream: Any = None
         self._process = os.getpid()
         self._cupy = import_extra("cupy", "gpu")
+        self._runtime = self._cupy.cuda.runtime
         self._launcher = CudaLauncher(device, sm_budget)
         self._plan, self._number = plan, device
         with cuda_errors(f"CUDA device {device}"):
@@ -209,7 +208,7 @@ class DeviceCollector:
                 valid += counted
                 prepared.append((reader, reader.prepare(own, rows, buffer.upload, buffer.stage)))
             self._stream.wait_event(buffer.released)
-            buffer.upload.send(self._stream)
+            buffer.upload.send(self._runtime, self._stream)
             with self._stream:
                 for reader, one in prepared:
                     reader.launch(self._launcher, one, buffer.outputs)
@@ -221,6 +220,6 @@ class DeviceCollector:
     def hand_over(self, collected: Any, stream: int) -> None:
         """What comes next in the stream of this handle sees the batch with this event whole. What is in it already is
         the last use of buffers that were let go of."""
-        self.pool.release(stream)
         with cuda_errors("waiting for a batch"), self._device:
-            self._cupy.cuda.runtime.streamWaitEvent(stream, collected.ptr)
+            self.pool.release(self._runtime, stream)
+            self._runtime.streamWaitEvent(stream, collected.ptr)

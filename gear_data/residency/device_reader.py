@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.buffers import ALIGNMENT
-from gear_data.extras import import_extra
 from gear_data.kernels import launches
-from gear_data.kernels.cuda import cuda_errors
 from gear_data.residency.cuda_memory import PIECE_BYTES, TO_DEVICE, DeviceBuffer, PinnedBuffer, Sender
 from gear_data.residency.device_columns import DeviceColumns, extents_of
 from gear_data.residency.reach import row_sizes, wanted_rows
@@ -43,10 +41,9 @@ class Upload:
         self._words[first : self._used] = values.reshape(-1).view(np.int64)
         return self._address + 8 * first
 
-    def send(self, stream: Any) -> None:
-        runtime = import_extra("cupy", "gpu").cuda.runtime
-        with cuda_errors("sending windows to the device"):
-            runtime.memcpyAsync(self._address, self._memory.address, 8 * self._used, TO_DEVICE, stream.ptr)
+    def send(self, runtime: Any, stream: Any) -> None:
+        """Args: of CuPy."""
+        runtime.memcpyAsync(self._address, self._memory.address, 8 * self._used, TO_DEVICE, stream.ptr)
 
 
 class Stage:

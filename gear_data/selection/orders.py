@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.drawer import WindowDrawer
+from gear_data.selection.drawer import Recipe, WindowDrawer
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
@@ -37,17 +37,17 @@ class OrderSelector:
         self._total = anchors.total
         self._drawer = WindowDrawer(anchors, PrefixTable(anchors.prefix), seed, DOMAIN_SHUFFLE, WITHIN_DIFFERENCE)
         self._order = order
+        self._recipe = Recipe(self._drawer, order, self._total)
         self._name = name
 
     def select(self, step: int, count: int, position: int) -> Windows:
-        parts: list[Int64Array] = []
-        slot, last = position, position + count
-        while slot < last:
-            epoch, first = divmod(slot, self._total)
-            taken = min(self._total - first, last - slot)
-            parts.append(self._order(epoch, first, taken))
-            slot += taken
+        parts = [self._order(*span) for span in self._recipe.spans(position, count)]
         return self._drawer.windows(parts[0] if len(parts) == 1 else np.concatenate(parts), step)
+
+    def recipe(self, count: int) -> Recipe | None:
+        # A stored permutation is made as a whole.
+        stored = isinstance(self._order, Permuted) and self._order.is_stored
+        return None if stored else self._recipe
 
     def shares(self) -> Float64Array:
         return self._drawer.shares()
@@ -71,11 +71,16 @@ class Permuted:
     seed: int
     size: int
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether an epoch's order is kept as a whole."""
+        return self.size < _FISHER_YATES_BELOW
+
     def __call__(self, epoch: int, first: int, count: int) -> Int64Array:
         """Places first to first + count of an epoch."""
         from gear_data.kernels.random import permuted
 
-        if self.size < _FISHER_YATES_BELOW:
+        if self.is_stored:
             return _stored_permutation(self.seed, epoch, self.size)[first : first + count]
         out = np.empty(count, np.int64)
         permuted(first, _round_keys(self.seed, epoch), self.size, out)

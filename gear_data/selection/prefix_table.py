@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.windows import Float64Array, Int64Array
@@ -40,13 +43,13 @@ class PrefixTable:
         """float64 [k], 1 in sum: each episode's part of the quanta."""
         return np.diff(self.prefix) / self.prefix[-1]  # type: ignore[no-any-return]
 
-    def plan_fields(self) -> dict[int, int]:
-        """The fields of a plan that say where the table is; valid while it lives."""
+    def plan_fields(self) -> dict[int, int | npt.NDArray[Any]]:
+        """See `gear_data.selection.drawer.QuantaSource`."""
         from gear_data.kernels import selection as kernels
 
         return {
-            kernels.TOTAL: self.prefix.ctypes.data + self.prefix.nbytes - self.prefix.itemsize,
-            kernels.PREFIX: self.prefix.ctypes.data,
-            kernels.GUIDE: self._guide.ctypes.data,
+            kernels.TOTAL: self.prefix[-1:],
+            kernels.PREFIX: self.prefix,
+            kernels.GUIDE: self._guide,
             kernels.SHIFT: self._shift,
         }

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.drawer import WindowDrawer
+from gear_data.selection.drawer import Recipe, WindowDrawer
 from gear_data.selection.orders import OrderSelector, Permuted, in_order
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.quanta import check_weights
@@ -53,6 +53,9 @@ class Selector(Protocol):
         Args:
             position: how many slots there were before slot 0; for samplers that go through the anchors in an order.
         """
+
+    def recipe(self, count: int) -> Recipe | None:
+        """How kernels elsewhere draw the windows of batches of so many slots from now on; None: only `select` does."""
 
     def epoch_slots(self, epochs: int) -> int | None:
         """How many windows so many epochs have, exactly; None if epochs have no exact end."""
@@ -195,6 +198,9 @@ class _DrawSelector:
 
     def select(self, step: int, count: int, position: int) -> Windows:
         return self._drawer.draw(step, count)
+
+    def recipe(self, count: int) -> Recipe | None:
+        return Recipe(self._drawer)
 
     def shares(self) -> Float64Array:
         return self._drawer.shares()

@@ -87,14 +87,14 @@ class WeightTree:
         """float64 [k], 1 in sum: each episode's part of the quanta."""
         return self._nodes[: len(self.weights)] / self.total
 
-    def plan_fields(self) -> dict[int, int]:
-        """The fields of a plan that say where the tree is; valid while it lives."""
+    def plan_fields(self) -> dict[int, int | npt.NDArray[Any]]:
+        """See `gear_data.selection.drawer.QuantaSource`."""
         from gear_data.kernels import selection as kernels
 
         return {
-            kernels.TOTAL: self._nodes[self._starts[-1] :].ctypes.data,
-            kernels.NODES: self._nodes.ctypes.data,
-            kernels.STARTS: self._starts.ctypes.data,
+            kernels.TOTAL: self._nodes[self._starts[-1] :],
+            kernels.NODES: self._nodes,
+            kernels.STARTS: self._starts,
             kernels.LEVELS: len(self._starts),
         }
 

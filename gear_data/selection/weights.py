@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.drawer import QuantaSource, WindowDrawer
+from gear_data.selection.drawer import QuantaSource, Recipe, WindowDrawer
 from gear_data.selection.fork_lock import fork_safe_lock
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.quanta import check_weights, quanta_prefix, quanta_scale
@@ -81,6 +81,13 @@ class WeightedSelector:
                     hint="take a smaller batch, or replacement=True",
                 )
             return self._drawer.draw(step, count)
+
+    def recipe(self, count: int) -> Recipe | None:
+        """None after an update, or where `select` refuses so many slots."""
+        with self._lock:
+            if self._history is not None or (not self._replacement and count > self._scale.positive):
+                return None
+            return Recipe(self._drawer)
 
     def shares(self) -> Float64Array:
         with self._lock:
