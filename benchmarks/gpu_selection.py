@@ -60,33 +60,31 @@ def _measure(gpu: Gpu, episodes: int, empty: float) -> list[Row]:
     return rows
 
 
-def make_drawer(kind: str, anchors: Anchors, weights: npt.NDArray[np.float64]) -> tuple[WindowDrawer, PrefixTable]:
+def make_drawer(kind: str, anchors: Anchors, weights: npt.NDArray[np.float64]) -> WindowDrawer:
     if kind == "uniform by step":
-        table = PrefixTable(anchors.prefix)
-        return WindowDrawer(anchors, table, SEED, 1, kernels.WITHIN_DIFFERENCE), table
+        return WindowDrawer(anchors, PrefixTable(anchors.prefix), SEED, 1, kernels.WITHIN_DIFFERENCE)
     by_step = kind == "weighted by step"
     scale = quanta_scale(weights, anchors.prefix, by_step)
     table = PrefixTable(quanta_prefix(weights, anchors.prefix, by_step, scale))
     within = kernels.WITHIN_QUOTIENT if by_step else kernels.WITHIN_DRAWN
-    return WindowDrawer(anchors, table, SEED, 1, within, probability=True), table
+    return WindowDrawer(anchors, table, SEED, 1, within, probability=True)
 
 
-def put_plan(gpu: Gpu, drawer: WindowDrawer, table: PrefixTable, anchors: Anchors) -> int:
-    """Address of a drawer's plan on the GPU, and of what it points to."""
-    plan = drawer._plan.copy()
-    plan[kernels.PREFIX] = gpu.put(table.prefix)
-    plan[kernels.TOTAL] = plan[kernels.PREFIX] + table.prefix.nbytes - 8
-    plan[kernels.GUIDE] = gpu.put(table._guide)
-    same = anchors.prefix is table.prefix
-    plan[kernels.COUNTS] = plan[kernels.PREFIX] if same else gpu.put(anchors.prefix)
-    plan[kernels.OFFSETS] = plan[kernels.COUNTS] if anchors.offsets is anchors.prefix else gpu.put(anchors.offsets)
-    return gpu.put(plan)
+def put_plan(gpu: Gpu, drawer: WindowDrawer) -> int:
+    """Address of a drawer's plan on the GPU, where what it points to is too, each array once."""
+    places: dict[tuple[int, int], int] = {}
+    addresses = {}
+    for field, array in drawer.arrays.items():
+        key = array.ctypes.data, array.nbytes
+        if key not in places:
+            places[key] = gpu.put(array)
+        addresses[field] = places[key]
+    return gpu.put(drawer.plan_at(addresses))
 
 
 def _kind(gpu: Gpu, kind: str, anchors: Anchors, weights: Any, empty: float) -> list[Row]:
-    drawer, table = make_drawer(kind, anchors, weights)
-    plan = put_plan(gpu, drawer, table, anchors)
-    rows = 3 if kind == "uniform by step" else 4
+    drawer = make_drawer(kind, anchors, weights)
+    plan, rows = put_plan(gpu, drawer), drawer.rows
     drawer.draw(0, DRAWS[0])  # the first call compiles
     found = []
     for count in DRAWS:
