@@ -33,7 +33,7 @@ def filters(quick: bool, left: Callable[[], float]) -> Section:
         frame = pl.DataFrame({"length": rng.integers(1, 1001, count), "return": rng.random(count, np.float32)})
         expression = (pl.col("return") > 0.25) & (pl.col("length") != 7)
         # Not through `true_values`, which leaves few rows to the CPU and falls back where cuDF fails.
-        on_gpu, (found, _) = _clocked(lambda frame=frame, expr=expression: cudf._collect(frame, expr))
+        on_gpu, (found, _) = _clocked(lambda frame=frame, expr=expression: cudf.evaluate(frame, expr))
         on_cpu, expected = _clocked(lambda frame=frame, expr=expression: frame.select(expr).to_series())
         if not found.equals(expected, check_names=False):
             raise RuntimeError(f"{count:,} rows: the GPU's are not the CPU's")

@@ -66,14 +66,19 @@ def _attempt(frame: pl.DataFrame, expression: pl.Expr) -> pl.Series | str:
     if not _is_exact(json.loads(expression.meta.serialize(format="json"))):
         return "more than comparisons and logic, of which a GPU may give other rows"
     try:
-        values, nan = _collect(frame, expression)
+        values, nan = evaluate(frame, expression)
     except (Exception, pl.exceptions.PanicException) as error:  # cuDF, RMM and CUDA have errors of many kinds
         return f"the GPU engine gave {type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0]}"
     return "a column holds NaN, which a GPU compares otherwise" if nan else values
 
 
-def _collect(frame: pl.DataFrame, expression: pl.Expr) -> tuple[pl.Series, bool]:
-    """The expression's values, and whether a column of floats has NaN."""
+def evaluate(frame: pl.DataFrame, expression: pl.Expr) -> tuple[pl.Series, bool]:
+    """An expression's values, whatever it is, by cuDF; and whether a column of floats has NaN.
+
+    Raises:
+        MissingExtraError: cuDF is not installed.
+        Exception: whatever cuDF, RMM and Polars raise.
+    """
     import polars as pl
 
     rmm = import_extra("rmm", "cudf")

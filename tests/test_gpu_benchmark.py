@@ -308,9 +308,9 @@ def test_filters_are_measured_where_cudf_is(monkeypatch: pytest.MonkeyPatch) -> 
     def right(frame: Any, expression: Any) -> Any:
         return frame.select(expression.alias("found")).to_series(), False
 
-    monkeypatch.setattr(gpu_filters.cudf, "_collect", right)
+    monkeypatch.setattr(gpu_filters.cudf, "evaluate", right)
     assert [row.name for row in gpu_filters.filters(True, left).rows] == ["10 rows", "1,000 rows"]
-    monkeypatch.setattr(gpu_filters.cudf, "_collect", lambda frame, _: (pl.Series([True] * len(frame)), False))
+    monkeypatch.setattr(gpu_filters.cudf, "evaluate", lambda frame, _: (pl.Series([True] * len(frame)), False))
     with pytest.raises(RuntimeError, match="rows: the GPU's are not the CPU's"):
         gpu_filters.filters(True, left)
 

@@ -60,18 +60,18 @@ class MadeUpEngine:
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
         self.error: BaseException | None = None
+        #: Polars' own.
+        self.collect = pl.LazyFrame.collect
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        collect = pl.LazyFrame.collect
-
         def collected(frame: pl.LazyFrame, *, engine: Any = "auto", **options: Any) -> Any:
             if not isinstance(engine, pl.GPUEngine):
-                return collect(frame, engine=engine, **options)
+                return self.collect(frame, engine=engine, **options)
             assert engine.memory_resource == "cudaMalloc"
             self.seen.append(dict(engine.config))
             if self.error is not None:
                 raise self.error
-            return collect(frame)
+            return self.collect(frame)
 
         monkeypatch.setattr(pl.LazyFrame, "collect", collected)
         memory = SimpleNamespace(CudaMemoryResource=lambda: "cudaMalloc")
@@ -140,6 +140,24 @@ def test_where_the_gpu_fails_the_cpu_takes_over_with_one_line(
     assert len(engine.seen) == 1
     assert len(caplog.records) == 1
     assert f"{type(error).__name__}: {str(error).splitlines()[0]}" in caplog.text
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["answers", "refuses"])
+def test_polars_calls_cudf_and_takes_its_answer(
+    refuses: bool, engine: MadeUpEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through Polars' own engine, to a module in cudf-polars' place."""
+
+    def execute_with_cudf(plan: Any, *more: Any, config: Any) -> None:
+        assert (config.memory_resource, config.config["executor"]) == ("cudaMalloc", "in-memory")
+        if refuses:
+            raise NotImplementedError("no such function")
+        plan.set_udf(lambda *arguments: pl.DataFrame({"found": [True, None, False, True, True]}))
+
+    monkeypatch.setattr(pl.LazyFrame, "collect", engine.collect)
+    monkeypatch.setitem(sys.modules, "cudf_polars", SimpleNamespace(execute_with_cudf=execute_with_cudf))
+    assert values(pl.col("length") > 5) == (None if refuses else [True, None, False, True, True])
+    assert ("no such function" in caplog.text) == refuses
 
 
 def test_an_interrupt_is_no_failure_of_the_gpu(engine: MadeUpEngine) -> None:
