@@ -63,9 +63,9 @@ def _attempt(frame: pl.DataFrame, expression: pl.Expr) -> pl.Series | str:
     """The values, or why the GPU is not to give them."""
     import polars as pl
 
-    if not _is_exact(json.loads(expression.meta.serialize(format="json"))):
-        return "more than comparisons and logic, of which a GPU may give other rows"
     try:
+        if not _is_exact(json.loads(expression.meta.serialize(format="json"))):
+            return "more than comparisons and logic, of which a GPU may give other rows"
         values, nan = evaluate(frame, expression)
     except (Exception, pl.exceptions.PanicException) as error:  # cuDF, RMM and CUDA have errors of many kinds
         return f"the GPU engine gave {type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0]}"

@@ -50,6 +50,7 @@ OTHERS = [
     pl.col("return") < float("nan"),
     pl.col("length").shift(1) > 2,
     pl.when(pl.col("done")).then(pl.col("return")).otherwise(0.1) > 0,
+    pl.col("length").map_batches(lambda values: values > 5, return_dtype=pl.Boolean),
     pl.col("^len.*$") > 0,
 ]
 
