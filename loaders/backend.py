@@ -130,19 +130,19 @@ class Target:
     pin: bool
 
     def collection(
-        self, parts: Sequence[Part], *, joined: bool, rows: int, batches: int, worker: bool, keep: int
+        self, parts: Sequence[Part], *, joined: bool, rows: int, batches: int, worker: bool, keep: int, slots: int
     ) -> Collection:
         """What collects one pass. DataLoader workers collect on the CPU, into memory that they hand on.
 
         Args:
             rows, batches: see `HostCollection`.
             worker: whether this is a DataLoader's worker.
-            keep: see `DeviceCollection`.
+            keep, slots: see `DeviceCollection`.
         """
         if self.backend == "cuda" and not worker:
             return DeviceCollection(
                 parts, joined=joined, rows=rows, batches=batches, device=self.device, sm_budget=self.sm_budget,
-                keep=keep, pin=self.pin,
+                keep=keep, pin=self.pin, slots=slots,
             )  # fmt: skip
         return HostCollection(
             parts, joined=joined, rows=rows, batches=batches, reuse=not worker, device=self.device, pin=self.pin

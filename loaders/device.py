@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from gear_data.loaders.making import (
 from gear_data.loaders.parts import Part
 from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device_collector import DeviceCollector, OnDevice
+from gear_data.residency.device_drawer import DeviceDrawer
+from gear_data.selection.drawer import Recipe
 
 #: Of what comes with windows, by the kind of NumPy's dtype.
 _NUMBERS = {"i": torch.int64, "f": torch.float64}
@@ -43,6 +46,7 @@ class DeviceCollection:
         sm_budget: the share of its multiprocessors that collecting takes.
         keep: buffers kept for reuse.
         pin: whether what the CPU makes goes to the device through pinned memory.
+        slots: windows of a global batch.
 
     Raises:
         as `DeviceCollector`.
@@ -50,7 +54,7 @@ class DeviceCollection:
 
     def __init__(
         self, parts: Sequence[Part], *, joined: bool, rows: int, batches: int, device: torch.device, sm_budget: float,
-        keep: int, pin: bool,
+        keep: int, pin: bool, slots: int,
     ) -> None:  # fmt: skip
         self._device, self._pin = device, pin
         shares = [part.share() for part in parts]
@@ -60,7 +64,7 @@ class DeviceCollection:
         self._collectors = [
             DeviceCollector(
                 [sources[number] for number in group], plan, rows * batches, device=device_number(device),
-                sm_budget=sm_budget, keep=keep,
+                sm_budget=sm_budget, keep=keep, recipe=_recipe([parts[number] for number in group], slots), slots=slots,
             )
             for group, plan in zip(groups, self._plans, strict=True)
         ]  # fmt: skip
@@ -74,25 +78,45 @@ class DeviceCollection:
         if len(draws) > 1 and not are_alike(draws):
             return [self.collect([draw], [own])[0] for draw, own in zip(draws, facts, strict=True)]
         number, source = source_of(draws), draws[0].source
+        drawer = self._drawer(draws[0])
+        if drawer is not None:
+            return [self._draw(number, drawer, *each) for each in zip(draws, facts, strict=True)]
         told = [{**drawn_facts(draw), **own} for draw, own in zip(draws, facts, strict=True)]
         together = {name: np.concatenate([each[name] for each in told]) for name in told[0]}
         filled = self._collectors[number].collect(
             windows_of(draws), None if isinstance(source, int) else source, together, len(draws)
         )
-        return self._tensors(number, filled, len(draws[0]), together)
+        kinds = {name: values.dtype.kind for name, values in together.items()}
+        return self._tensors(number, filled, len(draws[0]), kinds)
 
-    def _tensors(self, number: int, filled: OnDevice, rows: int, facts: Facts) -> list[Gathered]:
+    def _drawer(self, draw: Draw) -> DeviceDrawer | None:
+        """What draws it on the device; None: the CPU has to."""
+        drawer = self._collectors[source_of([draw])].drawer
+        if drawer is None or draw.slots is None:
+            return None
+        # There is another one, or none, after weights changed.
+        recipe = draw.slots.selector.recipe(draw.slots.count)
+        return drawer if recipe is not None and recipe.drawer is drawer.recipe.drawer else None
+
+    def _draw(self, number: int, drawer: DeviceDrawer, draw: Draw, facts: Facts) -> Gathered:
+        slots: Any = draw.slots
+        filled = self._collectors[number].draw_and_collect(
+            drawer, (slots.step, slots.position, slots.first, slots.last), facts
+        )
+        kinds = {name: "f" if name == "probability" else "i" for name in filled.facts}
+        return self._tensors(number, filled, len(draw), kinds)[0]
+
+    def _tensors(self, number: int, filled: OnDevice, rows: int, kinds: Mapping[str, str]) -> list[Gathered]:
         # -1: no stream waits for another; the consumer's does so in `hand_over`.
         whole = torch.utils.dlpack.from_dlpack(filled.array.__dlpack__(stream=-1))
         batches = []
-        for place, valid_bytes in enumerate(filled.valid_bytes.tolist()):
+        for place, valid_bytes in enumerate(filled.valid_bytes):
             batch: Batch = {
                 key: _part(whole, begin + place * rows * size, rows * size, dtype).view(rows, *shape)
                 for key, begin, size, dtype, shape in self._layouts[number]
             }
-            for name, values in facts.items():
-                first = filled.facts[name] + 8 * place * rows
-                batch[name] = _part(whole, first, 8 * rows, _NUMBERS[values.dtype.kind])
+            for name, kind in kinds.items():
+                batch[name] = _part(whole, filled.facts[name] + 8 * place * rows, 8 * rows, _NUMBERS[kind])
             collected = self._collectors[number], filled.collected, frozenset(batch)
             batches.append(Gathered(batch, rows * self._plans[number].row_bytes, valid_bytes, collected))
         return batches
@@ -103,6 +127,12 @@ class DeviceCollection:
         # What the device did not collect, such as what decoders give.
         others = {key: value for key, value in made.batch.items() if key not in there}
         return {**made.batch, **on_device(others, self._device, pin=self._pin)}
+
+
+def _recipe(parts: Sequence[Part], slots: int) -> Recipe | None:
+    """How a device can draw batches of these; None: the CPU needs to know their windows, or draws them alone."""
+    part = parts[0]
+    return None if len(parts) > 1 or part.variable else part.selector.recipe(slots)
 
 
 def _part(whole: torch.Tensor, first: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:

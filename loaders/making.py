@@ -16,6 +16,7 @@ from gear_data.loaders.decoders import Decoder
 from gear_data.loaders.draws import Draw, Drawer
 from gear_data.loaders.parts import Part
 from gear_data.loaders.variable import VariableColumns
+from gear_data.residency.device_collector import Later
 from gear_data.selection.weights import WeightedSelector
 from gear_data.selection.windows import Int64Array, Windows
 
@@ -31,7 +32,7 @@ class Made:
     Attributes:
         batch: as the collection left it.
         windows: of this rank.
-        padded_bytes, valid_bytes: with and without padding.
+        padded_bytes, valid_bytes: with and without padding; what a device counts comes later.
         sources: windows of each dataset of a mixture; None without a mixture.
         collected: what the collection needs to hand it over.
     """
@@ -39,7 +40,7 @@ class Made:
     batch: Batch
     windows: int
     padded_bytes: int
-    valid_bytes: int
+    valid_bytes: int | Later
     sources: Int64Array | None
     collected: Any = None
 
@@ -50,7 +51,7 @@ class Gathered:
 
     batch: Batch
     padded_bytes: int
-    valid_bytes: int
+    valid_bytes: int | Later
     collected: Any = None
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gear_data.loaders.making import Made
+from gear_data.residency.device_collector import Later
 from gear_data.selection.samplers import Selector
 from gear_data.selection.weights import WeightedSelector
 
@@ -25,6 +27,7 @@ class Meter:
         self._windows = 0
         self._padded = 0
         self._valid = 0
+        self._later: deque[Later] = deque()
         self._waited = 0.0
         self._seconds = 0.0
         self._resumed = 0.0
@@ -40,7 +43,13 @@ class Meter:
         self._batches += 1
         self._windows += made.windows
         self._padded += made.padded_bytes
-        self._valid += made.valid_bytes
+        if isinstance(made.valid_bytes, int):
+            self._valid += made.valid_bytes
+        else:
+            self._later.append(made.valid_bytes)
+            # Those of batches whose memory is used again are known.
+            while self._later[0].known:
+                self._valid += self._later.popleft().settle()
         self._waited += waited
         if made.sources is not None:
             self._sources += made.sources
@@ -49,6 +58,8 @@ class Meter:
         """`batches`, `windows`, `seconds`, `windows_per_s`, `padded_bytes_per_s`, `valid_bytes_per_s`,
         `pad_fraction` (of the padded bytes) and `wait_fraction` (of the time, spent waiting for a batch); for a mixture
         also `mixture`, the share of the windows that came from each dataset."""
+        while self._later:
+            self._valid += self._later.popleft().settle()
         seconds = self._seconds or float("inf")
         result: dict[str, Any] = {
             "batches": self._batches,

@@ -270,7 +270,7 @@ class SequenceLoader(IterableDataset[Batch]):
         at_once = batches_at_once(batch_bytes // world_size) if self._prefetch else 1
         collection = self._target.collection(
             self._parts, joined=self._joined, rows=-(-self.batch_size // world_size), batches=at_once,
-            worker=worker is not None, keep=IDLE_BUFFERS + self._prefetch,
+            worker=worker is not None, keep=IDLE_BUFFERS + self._prefetch, slots=self.batch_size,
         )  # fmt: skip
         maker = BatchMaker(
             self._parts, self._drawer, self.batch_size, self._size, self._finish, collection, rank, world_size

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "feed"))
 
 import feed_data
 import variable_data
+from feed_data import EVERY_SAMPLER
 
 import gear_data
 from gear_data import Mixture, SequenceLoader
@@ -141,12 +142,38 @@ class LoaderChecks:
     def test_every_preset(self, gpu: Gpu, folder: Path, preset: str, residency: str) -> None:
         check(gpu, convert(11, folder / "one"), residency, preset=preset)
 
-    @pytest.mark.parametrize("sampler", feed_data.EVERY_SAMPLER)
+    @pytest.mark.parametrize("sampler", EVERY_SAMPLER)
     @pytest.mark.parametrize("residency", ["device", "tiered"])
     def test_every_sampler(self, gpu: Gpu, folder: Path, sampler: str, residency: str) -> None:
         if sampler.startswith(("weighted", "topk")):
             pytest.importorskip("polars")
-        check(gpu, convert(11, folder / "one"), residency, sampler=feed_data.EVERY_SAMPLER[sampler])
+        check(gpu, convert(11, folder / "one"), residency, sampler=EVERY_SAMPLER[sampler])
+
+    @pytest.mark.parametrize("sampler", ["shuffle", "fifo"])
+    def test_many_windows_in_an_order(self, gpu: Gpu, folder: Path, sampler: str) -> None:
+        """From 2^16 windows on a permutation is computed place by place."""
+        path = folder / "many"
+        if not path.exists():
+            feed_data.convert_episodes(feed_data.locomotion([700] * 100, seed=5, observations=1), path)
+        options: dict[str, Any] = {
+            "sampler": sampler,
+            "batch_size": 128,
+            "context": 2,
+            "columns": ["actions"],
+            "steps": 549,
+        }
+        loaders = (
+            SequenceLoader(gear_data.open(path), **{**OPTIONS, **options}),
+            on_gpu(gear_data.open(path, residency="device"), **options),
+        )
+        for loader in loaders:
+            # The epoch ends in the third batch from here on.
+            loader.load_state_dict({**loader.state_dict(), "step": 544})
+        same(from_device(gpu, loaders[1]), copies(loaders[0]))
+
+    def test_no_episode_twice(self, gpu: Gpu, folder: Path) -> None:
+        pytest.importorskip("polars")
+        check(gpu, convert(11, folder / "one"), "device", sampler=Weighted("length", replacement=False))
 
     @pytest.mark.parametrize("case", CASES)
     @pytest.mark.parametrize("residency", ["device", "tiered"])

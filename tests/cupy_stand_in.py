@@ -139,8 +139,8 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         streams.add(stream, lambda: complete(record))
 
     def copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
-        assert kind == 1
-        assert any(first <= source and source + size <= last for first, last in pinned.items()), "source is not pinned"
+        here = {1: source, 2: target}[kind]
+        assert any(first <= here and here + size <= last for first, last in pinned.items()), "not pinned"
         streams.add(stream, lambda: ctypes.memmove(target, source, size) and None)
 
     pinned: dict[int, int] = {}
@@ -247,6 +247,9 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             getDevice=lambda: 0,
             deviceSynchronize=streams.finish_all,
             memcpyAsync=copy,
+            memsetAsync=lambda at, value, size, stream: streams.add(
+                stream, lambda: ctypes.memset(at, value, size) and None
+            ),
             eventRecord=record_event,
             streamWaitEvent=wait_event,
             hostRegister=register,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cuda_loader_checks import (
+    EVERY_SAMPLER,
     OPTIONS,
     RESIDENCIES,
     STEPS,
@@ -36,6 +37,7 @@ from gear_data.errors import (
     MissingExtraError,
     UnknownNameError,
 )
+from gear_data.selection.samplers import Weighted
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,42 @@ def test_every_residency_in_every_order_of_the_streams(gpu: StandIn, path: Path,
     options = {**OPTIONS, "preset": "decision_transformer", "steps": 60}
     expected = copies(SequenceLoader(gear_data.open(path), **options), 60)
     same(from_device(gpu, on_gpu(RESIDENCIES[residency](path), **options), 60), expected)
-    assert gpu.cupy.launched == ["gear_collect"] * len(gpu.cupy.launched) != []
+    # Where kernels read all in place they draw the windows too.
+    drawn = {"gear_draw_windows"} if residency in ("pinned", "device") else set()
+    assert set(gpu.cupy.launched) == {"gear_collect"} | drawn
+
+
+DRAWING = {
+    "uniform": {"gear_draw_windows"},
+    "uniform-episode": {"gear_draw_windows"},
+    "weighted": {"gear_draw_windows"},
+    "weighted-step": {"gear_draw_windows"},
+    "topk": {"gear_draw_windows"},
+    "fifo": {"gear_in_order", "gear_windows_of_anchors"},
+    # Of few windows there is a permutation as a whole, which the CPU has.
+    "shuffle": set(),
+}
+
+
+@every_order
+@pytest.mark.parametrize("sampler", DRAWING)
+def test_windows_are_drawn_on_the_device(gpu: StandIn, path: Path, sampler: str) -> None:
+    ds = gear_data.open(path, residency="device")
+    loader = on_gpu(ds, sampler=EVERY_SAMPLER[sampler], seed=9)
+    expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, "sampler": EVERY_SAMPLER[sampler], "seed": 9}))
+    same(from_device(gpu, loader), expected)
+    assert set(gpu.cupy.launched) == {"gear_collect"} | DRAWING[sampler]
+    assert loader.metrics()["pad_fraction"] > 0
+
+
+def test_the_cpu_draws_after_an_update_of_weights(gpu: StandIn, path: Path) -> None:
+    loader = on_gpu(gear_data.open(path, residency="device"), sampler=Weighted("length"), prefetch=0)
+    batches = iter(loader)
+    next(batches)
+    assert gpu.cupy.launched == ["gear_draw_windows", "gear_collect"]
+    loader.update_weights([0], [5.0])
+    next(batches)
+    assert gpu.cupy.launched == ["gear_draw_windows", "gear_collect", "gear_collect"]
 
 
 @every_order

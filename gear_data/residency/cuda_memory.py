@@ -23,8 +23,8 @@ from gear_data.residency.memory import available_memory
 _PORTABLE = 1
 #: cudaHostRegisterPortable, cudaHostRegisterMapped and cudaHostRegisterReadOnly; CuPy has no names for them.
 _REGISTER_READ_ONLY = 1 | 2 | 8
-#: cudaMemcpyHostToDevice.
-TO_DEVICE = 1
+#: cudaMemcpyHostToDevice and cudaMemcpyDeviceToHost.
+TO_DEVICE, TO_HOST = 1, 2
 #: Bytes of columns that are copied at once.
 PIECE_BYTES = 32 << 20
 

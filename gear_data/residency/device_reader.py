@@ -23,11 +23,15 @@ class Upload:
     Args:
         words: how many numbers, at most.
         address: where they go on the device.
+
+    Attributes:
+        answer: int64 [1], pinned as well, for what the device gives back.
     """
 
     def __init__(self, words: int, address: int) -> None:
-        self._memory = PinnedBuffer(8 * words)
+        self._memory = PinnedBuffer(8 * words + 8)
         self._words = self._memory.array().view(np.int64)
+        self.answer = self._words[-1:]
         self._address = address
         self._used = 0
 
@@ -88,6 +92,7 @@ class DeviceReader:
         plan: int64 [outputs, PLAN_FIELDS], see `gear_data.collection.BatchPlan`, which is kept.
 
     Attributes:
+        all_placed: whether kernels read all in place.
         stage_bytes: bytes that one window needs of a `Stage`, at most; 0: kernels read all in place.
         words: numbers that one window needs of an `Upload`, at most.
     """
@@ -105,7 +110,7 @@ class DeviceReader:
         self._wanted = wanted_rows(plan)
         self._row_bytes = row_sizes(plan)
         self._read = sorted(self._row_bytes)
-        self._all_placed = bool(columns.addresses[:, self._read].all())
+        self.all_placed = bool(columns.addresses[:, self._read].all())
         away = [each for each in self._wanted if not columns.addresses[:, each.columns].all()]
         longest = int(reader.length.max())
         self.stage_bytes = sum(min(each.most_rows, longest) * self._row_bytes[c] for each in away for c in each.columns)
@@ -159,7 +164,7 @@ class DeviceReader:
         at_rows = 0 if rows_of is None else upload.put(rows_of)
         start, length = upload.put(windows.start), upload.put(windows.length)
         count = len(windows)
-        if not self._all_placed:
+        if not self.all_placed:
             addresses = self._columns.addresses[self._extent[windows.episode_id]]
             if not addresses[:, self._read].all():
                 self._bring(windows, addresses, stage)
@@ -200,11 +205,17 @@ class DeviceReader:
                 self._gather(lease.addresses[shard[away], column] + (start + low)[away] * size, lengths, place)
                 addresses[away, column] = place + before - low[away] * size
 
-    def launch(self, launcher: launches.Launcher, prepared: Prepared, outputs: int) -> None:
-        """Args: outputs: address of the addresses of a batch's arrays."""
+    def prepared(self, windows: launches.WindowRows) -> Prepared:
+        """Of windows that the device knows, where it reads all in place."""
+        return Prepared(self._tables, windows, 0)
+
+    def launch(self, launcher: launches.Launcher, prepared: Prepared, outputs: int, valid: int = 0) -> None:
+        """Args: outputs: address of the addresses of a batch's arrays; valid: of a number, zero, to which the bytes of
+        valid rows are added, or 0."""
         launches.collect(
-            launcher, prepared.tables, self._output_plan, prepared.windows, outputs, rows_of=prepared.rows_of
-        )
+            launcher, prepared.tables, self._output_plan, prepared.windows, outputs, rows_of=prepared.rows_of,
+            per=max(1, prepared.windows.count), valid=valid,
+        )  # fmt: skip
 
 
 def _bytes_at(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
