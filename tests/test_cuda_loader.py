@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 import os
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from cuda_loader_checks import (
     EVERY_SAMPLER,
     OPTIONS,
@@ -37,6 +40,7 @@ from gear_data.errors import (
     MissingExtraError,
     UnknownNameError,
 )
+from gear_data.residency.cuda_memory import DeviceBuffer, Sender
 from gear_data.selection.samplers import Weighted
 
 
@@ -89,12 +93,13 @@ DRAWING = {
 @every_order
 @pytest.mark.parametrize("sampler", DRAWING)
 def test_windows_are_drawn_on_the_device(gpu: StandIn, path: Path, sampler: str) -> None:
-    ds = gear_data.open(path, residency="device")
-    loader = on_gpu(ds, sampler=EVERY_SAMPLER[sampler], seed=9)
-    expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, "sampler": EVERY_SAMPLER[sampler], "seed": 9}))
-    same(from_device(gpu, loader), expected)
+    options = {**OPTIONS, "sampler": EVERY_SAMPLER[sampler]}
+    on_cpu = SequenceLoader(gear_data.open(path), **options)
+    expected = copies(on_cpu, 40)
+    loader = on_gpu(gear_data.open(path, residency="device"), **options)
+    same(from_device(gpu, loader, 40), expected)
     assert set(gpu.cupy.launched) == {"gear_collect"} | DRAWING[sampler]
-    assert loader.metrics()["pad_fraction"] > 0
+    assert loader.metrics()["pad_fraction"] == on_cpu.metrics()["pad_fraction"]
 
 
 def test_the_cpu_draws_after_an_update_of_weights(gpu: StandIn, path: Path) -> None:
@@ -151,6 +156,19 @@ class TestPinned:
         assert caplog.text.count("this process makes a pinned copy of its own") == 1
 
 
+@every_order
+def test_what_is_sent_in_pieces_arrives_whole(gpu: StandIn) -> None:
+    sender = Sender(64)
+    given = [np.arange(count, dtype=np.uint8) for count in (1, 64, 200, 65)]
+    buffers = [DeviceBuffer(len(values)) for values in given]
+    for values, buffer in zip(given, buffers, strict=True):
+        sender.send(values, buffer.address)
+        values[:] = 0
+    sender.finish()
+    for count, buffer in zip((1, 64, 200, 65), buffers, strict=True):
+        assert ctypes.string_at(buffer.address, count) == bytes(range(count))
+
+
 def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path) -> None:
     with stand_in(monkeypatch, folder, order="all late", device_bytes=1000) as gpu:
         with pytest.raises(DeviceMemoryError, match="bytes of device memory") as error:
@@ -191,6 +209,14 @@ class TestArguments:
         ds = gear_data.open(path)
         with pytest.raises(MissingExtraError, match=r"gear-data\[gpu\]"):
             ds.place(ds.residency_plan(1000, 1000))
+
+    def test_columns_in_the_memory_of_another_device(
+        self, gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ds = gear_data.open(path, residency="device")
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        with pytest.raises(InvalidArgumentError, match="in the memory of CUDA device 0, and batches go to cuda:1"):
+            SequenceLoader(ds, device="cuda:1")
 
     def test_a_plan_of_another_dataset(self, gpu: StandIn, path: Path, rollouts_path: Path) -> None:
         plan = gear_data.open(rollouts_path).residency_plan(10**6, 10**6)
