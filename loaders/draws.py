@@ -71,6 +71,13 @@ class Draw:
         return Draw(part, source, self.step)
 
 
+def _slots(selector: Selector, step: int, count: int) -> Windows | Slots:
+    """All slots of a batch, which may be drawn elsewhere; or its windows, where the selector alone draws."""
+    if selector.recipe(count) is None:
+        return selector.select(step, count, step * count)
+    return Slots(selector, step, count, step * count, 0, count)
+
+
 class Drawer(Protocol):
     """Draws the windows of any step."""
 
@@ -97,7 +104,7 @@ class OneDataset:
         self._selector = selector
 
     def draw(self, step: int, count: int) -> Draw:
-        return Draw(Slots(self._selector, step, count, step * count, 0, count), 0, step)
+        return Draw(_slots(self._selector, step, count), 0, step)
 
     def own_step(self, dataset: int, step: int) -> int:
         return step
@@ -121,7 +128,7 @@ class ByTurns:
 
     def draw(self, step: int, count: int) -> Draw:
         source, own = self._cycle.turn(step)
-        return Draw(Slots(self._selectors[source], own, count, own * count, 0, count), source, own)
+        return Draw(_slots(self._selectors[source], own, count), source, own)
 
     def own_step(self, dataset: int, step: int) -> int:
         return self._cycle.had(dataset, step)

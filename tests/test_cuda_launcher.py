@@ -177,3 +177,19 @@ def test_without_a_gpu() -> None:
 def test_the_sources_are_beside_the_launcher() -> None:
     assert {path.name for path in KERNELS.glob("*.cu")} == set(cuda._SOURCES)
     assert Path(cuda.__file__).resolve().parent == KERNELS
+
+
+def test_cupy_has_what_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the stand-ins for CuPy of these tests do not drift from it."""
+    cupy = pytest.importorskip("cupy")
+    from cupy_stand_in import Streams, make_cupy
+
+    made_up = make_cupy(Streams(lambda stream: False), {}, 0)
+    for name, value in vars(made_up.cuda).items():
+        there = getattr(cupy.cuda, name)
+        if isinstance(value, SimpleNamespace):
+            assert set(vars(value)) <= set(dir(there)), name
+        elif isinstance(value, type):
+            # What instances alone have is not in a class.
+            assert {n for n in vars(value) if not n.startswith("_")} <= set(dir(there)), name
+    assert {"RawModule", "ndarray"} <= set(dir(cupy))
