@@ -268,9 +268,11 @@ class SequenceLoader(IterableDataset[Batch]):
         rank, world_size = self._placement()
         batch_bytes = max(sum(o.width * o.step_bytes for o in part.outputs) for part in self._parts) * self.batch_size
         at_once = batches_at_once(batch_bytes // world_size) if self._prefetch else 1
+        # As many as are ready, in the making and with the consumer, or batches would be allocated anew.
+        keep = IDLE_BUFFERS + self._prefetch + 4 * at_once
         collection = self._target.collection(
             self._parts, joined=self._joined, rows=-(-self.batch_size // world_size), batches=at_once,
-            worker=worker is not None, keep=IDLE_BUFFERS + self._prefetch, slots=self.batch_size,
+            worker=worker is not None, keep=keep, slots=self.batch_size,
         )  # fmt: skip
         maker = BatchMaker(
             self._parts, self._drawer, self.batch_size, self._size, self._finish, collection, rank, world_size

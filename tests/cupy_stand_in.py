@@ -90,8 +90,33 @@ class Raw:
         self._raw[:] = pattern
 
 
-def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes: int) -> Any:
-    """The module. `taken`: bytes of device memory that are; `registered`: address -> bytes of host memory that are."""
+class MadeUp(SimpleNamespace):
+    """The module, and what became of it: `allocations` of device memory so far; `registered`: address -> bytes of host
+    memory; `launched`: names of kernels."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.device_memory: dict[int, int] = {}
+        self.pinned_memory: dict[int, int] = {}
+        self.allocations = 0
+        self.launched: list[str] = []
+        self.registered: dict[int, int] = {}
+        self.refuses_to_register = False
+
+    @property
+    def taken(self) -> int:
+        """Bytes of device memory that are held."""
+        return sum(self.device_memory.copy().values())
+
+    @property
+    def pinned(self) -> int:
+        """Pieces of pinned memory that are held."""
+        return len(self.pinned_memory)
+
+
+def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes: int) -> MadeUp:
+    """device_bytes: of the device's memory."""
+    fake = MadeUp(streams)
     handles = itertools.count(100)
     events: dict[int, Event] = {}
     local = threading.local()
@@ -140,10 +165,10 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
 
     def copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
         here = {1: source, 2: target}[kind]
-        assert any(first <= here and here + size <= last for first, last in pinned.items()), "not pinned"
+        assert any(first <= here and here + size <= last for first, last in pinned.copy().items()), "not pinned"
         streams.add(stream, lambda: ctypes.memmove(target, source, size) and None)
 
-    pinned: dict[int, int] = {}
+    pinned = fake.pinned_memory
 
     class Memory:
         def __init__(self, size: int) -> None:
@@ -152,13 +177,14 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
                 raise OutOfMemory(f"out of memory allocating {size} bytes")
             self._raw, self.size = Raw(size, 0xA5), size
             self.ptr = self._raw.ptr
-            fake.taken += size
+            fake.device_memory[self.ptr] = size
+            fake.allocations += 1
 
         def __del__(self) -> None:
             if self._raw is not None:
                 streams.finish_all()
                 self._raw.fill(0x5A)
-                fake.taken -= self.size
+                del fake.device_memory[self.ptr]
 
     class PinnedMemory:
         def __init__(self, size: int, flags: int) -> None:
@@ -166,13 +192,11 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             self._raw = Raw(size, 0xA5)
             self.ptr = self._raw.ptr
             pinned[self.ptr] = self.ptr + size
-            fake.pinned = len(pinned)
 
         def __del__(self) -> None:
             streams.finish_all()
             self._raw.fill(0x5A)
             del pinned[self.ptr]
-            fake.pinned = len(pinned)
 
     class OutOfMemory(MemoryError):
         pass
@@ -220,16 +244,7 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         assert address not in fake.registered
         fake.registered[address] = size
 
-    fake = SimpleNamespace(
-        RawModule=RawModule,
-        ndarray=Array,
-        taken=0,
-        pinned=0,
-        launched=[],
-        registered={},
-        refuses_to_register=False,
-        streams=streams,
-    )
+    fake.RawModule, fake.ndarray = RawModule, Array
     fake.cuda = SimpleNamespace(
         Device=Device,
         Stream=Stream,
