@@ -146,6 +146,10 @@ class TestPinned:
         del ds, again
         assert not gpu.cupy.registered
 
+    def test_another_discount(self, gpu: StandIn, path: Path) -> None:
+        check(gpu, path, "pinned", discount=0.9, preset="corl")
+        assert len(gpu.cupy.registered) == 0
+
     def test_a_driver_that_does_not_register_costs_a_copy(
         self, gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -112,13 +113,14 @@ class DevicePool:
     def __init__(self, make: Callable[[], _Buffer], keep: int) -> None:
         self._make = make
         self._keep = keep
-        # list.append and list.pop are atomic, and leases end in whatever thread drops the last tensor.
-        self._idle: list[_Buffer] = []
-        self._dropped: list[_Buffer] = []
+        # The longest unused goes first: its collection has ended, so that nobody waits to write to its pinned memory.
+        # append and popleft are atomic, and leases end in whatever thread drops the last tensor.
+        self._idle: deque[_Buffer] = deque()
+        self._dropped: deque[_Buffer] = deque()
 
     def take(self) -> _Buffer:
         try:
-            return self._idle.pop()
+            return self._idle.popleft()
         except IndexError:
             return self._make()
 
@@ -129,7 +131,7 @@ class DevicePool:
     def release(self, runtime: Any, stream: int) -> None:
         """What was dropped is used again after all that is in the stream of this handle now. runtime: CuPy's."""
         while self._dropped:
-            buffer = self._dropped.pop()
+            buffer = self._dropped.popleft()
             runtime.eventRecord(buffer.released.ptr, stream)
             if len(self._idle) < self._keep:
                 self._idle.append(buffer)
@@ -204,17 +206,14 @@ class DeviceCollector:
         self._runtime = self._cupy.cuda.runtime
         self._launcher = CudaLauncher(device, sm_budget)
         self._plan, self._number = plan, device
-        with cuda_errors(f"CUDA device {device}"):
-            self._device = self._cupy.cuda.Device(device)
-            with self._device:
-                self._stream = self._cupy.cuda.Stream(non_blocking=True)
-                self._readers = [
-                    DeviceReader(reader, columns, each)
-                    for (reader, columns), each in zip(sources, plan.plans, strict=True)
-                ]
-                self.drawer = None
-                if recipe is not None and self._readers[0].all_placed:
-                    self.drawer = DeviceDrawer(recipe, slots)
+        with cuda_errors(f"CUDA device {device}"), self._device():
+            self._stream = self._cupy.cuda.Stream(non_blocking=True)
+            self._readers = [
+                DeviceReader(reader, columns, each) for (reader, columns), each in zip(sources, plan.plans, strict=True)
+            ]
+            self.drawer = None
+            if recipe is not None and self._readers[0].all_placed:
+                self.drawer = DeviceDrawer(recipe, slots)
         drawn = 0 if self.drawer is None else self.drawer.words
         words = rows * (max(reader.words for reader in self._readers) + MOST_FACTS)
         stage = rows * max(reader.stage_bytes for reader in self._readers)
@@ -238,7 +237,7 @@ class DeviceCollector:
             batches: how many.
         """
         valid = np.zeros(batches, np.int64)
-        with cuda_errors("collecting a batch"), self._device:
+        with cuda_errors("collecting a batch"), self._device():
             buffer, lease = self._take()
             places = {name: buffer.upload.put(values) - buffer.memory.address for name, values in facts.items()}
             prepared: list[tuple[DeviceReader, Prepared]] = []
@@ -267,7 +266,7 @@ class DeviceCollector:
             facts: see `collect`.
         """
         step, position, first, last = slots
-        with cuda_errors("collecting a batch"), self._device:
+        with cuda_errors("collecting a batch"), self._device():
             buffer, lease = self._take()
             places = {name: buffer.upload.put(values) - buffer.memory.address for name, values in facts.items()}
             count, rows = drawer.count, last - first
@@ -289,6 +288,10 @@ class DeviceCollector:
             buffer.later = Later(buffer.upload.answer, buffer.collected)
             return OnDevice(self._array(buffer, lease), places, [buffer.later], buffer.collected)
 
+    def _device(self) -> Any:
+        # A new one: of one that is shared, threads with unlike current devices would give back each other's.
+        return self._cupy.cuda.Device(self._number)
+
     def _take(self) -> tuple[_Buffer, _Lease]:
         """A buffer that can be written; a batch that fails gives it back."""
         buffer = self.pool.take()
@@ -300,10 +303,12 @@ class DeviceCollector:
     def _begun(self, buffer: _Buffer) -> Iterator[None]:
         """What fills a buffer is launched inside."""
         self._stream.wait_event(buffer.released)
-        buffer.upload.send(self._runtime, self._stream)
-        with self._stream:
-            yield
-        buffer.collected.record(self._stream)
+        try:
+            buffer.upload.send(self._runtime, self._stream)
+            with self._stream:
+                yield
+        finally:
+            buffer.collected.record(self._stream)
 
     def _array(self, buffer: _Buffer, lease: _Lease) -> Any:
         memory = self._cupy.cuda.UnownedMemory(buffer.memory.address, buffer.memory.size, lease, self._number)
@@ -312,6 +317,6 @@ class DeviceCollector:
     def hand_over(self, collected: Any, stream: int) -> None:
         """What comes next in the stream of this handle sees the batch with this event whole. What is in it already is
         the last use of buffers that were let go of."""
-        with cuda_errors("waiting for a batch"), self._device:
+        with cuda_errors("waiting for a batch"), self._device():
             self.pool.release(self._runtime, stream)
             self._runtime.streamWaitEvent(stream, collected.ptr)
