@@ -180,6 +180,19 @@ class LoaderChecks:
     def test_every_option(self, gpu: Gpu, folder: Path, case: str, residency: str) -> None:
         check(gpu, convert(11, folder / "one"), residency, **CASES[case])
 
+    @pytest.mark.parametrize("parts", [(0, 0), (0, 1), (1, 0), (0.1, 0.5), (0.5, 0.1)])
+    def test_every_budget(self, gpu: Gpu, folder: Path, parts: tuple[float, float]) -> None:
+        path = convert(11, folder / "one")
+        ds = gear_data.open(path)
+        whole = ds.num_steps * sum(column.row_bytes for column in ds.schema.fixed_columns)
+        device_bytes, host_bytes = (int(part * whole) for part in parts)
+        options = {"columns": ["observations", "next_actions", "infos.half"], "n_step": 3, "normalize": True}
+        expected = copies(SequenceLoader(ds, **OPTIONS, **options))
+        placed = ds.place(
+            ds.residency_plan(device_bytes, host_bytes, columns=["observations", "actions", "infos.half"])
+        )
+        same(from_device(gpu, on_gpu(placed, **options)), expected)
+
     @pytest.mark.parametrize("residency", RESIDENCIES)
     def test_final_observations(self, gpu: Gpu, rollouts_path: Path, residency: str) -> None:
         assert gear_data.open(rollouts_path).final(0) is not None

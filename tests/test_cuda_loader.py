@@ -35,10 +35,12 @@ from gear_data import SequenceLoader
 from gear_data.errors import (
     DeviceError,
     DeviceMemoryError,
+    HostMemoryError,
     InvalidArgumentError,
     MissingExtraError,
     UnknownNameError,
 )
+from gear_data.residency import cuda_memory
 from gear_data.residency.cuda_memory import DeviceBuffer, Sender
 from gear_data.selection.samplers import Weighted
 
@@ -150,12 +152,28 @@ class TestPinned:
         check(gpu, path, "pinned", discount=0.9, preset="corl")
         assert len(gpu.cupy.registered) == 0
 
+    def test_unregistered_before_the_process_ends(self, gpu: StandIn, path: Path) -> None:
+        ds = gear_data.open(path, residency="pinned")
+        cuda_memory._unregister_all()
+        assert not gpu.cupy.registered
+        # Once: it is not the driver's any more.
+        del ds
+
     def test_a_driver_that_does_not_register_costs_a_copy(
         self, gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         gpu.cupy.refuses_to_register = True
         check(gpu, path, "pinned")
         assert caplog.text.count("this process makes a pinned copy of its own") == 1
+
+
+def test_too_little_host_memory(gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = gear_data.open(path)
+    plan = ds.residency_plan(0, 20_000)
+    monkeypatch.setattr(cuda_memory, "available_memory", lambda: 10_000)
+    with pytest.raises(HostMemoryError, match="bytes of pinned memory are wanted, 10,000 available") as error:
+        ds.place(plan)
+    assert "residency_plan" in str(error.value.hint)
 
 
 @every_order
