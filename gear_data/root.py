@@ -57,7 +57,7 @@ class Root:
         self.residency = self._opened_as = residency
         self.manifest = files.manifest()
         self.bad = bad
-        files.check(self.manifest, bad)
+        self._check_files()
         self.schema = self.manifest.schema
         self.statistics = self.manifest.statistics
         #: Where a plan has each part; None without one.
@@ -71,6 +71,9 @@ class Root:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_open_again, (type(self), self.files, self._opened_as, self.bad, self._tiers, self.discount))
+
+    def _check_files(self) -> None:
+        self.files.check(self.manifest, self.bad)
 
     def _open_shards(self) -> Shards:
         """The shards that the manifest lists."""

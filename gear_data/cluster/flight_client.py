@@ -48,7 +48,12 @@ class Endpoint:
         location = self.access.location(self.address)
         # A connection of its own for each client: they share one otherwise, and its flow control.
         options = [("grpc.use_local_subchannel_pool", 1)]
-        return flight.connect(location, tls_root_certs=self.access.authorities, generic_options=options)
+        return flight.connect(
+            location,
+            tls_root_certs=self.access.authorities,
+            override_hostname=self.access.certified,
+            generic_options=options,
+        )
 
     def options(self, *, limit: bool = True) -> Any:
         headers = [] if self.access.token is None else [(b"authorization", f"Bearer {self.access.token}".encode())]

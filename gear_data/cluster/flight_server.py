@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,9 +80,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             middleware={"token": _TokenCheck(guard.token)} if guard.token is not None else None,
         )
         self._served = served
+        #: When something was asked last, by `time.monotonic`.
+        self.last_used = time.monotonic()
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """`describe`: what is served, as JSON. `file`: a piece of the manifest or of a table's file."""
+        self.last_used = time.monotonic()
         with _as_flight_errors():
             if action.type == "describe":
                 yield self._description()
@@ -109,6 +113,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             while (chunk := _next_chunk(reader)) is not None:
                 if chunk.app_metadata is None:
                     raise NodeRefusedError("a message without a request")
+                self.last_used = time.monotonic()
                 answer = self._served.answer(Request.from_bytes(memoryview(chunk.app_metadata)))
                 head = answer.sizes.tobytes()
                 writer.write_with_metadata(bytes_array(answer.data[:MESSAGE_BYTES]), head)
