@@ -35,6 +35,8 @@ from gear_data.storage.variable import checked, value_offsets
 if TYPE_CHECKING:
     import polars as pl
 
+    from gear_data.cluster.joining import Membership
+
 
 def check_discount(discount: Any) -> float:
     """Raises InvalidArgumentError unless it is a number from 0 to 1."""
@@ -50,6 +52,9 @@ class Root:
 
     Args, errors: see `gear_data.open`. `bad` are files of shards that are not to be read.
     """
+
+    #: Of a dataset that the nodes of a training run share out: this process among them.
+    membership: Membership | None = None
 
     def __init__(self, files: DatasetFiles, residency: str = "mmap", bad: frozenset[str] = frozenset()) -> None:
         self.files = files

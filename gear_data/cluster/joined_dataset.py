@@ -29,19 +29,19 @@ class JoinedRoot(ClusterRoot):
     """
 
     def __init__(self, files: DatasetFiles, residency: str, membership: Membership, lease: Lease | None = None) -> None:
-        self.membership = membership
+        self.membership = self._known = membership
         self._lease = lease
         super().__init__(files, residency)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_again, (self.files, self.residency, self.membership, self.discount))
+        return (_open_again, (self.files, self.residency, self._known, self.discount))
 
     def _check_files(self) -> None:
-        here = {self.manifest.shards[shard].entry.file for shard in self.membership.shards}
+        here = {self.manifest.shards[shard].entry.file for shard in self._known.shards}
         self.files.check(self.manifest, frozenset(shard.entry.file for shard in self.manifest.shards) - here)
 
     def _open_shards(self) -> Shards:
-        known = self.membership
+        known = self._known
         others = [n for n, address in enumerate(known.addresses) if address is not None and n != known.node]
         self._nodes = Nodes(
             [address for n in others if (address := known.addresses[n]) is not None],

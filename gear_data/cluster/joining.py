@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.host_server import Job, Lease, join_lease, start_server
 from gear_data.cluster.placement import Placement
@@ -25,6 +27,7 @@ from gear_data.cluster.protocol import error_from_bytes, error_to_bytes, identit
 from gear_data.cluster.ranks import Board, Ranks, find_ranks, join_timeout, machine, own_host
 from gear_data.cluster.run_secret import RunSecret, make_secret
 from gear_data.errors import ClusterError, GearError
+from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 
 _log = logging.getLogger(__name__)
@@ -61,6 +64,13 @@ class Membership:
     def shards(self) -> tuple[int, ...]:
         """Those that this node holds."""
         return self.placement.held[self.node]
+
+    def owner(self) -> Int64Array:
+        """int64 [shards]: the number of the node that draws from each, where nodes draw by themselves."""
+        owner = np.empty(len(self.owners.shard_bytes), np.int64)
+        for node, shards in enumerate(self.owners.held):
+            owner[list(shards)] = node
+        return owner
 
 
 @dataclass(frozen=True)
