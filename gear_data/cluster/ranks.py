@@ -105,8 +105,8 @@ def _launchers_store(rank: int, world_size: int) -> Any:
         return next(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=join_timeout())))[0]
     except (RuntimeError, ValueError, OSError) as error:
         raise ClusterError(
-            f"torch.distributed's store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} cannot be "
-            f"reached: {error}"
+            f"torch.distributed's store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {error}",
+            hint=f"see that all ranks run; ${TIMEOUT_VARIABLE} is how many seconds are waited",
         ) from error
 
 

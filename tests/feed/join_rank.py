@@ -64,12 +64,14 @@ def main(dataset: str, out: str) -> None:
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     results = {name: stacked(SequenceLoader(opened, **{**OPTIONS, **more})) for name, more in LOADERS.items()}
-    results["updated"] = updated(opened, rank)
+    results["updated"] = updated(opened, rank if torch.distributed.get_world_size() > 1 else None)
     results["filtered"] = stacked(SequenceLoader(opened.filter("length > 6"), **OPTIONS))
     results["workers"] = stacked(DataLoader(SequenceLoader(opened, **OPTIONS), batch_size=None, num_workers=2))
     results["pickled"] = stacked(SequenceLoader(pickle.loads(pickle.dumps(opened)), **OPTIONS))
     results["episode"] = {"observations": np.concatenate([opened.episode(i)["observations"] for i in range(10)])}
     torch.distributed.barrier()
+    interrupted = SequenceLoader(opened, **OPTIONS)
+    list(itertools.islice(interrupted, 3))
 
     asked: list[object] = []
     fetch = Nodes.fetch
@@ -83,6 +85,7 @@ def main(dataset: str, out: str) -> None:
         "own": own.windows(3)["episode_id"].tolist(),
         "asked": [in_decentralized, len(asked)],
         "state": own.state_dict(),
+        "interrupted": interrupted.state_dict(),
         "token": [secret for secret in _secrets() if secret.encode() in pickle.dumps(opened)],
     }
     Path(f"{out}-{rank}.json").write_text(json.dumps(facts))
