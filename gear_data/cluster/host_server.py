@@ -30,7 +30,7 @@ from gear_data.storage.dataset_files import open_files
 
 #: Seconds without a request after which a server whose ranks have ended ends too: those of other nodes may be a few
 #: batches behind.
-LINGER_SECONDS = 5.0
+LINGER_SECONDS = 3.0
 _LOOK = 0.25
 
 _log = logging.getLogger(__name__)
