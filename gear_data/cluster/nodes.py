@@ -34,9 +34,9 @@ from gear_data.storage.variable import OFFSET_BYTES
 #: themselves that smaller ones are slower, and an answer should be one message, which `MESSAGE_BYTES` holds.
 REQUEST_BYTES = 4 << 20
 _REQUEST_SPANS = 2048
-#: Bytes of requests that may be under way on a stream: what is sent must never wait for what comes back.
+#: Requests that may be under way on a stream, and bytes of them: what is sent must never wait for what comes back.
+CHANNELS = 8
 _POSTED_BYTES = 32 << 10
-_POSTED = 8
 #: Seconds for which a node that failed is asked only where no other can be; doubled each time it fails again.
 _AVOID_SECONDS, _MOST_AVOID_SECONDS = 1.0, 60.0
 
@@ -336,7 +336,7 @@ class _Lane:
     def _post(self) -> None:
         if self._stream is None:
             self._stream = self._nodes.stream(self.number)
-        while self.waiting and len(self.posted) < _POSTED:
+        while self.waiting and len(self.posted) < CHANNELS:
             spans = self.waiting[0]
             groups = tuple(Group(g.columns, g.first[spans], g.count[spans]) for g in self._request.groups)
             data = Request(self._request.shard[spans], groups).to_bytes()
