@@ -93,7 +93,7 @@ def own_windows(dataset: Any, here: Any, context: int, count: int) -> list[Windo
 
 
 def local_readers(folder: Path, place: str) -> tuple[Any, dict[str, Any], Any]:
-    """The dataset, and readers of it: by itself, and as a node's that holds every second shard; bool [shards]: which."""
+    """The dataset; readers of it by itself, and as a node's that holds every second shard; bool [shards]: which."""
     dataset, remote = gear_data.open(folder, "host"), gear_data.open(place)
     here = np.arange(len(dataset.manifest.shards)) % 2 == 0
     shards = np.flatnonzero(here).tolist()

@@ -66,7 +66,7 @@ class ClusterReader:
         )
 
     def read(self, windows: Windows, places: Places) -> None:
-        if self._is_here[windows.episode_id].all():
+        if self._is_here.take(windows.episode_id).all():
             self._local.read(windows, places)
             return
         shard = self._shard[windows.episode_id]
