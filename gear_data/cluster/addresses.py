@@ -124,8 +124,8 @@ class Access:
 
     @staticmethod
     def from_environment() -> Access:
-        """From $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA, $GEAR_DATA_NODE_TIMEOUT and $GEAR_DATA_CHECKSUM, so that no URL
-        and no pickle holds a secret. Raises InvalidArgumentError for what cannot be used."""
+        """From $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA, $GEAR_DATA_NODE_TIMEOUT and $GEAR_DATA_CHECKSUM: neither a URL
+        nor a pickle holds a secret. Raises InvalidArgumentError for what cannot be used."""
         token, authorities = os.environ.get(TOKEN_VARIABLE), os.environ.get(CA_VARIABLE)
         seconds = seconds_in(TIMEOUT_VARIABLE, _TIMEOUT)
         try:
