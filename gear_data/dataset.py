@@ -342,6 +342,11 @@ class Dataset:
         return place_shards(shards, nodes, shares, budget)
 
     @property
+    def is_remote(self) -> bool:
+        """Whether other nodes are asked for some of its steps."""
+        return self._root.is_remote
+
+    @property
     def membership(self) -> Membership | None:
         """This process in the training run whose nodes share the dataset out; None where none do."""
         return self._root.membership

@@ -53,6 +53,8 @@ class Root:
     Args, errors: see `gear_data.open`. `bad` are files of shards that are not to be read.
     """
 
+    #: Whether other nodes are asked for some of the steps.
+    is_remote = False
     #: Of a dataset that the nodes of a training run share out: this process among them.
     membership: Membership | None = None
 

@@ -279,7 +279,8 @@ class SequenceLoader(IterableDataset[Batch]):
         rank, world_size = self._placement()
         rows = -(-most_rows(self._parts[0].selector, self.batch_size) // world_size)
         batch_bytes = max(sum(o.width * o.step_bytes for o in part.outputs) for part in self._parts) * rows
-        at_once = batches_at_once(batch_bytes) if self._prefetch else 1
+        remote = self._member is None and any(part.dataset.is_remote for part in self._parts)
+        at_once = batches_at_once(batch_bytes, remote=remote) if self._prefetch else 1
         collection = self._target.collection(
             self._parts, joined=self._joined, rows=rows, batches=at_once,
             worker=worker is not None, keep=IDLE_BUFFERS + self._prefetch,

@@ -28,6 +28,7 @@ class ClusterRoot(Root):
         _here: bool [shards].
     """
 
+    is_remote = True
     _nodes: Nodes
     _here: npt.NDArray[np.bool_]
 
