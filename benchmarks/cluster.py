@@ -112,9 +112,10 @@ def overhead(folder: Path, place: str, context: int, rounds: int) -> dict[str, f
     collectors = {
         name: Collector([Share(reader, dataset.schema, outputs)], BATCH, reuse=True) for name, reader in readers.items()
     }
-    drawn = own_windows(dataset, here, context, 200)
+    drawn = own_windows(dataset, here, context, 10)
     best = dict.fromkeys(collectors, float("inf"))
-    for _ in range(rounds * 4):
+    # In turns that are so short that the machine is left alone in some of them.
+    for _ in range(rounds * 100):
         for name, collector in collectors.items():
             begun = time.perf_counter()
             for windows in drawn:

@@ -81,6 +81,11 @@ def open_dataset(
                 "a path or URL",
                 hint="gear-data verify says which shards are not",
             )
+        if residency not in (None, "host", "mmap"):
+            raise InvalidArgumentError(
+                f"residency={residency!r}: the nodes of a run hold their shards in 'host' or 'mmap'",
+                hint="leave it out",
+            )
         return _open_joined(path, residency or "host", sampler, budget, cache_dir, cache_bytes)
     if is_cluster(place):
         if residency not in (None, "mmap") or on_bad_shard != "error":

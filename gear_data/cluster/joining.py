@@ -173,7 +173,7 @@ def _start(opened: Opened, placement: Placement, node: int, secret: RunSecret, l
         opened.dataset,
         opened.cache_dir,
         opened.cache_bytes,
-        "mmap" if opened.residency == "mmap" else "host",
+        opened.residency,
         shards,
         own_host() if secret.certificate else "127.0.0.1",
         secret,

@@ -276,9 +276,5 @@ def test_arguments(folder):
     for path, options in (("gear://localhost:1", {}), (folder, {"on_bad_shard": "skip"})):
         with pytest.raises(InvalidArgumentError, match="at a path or URL"):
             gear_data.open(path, cluster="torchrun", **options)
-    dataset = gear_data.open(folder)
-    with pytest.raises(UnknownNameError, match="central"):
-        SequenceLoader(dataset, selection="central")
-    for drawn in (dataset, gear_data.Mixture([(dataset, 1.0)])):
-        with pytest.raises(InvalidArgumentError, match=r"selection='centralized'|no nodes"):
-            SequenceLoader(drawn, selection="decentralized")
+    with pytest.raises(InvalidArgumentError, match="in 'host' or 'mmap'"):
+        gear_data.open(folder, "device", cluster="torchrun")
