@@ -18,6 +18,7 @@ from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.mixture import Mixture
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.cycle import Cycle
+from gear_data.selection.drawer import Recipe
 from gear_data.selection.samplers import Candidates, Sampler, Selector, TopK
 from gear_data.selection.windows import Float64Array, Windows
 
@@ -81,6 +82,9 @@ class OwnSelector:
         if windows.probability is None:
             return windows
         return dataclasses.replace(windows, probability=windows.probability * self._share)
+
+    def recipe(self, count: int) -> Recipe | None:
+        return None
 
     def most_rows(self, count: int) -> int:
         """Most windows that `select` gives of so many slots."""
