@@ -50,6 +50,7 @@ class JoinedRoot(ClusterRoot):
         )
         self._here = np.zeros(len(self.manifest.shards), np.bool_)
         self._here[list(known.shards)] = True
+        self.is_remote = not self._here.all()
         if not known.shards:
             return RemoteShards(self._nodes)
         entries = tuple(self.manifest.shards[shard] for shard in known.shards)

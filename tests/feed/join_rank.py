@@ -48,12 +48,12 @@ def stacked(batches: Any) -> dict[str, np.ndarray]:
 
 def updated(dataset: gear_data.Dataset, rank: int | None) -> dict[str, np.ndarray]:
     """With weights that change; `rank` None: with what ranks 0 and 1 give together."""
-    loader = SequenceLoader(dataset, **{**OPTIONS, "steps": 30}, sampler=Weighted("length"), prefetch=2)
+    loader = SequenceLoader(dataset, **{**OPTIONS, "steps": 60}, sampler=Weighted("length"), prefetch=2)
     batches = iter(loader)
     first = stacked(itertools.islice(batches, 2))
     given = [UPDATES[0], UPDATES[1]] if rank is None else [UPDATES.get(rank, (2, [], []))]
     ids, values = ([value for update in given for value in update[i]] for i in (1, 2))
-    loader.update_weights(ids, values, from_step=20)
+    loader.update_weights(ids, values, from_step=40)
     rest = stacked(batches)
     return {key: np.concatenate([first[key], rest[key]]) for key in first}
 

@@ -210,7 +210,8 @@ def test_a_node_that_hangs(folder, both, expected):
     assert TIMEOUT * 0.9 < time.monotonic() - begun < TIMEOUT + 1.5
     begun = time.monotonic()
     same(clones(itertools.islice(SequenceLoader(together, **OPTIONS), 10)), expected[:10])
-    assert time.monotonic() - begun < 2 * TIMEOUT + 1.5
+    # On a busy machine it is asked again before all batches are there.
+    assert time.monotonic() - begun < 4 * TIMEOUT
     one.go_on()
     same(clones(itertools.islice(SequenceLoader(alone, **OPTIONS), 30)), expected)
 
