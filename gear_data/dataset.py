@@ -31,6 +31,8 @@ from gear_data.views import View
 if TYPE_CHECKING:
     import polars as pl
 
+    from gear_data.cluster.joining import Membership
+
 _MAX_SEED = (1 << 64) - 1
 
 
@@ -338,6 +340,26 @@ class Dataset:
         shards = self.manifest.shards
         shares = shard_shares(self._root.placement[0], self._shares(sampler), len(shards))
         return place_shards(shards, nodes, shares, budget)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether other nodes are asked for some of its steps."""
+        return self._root.is_remote
+
+    @property
+    def membership(self) -> Membership | None:
+        """This process in the training run whose nodes share the dataset out; None where none do."""
+        return self._root.membership
+
+    @cached_property
+    def shards(self) -> Int64Array:
+        """int64 [episodes]: the shard that each is in, by its place in the manifest."""
+        shards = self._root.placement[0]
+        return shards if self.episode_ids is None else shards[self.episode_ids]
+
+    def at(self, places: Int64Array) -> Dataset:
+        """A view of the episodes at some places of `episodes`, int64 [k], ascending."""
+        return Dataset(self._root, View(self._ids(0, self.num_episodes)[places], self._view.mask, self._view.mode))
 
     def _shares(self, sampler: str | Sampler) -> Float64Array:
         """float64 [n]: how much of what a sampler draws comes from each episode of the whole dataset."""

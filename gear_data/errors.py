@@ -158,6 +158,10 @@ class NodeRefusedError(ClusterError):
     """A node does not serve this: no valid token, another dataset or version, or a request that is none."""
 
 
+class CorruptAnswerError(ClusterError):
+    """What a node sent is not what its checksum says."""
+
+
 class MissingShardsError(ClusterError):
     """No node that can be reached holds some of the shards."""
 

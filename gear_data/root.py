@@ -35,6 +35,8 @@ from gear_data.storage.variable import checked, value_offsets
 if TYPE_CHECKING:
     import polars as pl
 
+    from gear_data.cluster.joining import Membership
+
 
 def check_discount(discount: Any) -> float:
     """Raises InvalidArgumentError unless it is a number from 0 to 1."""
@@ -51,13 +53,18 @@ class Root:
     Args, errors: see `gear_data.open`. `bad` are files of shards that are not to be read.
     """
 
+    #: Whether other nodes are asked for some of the steps.
+    is_remote = False
+    #: Of a dataset that the nodes of a training run share out: this process among them.
+    membership: Membership | None = None
+
     def __init__(self, files: DatasetFiles, residency: str = "mmap", bad: frozenset[str] = frozenset()) -> None:
         self.files = files
         self.path = files.place
         self.residency = self._opened_as = residency
         self.manifest = files.manifest()
         self.bad = bad
-        files.check(self.manifest, bad)
+        self._check_files()
         self.schema = self.manifest.schema
         self.statistics = self.manifest.statistics
         #: Where a plan has each part; None without one.
@@ -71,6 +78,9 @@ class Root:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_open_again, (type(self), self.files, self._opened_as, self.bad, self._tiers, self.discount))
+
+    def _check_files(self) -> None:
+        self.files.check(self.manifest, self.bad)
 
     def _open_shards(self) -> Shards:
         """The shards that the manifest lists."""

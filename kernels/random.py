@@ -20,6 +20,7 @@ DOMAIN_SHUFFLE = 2
 DOMAIN_FEISTEL = 3
 DOMAIN_SPLIT = 64
 DOMAIN_MIXTURE = 65  # seeds of a mixture's datasets
+DOMAIN_NODE = 66  # seeds of nodes that draw by themselves
 DOMAIN_EPISODE = 4  # an episode, by weight
 DOMAIN_ANCHOR = 5  # one of its anchors
 DOMAIN_PLACE = 6  # where in its window an anchor stands

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gear_data.loaders.decentralized import OwnSelector
 from gear_data.selection.cycle import Cycle
 from gear_data.selection.samplers import Selector
 from gear_data.selection.windows import Int64Array, Windows
@@ -119,6 +120,13 @@ class OneDataset:
         return {"selection": self._selector.identity()}
 
 
+class OneNode(OneDataset):
+    """All windows are of one dataset, and this node's rows alone: fewer than are asked for."""
+
+    def draw(self, step: int, count: int) -> Draw:
+        return Draw(self._selector.select(step, count, step * count), 0, step)
+
+
 class ByTurns:
     """Every batch is of one dataset. A dataset counts its own steps, so what it gives depends on no other."""
 
@@ -191,7 +199,7 @@ def make_drawer(selectors: tuple[Selector, ...], proportions: Sequence[float] | 
         InvalidArgumentError: a proportion that is not a positive number.
     """
     if proportions is None:
-        return OneDataset(selectors[0])
+        return (OneNode if isinstance(selectors[0], OwnSelector) else OneDataset)(selectors[0])
     return (Joined if join else ByTurns)(selectors, Cycle(proportions))
 
 

@@ -98,7 +98,8 @@ class BatchMaker:
         batch_size: windows of a global batch.
         size: size(step) is how many of them the batch of that step has.
         collection: collects them.
-        rank, world_size: rank r of w gets rows [r * B // w, (r + 1) * B // w).
+        rank, world_size: rank r of w gets rows [r * B // w, (r + 1) * B // w); with `decentralized` selection, of those
+            of its node.
     """
 
     def __init__(
@@ -131,7 +132,9 @@ class BatchMaker:
         return [self._wrap(*each) for each in zip(steps, draws, facts, gathered, strict=True)]
 
     def _mine(self, step: int) -> Draw:
-        draw, total = self._drawer.draw(step, self._batch_size), self._size(step)
+        draw = self._drawer.draw(step, self._batch_size)
+        # With `decentralized` selection a node draws its own rows alone.
+        total = min(self._size(step), len(draw))
         if self._world_size == 1 and total == self._batch_size:
             return draw
         first, last = self._rank * total // self._world_size, (self._rank + 1) * total // self._world_size

@@ -16,6 +16,7 @@ from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import normalization_statistics
 from gear_data.loaders.conventions import Convention, resolve_preset
+from gear_data.loaders.decentralized import own_selector
 from gear_data.loaders.mixture import Component
 from gear_data.loaders.presets import BatchRequest, batch_finish, batch_outputs, text_columns
 from gear_data.selection.samplers import Candidates, Sampler, Selector, as_sampler
@@ -24,12 +25,15 @@ from gear_data.selection.windows import Float64Array, WindowRule
 if TYPE_CHECKING:
     import polars as pl
 
+    from gear_data.cluster.joining import Membership
+
 Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any]] | None
 
 
 @dataclass(frozen=True)
 class PartArguments:
-    """What a loader is told about each dataset; a mixture's options replace the first four."""
+    """What a loader is told about each dataset; a mixture's options replace the first four. `member` is this process
+    where nodes draw by themselves."""
 
     columns: Sequence[str] | None
     normalize: Normalize
@@ -43,6 +47,7 @@ class PartArguments:
     half: torch.dtype | None
     n_step: int | None
     discount: float
+    member: Membership | None
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,8 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
     sampler = as_sampler(arguments.sampler)
     anchors = dataset.anchors(arguments.rule)
     selector = sampler.bind(Candidates(anchors, evaluate), seed)
+    if arguments.member is not None:
+        selector = own_selector(dataset, arguments.member, anchors, sampler, selector, evaluate, seed)
     variable = text_columns(convention, request)
     return Part(dataset, anchors.total, sampler.name, selector, convention, request, outputs, variable, finish)
 

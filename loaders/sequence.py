@@ -29,6 +29,7 @@ from gear_data.loaders.arguments import (
     check_range,
 )
 from gear_data.loaders.backend import Target, resolve_backend
+from gear_data.loaders.decentralized import check_selection, most_rows
 from gear_data.loaders.decoders import Decoder
 from gear_data.loaders.draws import make_drawer
 from gear_data.loaders.making import Batch, BatchMaker, Collection, Finish, Transform
@@ -98,6 +99,11 @@ class SequenceLoader(IterableDataset[Batch]):
         decoders: column of text or bytes -> what makes tensors of it; see `gear_data.loaders.decoders`.
         pin_memory: whether batches are copied to pinned memory, from which copies to a GPU run beside other work. None:
             where `device` is a GPU.
+        selection: of a dataset opened with `cluster`. `centralized`: every rank draws the same global batch, of which
+            it has its rows. `decentralized`: each node draws from its own shards alone, so that nothing goes over the
+            network; of every batch it has as many rows as is its shards' part of all weights (to within one row over
+            any number of batches), which its ranks divide. What is drawn then depends on the placement, which is
+            part of the state: a state is taken by as many nodes with the same placement alone.
 
     Raises:
         UnknownNameError: no such preset, sampler or column; lists the known ones.
@@ -135,6 +141,7 @@ class SequenceLoader(IterableDataset[Batch]):
         discount: float = 1.0,
         decoders: Mapping[str, Decoder] | None = None,
         pin_memory: bool | None = None,
+        selection: str = "centralized",
     ) -> None:
         super().__init__()
         check_numbers(batch_size, context, prefetch, seed, stride, steps, epochs, n_step)
@@ -149,6 +156,7 @@ class SequenceLoader(IterableDataset[Batch]):
         self.context = context = int(context)
         self.seed = seed = int(seed)
         self._rank, self._world_size = rank, world_size
+        self._member = check_selection(selection, dataset, rank, world_size)
         place = check_device(device)
         pin = check_pin_memory(pin_memory, place)
         self._prefetch = prefetch
@@ -163,6 +171,7 @@ class SequenceLoader(IterableDataset[Batch]):
             PartArguments(
                 columns, normalize, preset_options, sampler, batch_size, preset, self._rule, check_offsets(offsets),
                 float_dtype, half, None if n_step is None else int(n_step), self._discount,
+                self._member,
             ),
             seed,
             join=self._joined,
@@ -226,6 +235,8 @@ class SequenceLoader(IterableDataset[Batch]):
         return self._mark
 
     def _placement(self) -> tuple[int, int]:
+        if self._member is not None:
+            return self._member.local_rank, self._member.local_size
         if self._rank is not None and self._world_size is not None:
             return self._rank, self._world_size
         return own_rank()
@@ -236,7 +247,7 @@ class SequenceLoader(IterableDataset[Batch]):
 
     def windows(self, step: int) -> dict[str, npt.NDArray[np.int64]]:
         """The global selection of a step, int64 [B] each: `dataset` (0, or its number in a mixture), `episode_id`,
-        `start` (first step in the episode) and `length` (valid steps).
+        `start` (first step in the episode) and `length` (valid steps). With `decentralized` selection, this node's.
 
         Raises:
             InvalidArgumentError: a negative step, one past the end, or one so far back that its weights are gone.
@@ -266,12 +277,14 @@ class SequenceLoader(IterableDataset[Batch]):
             first += 0 if own else worker.id
         self._next_step = first
         rank, world_size = self._placement()
-        batch_bytes = max(sum(o.width * o.step_bytes for o in part.outputs) for part in self._parts) * self.batch_size
-        at_once = batches_at_once(batch_bytes // world_size) if self._prefetch else 1
+        rows = -(-most_rows(self._parts[0].selector, self.batch_size) // world_size)
+        batch_bytes = max(sum(o.width * o.step_bytes for o in part.outputs) for part in self._parts) * rows
+        remote = self._member is None and any(part.dataset.is_remote for part in self._parts)
+        at_once = batches_at_once(batch_bytes, remote=remote) if self._prefetch else 1
         # As many as are ready, in the making and with the consumer, or batches would be allocated anew.
         keep = IDLE_BUFFERS + self._prefetch + 4 * at_once
         collection = self._target.collection(
-            self._parts, joined=self._joined, rows=-(-self.batch_size // world_size), batches=at_once,
+            self._parts, joined=self._joined, rows=rows, batches=at_once,
             worker=worker is not None, keep=keep, slots=self.batch_size,
         )  # fmt: skip
         maker = BatchMaker(

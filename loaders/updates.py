@@ -35,7 +35,8 @@ def check_updatable(parts: Sequence[Part], dataset: int, mark: WorkerMark) -> We
     selector = parts[dataset].selector
     if not isinstance(selector, WeightedSelector):
         raise InvalidArgumentError(
-            "only the sampler Weighted has weights to update", hint="sampler=gear_data.Weighted(expression)"
+            "only the sampler Weighted has weights to update, and with selection='centralized'",
+            hint="sampler=gear_data.Weighted(expression)",
         )
     if mark.used:
         raise InvalidArgumentError(

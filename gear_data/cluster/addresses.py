@@ -11,6 +11,7 @@ from gear_data.errors import InvalidArgumentError
 
 SCHEME = "gear://"
 TOKEN_VARIABLE, CA_VARIABLE, TIMEOUT_VARIABLE = "GEAR_DATA_TOKEN_FILE", "GEAR_DATA_TLS_CA", "GEAR_DATA_NODE_TIMEOUT"
+CHECKSUM_VARIABLE = "GEAR_DATA_CHECKSUM"
 _SHORTEST_TOKEN = 16
 _TIMEOUT = 30.0
 
@@ -73,6 +74,25 @@ def read_token(path: str | os.PathLike[str]) -> str:
     return token
 
 
+def seconds_in(variable: str, default: float) -> float:
+    """A time limit from the environment. Raises InvalidArgumentError unless it is a number of seconds above 0."""
+    text = os.environ.get(variable, str(default))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidArgumentError(f"${variable} is {text!r}, not a number of seconds above 0")
+    return seconds
+
+
+def _checksum() -> bool:
+    text = os.environ.get(CHECKSUM_VARIABLE, "0")
+    if text not in ("", "0", "1"):
+        raise InvalidArgumentError(f"${CHECKSUM_VARIABLE} is {text!r}, not 0 or 1")
+    return text == "1"
+
+
 @dataclass(frozen=True)
 class Access:
     """What this process shows to nodes, and how long it waits for them.
@@ -81,29 +101,38 @@ class Access:
         token: None where there is none.
         authorities: PEM certificates of those who may vouch for a node; None: the system's.
         timeout: seconds that any one answer may take.
+        checksum: whether answers come with one.
+        certified: the name that nodes' certificates are for; None: that of each one's host.
     """
 
     token: str | None = field(repr=False)
     authorities: bytes | None
     timeout: float
+    checksum: bool = False
+    certified: str | None = None
+
+    @staticmethod
+    def of_run(token: str, certificate: bytes | None, name: str) -> Access:
+        """Of a run's nodes among each other.
+
+        Args:
+            certificate: PEM, the one that all nodes have; None where all are on this machine.
+            name: whose certificate it is.
+        """
+        seconds = seconds_in(TIMEOUT_VARIABLE, _TIMEOUT)
+        return Access(token, certificate, seconds, _checksum(), name if certificate else None)
 
     @staticmethod
     def from_environment() -> Access:
-        """From $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA and $GEAR_DATA_NODE_TIMEOUT, so that neither a URL nor a pickle
-        holds a secret. Raises InvalidArgumentError for what cannot be used."""
+        """From $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA, $GEAR_DATA_NODE_TIMEOUT and $GEAR_DATA_CHECKSUM: neither a URL
+        nor a pickle holds a secret. Raises InvalidArgumentError for what cannot be used."""
         token, authorities = os.environ.get(TOKEN_VARIABLE), os.environ.get(CA_VARIABLE)
-        timeout = os.environ.get(TIMEOUT_VARIABLE, str(_TIMEOUT))
-        try:
-            seconds = float(timeout)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            raise InvalidArgumentError(f"${TIMEOUT_VARIABLE} is {timeout!r}, not a number of seconds above 0")
+        seconds = seconds_in(TIMEOUT_VARIABLE, _TIMEOUT)
         try:
             pem = Path(authorities).read_bytes() if authorities else None
         except OSError as error:
             raise InvalidArgumentError(f"${CA_VARIABLE} cannot be read: {error}", file=authorities) from error
-        return Access(read_token(token) if token else None, pem, seconds)
+        return Access(read_token(token) if token else None, pem, seconds, _checksum())
 
     def check(self, address: Address) -> None:
         """Raises InvalidArgumentError where a node that others can reach would be asked without a token."""

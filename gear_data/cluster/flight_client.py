@@ -16,12 +16,13 @@ from gear_data.cluster.addresses import SCHEME, TOKEN_VARIABLE, Access, Address
 from gear_data.cluster.protocol import (
     MAX_ANSWER_BYTES,
     STREAM_SCHEMA,
+    answer_checksum,
     error_from_bytes,
     opening,
     part_places,
 )
 from gear_data.cluster.waiting import limited
-from gear_data.errors import NodeRefusedError, NodeUnreachableError
+from gear_data.errors import CorruptAnswerError, NodeRefusedError, NodeUnreachableError
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,12 @@ class Endpoint:
         location = self.access.location(self.address)
         # A connection of its own for each client: they share one otherwise, and its flow control.
         options = [("grpc.use_local_subchannel_pool", 1)]
-        return flight.connect(location, tls_root_certs=self.access.authorities, generic_options=options)
+        return flight.connect(
+            location,
+            tls_root_certs=self.access.authorities,
+            override_hostname=self.access.certified,
+            generic_options=options,
+        )
 
     def options(self, *, limit: bool = True) -> Any:
         headers = [] if self.access.token is None else [(b"authorization", f"Bearer {self.access.token}".encode())]
@@ -88,6 +94,7 @@ class Stream:
     Raises (everywhere):
         NodeUnreachableError: it broke, or an answer took longer than the limit. It is of no use then.
         NodeRefusedError, CorruptShardError: what the node says.
+        CorruptAnswerError: an answer that differs from its checksum, if it was asked for.
     """
 
     def __init__(self, endpoint: Endpoint, dataset: str) -> None:
@@ -97,7 +104,7 @@ class Stream:
         #: Not used since it was given back: the node may have gone meanwhile.
         self.kept = False
         with endpoint.errors():
-            descriptor = flight.FlightDescriptor.for_command(opening(dataset))
+            descriptor = flight.FlightDescriptor.for_command(opening(dataset, checksum=endpoint.access.checksum))
             self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.options(limit=False))
             with limited(self, endpoint.timeout):
                 self._writer.begin(STREAM_SCHEMA)
@@ -118,6 +125,9 @@ class Stream:
         if chunk.app_metadata is None:
             raise self._endpoint.nonsense("an answer without its sizes")
         sizes = np.frombuffer(chunk.app_metadata, np.int64).tolist()
+        if self._endpoint.access.checksum and not sizes:
+            raise self._endpoint.nonsense("an answer without its checksum")
+        checksum = sizes.pop() if self._endpoint.access.checksum else None
         places, total = part_places(sizes)
         if min(sizes, default=0) < 0 or total > MAX_ANSWER_BYTES:
             raise self._endpoint.nonsense("an answer of impossible size")
@@ -126,6 +136,12 @@ class Stream:
             data = self._rest(data, total)
         if len(data) != total:
             raise self._endpoint.nonsense(f"{len(data)} bytes in place of {total}")
+        if checksum is not None and answer_checksum(data) != checksum:
+            raise CorruptAnswerError(
+                "sent an answer that differs from its checksum",
+                file=self._endpoint.name,
+                hint="test that machine's memory and network card",
+            )
         self.kept = False
         return [data[place : place + size] for place, size in zip(places, sizes, strict=True)]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hmac
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
@@ -18,10 +20,12 @@ from gear_data.cluster.protocol import (
     MESSAGE_BYTES,
     STREAM_SCHEMA,
     Request,
+    answer_checksum,
     bytes_array,
     check_opening,
     error_to_bytes,
     opening,
+    wants_checksum,
 )
 from gear_data.cluster.served import ServedShards
 from gear_data.errors import GearError, InvalidArgumentError, NodeRefusedError
@@ -79,9 +83,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             middleware={"token": _TokenCheck(guard.token)} if guard.token is not None else None,
         )
         self._served = served
+        #: When something was asked last, by `time.monotonic`.
+        self.last_used = time.monotonic()
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """`describe`: what is served, as JSON. `file`: a piece of the manifest or of a table's file."""
+        self.last_used = time.monotonic()
         with _as_flight_errors():
             if action.type == "describe":
                 yield self._description()
@@ -104,13 +111,18 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Answers requests in their order, until the client has no more."""
         with _as_flight_errors():
-            check_opening(descriptor.command or b"", self._served.identity)
+            command = descriptor.command or b""
+            check_opening(command, self._served.identity)
+            checksum = wants_checksum(command)
             writer.begin(STREAM_SCHEMA)
             while (chunk := _next_chunk(reader)) is not None:
                 if chunk.app_metadata is None:
                     raise NodeRefusedError("a message without a request")
+                self.last_used = time.monotonic()
                 answer = self._served.answer(Request.from_bytes(memoryview(chunk.app_metadata)))
                 head = answer.sizes.tobytes()
+                if checksum:
+                    head += np.int64(answer_checksum(answer.data)).tobytes()
                 writer.write_with_metadata(bytes_array(answer.data[:MESSAGE_BYTES]), head)
                 for first in range(MESSAGE_BYTES, len(answer.data), MESSAGE_BYTES):
                     writer.write_batch(bytes_array(answer.data[first : first + MESSAGE_BYTES]))

@@ -34,9 +34,9 @@ from gear_data.storage.variable import OFFSET_BYTES
 #: themselves that smaller ones are slower, and an answer should be one message, which `MESSAGE_BYTES` holds.
 REQUEST_BYTES = 4 << 20
 _REQUEST_SPANS = 2048
-#: Bytes of requests that may be under way on a stream: what is sent must never wait for what comes back.
+#: Requests that may be under way on a stream, and bytes of them: what is sent must never wait for what comes back.
+CHANNELS = 8
 _POSTED_BYTES = 32 << 10
-_POSTED = 8
 #: Seconds for which a node that failed is asked only where no other can be; doubled each time it fails again.
 _AVOID_SECONDS, _MOST_AVOID_SECONDS = 1.0, 60.0
 
@@ -56,12 +56,26 @@ class Piece:
     parts: list[npt.NDArray[np.uint8]]
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of nodes before they are asked.
+
+    Attributes:
+        manifest: the dataset's.
+        held: of each node, its shards.
+    """
+
+    manifest: Manifest
+    held: tuple[frozenset[int], ...]
+
+
 class Nodes:
     """The nodes that hold a dataset, each some of its shards. For any threads, before and after a fork.
 
     Args:
         addresses: of all nodes; one that cannot be reached now is asked again when it is needed.
         access: what is shown to them.
+        known: what they hold; they are then asked for nothing now. None: they are asked, and must hold all shards.
 
     Raises:
         NodeUnreachableError, NodeRefusedError: no node can be used.
@@ -69,12 +83,16 @@ class Nodes:
         NodeRefusedError: two nodes serve different datasets.
     """
 
-    def __init__(self, addresses: Sequence[Address], access: Access) -> None:
+    def __init__(self, addresses: Sequence[Address], access: Access, known: Known | None = None) -> None:
         self._nodes = [Node(address, access) for address in addresses]
         self._held: list[frozenset[int]] = [frozenset()] * len(self._nodes)
         self._failed: dict[int, tuple[int, float]] = {}  # node -> times in a row, avoided until
         self._turn = 0
         self._routes: dict[tuple[int, frozenset[int]], Int64Array] = {}
+        if known is not None:
+            self.manifest, self._held = known.manifest, list(known.held)
+            self.dataset = identity(known.manifest)
+            return
         self.dataset = ""
         errors = self._ask()
         if not self.dataset:
@@ -318,7 +336,7 @@ class _Lane:
     def _post(self) -> None:
         if self._stream is None:
             self._stream = self._nodes.stream(self.number)
-        while self.waiting and len(self.posted) < _POSTED:
+        while self.waiting and len(self.posted) < CHANNELS:
             spans = self.waiting[0]
             groups = tuple(Group(g.columns, g.first[spans], g.count[spans]) for g in self._request.groups)
             data = Request(self._request.shard[spans], groups).to_bytes()

@@ -138,9 +138,25 @@ def identity(manifest: Manifest) -> str:
     return str(xxhash.xxh3_128(json.dumps(known).encode()).hexdigest())
 
 
-def opening(dataset: str) -> bytes:
-    """What opens every stream. `dataset`: its `identity`."""
-    return json.dumps({"version": VERSION, "byteorder": sys.byteorder, "dataset": dataset}).encode()
+def opening(dataset: str, *, checksum: bool = False) -> bytes:
+    """What opens every stream.
+
+    Args:
+        dataset: its `identity`.
+        checksum: whether answers are to come with their `checksum`, behind their sizes.
+    """
+    known = {"version": VERSION, "byteorder": sys.byteorder, "dataset": dataset}
+    return json.dumps({**known, "checksum": True} if checksum else known).encode()
+
+
+def wants_checksum(data: bytes) -> bool:
+    """Of an opening that `check_opening` has let pass."""
+    return json.loads(data).get("checksum") is True
+
+
+def answer_checksum(data: npt.NDArray[np.uint8]) -> int:
+    """xxh3-64, as an int64."""
+    return int(np.uint64(xxhash.xxh3_64_intdigest(data.data)).astype(np.int64))
 
 
 def check_opening(data: bytes, dataset: str) -> None:

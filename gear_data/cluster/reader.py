@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.cluster.nodes import Nodes
 from gear_data.cluster.protocol import Group, Request
-from gear_data.cluster.remote_shards import remote_values
+from gear_data.cluster.remote_shards import placed_values
 from gear_data.collection import Places
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reach import Wanted, row_sizes, wanted_rows
 from gear_data.residency.reader import Finals
 from gear_data.selection.windows import Int64Array, Windows
+from gear_data.storage.reader import Lease
 
 _NO_ROWS: Int64Array = np.empty(0, np.int64)
 
@@ -25,7 +27,8 @@ class ClusterReader:
 
     Args:
         nodes: the nodes.
-        shards: those that are here; the address 0 stands for columns of a shard that are not.
+        shards: all; the address 0 stands for columns of a shard that are not here.
+        here: bool [shards]: which are here with all columns.
         shard, start, length: int64 [episodes], from the episode table.
         finals: see `ShardReader`.
     """
@@ -34,6 +37,7 @@ class ClusterReader:
         self,
         nodes: Nodes,
         shards: Shards,
+        here: npt.NDArray[np.bool_],
         shard: Int64Array,
         start: Int64Array,
         length: Int64Array,
@@ -44,6 +48,8 @@ class ClusterReader:
         self._collect = collect
         self._nodes = nodes
         self._shards = shards
+        self._here = here
+        self._is_here = here[shard]
         self._shard, self._start, self._length = shard, start, length
         # Knows where final observations are.
         self._local = ShardReader(shards, shard, start, length, finals)
@@ -55,23 +61,21 @@ class ClusterReader:
     def values(self, column: int, windows: Windows) -> pa.ChunkedArray:
         first = self._start[windows.episode_id] + windows.start
         shard = self._shard[windows.episode_id]
-        return pa.chunked_array(remote_values(self._nodes, column, shard, first, windows.length))
+        return pa.chunked_array(
+            placed_values(self._nodes, self._shards, self._here, column, (shard, first, windows.length))
+        )
 
     def read(self, windows: Windows, places: Places) -> None:
-        if self._shards.all_mapped:
+        if self._is_here.take(windows.episode_id).all():
             self._local.read(windows, places)
             return
         shard = self._shard[windows.episode_id]
-        lease = self._shards.lease(np.unique(shard).tolist())
+        lease = self._lease(shard)
         key = places.plan.tobytes()
         wanted = self._wanted.get(key)
         if wanted is None:
             wanted = self._wanted[key] = wanted_rows(places.plan)
-        columns = [column for each in wanted for column in each.columns]
         addresses = lease.addresses[shard]
-        if addresses[:, columns].all():
-            self._local.read(windows, places)
-            return
         total, numbers = self._length[windows.episode_id], np.arange(len(windows))
         start = self._start[windows.episode_id]
         held = self._place(addresses, wanted, windows, (shard, start, total), places.plan)
@@ -92,6 +96,11 @@ class ClusterReader:
             places.valid,
         )
         del held, lease
+
+    def _lease(self, shards: Int64Array) -> Lease:
+        if self._shards.all_mapped:
+            return Lease(self._shards.addresses)
+        return self._shards.lease(np.unique(shards).tolist())
 
     def _place(
         self,

@@ -1,8 +1,10 @@
-"""Shards of other nodes, for what reads columns and not windows: episodes, expressions over steps, statistics."""
+"""Shards of other nodes, or some here and some there, for what reads columns and not windows: episodes, expressions
+over steps, statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pyarrow as pa
 
 from gear_data.cluster.nodes import Nodes
 from gear_data.cluster.protocol import Group, Request
+from gear_data.residency import Shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.reader import Lease
 from gear_data.storage.variable import array_over, checked, python_values
@@ -73,6 +76,88 @@ class RemoteShards:
         counts = np.minimum(starts + step, last) - starts
         arrays = remote_values(self._nodes, index, np.full(len(starts), shard), starts, counts)
         return pa.concat_arrays(arrays) if arrays else pa.array([], self._schema.columns[index].arrow_type)
+
+
+class PlacedShards:
+    """Shards of which some are here, and the others on other nodes.
+
+    Args:
+        nodes: the nodes that hold the others.
+        here: the places of the local ones in the manifest, ascending.
+        local: these, in that order.
+    """
+
+    def __init__(self, nodes: Nodes, here: Sequence[int], local: Shards) -> None:
+        self._remote = RemoteShards(nodes)
+        self._here = list(here)
+        self._local = local
+        self._place = {shard: place for place, shard in enumerate(here)}
+
+    @cached_property
+    def addresses(self) -> Int64Array:
+        """int64 [shards, columns]; 0 for what is on other nodes. To be asked for when all that are here are mapped."""
+        addresses = self._remote.addresses.copy()
+        addresses[self._here] = self._local.addresses
+        return addresses
+
+    @property
+    def all_mapped(self) -> bool:
+        """Whether `addresses` holds those of every shard that is here."""
+        return self._local.all_mapped
+
+    def lease(self, shards: Sequence[int]) -> Lease:
+        mine = [shard for shard in shards if shard in self._place]
+        places = [self._place[shard] for shard in mine]
+        lease = self._local.lease(places)
+        addresses = self._remote.addresses.copy()
+        addresses[mine] = lease.addresses[places]
+        return Lease(addresses, lease)
+
+    def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
+        place = self._place.get(shard)
+        if place is None:
+            return self._remote.column(shard, index, first, last)
+        return self._local.column(place, index, first, last)
+
+    def values(self, shard: int, index: int) -> pa.Array:
+        place = self._place.get(shard)
+        return self._remote.values(shard, index) if place is None else self._local.values(place, index)
+
+
+def placed_values(
+    nodes: Nodes,
+    shards: Shards,
+    here: npt.NDArray[np.bool_],
+    column: int,
+    spans: tuple[Int64Array, Int64Array, Int64Array],
+) -> list[pa.Array]:
+    """Values of a column of variable length, an array a span, wherever the shards are.
+
+    Args:
+        shards: all; asked for those that are here.
+        here: bool [shards].
+        spans: int64 [n] each: shard, first row, rows.
+
+    Raises:
+        NodeUnreachableError: no node that holds some of them answers.
+        CorruptShardError: damaged values.
+    """
+    shard, first, count = spans
+    away = ~here[shard]
+    arrays = np.empty(len(shard), object)
+    for place, array in zip(
+        np.flatnonzero(away).tolist(), remote_values(nodes, column, *(each[away] for each in spans)), strict=True
+    ):
+        arrays[place] = array
+    whole = {number: shards.values(number, column) for number in np.unique(shard[~away]).tolist()}
+    for place in np.flatnonzero(~away).tolist():
+        number = int(shard[place])
+        arrays[place] = checked(
+            whole[number].slice(int(first[place]), int(count[place])),
+            file=nodes.manifest.shards[number].entry.file,
+            column=nodes.manifest.schema.columns[column].name,
+        )
+    return arrays.tolist()
 
 
 def remote_values(nodes: Nodes, column: int, shard: Int64Array, first: Int64Array, count: Int64Array) -> list[pa.Array]:

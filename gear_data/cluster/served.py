@@ -22,7 +22,8 @@ from gear_data.errors import InvalidArgumentError, NodeRefusedError
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
-from gear_data.storage.variable import checked, value_bytes, value_offsets
+from gear_data.storage.reader import Lease
+from gear_data.storage.variable import OFFSET_BYTES, checked, value_bytes, value_offsets
 
 _NOT_HERE = -1
 
@@ -54,6 +55,12 @@ class ServedShards:
     """
 
     def __init__(self, files: DatasetFiles, shards: Sequence[int] | None = None, residency: str = "mmap") -> None:
+        # Bound here: importing at every request would cost time.
+        from gear_data.kernels.packing import NO_SHARD, check_rows, find_shards, pack_rows
+
+        self._no_shard, self._find_shards, self._check_rows, self._pack_rows = (
+            NO_SHARD, find_shards, check_rows, pack_rows,
+        )  # fmt: skip
         self.files = files
         self.manifest = files.manifest()
         self.identity = identity(self.manifest)
@@ -71,7 +78,12 @@ class ServedShards:
         self._steps = np.array([entry.steps for entry in entries], np.int64)
         self._here = np.full(count, _NOT_HERE, np.int64)
         self._here[list(self.shards)] = np.arange(len(self.shards))
+        # Of text or bytes those of its offsets.
+        self._row_bytes = np.array([OFFSET_BYTES if c.variable_length else c.row_bytes for c in self._schema], np.int64)
         self._pool = BufferPool(MESSAGE_BYTES, np.zeros(1, np.int64), reuse=True)
+        # A request for nothing, as they come, has all compiled now: the first client would wait for it.
+        nothing: Int64Array = np.empty(0, np.int64)
+        self.answer(Request.from_bytes(Request(nothing, (Group((0,), nothing, nothing),)).to_bytes()))
 
     def answer(self, request: Request) -> Answer:
         """The rows that a request asks for.
@@ -81,26 +93,28 @@ class ServedShards:
             CorruptShardError: damaged text.
         """
         shards = self._checked(request)
-        wanted = np.any([group.count > 0 for group in request.groups], axis=0)
-        lease = self._stored.lease(np.unique(shards[wanted]).tolist())
-        # Addresses and sizes of the runs of each part, and what must live till they are copied.
-        parts: list[tuple[Int64Array, Int64Array]] = []
-        held: list[object] = [lease]
+        lease = self._lease(shards)
+        sizes: list[int] = []
+        # Columns of text or bytes: the numbers of their parts, and these.
+        variable: list[tuple[int, npt.NDArray[np.generic]]] = []
         left = MAX_ANSWER_BYTES
         for group in request.groups:
+            rows = int(group.count.sum())
             for column in group.columns:
-                spec = self._schema.columns[column]
-                if spec.variable_length:
-                    arrays = self._variable(shards, group, column, left)
-                    held.append(arrays)
-                    runs = [_whole(array) for array in arrays]
-                else:
-                    filled = group.count > 0
-                    sources = lease.addresses[shards[filled], column] + group.first[filled] * spec.row_bytes
-                    runs = [(sources, group.count[filled] * spec.row_bytes)]
-                left -= sum(int(sizes.sum()) for _, sizes in runs)
-                parts += runs
-        return self._packed(parts, held)
+                if not self._schema.columns[column].variable_length:
+                    sizes.append(rows * int(self._row_bytes[column]))
+                    left -= sizes[-1]
+                    continue
+                for array in self._variable(shards, group, column, left):
+                    variable.append((len(sizes), array))
+                    sizes.append(array.nbytes)
+                    left -= array.nbytes
+        return self._packed(request, shards, lease, sizes, variable)
+
+    def _lease(self, shards: Int64Array) -> Lease:
+        if self._stored.all_mapped:
+            return Lease(self._stored.addresses)
+        return self._stored.lease(np.unique(shards).tolist())
 
     def _checked(self, request: Request) -> Int64Array:
         """int64 [N]: the place among the served shards of each span's."""
@@ -108,22 +122,18 @@ class ServedShards:
             for column in group.columns:
                 if not 0 <= column < len(self._schema):
                     raise NodeRefusedError(f"there is no column {column}: they are 0 to {len(self._schema) - 1}")
-        named = request.shard
-        if ((named < 0) | (named >= len(self._here))).any():
+        shards = np.empty_like(request.shard)
+        problem = self._find_shards(request.shard, self._here, shards)
+        if problem == self._no_shard:
             raise NodeRefusedError(f"the shards are 0 to {len(self._here) - 1}")
-        shards = self._here[named]
-        if (shards == _NOT_HERE).any():
-            raise NodeRefusedError(f"shard {int(named[shards == _NOT_HERE][0])} is not served here")
-        steps = self._steps[shards]
+        if problem:
+            raise NodeRefusedError(f"shard {int(shards[0])} is not served here")
         total = 0
         for group in request.groups:
-            # Not first + count, which may overflow.
-            inside = (group.first >= 0) & (group.count >= 0) & (group.first <= steps)
-            if not (inside & (group.count <= steps - np.where(inside, group.first, 0))).all():
+            rows = int(self._check_rows(shards, group.first, group.count, self._steps))
+            if rows < 0:
                 raise NodeRefusedError("rows that its shard does not have")
-            rows = sum(group.count.tolist())
-            fixed = [self._schema.columns[c] for c in group.columns if not self._schema.columns[c].variable_length]
-            total += rows * sum(spec.row_bytes for spec in fixed) + 8 * rows * (len(group.columns) - len(fixed))
+            total += sum(rows * int(self._row_bytes[column]) for column in group.columns)
         if total > MAX_ANSWER_BYTES:
             raise _too_large()
         return shards
@@ -145,19 +155,35 @@ class ServedShards:
         places = value_offsets(joined)
         return places - places[0], value_bytes(joined)[int(places[0]) : int(places[-1])]
 
-    def _packed(self, parts: list[tuple[Int64Array, Int64Array]], held: list[object]) -> Answer:
-        """The runs of each part one after another; `held` keeps them where they are."""
-        from gear_data.kernels.gather import gather
-
-        sizes = [int(lengths.sum()) for _, lengths in parts]
+    def _packed(
+        self,
+        request: Request,
+        shards: Int64Array,
+        lease: Lease,
+        sizes: list[int],
+        variable: list[tuple[int, npt.NDArray[np.generic]]],
+    ) -> Answer:
+        """The parts, of these sizes, one after another."""
         places, total = part_places(sizes)
         # Memory that is used again is in the cache, and faults no pages in.
         data = self._pool.lease()[0][:total] if total <= MESSAGE_BYTES else np.empty(total, np.uint8)
-        for (sources, lengths), place, size, end in zip(parts, places, sizes, [*places[1:], total], strict=True):
-            gather(sources, lengths, data.ctypes.data + place)
+        for place, size, end in zip(places, sizes, [*places[1:], total], strict=True):
             # Between the parts would else be what an earlier answer left there.
             data[place + size : end] = 0
-        held.clear()
+        for number, array in variable:
+            data[places[number] : places[number] + sizes[number]] = array.view(np.uint8)
+        targets = iter(data.ctypes.data + np.array(places, np.int64))
+        for group in request.groups:
+            columns, to = [], []
+            for column in group.columns:
+                target = next(targets)
+                if not self._schema.columns[column].variable_length:
+                    columns.append(column)
+                    to.append(target)
+                else:
+                    next(targets)  # two parts
+            arrays = np.array(columns, np.int64), np.array(to, np.int64)
+            self._pack_rows(shards, group.first, group.count, lease.addresses, self._row_bytes, *arrays)
         return Answer(np.array(sizes, np.int64), data)
 
     def file_piece(self, name: str, offset: int) -> bytes:
@@ -177,11 +203,6 @@ class ServedShards:
         with self.files.local(entry) as path, path.open("rb") as file:
             file.seek(min(offset, entry.bytes))
             return file.read(MESSAGE_BYTES)
-
-
-def _whole(array: npt.NDArray[np.generic]) -> tuple[Int64Array, Int64Array]:
-    """An array as one run."""
-    return np.array([array.ctypes.data], np.int64), np.array([array.nbytes], np.int64)
 
 
 def _too_large() -> NodeRefusedError:

@@ -10,23 +10,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from gear_data.cluster.addresses import SCHEME, Access, Address, parse_nodes
+from gear_data.cluster.cluster_root import ClusterRoot
 from gear_data.cluster.nodes import Nodes
-from gear_data.cluster.reader import ClusterReader
-from gear_data.cluster.remote_shards import RemoteShards, remote_values
-from gear_data.collection import ColumnReader
+from gear_data.cluster.remote_shards import RemoteShards
 from gear_data.errors import ClusterError
-from gear_data.residency import Shards, open_shards
-from gear_data.root import Root
-from gear_data.schema import Schema
-from gear_data.selection.windows import Int64Array
-from gear_data.storage.dataset_files import FolderFiles
+from gear_data.residency import Shards
 from gear_data.storage.manifest import FileEntry, Manifest
 from gear_data.storage.shard_cache import ShardCache, default_folder
-from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar
 
 RESIDENCY = "remote"
 
@@ -85,33 +77,16 @@ class ServedFiles:
         return self._cache.folder / "sidecars" / contents
 
 
-class ServedRoot(Root):
-    """All episodes of a dataset that nodes serve."""
+class ServedRoot(ClusterRoot):
+    """All episodes of a dataset that nodes serve, none of whose shards is here."""
 
     def __init__(self, files: ServedFiles, residency: str = RESIDENCY, bad: frozenset[str] = frozenset()) -> None:
         self._nodes = files.nodes
         super().__init__(files, residency, bad)
 
     def _open_shards(self) -> Shards:
+        self._here = np.zeros(len(self.manifest.shards), np.bool_)
         return RemoteShards(self._nodes)
-
-    def _open_sidecar(self, sidecar: Sidecar) -> Shards:
-        # It is worked out and kept here, so that any discount can be chosen without the nodes' help: of all columns
-        # they send the rewards alone, once.
-        return open_shards("mmap", FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
-
-    def _rewards(self, shard: int) -> npt.NDArray[Any]:
-        return self._stored.column(shard, self.manifest.schema.index(REWARDS))
-
-    def reader(self) -> ColumnReader:
-        shard, start = self.placement
-        return ClusterReader(self._nodes, self.shards, shard, start, self.lengths, lambda: self.finals)
-
-    def values(self, name: str, ids: Int64Array) -> pa.Array:
-        index = self.schema.index(name)
-        shard, first, last = np.array(list(self._runs(ids)), np.int64).reshape(-1, 3).T
-        arrays = remote_values(self._nodes, index, shard, first, last - first)
-        return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
 def open_served(

@@ -296,8 +296,9 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
         )  # fmt: skip
     root, nodes = local._root, remote._root._nodes
     placed = (*root.placement, root.lengths)
-    mixed = ClusterReader(nodes, _SomeAway(root.shards), *placed, lambda: root.finals)
-    alone = ClusterReader(nodes, root.shards, *placed, lambda: root.finals)
+    here = np.arange(len(local.manifest.shards)) % 2 == 0
+    mixed = ClusterReader(nodes, _SomeAway(root.shards), here, *placed, lambda: root.finals)
+    alone = ClusterReader(nodes, root.shards, here | True, *placed, lambda: root.finals)
     found = []
     for reader in (local.reader(), remote.reader(), mixed, alone):
         collector = Collector([Share(reader, local.schema, tuple(made))], len(rows), reuse=False)
@@ -313,7 +314,8 @@ def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypat
     class NoNodes:
         pass
 
-    reader = ClusterReader(NoNodes(), root.shards, *root.placement, root.lengths, lambda: root.finals)
+    here = np.ones(len(local.manifest.shards), np.bool_)
+    reader = ClusterReader(NoNodes(), root.shards, here, *root.placement, root.lengths, lambda: root.finals)
     output = Output("x", "observations", "float32", (4,), 0, 5)
     collected = [
         Collector([Share(each, local.schema, (output,))], 3, reuse=False).collect(

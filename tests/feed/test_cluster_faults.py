@@ -26,6 +26,8 @@ from gear_data.cli import main
 from gear_data.cluster.protocol import STREAM_SCHEMA, Group, Request, identity, opening
 from gear_data.errors import (
     ClusterError,
+    CorruptAnswerError,
+    InvalidArgumentError,
     MissingShardsError,
     NodeRefusedError,
     NodeUnreachableError,
@@ -208,7 +210,8 @@ def test_a_node_that_hangs(folder, both, expected):
     assert TIMEOUT * 0.9 < time.monotonic() - begun < TIMEOUT + 1.5
     begun = time.monotonic()
     same(clones(itertools.islice(SequenceLoader(together, **OPTIONS), 10)), expected[:10])
-    assert time.monotonic() - begun < 2 * TIMEOUT + 1.5
+    # On a busy machine it is asked again before all batches are there.
+    assert time.monotonic() - begun < 4 * TIMEOUT
     one.go_on()
     same(clones(itertools.islice(SequenceLoader(alone, **OPTIONS), 30)), expected)
 
@@ -351,6 +354,49 @@ def test_answers_that_are_none(folder, sizes, data, pair, expected):
             next(iter(SequenceLoader(gear_data.open(f"gear://{address}"), **OPTIONS)))
         both = gear_data.open(f"gear://{address},{pair[0].address}")
         same(clones(itertools.islice(SequenceLoader(both, **OPTIONS), 3)), expected[:3])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+#: A node that damages what it sends, one byte in the middle of each answer.
+DAMAGE = """
+import json, sys
+from gear_data.cluster import flight_server, served
+from gear_data.cluster.addresses import Address
+from gear_data.storage.dataset_files import open_files
+sound = flight_server.bytes_array
+def damaged(values):
+    values = values.copy()
+    values[len(values) // 2] ^= 1
+    return sound(values)
+flight_server.bytes_array = damaged
+server = flight_server.FlightServer(served.ServedShards(open_files(sys.argv[1])), Address("127.0.0.1", 0),
+    flight_server.Guard())
+print(json.dumps({"listen": f"127.0.0.1:{server.port}"}), flush=True)
+server.serve()
+"""
+
+
+def test_damage_on_the_way(folder, pair, expected, monkeypatch):
+    process = subprocess.Popen([sys.executable, "-c", DAMAGE, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        address = json.loads(process.stdout.readline())["listen"]
+        for variable in ("2", "yes"):
+            monkeypatch.setenv("GEAR_DATA_CHECKSUM", variable)
+            with pytest.raises(InvalidArgumentError, match="not 0 or 1"):
+                gear_data.open(f"gear://{address}")
+        monkeypatch.setenv("GEAR_DATA_CHECKSUM", "1")
+        with pytest.raises(CorruptAnswerError, match="differs from its checksum") as error:
+            next(iter(SequenceLoader(gear_data.open(f"gear://{address}"), **OPTIONS)))
+        assert address in str(error.value)
+        both = gear_data.open(f"gear://{address},{pair[0].address}")
+        same(clones(itertools.islice(SequenceLoader(both, **OPTIONS), 30)), expected)
+        # Without checksums it goes unseen.
+        monkeypatch.setenv("GEAR_DATA_CHECKSUM", "0")
+        alone = SequenceLoader(gear_data.open(f"gear://{address}"), **OPTIONS)
+        with pytest.raises(AssertionError):
+            same(clones(itertools.islice(alone, 3)), expected[:3])
     finally:
         process.kill()
         process.communicate()

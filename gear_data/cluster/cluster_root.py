@@ -1,0 +1,51 @@
+"""Root of a dataset whose shards are on several nodes, as the rest of the package sees one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.cluster.nodes import Nodes
+from gear_data.cluster.reader import ClusterReader
+from gear_data.cluster.remote_shards import placed_values
+from gear_data.collection import ColumnReader
+from gear_data.residency import Shards, open_shards
+from gear_data.root import Root
+from gear_data.schema import Schema
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.dataset_files import FolderFiles
+from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar
+
+
+class ClusterRoot(Root):
+    """All episodes of a dataset of which some shards, or none, are here, and the others on other nodes.
+
+    Attributes that a kind of it sets:
+        _nodes: the nodes.
+        _here: bool [shards].
+    """
+
+    is_remote = True
+    _nodes: Nodes
+    _here: npt.NDArray[np.bool_]
+
+    def _open_sidecar(self, sidecar: Sidecar) -> Shards:
+        # It is worked out and kept here, so that any discount can be chosen without the nodes' help: of all columns
+        # they send the rewards alone, once.
+        return open_shards("mmap", FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
+
+    def _rewards(self, shard: int) -> npt.NDArray[Any]:
+        return self._stored.column(shard, self.manifest.schema.index(REWARDS))
+
+    def reader(self) -> ColumnReader:
+        shard, start = self.placement
+        return ClusterReader(self._nodes, self.shards, self._here, shard, start, self.lengths, lambda: self.finals)
+
+    def values(self, name: str, ids: Int64Array) -> pa.Array:
+        shard, first, last = np.array(list(self._runs(ids)), np.int64).reshape(-1, 3).T
+        spans = (shard, first, last - first)
+        arrays = placed_values(self._nodes, self.shards, self._here, self.schema.index(name), spans)
+        return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

@@ -1,0 +1,86 @@
+"""A dataset shared out over the nodes of a training run, as one of its processes sees it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from gear_data.cluster.cluster_root import ClusterRoot
+from gear_data.cluster.host_server import Lease
+from gear_data.cluster.joining import Membership, Opened, Place, join
+from gear_data.cluster.nodes import Known, Nodes
+from gear_data.cluster.remote_shards import PlacedShards, RemoteShards
+from gear_data.cluster.run_secret import access
+from gear_data.residency import Shards, open_shards
+from gear_data.storage.dataset_files import DatasetFiles, open_files
+from gear_data.storage.remote_files import plain_path
+
+
+class JoinedRoot(ClusterRoot):
+    """All episodes of a dataset whose shards the nodes of a run hold, those of this node in shared memory.
+
+    Args:
+        files: the dataset's; of its shards this node reads its own alone.
+        residency: see `gear_data.open`.
+        membership: this process's.
+        lease: keeps the node's server alive; None where another process of the node does.
+    """
+
+    def __init__(self, files: DatasetFiles, residency: str, membership: Membership, lease: Lease | None = None) -> None:
+        self.membership = self._known = membership
+        self._lease = lease
+        super().__init__(files, residency)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_open_again, (self.files, self.residency, self._known, self.discount))
+
+    def _check_files(self) -> None:
+        here = {self.manifest.shards[shard].entry.file for shard in self._known.shards}
+        self.files.check(self.manifest, frozenset(shard.entry.file for shard in self.manifest.shards) - here)
+
+    def _open_shards(self) -> Shards:
+        known = self._known
+        others = [n for n, address in enumerate(known.addresses) if address is not None and n != known.node]
+        self._nodes = Nodes(
+            [address for n in others if (address := known.addresses[n]) is not None],
+            access(known.run),
+            Known(self.manifest, tuple(frozenset(known.placement.held[n]) for n in others)),
+        )
+        self._here = np.zeros(len(self.manifest.shards), np.bool_)
+        self._here[list(known.shards)] = True
+        self.is_remote = not self._here.all()
+        if not known.shards:
+            return RemoteShards(self._nodes)
+        entries = tuple(self.manifest.shards[shard] for shard in known.shards)
+        return PlacedShards(self._nodes, known.shards, open_shards(self.residency, self.files, self.schema, entries))
+
+
+def _open_again(files: DatasetFiles, residency: str, membership: Membership, discount: float | None) -> JoinedRoot:
+    """In a process that one of the run started."""
+    root = JoinedRoot(files, residency, membership)
+    return root if discount is None else root.with_discount(discount)  # type: ignore[return-value]
+
+
+def open_joined(
+    path: str | os.PathLike[str],
+    residency: str,
+    place: Place,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+) -> JoinedRoot:
+    """The dataset, shared out over the nodes of the run that this process is one of. Every rank must call it.
+
+    Args:
+        path, cache_dir, cache_bytes: see `gear_data.open`.
+        residency: of the node's own shards.
+        place: says which node holds which shards; rank 0's is asked.
+
+    Raises:
+        whatever `gear_data.cluster.joining.join` raises, and opening a dataset.
+    """
+    files = open_files(path, cache_dir, cache_bytes)
+    cache = None if cache_dir is None else os.fspath(cache_dir)
+    membership, lease = join(Opened(plain_path(path), cache, cache_bytes, residency, files.manifest, place))
+    return JoinedRoot(files, residency, membership, lease)

@@ -1,0 +1,280 @@
+"""Runs under torchrun: nodes that share a dataset out give what one process gives, bit for bit, and end with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import feed_data
+import hold_rank
+import join_rank
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import gear_data
+from gear_data import SequenceLoader
+from gear_data.cluster.host_server import LINGER_SECONDS
+from gear_data.cluster.ranks import Board
+from gear_data.errors import ClusterError, InvalidArgumentError, StateMismatchError, UnknownNameError
+
+HERE = Path(__file__).parent
+LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("joining") / "d"
+    feed_data.convert_episodes(feed_data.locomotion(LENGTHS, seed=21), path, shard_bytes=1024)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """What one process gives that has all."""
+    dataset = gear_data.open(folder)
+    found = {
+        name: join_rank.stacked(SequenceLoader(dataset, **{**join_rank.OPTIONS, **more}))
+        for name, more in join_rank.LOADERS.items()
+    }
+    found["updated"] = join_rank.updated(dataset, None)
+    found["filtered"] = join_rank.stacked(SequenceLoader(dataset.filter("length > 6"), **join_rank.OPTIONS))
+    found["workers"] = found["pickled"] = found["uniform"]
+    return found
+
+
+def parts(folder, nodes, to):
+    """Copies of a dataset for nodes 0, 1, ..., each with the shards alone that are placed there."""
+    placement = gear_data.open(folder).placement([f"node-{number}" for number in range(nodes)])
+    manifest = gear_data.open(folder).manifest
+    for number in range(nodes):
+        shutil.copytree(folder, to / f"part-{number}")
+        for shard, entry in enumerate(manifest.shards):
+            if shard not in placement.held[number]:
+                (to / f"part-{number}" / entry.entry.file).unlink()
+    return to / "part-{node}"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun(nodes, ranks, *arguments):
+    """Runs a script with so many agents on this machine, each a node; as many exit statuses."""
+    common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
+    common += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    agents = [subprocess.Popen([*common, "--node-rank", str(node), *map(str, arguments)]) for node in range(nodes)]
+    try:
+        return [agent.wait(timeout=240) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+
+
+def servers():
+    """Processes of node servers."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if "gear_data.cluster.host_server" in (process.info["cmdline"] or [])
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def all_ended(processes, seconds):
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and any(process.is_running() for process in processes):
+        time.sleep(0.1)
+    return not any(process.is_running() for process in processes)
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 2), (3, 1)])
+def test_runs_give_what_one_process_gives(folder, expected, tmp_path, nodes, ranks):
+    dataset = parts(folder, nodes, tmp_path)
+    before = {process.pid for process in servers()}
+    assert torchrun(nodes, ranks, HERE / "join_rank.py", dataset, tmp_path / "out") == [0] * nodes
+    found = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(nodes * ranks)]
+    facts = [json.loads((tmp_path / f"out-{rank}.json").read_text()) for rank in range(nodes * ranks)]
+    for name, keys in expected.items():
+        for key, whole in keys.items():
+            batches = len(whole) // 13 if len(whole) % 13 == 0 else None
+            mine = [one[f"{name}/{key}"] for one in found]
+            if batches is not None:
+                mine = [np.split(one, batches) for one in mine]
+                joined = np.concatenate([part for step in zip(*mine, strict=True) for part in step])
+                assert joined.tobytes() == whole.tobytes(), (name, key)
+            # Of a shorter last batch each rank has its part.
+            else:
+                assert sum(map(len, mine)) == len(whole), (name, key)
+    assert all(one["token"] == [] for one in facts)
+    # Resumed on another number of nodes.
+    resumed = SequenceLoader(gear_data.open(folder), **join_rank.OPTIONS)
+    resumed.load_state_dict(facts[-1]["interrupted"])
+    rest = join_rank.stacked(resumed)["observations"]
+    assert rest.tobytes() == expected["uniform"]["observations"][3 * 13 :].tobytes()
+    with pytest.raises(StateMismatchError, match="another selection"):
+        SequenceLoader(gear_data.open(folder), **{**join_rank.OPTIONS, "batch_size": 24}).load_state_dict(
+            facts[0]["state"]
+        )
+    _check_decentralized(folder, found, facts, nodes, ranks)
+    assert all_ended([process for process in servers() if process.pid not in before], 10)
+
+
+def _check_decentralized(folder, found, facts, nodes, ranks):
+    """Rows of a node are of its own shards, and were not asked of others; together they are whole batches."""
+    dataset = gear_data.open(folder)
+    shard = dataset.episodes["shard"].to_numpy()
+    rows = sum(len(one["decentralized/rewards"]) for one in found)
+    assert rows == join_rank.STEPS * 24
+    starts = {}
+    for episode in range(dataset.num_episodes):
+        for value in dataset.episode(episode)["rewards"]:
+            starts[float(value)] = episode
+    by_node = np.zeros(nodes)
+    for rank, (one, fact) in enumerate(zip(found, facts, strict=True)):
+        drawn = [starts[float(value)] for value in one["decentralized/rewards"][:, 0]]
+        assert set(shard[drawn]) <= set(fact["here"])
+        assert set(shard[fact["own"]]) <= set(fact["here"])
+        assert fact["asked"][0] == 0
+        assert fact["asked"][1] > 0 or nodes == 1
+        assert fact["state"] == facts[0]["state"]
+        by_node[rank // ranks] += len(drawn)
+    steps = np.array([dataset.lengths[np.isin(shard, facts[node * ranks]["here"])].sum() for node in range(nodes)])
+    # A cycle deals rows to within one.
+    assert (np.abs(by_node - rows * steps / steps.sum()) <= 1).all()
+
+
+class Rank:
+    """A process of a run as Slurm starts it: rank, node and MASTER_ADDR are all it knows."""
+
+    def __init__(self, path, rank, size, node, port, **variables):
+        known = {"SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_NODEID": node, "MASTER_PORT": port, **variables}
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "GEAR_DATA_NODE_TIMEOUT": "3"}
+        environment |= {name: str(value) for name, value in known.items()}
+        command = [sys.executable, str(HERE / "hold_rank.py"), str(path)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        # So that nothing here waits for ever.
+        self._limit = threading.Timer(60, self.process.kill)
+        self._limit.start()
+
+    def line(self):
+        return self.process.stdout.readline().strip()
+
+    def read(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def kill(self):
+        self._limit.cancel()
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def run():
+    """run([(dataset, node), ...]) -> ranks; killed in the end, with their servers."""
+    started, before = [], {process.pid for process in servers()}
+
+    def begin(places, **variables):
+        port = free_port()
+        started.extend(
+            Rank(path, rank, len(places), node, port, **variables) for rank, (path, node) in enumerate(places)
+        )
+        return started
+
+    yield begin
+    for rank in started:
+        rank.kill()
+    assert all_ended([process for process in servers() if process.pid not in before], 10)
+
+
+def test_a_server_lives_as_long_as_any_of_its_ranks(folder, run):
+    before = {process.pid for process in servers()}
+    expected = hold_rank.digest(gear_data.open(folder))
+    first, second, other = run([(folder, 0), (folder, 0), (folder, 1)])
+    assert [rank.line() for rank in (first, second, other)] == ["open"] * 3
+    mine = [process for process in servers() if process.pid not in before]
+    assert len(mine) == 2
+    assert [rank.read() for rank in (first, second, other)] == [expected] * 3
+    # The one that started the server; the store was its too.
+    first.kill()
+    time.sleep(LINGER_SECONDS + 1)
+    assert other.read() == second.read() == expected
+    second.kill()
+    ended = time.monotonic()
+    while all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in mine):
+        assert time.monotonic() < ended + LINGER_SECONDS + 5
+        time.sleep(0.1)
+    assert time.monotonic() > ended + LINGER_SECONDS - 1
+    assert other.read().startswith("NodeUnreachableError gear://127.0.0.1:")
+    # The one that remains ends with its rank, in good order.
+    other.process.stdin.close()
+    assert other.process.wait(20) == 0
+    assert all_ended(mine, LINGER_SECONDS + 5)
+
+
+def test_what_is_wrong_on_one_rank_is_raised_on_all(folder, run, tmp_path):
+    parted = str(parts(folder, 2, tmp_path))
+    mine = [parted.replace("{node}", str(node)) for node in range(2)]
+    for shard in (Path(mine[1]) / "shards").iterdir():
+        shard.unlink()
+    ranks = run([(mine[0], 0), (mine[1], 1), (mine[1], 1)])
+    said = [rank.line() for rank in ranks]
+    assert said[0].startswith("CorruptShardError rank 1: ") and said[0].endswith("the file is missing")
+    assert said == said[:1] * 3
+
+
+def test_ranks_that_open_different_datasets(folder, run, tmp_path):
+    feed_data.convert_episodes(feed_data.locomotion([9, 20], seed=4), tmp_path / "other")
+    ranks = run([(folder, 0), (tmp_path / "other", 1)])
+    for rank in ranks:
+        assert rank.line().startswith("ClusterError rank 0: rank 1 opens another dataset than rank 0")
+
+
+def test_a_rank_that_never_comes(folder, run):
+    (rank,) = run([(folder, 0)], SLURM_NTASKS=2, GEAR_DATA_JOIN_TIMEOUT=2)
+    assert rank.line().startswith("ClusterError None: torch.distributed's store at 127.0.0.1:")
+
+
+def test_a_rank_that_leaves_no_word():
+    board = Board(torch.distributed.HashStore(), "run/", 0.5)
+    board.put("a", {"x": 1})
+    assert board.take("a", "rank 0") == {"x": 1}
+    with pytest.raises(ClusterError, match="rank 3 has left no word"):
+        board.take("b", "rank 3")
+
+
+def test_no_run(folder, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ClusterError, match="no launcher has set RANK") as error:
+        gear_data.open(folder, cluster="torchrun")
+    assert "torchrun" in error.value.hint
+
+
+def test_arguments(folder):
+    with pytest.raises(UnknownNameError, match="mpi"):
+        gear_data.open(folder, cluster="mpi")
+    for options in ({"budget": 10}, {"sampler": "shuffle"}):
+        with pytest.raises(InvalidArgumentError, match="go with cluster="):
+            gear_data.open(folder, **options)
+    for path, options in (("gear://localhost:1", {}), (folder, {"on_bad_shard": "skip"})):
+        with pytest.raises(InvalidArgumentError, match="at a path or URL"):
+            gear_data.open(path, cluster="torchrun", **options)
+    with pytest.raises(InvalidArgumentError, match="in 'host' or 'mmap'"):
+        gear_data.open(folder, "device", cluster="torchrun")
