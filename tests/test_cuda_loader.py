@@ -10,6 +10,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,12 +160,23 @@ class TestPinned:
         # Once: it is not the driver's any more.
         del ds
 
+    @pytest.mark.parametrize("status", [801, 2, None])
     def test_a_driver_that_does_not_register_costs_a_copy(
-        self, gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture
+        self, status: int | None, gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        gpu.cupy.refuses_to_register = True
+        """It refuses, says that memory has run out, or has no address for the device."""
+        runtime = gpu.cupy.cuda.runtime
+
+        def refuse(*_: Any) -> None:
+            raise runtime.CUDARuntimeError(status)
+
+        if status is None:
+            runtime.pointerGetAttributes = lambda address: SimpleNamespace(devicePointer=0)
+        else:
+            runtime.hostRegister = refuse
         check(gpu, path, "pinned")
         assert caplog.text.count("this process makes a pinned copy of its own") == 1
+        assert not gpu.cupy.registered
 
 
 def test_too_little_host_memory(gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import DeviceMemoryError, HostMemoryError
+from gear_data.errors import DeviceError, DeviceMemoryError, HostMemoryError
 from gear_data.extras import import_extra
 from gear_data.kernels.cuda import cuda_errors
 from gear_data.residency.memory import available_memory
@@ -101,7 +101,10 @@ class RegisteredMemory:
         self.close.atexit = False
         _registered.add(self)
         with cuda_errors("registering the columns in host memory"):
-            self.shift = int(runtime.pointerGetAttributes(buffer.address).devicePointer) - buffer.address
+            pointer = int(runtime.pointerGetAttributes(buffer.address).devicePointer)
+        if not pointer:
+            raise DeviceError("the columns in host memory are registered, but the device has no address for them")
+        self.shift = pointer - buffer.address
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import DeviceError, InvalidArgumentError
+from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError
 from gear_data.extras import import_extra
 from gear_data.kernels.cuda import cuda_errors
 from gear_data.residency.cuda_memory import PIECE_BYTES, DeviceBuffer, PinnedBuffer, RegisteredMemory, Sender
@@ -106,7 +106,8 @@ class DeviceCopy:
         if self._residency == "pinned" and isinstance(self._shards, MappedShards):
             try:
                 memory = RegisteredMemory(self._shards.touch(0))
-            except DeviceError as error:
+            except (DeviceError, HostMemoryError) as error:
+                # Drivers speak of memory too where pages cannot be pinned for other reasons.
                 _log.warning("%s; this process makes a pinned copy of its own", error.message)
             else:
                 addresses = np.where(self._shards.addresses, self._shards.addresses + memory.shift, 0)
