@@ -113,7 +113,6 @@ class MadeUp(SimpleNamespace):
         self.allocations = 0
         self.launched: list[str] = []
         self.registered: dict[int, int] = {}
-        self.refuses_to_register = False
 
     @property
     def taken(self) -> int:
@@ -270,8 +269,6 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
 
     def register(address: int, size: int, flags: int) -> None:
         assert flags in (0, 1 | 2 | 8)
-        if fake.refuses_to_register:
-            raise CudaError(801)
         assert address not in fake.registered
         fake.registered[address] = size
 

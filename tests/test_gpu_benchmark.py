@@ -94,7 +94,11 @@ def test_pages_that_cannot_be_registered_are_allocated(cupy: MadeUp) -> None:
     gpu = gpu_device.Gpu()
     with gpu.scope():
         assert gpu.host(4096)[1] == "registered"
-    cupy.refuses_to_register = True
+
+    def refuse(*_: Any) -> None:
+        raise cupy.cuda.runtime.CUDARuntimeError(801)
+
+    cupy.cuda.runtime.hostRegister = refuse
     with gpu.scope():
         host, kind = gpu.host(4096)
         assert (len(host), kind, gpu._registered) == (4096, "allocated", [])
