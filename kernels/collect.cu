@@ -171,6 +171,7 @@ __device__ void copy(u32 lane, u8 *stage, u8 *target, const u8 *source, i64 coun
 
 // Numbers. Where a result is NaN its bits are those that x86 gives: of the first operand that is NaN, made quiet; else
 // the one with the sign. A GPU's own instructions would give others.
+// Subnormal float32 are worked out by their bits: compiled with -ftz=true, which CuPy adds, the casts make zeros of them.
 
 const u64 QUIET = 0x0008000000000000, EXPONENT = 0x7FF0000000000000, MADE = 0xFFF8000000000000;
 
@@ -193,9 +194,12 @@ __device__ double number(Half value) {
 }
 
 __device__ double number(float value) {
-    u32 bits = __float_as_uint(value);
-    if ((bits & 0x7FFFFFFF) <= 0x7F800000) return value;
-    return __longlong_as_double((i64)((u64)(bits >> 31) << 63 | EXPONENT | QUIET | (u64)(bits & 0x7FFFFF) << 29));
+    u32 bits = __float_as_uint(value), size = bits & 0x7FFFFFFF;
+    u64 sign = (u64)(bits >> 31) << 63;
+    if (size > 0x7F800000) return __longlong_as_double((i64)(sign | EXPONENT | QUIET | (u64)(bits & 0x7FFFFF) << 29));
+    if (size >= 0x800000) return value;
+    // Subnormal ones count 2^-149.
+    return __longlong_as_double((i64)sign | __double_as_longlong(size * 0x1p-149));
 }
 
 template <class T> __device__ double number(T value) { return (double)value; }
@@ -208,8 +212,12 @@ __device__ double normalised(double value, double mean, double scale) {
 
 __device__ u32 float32_bits(double value) {
     u64 bits = (u64)__double_as_longlong(value);
-    if (!is_nan(value)) return __float_as_uint(__double2float_rn(value));
-    return (u32)(bits >> 63) << 31 | 0x7FC00000 | (u32)(bits >> 29 & 0x7FFFFF);
+    u32 sign = (u32)(bits >> 63) << 31;
+    if (is_nan(value)) return sign | 0x7FC00000 | (u32)(bits >> 29 & 0x7FFFFF);
+    double size = __longlong_as_double((i64)(bits & ~(1ULL << 63)));
+    // As above; the largest may round to the first that is normal.
+    if (size < 0x1p-126) return sign | (u32)rint(__dmul_rn(size, 0x1p149));
+    return __float_as_uint(__double2float_rn(value));
 }
 
 // Of a float32's bits those of the nearest float16, ties to even.

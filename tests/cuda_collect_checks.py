@@ -281,6 +281,20 @@ class CollectChecks:
             outputs.pop(0)
         check(columns, outputs, windows_of(lengths, 20))
 
+    def test_subnormal_numbers_are_no_zeros(self, runner: Runner) -> None:
+        columns = Columns(runner, {"x": ("float32", (256,)), "y": ("float64", (256,))}, [32], [0], Launch(2))
+        rng = np.random.default_rng(7)
+        small = rng.integers(0, 1 << 24, (32, 256), np.uint32)  # around the least normal one
+        small[0, :4] = 0, 1, 0x7FFFFF, 0x800000
+        columns.columns[0][0][:] = (small | (rng.integers(0, 2, small.shape, np.uint32) << 31)).view(np.float32)
+        # Of halves of the least float32, and a little beside them.
+        halves = rng.integers(-(1 << 25), 1 << 25, (32, 256)) + rng.choice([-1e-9, 0.0, 1e-9], (32, 256))
+        columns.columns[0][1][:] = halves * 2.0**-150
+        outputs = [converted(f"x {out}", "x", (256,), out, 0, 32) for out in ("float64", "bfloat16")]
+        outputs += [converted(f"y {out}", "y", (256,), out, 0, 32) for out in ("float32", "bfloat16", "float16")]
+        outputs.append(converted("same", "x", (256,), "float32", 0, 32, mean=np.zeros(1), scale=np.ones(1)))
+        check(columns, outputs, [(0, 0, 32)])
+
     def test_every_half_there_is(self, runner: Runner) -> None:
         columns = Columns(runner, {"x": ("float16", (64,))}, [1024], [0], Launch(3))
         columns.columns[0][0][:] = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 64)

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ ORDERS: dict[str, Callable[[int], bool]] = {
 
 class CudaError(RuntimeError):
     def __init__(self, status: int) -> None:
-        super().__init__(f"cudaError {status}")
+        super().__init__(f"cudaError {status}: in words\nand more")
         self.status = status
 
 
@@ -76,7 +77,10 @@ class Streams:
 
 class _Record:
     def __init__(self, stream: int) -> None:
-        self.stream, self.done = stream, False
+        self.stream, self.done, self.at = stream, False, 0.0
+
+    def happen(self) -> None:
+        self.done, self.at = True, time.perf_counter()
 
 
 class Raw:
@@ -88,6 +92,14 @@ class Raw:
 
     def fill(self, pattern: int) -> None:
         self._raw[:] = pattern
+
+
+class PinnedPointer(np.ndarray):
+    """Memory that can be viewed as an array, as CuPy's can; what views it keeps it."""
+
+    @property
+    def ptr(self) -> int:
+        return int(self.ctypes.data)
 
 
 class MadeUp(SimpleNamespace):
@@ -122,13 +134,13 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
 
     class Event:
         def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
-            assert disable_timing
+            self.timed = not disable_timing
             self.ptr = next(handles)
             self.last: _Record | None = None
             events[self.ptr] = self
 
-        def record(self, stream: Stream) -> None:
-            record_event(self.ptr, stream.ptr)
+        def record(self, stream: Stream | None = None) -> None:
+            record_event(self.ptr, current_stream() if stream is None else stream.ptr)
 
         def synchronize(self) -> None:
             complete(self.last)
@@ -150,22 +162,36 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         def __exit__(self, *error: object) -> None:
             del local.stream
 
+    def current_stream() -> int:
+        return getattr(local, "stream", 0)
+
+    def elapsed(begin: Event, end: Event) -> float:
+        records = begin.last, end.last
+        if not all(record is not None and record.done for record in records) or not (begin.timed and end.timed):
+            raise CudaError(600)
+        return 1e3 * (end.last.at - begin.last.at)
+
     def complete(record: _Record | None) -> None:
         if record is not None and not record.done:
             streams.finish(record.stream, lambda: record.done)
 
     def record_event(event: int, stream: int) -> None:
         record = events[event].last = _Record(stream)
-        streams.add(stream, lambda: setattr(record, "done", True))
+        streams.add(stream, record.happen)
 
     def wait_event(stream: int, event: int) -> None:
         record = events[event].last
         streams.add(stream, lambda: complete(record))
 
     def copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
-        here = {1: source, 2: target}[kind]
-        assert any(first <= here and here + size <= last for first, last in pinned.copy().items()), "not pinned"
+        # Of kind 4 CUDA finds out by itself where both are.
+        here = {1: source, 2: target, 4: None}[kind]
+        assert here is None or any(first <= here and here + size <= last for first, last in pinned.copy().items())
         streams.add(stream, lambda: ctypes.memmove(target, source, size) and None)
+
+    def copy_at_once(target: int, source: int, size: int, kind: int) -> None:
+        streams.finish(0)
+        ctypes.memmove(target, source, size)
 
     pinned = fake.pinned_memory
 
@@ -200,6 +226,11 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
     class OutOfMemory(MemoryError):
         pass
 
+    def allocate_pinned(size: int) -> PinnedPointer:
+        memory = PinnedMemory(size, 1)
+        memory.__array_interface__ = {"data": (memory.ptr, False), "shape": (size,), "typestr": "|u1", "version": 3}
+        return np.asarray(memory).view(PinnedPointer)
+
     class Array:
         def __init__(self, shape: tuple[int], dtype: Any, memptr: Any) -> None:
             self._memory = memptr
@@ -232,17 +263,24 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             def call(grid: tuple[int], block: tuple[int], arguments: tuple[np.uint64, ...]) -> None:
                 given = (ctypes.c_uint64 * 24)(*map(int, arguments))
                 fake.launched.append(name)
-                streams.add(local.stream, lambda: library.shim_launch(entry, grid[0], block[0], given) and None)
+                streams.add(current_stream(), lambda: library.shim_launch(entry, grid[0], block[0], given) and None)
 
             return call
 
     def register(address: int, size: int, flags: int) -> None:
-        assert flags == 1 | 2 | 8
+        assert flags in (0, 1 | 2 | 8)
         assert address not in fake.registered
         fake.registered[address] = size
 
-    fake.RawModule, fake.ndarray = RawModule, Array
+    fake.__version__, fake.RawModule, fake.ndarray = "0", RawModule, Array
+    fake.get_default_memory_pool = fake.get_default_pinned_memory_pool = lambda: SimpleNamespace(
+        free_all_blocks=lambda: None
+    )
     fake.cuda = SimpleNamespace(
+        alloc=Memory,
+        alloc_pinned_memory=allocate_pinned,
+        get_current_stream=lambda: SimpleNamespace(ptr=current_stream()),
+        get_elapsed_time=elapsed,
         Device=Device,
         Stream=Stream,
         Event=Event,
@@ -253,11 +291,15 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
         compiler=SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
         driver=SimpleNamespace(CUDADriverError=type("CUDADriverError", (CudaError,), {})),
-        nvrtc=SimpleNamespace(NVRTCError=type("NVRTCError", (CudaError,), {})),
+        nvrtc=SimpleNamespace(NVRTCError=type("NVRTCError", (CudaError,), {}), getVersion=lambda: (13, 0)),
         runtime=SimpleNamespace(
             CUDARuntimeError=CudaError,
+            runtimeGetVersion=lambda: 13000,
+            driverGetVersion=lambda: 13000,
+            getDeviceProperties=lambda number: {"name": b"made up", "totalGlobalMem": device_bytes, "l2CacheSize": 1},
             getDevice=lambda: 0,
             deviceSynchronize=streams.finish_all,
+            memcpy=copy_at_once,
             memcpyAsync=copy,
             memsetAsync=lambda at, value, size, stream: streams.add(
                 stream, lambda: ctypes.memset(at, value, size) and None

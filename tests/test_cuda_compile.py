@@ -66,7 +66,9 @@ def compiler() -> Compiler:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES, ids=[path.name for path in SOURCES])
 def test_compiles_without_a_warning(compiler: Compiler, source: Path, architecture: str) -> None:
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--no-source-include"]
+    # The last two CuPy adds.
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--no-source-include", "--ftz=true",
+               "--device-as-default-execution-space"]  # fmt: skip
     cubin, log = compiler.compile(source, options)
     assert cubin[:4] == b"\x7fELF"
     assert not log

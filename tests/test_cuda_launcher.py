@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,94 +13,50 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_runner import KERNELS, parameter_counts
+from cupy_stand_in import CudaError, MadeUp, Streams, make_cupy
 
 from gear_data.errors import DeviceError, DeviceMemoryError, GearError, InvalidArgumentError, MissingExtraError
 from gear_data.kernels import cuda
 
 
-class _StatusError(RuntimeError):
-    def __init__(self, status: int) -> None:
-        super().__init__(f"cudaError {status}: in words\nand more")
-        self.status = status
-
-
-class _RuntimeError(_StatusError):
-    pass
-
-
-class _DriverError(_StatusError):
-    pass
-
-
-class _CompilerError(_StatusError):
-    pass
-
-
-class _CompileError(Exception):
-    pass
-
-
-class _OutOfMemoryError(MemoryError):
-    pass
-
-
-class FakeCupy(SimpleNamespace):
-    """As much of CuPy as is used; `launched` is what was."""
-
-    def __init__(self, devices: int = 1) -> None:
-        self.launched: list[tuple[Any, ...]] = []
-        self.current: list[int] = []
-        fake = self
-
-        class Device:
-            def __init__(self, number: int) -> None:
-                self.number = number
-
-            @property
-            def attributes(self) -> dict[str, int]:
-                if self.number >= devices:
-                    raise _RuntimeError(101)
-                return {"MultiProcessorCount": 132}
-
-            def __enter__(self) -> None:
-                fake.current.append(self.number)
-
-            def __exit__(self, *error: object) -> None:
-                fake.current.pop()
-
-        class RawModule:
-            def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
-                self.code = code
-
-            def get_function(self, name: str) -> Any:
-                assert f"{name}(" in self.code
-
-                def call(grid: Any, block: Any, arguments: Any) -> None:
-                    fake.launched.append((fake.current[-1], name, grid, block, arguments))
-
-                return call
-
-        self.RawModule = RawModule
-        self.cuda = SimpleNamespace(
-            Device=Device,
-            memory=SimpleNamespace(OutOfMemoryError=_OutOfMemoryError),
-            compiler=SimpleNamespace(CompileException=_CompileError),
-            runtime=SimpleNamespace(CUDARuntimeError=_RuntimeError),
-            driver=SimpleNamespace(CUDADriverError=_DriverError),
-            nvrtc=SimpleNamespace(NVRTCError=_CompilerError),
-        )
-
-
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    fake = FakeCupy()
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUp]:
+    """With 132 multiprocessors; what is launched is noted with the device it is for, and not run."""
+    fake = make_cupy(Streams(lambda stream: False), {}, 0)
+    current: list[int] = []
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        @property
+        def attributes(self) -> dict[str, int]:
+            if self._number:
+                raise CudaError(101)
+            return {"MultiProcessorCount": 132}
+
+        def __enter__(self) -> None:
+            current.append(self._number)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+    class RawModule:
+        def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+            self._code = code
+
+        def get_function(self, name: str) -> Any:
+            assert f"{name}(" in self._code
+            return lambda *launch: fake.launched.append((current[-1], name, *launch))
+
+    fake.cuda.Device, fake.RawModule = Device, RawModule
     monkeypatch.setitem(sys.modules, "cupy", fake)
     cuda._kernels.cache_clear()
     yield fake
     cuda._kernels.cache_clear()
 
 
-def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: FakeCupy) -> None:
+def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: MadeUp) -> None:
     launcher = cuda.CudaLauncher()
     sources = [path.read_text() for path in sorted(KERNELS.glob("*.cu"))]
     declared = [name for source in sources for name in parameter_counts(source)]
@@ -120,42 +78,43 @@ def test_what_is_launched_exists_and_everything_is_launched() -> None:
     assert not launched - declared
 
 
-def test_a_budget_is_a_share_of_the_multiprocessors(cupy: FakeCupy) -> None:
+def test_a_budget_is_a_share_of_the_multiprocessors(cupy: MadeUp) -> None:
     assert [cuda.CudaLauncher(sm_budget=share).blocks for share in (1.0, 0.5, 0.1, 0.001)] == [264, 66, 14, 1]
     for share in (0.0, -1.0, 1.5, float("nan")):
         with pytest.raises(InvalidArgumentError, match="sm_budget"):
             cuda.CudaLauncher(sm_budget=share)
 
 
-def test_no_such_device(cupy: FakeCupy) -> None:
+def test_no_such_device(cupy: MadeUp) -> None:
     with pytest.raises(DeviceError, match="CUDA device 3: cudaError 101: in words\n  install or update the NVIDIA"):
         cuda.CudaLauncher(3)
 
 
 CASES = [
-    (_OutOfMemoryError("allocating 9 bytes"), DeviceMemoryError, "smaller budget"),
-    (_RuntimeError(2), DeviceMemoryError, "smaller budget"),
-    (_DriverError(2), DeviceMemoryError, "smaller budget"),
-    (_RuntimeError(35), DeviceError, "NVIDIA driver"),
-    (_DriverError(209), DeviceError, "compute capability"),
-    (_DriverError(700), DeviceError, "start it again"),
-    (_RuntimeError(900), DeviceError, "capture_error_mode='thread_local'"),
-    (_DriverError(1), DeviceError, "doctor"),
-    (_CompilerError(2), DeviceError, "doctor"),
-    (_CompileError("nothing compiles"), DeviceError, "CuPy that fits"),
+    ("memory.OutOfMemoryError", "allocating 9 bytes", DeviceMemoryError, "smaller budget"),
+    ("runtime.CUDARuntimeError", 2, DeviceMemoryError, "smaller budget"),
+    ("driver.CUDADriverError", 2, DeviceMemoryError, "smaller budget"),
+    ("runtime.CUDARuntimeError", 35, DeviceError, "NVIDIA driver"),
+    ("driver.CUDADriverError", 209, DeviceError, "compute capability"),
+    ("driver.CUDADriverError", 700, DeviceError, "start it again"),
+    ("runtime.CUDARuntimeError", 900, DeviceError, "capture_error_mode='thread_local'"),
+    ("driver.CUDADriverError", 1, DeviceError, "doctor"),
+    ("nvrtc.NVRTCError", 2, DeviceError, "doctor"),
+    ("compiler.CompileException", "nothing compiles", DeviceError, "CuPy that fits"),
 ]
 
 
-@pytest.mark.parametrize(("raised", "kind", "hint"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_errors_say_what_to_do(cupy: FakeCupy, raised: Exception, kind: type[GearError], hint: str) -> None:
-    with pytest.raises(kind, match="gear_collect: ") as error, cuda.cuda_errors("gear_collect"):
+@pytest.mark.parametrize(("error", "about", "kind", "hint"), CASES)
+def test_errors_say_what_to_do(cupy: MadeUp, error: str, about: Any, kind: type[GearError], hint: str) -> None:
+    raised = attrgetter(error)(cupy.cuda)(about)
+    with pytest.raises(kind, match="gear_collect: ") as told, cuda.cuda_errors("gear_collect"):
         raise raised
-    assert hint in str(error.value.hint)
-    assert error.value.__cause__ is raised
-    assert "and more" not in error.value.message
+    assert hint in str(told.value.hint)
+    assert told.value.__cause__ is raised
+    assert "and more" not in told.value.message
 
 
-def test_errors_that_are_not_cudas_stay(cupy: FakeCupy) -> None:
+def test_errors_that_are_not_cudas_stay(cupy: MadeUp) -> None:
     with pytest.raises(ZeroDivisionError), cuda.cuda_errors("doing"):
         raise ZeroDivisionError
 
@@ -182,8 +141,6 @@ def test_the_sources_are_beside_the_launcher() -> None:
 def test_cupy_has_what_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the stand-ins for CuPy of these tests do not drift from it."""
     cupy = pytest.importorskip("cupy")
-    from cupy_stand_in import Streams, make_cupy
-
     made_up = make_cupy(Streams(lambda stream: False), {}, 0)
     for name, value in vars(made_up.cuda).items():
         there = getattr(cupy.cuda, name)

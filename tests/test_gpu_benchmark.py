@@ -4,26 +4,22 @@ selection on a stand-in for CuPy, whose kernels run on the CPU."""
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import json
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
-from cuda_runner import KERNELS
-from cupy_stand_in import _libraries
+from cupy_stand_in import MadeUp, stand_in
 
 import gear_data
 from gear_data.errors import DeviceMemoryError
-from gear_data.kernels import cuda, launches
+from gear_data.kernels import launches
 
 BENCHMARKS = Path(gear_data.__file__).resolve().parent.parent / "benchmarks"
 # Behind all others: it has modules of the names of some of the tests.
@@ -38,110 +34,22 @@ from gpu_collection import Case  # noqa: E402
 from gpu_report import Row, Section, from_json, table, verdict  # noqa: E402
 
 
-class _Memory(np.ndarray):
-    """Bytes of this process with an address, as CuPy's pinned memory is: it can be viewed as an array."""
-
-    @property
-    def ptr(self) -> int:
-        return int(self.ctypes.data)
-
-
-class StandIn:
-    """As much of CuPy as the benchmark uses beside the launcher; at once, in this process."""
-
-    __version__ = "0"
-
-    def __init__(self, libraries: dict[str, ctypes.PyDLL], device_bytes: int = 1 << 30) -> None:
-        self.registered: dict[int, int] = {}
-        self.waits = 0
-
-        class OutOfMemory(MemoryError):
-            pass
-
-        class Event:
-            def record(self) -> None:
-                self.at = time.perf_counter()
-
-            def synchronize(self) -> None: ...
-
-        class Device:
-            attributes: ClassVar = {"MultiProcessorCount": 2}
-
-            def __init__(self, number: int) -> None: ...
-
-            def __enter__(self) -> None: ...
-
-            def __exit__(self, *error: object) -> None: ...
-
-        class RawModule:
-            def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
-                (self._library,) = (each for name, each in libraries.items() if (KERNELS / name).read_text() == code)
-
-            def get_function(self, name: str) -> Any:
-                entry = ctypes.cast(getattr(self._library, name), ctypes.c_void_p)
-
-                def call(grid: tuple[int], block: tuple[int], arguments: tuple[np.uint64, ...]) -> None:
-                    given = (ctypes.c_uint64 * 24)(*map(int, arguments))
-                    self._library.shim_launch(entry, grid[0], block[0], given)
-
-                return call
-
-        def alloc(nbytes: int) -> _Memory:
-            if nbytes > device_bytes:
-                raise OutOfMemory(f"out of memory allocating {nbytes}")
-            return np.empty(nbytes, np.uint8).view(_Memory)
-
-        def wait() -> None:
-            self.waits += 1
-
-        def error(name: str) -> Any:
-            return type(name, (RuntimeError,), {})
-
-        pool = SimpleNamespace(free_all_blocks=lambda: None)
-        self.get_default_memory_pool = self.get_default_pinned_memory_pool = lambda: pool
-        self.RawModule = RawModule
-        self.cuda = SimpleNamespace(
-            Event=Event, Device=Device, alloc=alloc, alloc_pinned_memory=alloc,
-            get_elapsed_time=lambda begin, end: 1e3 * (end.at - begin.at),
-            get_current_stream=lambda: SimpleNamespace(ptr=0),
-            memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
-            compiler=SimpleNamespace(CompileException=error("CompileException")),
-            driver=SimpleNamespace(CUDADriverError=error("CUDADriverError")),
-            nvrtc=SimpleNamespace(NVRTCError=error("NVRTCError"), getVersion=lambda: (13, 0)),
-            runtime=SimpleNamespace(
-                CUDARuntimeError=error("CUDARuntimeError"),
-                memcpy=lambda target, source, size, kind: ctypes.memmove(target, source, size),
-                memcpyAsync=lambda target, source, size, kind, stream: ctypes.memmove(target, source, size),
-                memsetAsync=lambda target, value, size, stream: ctypes.memset(target, value, size),
-                deviceSynchronize=wait,
-                hostRegister=lambda address, size, flags: self.registered.update({address: size}),
-                hostUnregister=lambda address: self.registered.pop(address),
-                getDeviceProperties=lambda number: {"name": b"made up", "totalGlobalMem": 1, "l2CacheSize": 1},
-                runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13000,
-            ),
-        )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    if shutil.which("g++") is None:
-        pytest.skip("there is no g++ to build the kernels for the CPU with")
-    return _libraries(tmp_path_factory.mktemp("kernels"))
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the kernels that run on the CPU."""
+    return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture
-def cupy(libraries: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    fake = StandIn(libraries)
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    cuda._kernels.cache_clear()
-    yield fake
-    cuda._kernels.cache_clear()
+def cupy(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUp]:
+    with stand_in(monkeypatch, libraries, order="all late") as found:
+        yield found.cupy
 
 
 @pytest.fixture
-def gpu(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> gpu_device.Gpu:
+def gpu(cupy: MadeUp, monkeypatch: pytest.MonkeyPatch) -> gpu_device.Gpu:
     """Each call is measured once: this is slow."""
-    monkeypatch.setattr(gpu_collection, "QUICK_SOURCE_BYTES", 16 << 20)
+    monkeypatch.setattr(gpu_collection, "QUICK_SOURCE_BYTES", 4 << 20)
     made = gpu_device.Gpu()
     monkeypatch.setattr(made, "seconds", lambda calls, repeats=7: made._timed(calls, len(calls)))
     return made
@@ -154,9 +62,12 @@ def left() -> float:
 # On the stand-in
 
 
-def test_calls_are_timed_in_groups_that_take_turns(cupy: StandIn) -> None:
+def test_calls_are_timed_in_groups_that_take_turns(cupy: MadeUp) -> None:
     gpu, called = gpu_device.Gpu(), []
-    calls = [lambda: called.append(0), lambda: (called.append(1), time.sleep(1e-4))[0]]
+    calls = [
+        lambda: cupy.streams.add(0, lambda: called.append(0)),
+        lambda: cupy.streams.add(0, lambda: (called.append(1), time.sleep(1e-4))[0]),
+    ]
     seconds = gpu.seconds(calls, repeats=3)
     # Both once to warm up, both once to see how long they take, and then so many that a group takes about 2 ms.
     assert 2e-5 < seconds < 5e-3
@@ -164,7 +75,7 @@ def test_calls_are_timed_in_groups_that_take_turns(cupy: StandIn) -> None:
     assert abs(called.count(0) - called.count(1)) <= 3
 
 
-def test_what_is_taken_in_a_scope_is_given_back(cupy: StandIn) -> None:
+def test_what_is_taken_in_a_scope_is_given_back(cupy: MadeUp) -> None:
     gpu = gpu_device.Gpu()
     with gpu.scope():
         outer = gpu.device(100)
@@ -179,15 +90,13 @@ def test_what_is_taken_in_a_scope_is_given_back(cupy: StandIn) -> None:
     assert not gpu._held
 
 
-def test_pages_that_cannot_be_registered_are_allocated(cupy: StandIn) -> None:
+def test_pages_that_cannot_be_registered_are_allocated(cupy: MadeUp) -> None:
     gpu = gpu_device.Gpu()
     with gpu.scope():
         assert gpu.host(4096)[1] == "registered"
 
-    def refuse(address: int, size: int, flags: int) -> None:
-        error = cupy.cuda.runtime.CUDARuntimeError("cudaErrorNotSupported")
-        error.status = 801
-        raise error
+    def refuse(*_: Any) -> None:
+        raise cupy.cuda.runtime.CUDARuntimeError(801)
 
     cupy.cuda.runtime.hostRegister = refuse
     with gpu.scope():
@@ -195,12 +104,12 @@ def test_pages_that_cannot_be_registered_are_allocated(cupy: StandIn) -> None:
         assert (len(host), kind, gpu._registered) == (4096, "allocated", [])
 
 
-def test_memory_that_runs_out_is_an_error_that_says_so(libraries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", StandIn(libraries, device_bytes=1000))
-    cuda._kernels.cache_clear()
-    with pytest.raises(DeviceMemoryError, match=r"1,000 bytes of GPU memory"):
+def test_memory_that_runs_out_is_an_error_that_says_so(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        stand_in(monkeypatch, libraries, order="all late", device_bytes=1000),
+        pytest.raises(DeviceMemoryError, match=r"1,000 bytes of GPU memory"),
+    ):
         gpu_device.Gpu().device(1000)
-    cuda._kernels.cache_clear()
 
 
 SMALL = [Case(44, 20, 70), Case(0, 20, 40), Case(65536, 2, 3), Case(1024, 7, 5), Case(3, 9, 100)]
@@ -269,18 +178,23 @@ def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pyte
 
 
 def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
     import gpu_training
     import torch
+
+    class Model(torch.nn.Linear):
+        """In place of a Decision Transformer, whose import takes longer than all the rest."""
+
+        def forward(self, states: Any, **others: Any) -> Any:
+            assert {"states", *others} == {*gpu_training.MODEL_KEYS, "return_dict"}
+            return SimpleNamespace(action_preds=super().forward(states))
 
     monkeypatch.setattr(gpu_training, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     loaders = {gpu_training.OURS: ("host", "cpu"), "on no GPU": ("mmap", "cuda")}
     monkeypatch.setattr(gpu_training, "LOADERS", loaders)
-    # Importing TorchRL takes longer than all the rest.
+    # TorchRL's too.
     monkeypatch.setitem(sys.modules, "torchrl.data", None)
-    small = gpu_training.Hyperparameters(hidden_size=8, n_layer=1)
-    monkeypatch.setattr(gpu_training, "Hyperparameters", lambda: small)
+    monkeypatch.setattr(gpu_training, "build_model", lambda loader, hyperparameters: Model(11, 3))
     monkeypatch.setattr(gpu_training, "CONTEXT", 3)
     episodes = gpu_training.synthetic_episodes(2000)
     gpu_training.write_parquet(episodes, tmp_path / "source.parquet")

@@ -165,7 +165,6 @@ template <class T> T min(T a, T b) { return b < a ? b : a; }
 template <class T> T max(T a, T b) { return a < b ? b : a; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
-inline float __double2float_rn(double a) { return (float)a; }
 inline int __popc(unsigned a) { return __builtin_popcount(a); }
 inline int __popcll(unsigned long long a) { return __builtin_popcountll(a); }
 inline int __ffs(int a) { return __builtin_ffs(a); }
@@ -180,7 +179,6 @@ template <class To, class From> To shim_bits(From value) {
 }
 inline long long __double_as_longlong(double a) { return shim_bits<long long>(a); }
 inline double __longlong_as_double(long long a) { return shim_bits<double>(a); }
-inline unsigned __float_as_uint(float a) { return shim_bits<unsigned>(a); }
 
 namespace shim {
 
@@ -207,3 +205,19 @@ inline void launch(void *kernel_entry, unsigned grid, unsigned block, const Numb
 }
 
 }  // namespace shim
+
+// A float of the kernels. CuPy compiles with -ftz=true, whatever it is told: a float that is made from a double, or a
+// double from a float, is a zero where the float would be subnormal.
+struct Flushed {
+    float value;
+
+    static float flushed(float value) {
+        return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
+    }
+    Flushed(long long number) : value((float)number) {}
+    explicit Flushed(double number) : value(flushed((float)number)) {}
+    operator double() const { return flushed(value); }
+};
+inline Flushed __double2float_rn(double a) { return Flushed(a); }
+inline unsigned __float_as_uint(Flushed a) { return shim_bits<unsigned>(a.value); }
+#define float Flushed

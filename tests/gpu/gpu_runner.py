@@ -10,7 +10,8 @@ from gear_data.kernels.cuda import CudaLauncher
 
 
 class GpuRunner(CudaLauncher):
-    """Memory and kernels of CUDA device 0. Memory begins at an odd multiple of its alignment, as on the CPU."""
+    """Memory and kernels of CUDA device 0. Memory begins at an odd multiple of its alignment, as on the CPU, and ends
+    with an allocation of CUDA's, so that compute-sanitizer sees what is done beyond."""
 
     def __init__(self) -> None:
         import cupy
@@ -20,14 +21,14 @@ class GpuRunner(CudaLauncher):
         self._held: list[Any] = []
 
     def allocate(self, nbytes: int) -> Any:
-        # Not from CuPy's pool, inside of whose blocks memcheck sees no bounds.
         return self._cupy.cuda.Memory(nbytes)
 
     def put(self, array: np.ndarray, *, align: int = 256) -> int:
-        # Begins at a multiple of 256, as a rule of 512; and where the array ends, it ends.
         memory = self.allocate(align + array.nbytes)
         self._held.append(memory)
-        address = memory.ptr + (align - memory.ptr) % (2 * align)
+        # CUDA gives multiples of 256, and in practice of 512.
+        assert memory.ptr % align == 0
+        address = memory.ptr if memory.ptr // align % 2 else memory.ptr + align
         data = np.ascontiguousarray(array)
         if data.nbytes:
             # cudaMemcpyDefault: where both are, CUDA knows by their addresses.
@@ -50,4 +51,4 @@ class PinnedRunner(GpuRunner):
     """The same with everything that is put in pinned memory of the host, which the device reads in place."""
 
     def allocate(self, nbytes: int) -> Any:
-        return self._cupy.cuda.PinnedMemory(nbytes)
+        return self._cupy.cuda.PinnedMemory(nbytes, self._cupy.cuda.runtime.hostAllocPortable)

@@ -74,13 +74,17 @@ def test_a_captured_step_sees_every_batch(gpu: Device, folder: Path) -> None:
     loader = iter(on_gpu(gear_data.open(path, residency="device"), **options))
     static = {key: value.clone() for key, value in next(loader).items()}
     total = torch.zeros((), dtype=torch.float64, device="cuda")
-    # Kernels are loaded when they are first used, which must not be in the capture.
-    total.copy_(static["observations"].sum(dtype=torch.float64))
+
+    def step() -> None:
+        total.copy_(static["observations"].sum(dtype=torch.float64))
+
+    # Once before: kernels are loaded when they are first used.
+    step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     # The loader's thread may allocate and wait meanwhile.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        total.copy_(static["observations"].sum(dtype=torch.float64))
+        step()
     found = []
     for batch in itertools.islice(loader, 19):
         for key, value in batch.items():
