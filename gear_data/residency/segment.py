@@ -61,7 +61,13 @@ def is_segment(descriptor: int, key: str, size: int) -> bool:
 def map_segment(descriptor: int) -> pa.Buffer:
     """A segment as a read-only buffer. The descriptor is now the buffer's, and stays open as long as it lives."""
     try:
-        mapping = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        # Opened anew: before Linux 6.7 what is sealed is not shared by a descriptor that was opened for writing, though
+        # it be for reading.
+        read_only = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mapping = mmap.mmap(read_only, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        finally:
+            os.close(read_only)
     except BaseException:
         os.close(descriptor)
         raise
