@@ -62,3 +62,9 @@ class BufferPool:
             skip = -raw.ctypes.data % ALIGNMENT
             buffer = _Buffer(raw[skip : skip + self._size], self._parts + (raw.ctypes.data + skip))
         return np.asarray(_Lease(buffer, self._idle)) if self._reuse else buffer.memory, buffer.addresses
+
+
+def pooled_memory(leased: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
+    """The whole buffer that a pool lent, the same array each time it does; None if it is not used again."""
+    lease = leased.base
+    return lease._buffer.memory if isinstance(lease, _Lease) else None

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.buffers import ALIGNMENT, BufferPool
+from gear_data.buffers import ALIGNMENT, BufferPool, pooled_memory
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array, Windows
@@ -124,6 +124,7 @@ class Places:
         rows: int64 [B], the row of the output each window goes to; empty: window b to row b.
         per: windows of a batch, where there are several.
         valid: int64 [batches], filled with each batch's bytes of valid steps.
+        memory: what the outputs are in, where it is used for other batches too.
     """
 
     plan: Int64Array
@@ -131,6 +132,7 @@ class Places:
     rows: Int64Array
     per: int
     valid: Int64Array
+    memory: npt.NDArray[np.uint8] | None = None
 
 
 class ColumnReader(Protocol):
@@ -333,8 +335,9 @@ class Collector:
         """
         rows = len(windows) // batches
         buffer, addresses = self._pool.lease()
+        memory = pooled_memory(buffer)
         valid = np.empty(batches, np.int64)
-        self._readers[0].read(windows, Places(self._plan.plans[0], addresses, _NO_ROWS, max(1, rows), valid))
+        self._readers[0].read(windows, Places(self._plan.plans[0], addresses, _NO_ROWS, max(1, rows), valid, memory))
         return [
             self._batch(buffer, number * rows, rows, valid_bytes) for number, valid_bytes in enumerate(valid.tolist())
         ]
@@ -342,13 +345,13 @@ class Collector:
     def collect_joined(self, windows: Windows, source: Int64Array) -> Collected:
         """One batch whose row i is window i, of the dataset number source[i] (int64 [B])."""
         buffer, addresses = self._pool.lease()
+        memory = pooled_memory(buffer)
         total = 0
         for number in np.unique(source).tolist():
             rows = np.flatnonzero(source == number)
             valid = np.empty(1, np.int64)
-            self._readers[number].read(
-                windows[rows], Places(self._plan.plans[number], addresses, rows, len(rows), valid)
-            )
+            places = Places(self._plan.plans[number], addresses, rows, len(rows), valid, memory)
+            self._readers[number].read(windows[rows], places)
             total += int(valid[0])
         return self._batch(buffer, 0, len(windows), total)
 

@@ -30,6 +30,7 @@ def open_dataset(
     cluster: str | None = None,
     sampler: str | Sampler = "uniform",
     budget: int | None = None,
+    transport: Literal["auto", "verbs", "flight"] = "auto",
 ) -> Dataset:
     """Opens a dataset in time that does not grow with its steps: checks the manifest against the files' sizes, and
     maps columns when they are first read.
@@ -56,6 +57,8 @@ def open_dataset(
             place, and the others' steps from their memory, over the network. Every rank must open it so. None: this
             process has all of it.
         sampler, budget: of `cluster`: which shards each node holds, see `Dataset.placement`.
+        transport: how steps come from nodes. `verbs`: by RDMA READ, from nodes that serve their memory so. `flight`: by
+            Arrow Flight over TCP. `auto`: by RDMA where both ends have a device.
 
     Raises:
         DatasetNotFoundError: nothing there, or a conversion that did not finish.
@@ -95,7 +98,7 @@ def open_dataset(
             )
         from gear_data.cluster.served_dataset import open_served
 
-        return Dataset(open_served(place, cache_dir, cache_bytes), View())
+        return Dataset(open_served(place, cache_dir, cache_bytes, transport), View())
     bad = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
     root = Root(open_files(path, cache_dir, cache_bytes), residency or "mmap", bad)
     # Where a GPU is to read the columns they are brought there now: what is missing shows now.

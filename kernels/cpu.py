@@ -236,9 +236,10 @@ def _count(fields, out, rows, step):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _write(fields, source, target, rows):  # type: ignore[no-untyped-def]
-    """Rows of a column, copied or converted."""
+    """Rows of a column, copied or converted. What is to be copied may be in its place already."""
     if fields[KIND] == KIND_COPY:
-        memcpy(target, source, np.uint64(rows * fields[OUT_BYTES]))
+        if source != target:
+            memcpy(target, source, np.uint64(rows * fields[OUT_BYTES]))
         return
     count, period = rows * fields[ELEMENTS], fields[AFFINE_ROWS] * fields[ELEMENTS]
     kind, affine, out = fields[SOURCE_TYPE], fields[AFFINE], fields[OUT_TYPE]

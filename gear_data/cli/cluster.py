@@ -10,6 +10,7 @@ from typing import Any
 import gear_data
 from gear_data.cli.parsing import add_command, names, print_json, size
 from gear_data.cluster.addresses import Address, read_token
+from gear_data.cluster.verbs.transport import AUTO, TRANSPORTS
 
 #: Far above any dataset's, and far below what a list of them would hold.
 _LAST_SHARD = 1 << 24
@@ -64,6 +65,8 @@ def _add_serve(commands: Any) -> None:
     help = "where to listen; port 0 takes a free one"
     parser.add_argument("--listen", type=Address.parse, required=True, metavar="HOST:PORT", help=help)
     parser.add_argument("--residency", default="mmap", help="mmap (default) or host: all of them in memory")
+    help = "verbs: clients may read memory by RDMA; flight: they may not; auto: where there is a device (default)"
+    parser.add_argument("--transport", choices=TRANSPORTS, default=AUTO, help=help)
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     help = "a file whose text clients must show; make one with: openssl rand -hex 32"
@@ -87,6 +90,7 @@ def _shards(text: str) -> list[int]:
 def _serve(options: argparse.Namespace) -> int:
     from gear_data.cluster.flight_server import FlightServer, Guard
     from gear_data.cluster.served import ServedShards
+    from gear_data.cluster.verbs.server import serve_memory
     from gear_data.storage.dataset_files import open_files
 
     token = None if options.token_file is None else read_token(options.token_file)
@@ -94,13 +98,16 @@ def _serve(options: argparse.Namespace) -> int:
     # Before shards are loaded, which may take long.
     guard.check(options.listen)
     served = ServedShards(open_files(options.dataset), options.shards, options.residency)
-    server = FlightServer(served, options.listen, guard)
+    memory = serve_memory(served, options.transport)
+    server = FlightServer(served, options.listen, guard, memory)
     at = Address(options.listen.host, server.port)
     facts = {"listen": str(at), "shards": list(served.shards), "of": len(served.manifest.shards)}
+    facts["verbs"] = memory is not None
     if options.json:
         print_json(facts)
     else:
-        print(f"{len(served.shards)} of {facts['of']} shards of {options.dataset} at gear://{at}")
+        how = ", by RDMA too" if memory is not None else ""
+        print(f"{len(served.shards)} of {facts['of']} shards of {options.dataset} at gear://{at}{how}")
     sys.stdout.flush()
     server.serve()
     return 0

@@ -18,7 +18,6 @@ from gear_data.cluster.protocol import (
     STREAM_SCHEMA,
     answer_checksum,
     error_from_bytes,
-    opening,
     part_places,
 )
 from gear_data.cluster.waiting import limited
@@ -91,20 +90,24 @@ class Endpoint:
 class Stream:
     """One stream of requests, answered in their order. For one thread at a time.
 
+    Args:
+        endpoint: the node.
+        opening: what opens the stream; see `protocol.opening`.
+
     Raises (everywhere):
         NodeUnreachableError: it broke, or an answer took longer than the limit. It is of no use then.
         NodeRefusedError, CorruptShardError: what the node says.
         CorruptAnswerError: an answer that differs from its checksum, if it was asked for.
     """
 
-    def __init__(self, endpoint: Endpoint, dataset: str) -> None:
+    def __init__(self, endpoint: Endpoint, opening: bytes) -> None:
         self._endpoint = endpoint
         self._late = False
         self._client = endpoint.connect()
         #: Not used since it was given back: the node may have gone meanwhile.
         self.kept = False
         with endpoint.errors():
-            descriptor = flight.FlightDescriptor.for_command(opening(dataset, checksum=endpoint.access.checksum))
+            descriptor = flight.FlightDescriptor.for_command(opening)
             self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.options(limit=False))
             with limited(self, endpoint.timeout):
                 self._writer.begin(STREAM_SCHEMA)
@@ -179,7 +182,9 @@ class Stream:
 def _bytes(chunk: Any) -> npt.NDArray[np.uint8]:
     if chunk.data is None:
         return np.empty(0, np.uint8)
-    return chunk.data.column(0).to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
+    column = chunk.data.column(0)
+    # Not `to_numpy`, which imports pandas where that is installed.
+    return np.frombuffer(column.buffers()[1], np.uint8, len(column), column.offset)
 
 
 def _short(error: BaseException) -> str:

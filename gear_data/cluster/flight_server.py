@@ -27,7 +27,9 @@ from gear_data.cluster.protocol import (
     opening,
     wants_checksum,
 )
-from gear_data.cluster.served import ServedShards
+from gear_data.cluster.served import Answer, ServedShards
+from gear_data.cluster.verbs.messages import QueuePairEnd, wanted
+from gear_data.cluster.verbs.server import ServedMemory
 from gear_data.errors import GearError, InvalidArgumentError, NodeRefusedError
 
 
@@ -70,11 +72,14 @@ class Guard:
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves shards until it is shut down. Port 0 takes a free one: `port` says which.
 
+    Args:
+        memory: the shards' memory, for clients that read it by RDMA; None: they cannot.
+
     Raises:
         InvalidArgumentError: others could reach it, and it has no token or no TLS.
     """
 
-    def __init__(self, served: ServedShards, listen: Address, guard: Guard) -> None:
+    def __init__(self, served: ServedShards, listen: Address, guard: Guard, memory: ServedMemory | None = None) -> None:
         guard.check(listen)
         encrypted = guard.certificate is not None
         super().__init__(
@@ -82,7 +87,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             tls_certificates=[(guard.certificate, guard.key)] if encrypted else None,
             middleware={"token": _TokenCheck(guard.token)} if guard.token is not None else None,
         )
-        self._served = served
+        self._served, self._memory = served, memory
         #: When something was asked last, by `time.monotonic`.
         self.last_used = time.monotonic()
 
@@ -98,7 +103,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 raise NodeRefusedError(f"there is no action {action.type[:40]!r}")
 
     def _description(self) -> bytes:
-        return json.dumps({**json.loads(opening(self._served.identity)), "shards": self._served.shards}).encode()
+        facts = {"shards": self._served.shards, "verbs": self._memory is not None}
+        return json.dumps({**json.loads(opening(self._served.identity)), **facts}).encode()
 
     def _file_piece(self, body: bytes) -> bytes:
         check_opening(body, self._served.identity)
@@ -109,23 +115,41 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return self._served.file_piece(name, offset)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Answers requests in their order, until the client has no more."""
+        """Answers requests in their order, until the client has no more; or holds a queue pair for it."""
         with _as_flight_errors():
             command = descriptor.command or b""
             check_opening(command, self._served.identity)
             checksum = wants_checksum(command)
+            client = wanted(command)
             writer.begin(STREAM_SCHEMA)
+            if client is not None:
+                self._hold(client, reader, writer, checksum=checksum)
+                return
             while (chunk := _next_chunk(reader)) is not None:
                 if chunk.app_metadata is None:
                     raise NodeRefusedError("a message without a request")
                 self.last_used = time.monotonic()
-                answer = self._served.answer(Request.from_bytes(memoryview(chunk.app_metadata)))
-                head = answer.sizes.tobytes()
-                if checksum:
-                    head += np.int64(answer_checksum(answer.data)).tobytes()
-                writer.write_with_metadata(bytes_array(answer.data[:MESSAGE_BYTES]), head)
-                for first in range(MESSAGE_BYTES, len(answer.data), MESSAGE_BYTES):
-                    writer.write_batch(bytes_array(answer.data[first : first + MESSAGE_BYTES]))
+                _write(
+                    writer, self._served.answer(Request.from_bytes(memoryview(chunk.app_metadata))), checksum=checksum
+                )
+
+    def _hold(self, client: QueuePairEnd, reader: Any, writer: Any, *, checksum: bool) -> None:
+        """Keeps a queue pair as long as the client keeps the stream."""
+        if self._memory is None:
+            raise NodeRefusedError("serves by Arrow Flight alone", hint="use transport='flight'")
+        with self._memory.grant(client) as answer:
+            _write(writer, answer, checksum=checksum)
+            if _next_chunk(reader) is not None:
+                raise NodeRefusedError("a message after the one that wants a queue pair")
+
+
+def _write(writer: Any, answer: Answer, *, checksum: bool = False) -> None:
+    head = answer.sizes.tobytes()
+    if checksum:
+        head += np.int64(answer_checksum(answer.data)).tobytes()
+    writer.write_with_metadata(bytes_array(answer.data[:MESSAGE_BYTES]), head)
+    for first in range(MESSAGE_BYTES, len(answer.data), MESSAGE_BYTES):
+        writer.write_batch(bytes_array(answer.data[first : first + MESSAGE_BYTES]))
 
 
 def _next_chunk(reader: Any) -> Any:

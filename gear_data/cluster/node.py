@@ -28,10 +28,12 @@ class Description:
     Attributes:
         dataset: its `identity`.
         shards: the places in the manifest of those that it serves.
+        verbs: whether they can be read by RDMA.
     """
 
     dataset: str
     shards: frozenset[int]
+    verbs: bool
 
 
 class Node:
@@ -74,7 +76,9 @@ class Node:
         body = self._act(client, "describe", b"")
         try:
             found = json.loads(body)
-            description = Description(str(found["dataset"]), frozenset(map(int, found["shards"])))
+            description = Description(
+                str(found["dataset"]), frozenset(map(int, found["shards"])), found["verbs"] is True
+            )
             if not description.shards:
                 raise ValueError("no shards")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -111,7 +115,7 @@ class Node:
             description = self._describe(client)
         finally:
             client.close()
-        return Stream(self.endpoint, dataset), description
+        return Stream(self.endpoint, opening(dataset, checksum=self.endpoint.access.checksum)), description
 
     def keep(self, stream: Stream) -> None:
         """Gives back a stream all of whose requests are answered."""

@@ -14,13 +14,17 @@ import numpy.typing as npt
 from gear_data.cluster.addresses import SCHEME, Access, Address
 from gear_data.cluster.flight_client import Stream
 from gear_data.cluster.node import Description, Node
-from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Group, Request, identity
+from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Group, Piece, Request, identity
+from gear_data.cluster.verbs.client import ReadLane, RemoteMemory, Targets
+from gear_data.cluster.verbs.transport import AUTO, FLIGHT, VERBS, check_transport, has_device
 from gear_data.cluster.waiting import using_grpc
 from gear_data.errors import (
     ClusterError,
     CorruptShardError,
+    DeviceError,
     GearError,
     InvalidArgumentError,
+    MissingExtraError,
     MissingShardsError,
     NodeRefusedError,
     NodeUnreachableError,
@@ -44,19 +48,6 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What came back for some spans.
-
-    Attributes:
-        spans: int64 [n], their numbers in the request.
-        parts: as `gear_data.cluster.protocol` says, for these spans alone.
-    """
-
-    spans: Int64Array
-    parts: list[npt.NDArray[np.uint8]]
-
-
-@dataclass(frozen=True)
 class Known:
     """What is known of nodes before they are asked.
 
@@ -76,22 +67,37 @@ class Nodes:
         addresses: of all nodes; one that cannot be reached now is asked again when it is needed.
         access: what is shown to them.
         known: what they hold; they are then asked for nothing now. None: they are asked, and must hold all shards.
+        transport: `verbs`, `flight`, or `auto`: RDMA from those nodes that offer it, if this machine has a device too.
 
     Raises:
+        UnknownNameError: there is no such transport.
+        DeviceError, MissingExtraError: `verbs`, and this machine has no device or no pyverbs.
         NodeUnreachableError, NodeRefusedError: no node can be used.
         MissingShardsError: no node that can be reached holds some shards.
         NodeRefusedError: two nodes serve different datasets.
     """
 
-    def __init__(self, addresses: Sequence[Address], access: Access, known: Known | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        access: Access,
+        known: Known | None = None,
+        transport: str = AUTO,
+    ) -> None:
+        check_transport(transport)
+        self._transport = transport
         self._nodes = [Node(address, access) for address in addresses]
         self._held: list[frozenset[int]] = [frozenset()] * len(self._nodes)
+        self._by_verbs: set[int] = set()
+        self._memory: RemoteMemory | None
+        self._verbs_failed: dict[int, float] = {}  # node -> read by Arrow Flight until
         self._failed: dict[int, tuple[int, float]] = {}  # node -> times in a row, avoided until
         self._turn = 0
         self._routes: dict[tuple[int, frozenset[int]], Int64Array] = {}
         if known is not None:
             self.manifest, self._held = known.manifest, list(known.held)
             self.dataset = identity(known.manifest)
+            self._memory = None
             return
         self.dataset = ""
         errors = self._ask()
@@ -99,6 +105,21 @@ class Nodes:
             raise errors[0]
         self.manifest = self._manifest()
         self._check_all_held(errors)
+        self._memory = self._remote_memory()
+
+    def _remote_memory(self) -> RemoteMemory | None:
+        if self._transport == FLIGHT or (self._transport == AUTO and not (self._by_verbs and has_device())):
+            return None
+        memory = RemoteMemory(self.manifest.schema, len(self.manifest.shards), self.dataset)
+        try:
+            # Now, and not in the midst of training.
+            memory.open()
+        except (DeviceError, MissingExtraError) as error:
+            if self._transport == VERBS:
+                raise
+            _log.warning("no RDMA: %s", error)
+            return None
+        return memory
 
     @property
     def place(self) -> str:
@@ -124,6 +145,16 @@ class Nodes:
                 hint="restart it with the dataset of the others",
             )
         self.dataset = description.dataset
+        if self._transport == VERBS and not description.verbs:
+            raise NodeRefusedError(
+                "does not offer RDMA",
+                file=node.name,
+                hint="serve with --transport verbs, or read with transport='auto'",
+            )
+        if description.verbs:
+            self._by_verbs.add(number)
+        else:
+            self._by_verbs.discard(number)
         if self._held[number] != description.shards:
             self._held[number] = description.shards
             self._routes = {}
@@ -196,10 +227,18 @@ class Nodes:
             routes[turn, without] = route
         return route
 
-    def fetch(self, request: Request) -> list[Piece]:
+    @property
+    def reads_memory(self) -> bool:
+        """Whether some nodes' memory is read, so that rows can go straight to their places."""
+        return self._memory is not None
+
+    def fetch(self, request: Request, targets: Targets | None = None) -> list[Piece]:
         """The rows of a request of any size, in pieces of some spans each. Spans without any rows are in none.
 
         Of a node that fails the spans are asked of others that hold them.
+
+        Args:
+            targets: where rows go if they are read from a node's memory.
 
         Raises:
             NodeUnreachableError: no node that holds some of the shards can be reached, or answers in time.
@@ -221,26 +260,45 @@ class Nodes:
             while len(left):
                 owners = self._owners(request.shard[left], turn, failed)
                 lanes = [
-                    _Lane(self, number, request, _cut(left[owners == number], sizes))
+                    self._lane(number, request, _cut(left[owners == number], sizes), targets)
                     for number in np.unique(owners).tolist()
                 ]
-                # All are asked before any is waited for.
-                for lane in lanes:
-                    lane.post()
-                active = lanes
-                while active:
-                    active = [lane for lane in active if lane.take()]
+                try:
+                    # All are asked before any is waited for.
+                    for lane in lanes:
+                        lane.post()
+                    active = lanes
+                    while active:
+                        active = [lane for lane in active if lane.take()]
+                except BaseException:
+                    for lane in lanes:
+                        lane.abandon()
+                    raise
                 unread = []
                 for lane in lanes:
                     pieces += lane.done
                     unread += [*lane.posted, *lane.waiting]
-                    if lane.error is not None:
+                    if lane.error is not None and isinstance(lane, ReadLane) and self._transport == AUTO:
+                        self._note_verbs_failure(lane.number, lane.error)
+                    elif lane.error is not None:
                         failed[lane.number] = lane.error
                         self._note_failure(lane.number)
                     else:
                         self._failed.pop(lane.number, None)
                 left = np.concatenate(unread) if unread else left[:0]
         return pieces
+
+    def _lane(
+        self, number: int, request: Request, pieces: Sequence[Int64Array], targets: Targets | None
+    ) -> _Lane | ReadLane:
+        by_verbs = number in self._by_verbs and self._verbs_failed.get(number, 0.0) <= time.monotonic()
+        if self._memory is not None and by_verbs and self._memory.has_all(request):
+            return ReadLane(self._memory, number, self._nodes[number].endpoint, request, pieces, targets)
+        return _Lane(self, number, request, pieces)
+
+    def _note_verbs_failure(self, number: int, error: GearError) -> None:
+        self._verbs_failed[number] = time.monotonic() + _MOST_AVOID_SECONDS
+        _log.warning("%s; it is read by Arrow Flight for %g s", error, _MOST_AVOID_SECONDS)
 
     def _owners(self, shards: Int64Array, turn: int, failed: dict[int, GearError]) -> Int64Array:
         """int64 [n]: which node is asked for each of these shards; none of those that failed."""
@@ -306,6 +364,12 @@ class _Lane:
             self._nodes.node(self.number).keep(self._stream)
             self._stream = None
         return False
+
+    def abandon(self) -> None:
+        """Ends all requests."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
     def _take(self) -> None:
         self._post()

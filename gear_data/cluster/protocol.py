@@ -113,6 +113,21 @@ class Request:
         ]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What came back for some spans.
+
+    Attributes:
+        spans: int64 [n], their numbers in the request.
+        parts: as this module says, for these spans alone.
+        placed: whether the rows went to the targets that were given; a part that had some is empty then.
+    """
+
+    spans: Int64Array
+    parts: list[npt.NDArray[np.uint8]]
+    placed: bool = False
+
+
 def _malformed(reason: str) -> NodeRefusedError:
     return NodeRefusedError(f"a malformed request: {reason}")
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.cluster.in_place import copied_to, target_rows
 from gear_data.cluster.nodes import Nodes
 from gear_data.cluster.protocol import Group, Request
 from gear_data.cluster.remote_shards import placed_values
+from gear_data.cluster.verbs.client import Targets
 from gear_data.collection import Places
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reach import Wanted, row_sizes, wanted_rows
@@ -78,7 +83,7 @@ class ClusterReader:
         addresses = lease.addresses[shard]
         total, numbers = self._length[windows.episode_id], np.arange(len(windows))
         start = self._start[windows.episode_id]
-        held = self._place(addresses, wanted, windows, (shard, start, total), places.plan)
+        held = self._place(addresses, wanted, windows, (shard, start, total), places)
         finals = self._local.final_rows
         self._collect(
             numbers,
@@ -108,7 +113,7 @@ class ClusterReader:
         wanted: tuple[Wanted, ...],
         windows: Windows,
         episodes: tuple[Int64Array, Int64Array, Int64Array],
-        plan: Int64Array,
+        places: Places,
     ) -> object:
         """Brings what is not here, and turns addresses of shards' columns into those of windows' episodes.
 
@@ -121,7 +126,7 @@ class ClusterReader:
             What must live as long as the addresses are used.
         """
         shard, start, total = episodes
-        row_bytes = row_sizes(plan)
+        row_bytes = row_sizes(places.plan)
         groups, lows = [], []
         for each in wanted:
             columns = list(each.columns)
@@ -136,14 +141,35 @@ class ClusterReader:
                 count[here.all(axis=1)] = 0
                 groups.append(Group(away, start + low, count))
                 lows.append(low)
-        pieces = self._nodes.fetch(Request(shard, tuple(groups)))
+        request = Request(shard, tuple(groups))
+        targets = self._targets(request, windows, lows, places)
+        pieces = self._nodes.fetch(request, targets)
         for piece in pieces:
             parts = iter(piece.parts)
+            ready = iter(targets.places) if targets is not None and piece.placed else itertools.repeat(None)
             for group, low in zip(groups, lows, strict=True):
                 count = group.count[piece.spans]
                 filled = count > 0
                 spans = piece.spans[filled]
                 rows = (np.cumsum(count) - count)[filled] - low[spans]
                 for column in group.columns:
-                    addresses[spans, column] = next(parts).ctypes.data + rows * row_bytes[column]
+                    part, target = next(parts), next(ready)
+                    if target is None:
+                        addresses[spans, column] = part.ctypes.data + rows * row_bytes[column]
+                    else:
+                        # The kernel finds that row there, and has nothing to copy.
+                        addresses[spans, column] = target[spans] - low[spans] * row_bytes[column]
         return pieces
+
+    def _targets(
+        self, request: Request, windows: Windows, lows: Sequence[Int64Array], places: Places
+    ) -> Targets | None:
+        """Where rows of columns that are copied to one output belong in the batch; None: all are packed."""
+        if places.memory is None or not self._nodes.reads_memory:
+            return None
+        found = []
+        for group, low in zip(request.groups, lows, strict=True):
+            for column in group.columns:
+                output = copied_to(places.plan, column)
+                found.append(None if output is None else target_rows(places, output, windows, low, group.count))
+        return Targets(places.memory, tuple(found))

@@ -40,6 +40,14 @@ class Answer:
     sizes: Int64Array
     data: npt.NDArray[np.uint8]
 
+    @staticmethod
+    def of(parts: Sequence[npt.NDArray[np.uint8]]) -> Answer:
+        places, total = part_places([len(part) for part in parts])
+        data = np.zeros(total, np.uint8)
+        for place, part in zip(places, parts, strict=True):
+            data[place : place + len(part)] = part
+        return Answer(np.array([len(part) for part in parts], np.int64), data)
+
 
 class ServedShards:
     """Some shards of a dataset, for other nodes to read from. Safe to use from several threads.
@@ -48,6 +56,9 @@ class ServedShards:
         files: the dataset's; of its shards only those that are served need be there.
         shards: their places in the manifest; None: all.
         residency: see `gear_data.open`.
+
+    Attributes:
+        in_memory: whether they are in this machine's memory, not in files.
 
     Raises:
         InvalidArgumentError: no such shard, or none at all.
@@ -75,6 +86,7 @@ class ServedShards:
         files.check(self.manifest, frozenset(shard.entry.file for shard in self.manifest.shards) - served)
         self._schema = self.manifest.schema
         self._stored = open_shards(residency, files, self._schema, entries)
+        self.in_memory = residency != "mmap"
         self._steps = np.array([entry.steps for entry in entries], np.int64)
         self._here = np.full(count, _NOT_HERE, np.int64)
         self._here[list(self.shards)] = np.arange(len(self.shards))
@@ -84,6 +96,12 @@ class ServedShards:
         # A request for nothing, as they come, has all compiled now: the first client would wait for it.
         nothing: Int64Array = np.empty(0, np.int64)
         self.answer(Request.from_bytes(Request(nothing, (Group((0,), nothing, nothing),)).to_bytes()))
+
+    def column_memory(self) -> tuple[Int64Array, Int64Array]:
+        """int64 [shards, columns] each: the address of every column, and its bytes; 0 and 0 for those of variable
+        length."""
+        row_bytes = np.array([0 if spec.variable_length else spec.row_bytes for spec in self._schema], np.int64)
+        return self._stored.lease(range(len(self.shards))).addresses, self._steps[:, None] * row_bytes
 
     def answer(self, request: Request) -> Answer:
         """The rows that a request asks for.

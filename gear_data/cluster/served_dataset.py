@@ -15,6 +15,7 @@ from gear_data.cluster.addresses import SCHEME, Access, Address, parse_nodes
 from gear_data.cluster.cluster_root import ClusterRoot
 from gear_data.cluster.nodes import Nodes
 from gear_data.cluster.remote_shards import RemoteShards
+from gear_data.cluster.verbs.transport import AUTO
 from gear_data.errors import ClusterError
 from gear_data.residency import Shards
 from gear_data.storage.manifest import FileEntry, Manifest
@@ -30,19 +31,21 @@ class ServedFiles:
     Args:
         addresses: of all nodes.
         cache: where tables are kept.
+        transport: see `Nodes`.
     """
 
-    def __init__(self, addresses: tuple[Address, ...], cache: ShardCache) -> None:
+    def __init__(self, addresses: tuple[Address, ...], cache: ShardCache, transport: str = AUTO) -> None:
         self._addresses = addresses
         self._cache = cache
+        self._transport = transport
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Connections and tokens belong to a process.
-        return (ServedFiles, (self._addresses, self._cache))
+        return (ServedFiles, (self._addresses, self._cache, self._transport))
 
     @cached_property
     def nodes(self) -> Nodes:
-        return Nodes(self._addresses, Access.from_environment())
+        return Nodes(self._addresses, Access.from_environment(), transport=self._transport)
 
     @property
     def place(self) -> str:
@@ -90,16 +93,19 @@ class ServedRoot(ClusterRoot):
 
 
 def open_served(
-    place: str, cache_dir: str | os.PathLike[str] | None = None, cache_bytes: int | None = None
+    place: str,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+    transport: str = AUTO,
 ) -> ServedRoot:
     """The dataset of `gear://host:port,host:port`.
 
     Args:
-        cache_dir, cache_bytes: see `gear_data.open`.
+        cache_dir, cache_bytes, transport: see `gear_data.open`.
 
     Raises:
         InvalidArgumentError: no such addresses, or a token is needed and there is none.
         ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
     """
     cache = ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes)
-    return ServedRoot(ServedFiles(parse_nodes(place), cache))
+    return ServedRoot(ServedFiles(parse_nodes(place), cache, transport))

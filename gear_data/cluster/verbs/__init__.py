@@ -1,0 +1,1 @@
+"""Reading other nodes' memory by RDMA READ."""

@@ -1,0 +1,426 @@
+"""Runs in a guest: a dataset read by RDMA, and all that can go wrong. One line of JSON for each check.
+
+guest_checks.py DATASET EXPECTED.npz        nodes and their client on one machine
+guest_checks.py DATASET EXPECTED.npz URL    the client of a node on another machine
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import remote_batches
+from guest_nodes import GuestNode, Spawner
+from guest_rows import Rows
+
+# Numba, before nodes are forked from this process: they would import it when they are first asked by Arrow Flight.
+import gear_data.kernels.cpu
+import gear_data.kernels.gather  # noqa: F401
+from gear_data.cluster import nodes as nodes_module
+from gear_data.cluster.addresses import Access
+from gear_data.cluster.flight_client import Endpoint, Stream
+from gear_data.cluster.nodes import Nodes
+from gear_data.cluster.protocol import Request, opening
+from gear_data.cluster.reader import ClusterReader
+from gear_data.cluster.remote_shards import RemoteShards
+from gear_data.cluster.verbs.client import Link
+from gear_data.cluster.verbs.device import Device, open_device
+from gear_data.cluster.verbs.messages import wanting
+from gear_data.cluster.verbs.queue_pair import QueuePair
+from gear_data.cluster.verbs.work import Chain, Reads
+from gear_data.errors import DeviceError, NodeRefusedError, NodeUnreachableError
+
+#: Seconds within which a node that is gone must be noticed: a quarter of $GEAR_DATA_NODE_TIMEOUT, and some.
+NOTICED = 15
+
+
+class World(Rows):
+    """What checks share: the dataset as files, the expected batches, and two nodes with half of the shards each."""
+
+    def __init__(self, dataset: Path, expected: Path) -> None:
+        self.spawner = Spawner(dataset)
+        super().__init__(dataset)
+        arrays = dict(np.load(expected))
+        self.placement = {name: arrays.pop(name) for name in ("shard", "start", "length")}
+        self.expected = arrays
+        self.objects = rdma_objects()
+        count = len(self.manifest.shards)
+        self.halves = list(range(count // 2)), list(range(count // 2, count))
+        self.nodes = [self.spawner.node(half) for half in self.halves]
+
+
+def rdma_objects() -> dict[str, int]:
+    """How many queue pairs, memory regions and such there are on this machine."""
+    text = subprocess.run(["rdma", "resource"], capture_output=True, text=True, check=True).stdout
+    return {kind: int(count) for kind, count in re.findall(r"(\w+) (\d+)", text.partition("rxe0:")[2])}
+
+
+def connect(*nodes: GuestNode, transport: str = "verbs") -> Nodes:
+    return Nodes([node.address for node in nodes], Access.from_environment(), transport=transport)
+
+
+def compare(world: World, nodes: Nodes) -> None:
+    """That batches read from the nodes are those that were made of the files, by another machine."""
+    place = [world.placement[name] for name in ("shard", "start", "length")]
+    # Not through `gear_data.open`, which imports Polars for the episode table: half a minute here.
+    reader = ClusterReader(nodes, RemoteShards(nodes), *place, lambda: (np.empty(0, np.int64), {}))
+    found = remote_batches.batches(reader, nodes.manifest.schema, place[2])
+    assert found.keys() == world.expected.keys()
+    for name, data in found.items():
+        assert np.array_equal(data, world.expected[name]), name
+
+
+@contextmanager
+def raises(kind: type[Exception], text: str) -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        assert re.search(text, str(error)), f"{error} does not say {text!r}"
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """The warnings of the body."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("gear_data")
+    log.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+
+
+@contextmanager
+def pairs() -> Iterator[tuple[Device, QueuePair, Any, Any, Any]]:
+    """Two connected queue pairs of this process: the device, that which reads, and regions of 64 KiB: that which may be
+    read, one that may not, and one to read to."""
+    device = open_device()
+    enums = device.library.enums
+    memory = np.arange(3 << 16, dtype=np.int64).view(np.uint8)[: 3 << 16]
+    regions = [
+        device.register(memory.ctypes.data + (number << 16), 1 << 16, access)
+        for number, access in enumerate((enums.IBV_ACCESS_REMOTE_READ, 0, enums.IBV_ACCESS_LOCAL_WRITE))
+    ]
+    answers, reads = QueuePair(device, answers=True), QueuePair(device, answers=False)
+    try:
+        answers.connect(reads.end, 20)
+        reads.connect(answers.end, 20)
+        yield device, reads, *((memory.ctypes.data + (n << 16), region) for n, region in enumerate(regions))
+    finally:
+        for each in (answers, reads, *regions, device):
+            each.close()
+        del memory
+
+
+def finish(pair: QueuePair) -> None:
+    limit = time.monotonic() + 30
+    while pair.chains:
+        pair.poll()
+        assert time.monotonic() < limit
+
+
+def chain(remote: int, key: int, local: int, local_key: int, size: int = 4096, count: int = 1) -> Chain:
+    values = (np.full(count, value, np.int64) for value in (remote, key, local, local_key, size))
+    return Chain(Reads(*values))
+
+
+def check_batches_are_those_of_the_local_collector(world: World) -> None:
+    nodes = connect(*world.nodes)
+    placed = []
+    fetch = nodes.fetch
+
+    def noting(request: Request, targets: Any = None) -> Any:
+        pieces = fetch(request, targets)
+        placed.append([place is not None for place in targets.places] if all(p.placed for p in pieces) else None)
+        return pieces
+
+    nodes.fetch = noting  # type: ignore[method-assign]
+    compare(world, nodes)
+    # Copies go to their places, and nothing else does: OUTPUTS in their order, three batches of each.
+    assert [sorted(each) for each in placed[::3]] == [[True] * 3, [False] * 3, [False, False, True]], placed
+
+
+def check_any_number_of_windows(world: World) -> None:
+    nodes = connect(*world.nodes)
+    for spans in (1, 63, 64, 65, 3000):
+        world.check(nodes, world.request(spans, spans))
+
+
+def check_several_threads_read_at_once(world: World) -> None:
+    nodes, errors = connect(*world.nodes), []
+
+    def read(seed: int) -> None:
+        try:
+            for turn in range(3):
+                world.check(nodes, world.request(200, 10 * seed + turn))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not errors, errors
+
+
+def check_a_fork_reads_and_so_does_its_parent(world: World) -> None:
+    nodes, request = connect(*world.nodes), world.request(100, 7)
+    world.check(nodes, request)
+    child = os.fork()
+    if child == 0:
+        try:
+            world.check(nodes, request)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    world.check(nodes, request)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def check_a_stopped_process_is_read_from(world: World) -> None:
+    nodes, request = connect(*world.nodes), world.request(100, 8)
+    world.check(nodes, request)
+    for node in world.nodes:
+        node.signal(signal.SIGSTOP)
+    try:
+        # One-sided: its processor has no part in it.
+        world.check(nodes, request)
+    finally:
+        for node in world.nodes:
+            node.signal(signal.SIGCONT)
+
+
+def check_whole_columns(world: World) -> None:
+    shards = RemoteShards(connect(*world.nodes))
+    for shard in (0, len(world.manifest.shards) - 1):
+        for column in range(2):
+            assert np.array_equal(shards.column(shard, column), world.shards.column(shard, column))
+
+
+def check_reads_that_are_refused(world: World) -> None:
+    """Every refusal has its own error, and breaks that queue pair alone."""
+    cases = {
+        "an unknown key": (lambda a, b, c: (a[0], a[1].rkey ^ 0x5A00, c[0], c[1].lkey), NodeRefusedError),
+        "past the end": (lambda a, b, c: (a[0] + (1 << 16) - 100, a[1].rkey, c[0], c[1].lkey), NodeRefusedError),
+        "before the start": (lambda a, b, c: (a[0] - 1, a[1].rkey, c[0], c[1].lkey), NodeRefusedError),
+        "not for peers": (lambda a, b, c: (b[0], b[1].rkey, c[0], c[1].lkey), NodeRefusedError),
+        "to memory that is not to be written": (lambda a, b, c: (a[0], a[1].rkey, b[0], b[1].lkey), DeviceError),
+    }
+    for name, (make, kind) in cases.items():
+        with pairs() as (_, pair, readable, private, writable):
+            pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
+            finish(pair)
+            with raises(kind, "RDMA READ failed"):
+                pair.post(chain(*make(readable, private, writable)))
+                finish(pair)
+            # It is of no use after that, and says so.
+            with raises(DeviceError, "earlier error|takes no READs"):
+                pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
+                finish(pair)
+            print(f"  {name}: {kind.__name__}", flush=True)
+
+
+def check_a_withdrawn_region_is_refused(world: World) -> None:
+    with pairs() as (_, pair, readable, _, writable):
+        pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
+        finish(pair)
+        key = readable[1].rkey
+        readable[1].close()
+        with raises(NodeRefusedError, "RDMA READ failed"):
+            pair.post(chain(readable[0], key, writable[0], writable[1].lkey))
+            finish(pair)
+
+
+def check_nothing_can_be_written(world: World) -> None:
+    with pairs() as (_, pair, readable, _, writable):
+        request = chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey)
+        request.requests["opcode"] = 0  # IBV_WR_RDMA_WRITE
+        with raises(NodeRefusedError, "RDMA READ failed"):
+            pair.post(request)
+            finish(pair)
+
+
+def check_a_nodes_columns_end_where_they_end(world: World) -> None:
+    """A client that ignores the shards' bounds: the node's device refuses what is past a column."""
+    device, endpoint = open_device(), Endpoint(world.nodes[0].address, Access.from_environment())
+    dataset = connect(*world.nodes).dataset
+    shard, target = world.halves[0][0], np.zeros(1 << 16, np.uint8)
+    region = device.register(target.ctypes.data, target.nbytes, device.library.enums.IBV_ACCESS_LOCAL_WRITE)
+    spec = world.manifest.schema.columns[0]
+    size = world.manifest.shards[shard].steps * spec.row_bytes
+    try:
+        for first, fits in ((size - 4096, True), (size - 4095, False), (-1, False)):
+            link = Link(device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema))
+            try:
+                address, key = link.table[shard, 0].tolist()
+                read = chain(address + first, key, target.ctypes.data, region.lkey)
+                if fits:
+                    link.pair.post(read)
+                    finish(link.pair)
+                    assert target[:4096].tobytes() == world.shards.column(shard, 0).tobytes()[-4096:]
+                else:
+                    with raises(NodeRefusedError, "may not be read"):
+                        link.pair.post(read)
+                        finish(link.pair)
+                # Of shards that it does not serve it gives no keys.
+                assert not link.table[world.halves[1]].any()
+            finally:
+                link.close()
+    finally:
+        region.close()
+        device.close()
+
+
+def check_hostile_openings_are_refused(world: World) -> None:
+    endpoint, nodes = Endpoint(world.nodes[0].address, Access.from_environment()), connect(*world.nodes)
+    with pairs() as (_, pair, *_):
+        good = json.loads(wanting(nodes.dataset, pair.end))
+    end = good["queue_pair"]
+    hostile: list[Any] = [None, 5, "x", [], {}, {**end, "more": 1}]
+    hostile += [{**end, name: value} for name in end for value in (-1, 1 << 24, 1 << 70, None, [], "no such", 2.5)]
+    hostile += [{**end, "link": "InfiniBand"}]
+    for each in hostile:
+        stream = None
+        try:
+            with raises(NodeRefusedError, "malformed|InfiniBand|token"):
+                stream = Stream(endpoint, json.dumps({**good, "queue_pair": each}).encode())
+                stream.take()
+        finally:
+            if stream is not None:
+                stream.close()
+    for body in (opening("another"), b"", b"{}", b"[" * 100_000):
+        with raises(NodeRefusedError, "another dataset|malformed"):
+            stream = Stream(endpoint, body)
+            stream.take()
+    # A queue pair that was granted, and then a message where there should be none.
+    world.check(nodes, world.request(10, 3))
+
+
+def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
+    node = world.spawner.node(world.halves[1])
+    nodes, request = connect(world.nodes[0], node), world.request(100, 11)
+    world.check(nodes, request)
+    node.signal(signal.SIGKILL)
+    begun = time.monotonic()
+    with raises(NodeUnreachableError, rf"{node.address}.*no other node gives shards"):
+        nodes.fetch(request)
+    assert time.monotonic() - begun < NOTICED
+    again = world.spawner.node(world.halves[1], node.address.port)
+    try:
+        world.check(nodes, request)
+    finally:
+        again.signal(signal.SIGKILL)
+
+
+def check_another_node_with_the_shards_takes_over(world: World) -> None:
+    third = world.spawner.node()
+    nodes, request = connect(*world.nodes, third), world.request(100, 12)
+    for _ in range(3):  # all take turns
+        world.check(nodes, request)
+    third.signal(signal.SIGKILL)
+    for _ in range(3):
+        world.check(nodes, request)
+
+
+def check_auto_reads_by_flight_where_rdma_fails(world: World) -> None:
+    nodes, request = connect(*world.nodes, transport="auto"), world.request(50, 13)
+    assert nodes.reads_memory
+    memory = nodes._memory
+    original = memory.link
+
+    def broken(number: int, endpoint: Endpoint) -> Link:
+        link = original(number, endpoint)
+        link.table[..., 1] ^= 0x5A00
+        return link
+
+    memory.link = broken  # type: ignore[method-assign]
+    with logged() as lines:
+        world.check(nodes, request)
+        world.check(nodes, request)
+    assert len(lines) == 2 and all("by Arrow Flight for 60 s" in line for line in lines), lines
+    memory.link = original  # type: ignore[method-assign]
+    nodes._verbs_failed.clear()
+    with logged() as lines:
+        world.check(nodes, request)
+    assert not lines
+
+
+def check_a_node_without_rdma(world: World) -> None:
+    plain = world.spawner.node(transport="flight")
+    try:
+        with raises(NodeRefusedError, "does not offer RDMA"):
+            connect(plain)
+        nodes = connect(plain, transport="auto")
+        assert not nodes.reads_memory
+        world.check(nodes, world.request(20, 14))
+        # Some offer it, some do not.
+        mixed = connect(plain, world.nodes[0], transport="auto")
+        assert mixed.reads_memory
+        for _ in range(2):
+            world.check(mixed, world.request(40, 15))
+    finally:
+        plain.signal(signal.SIGKILL)
+
+
+def check_another_device_is_refused(world: World) -> None:
+    os.environ["GEAR_DATA_RDMA_DEVICE"] = "mlx5_7"
+    try:
+        with raises(DeviceError, "mlx5_7.*no such active port"):
+            connect(*world.nodes)
+        os.environ["GEAR_DATA_RDMA_DEVICE"] = "rxe0:1"
+        connect(*world.nodes)
+    finally:
+        del os.environ["GEAR_DATA_RDMA_DEVICE"]
+
+
+def check_nothing_is_left_behind(world: World) -> None:
+    """Of clients that ended, and of nodes that were killed."""
+    gc.collect()
+    for node in world.nodes:
+        node.signal(signal.SIGKILL)
+    limit = time.monotonic() + 10
+    while rdma_objects() != world.objects:
+        assert time.monotonic() < limit, f"{rdma_objects()}, and before {world.objects}"
+        time.sleep(0.1)
+
+
+def main(dataset: str, expected: str) -> None:
+    faulthandler.dump_traceback_later(210, exit=True)
+    nodes_module._AVOID_SECONDS = 0.1  # they are killed on purpose
+    world = World(Path(dataset), Path(expected))
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            begun, problem = time.monotonic(), None
+            try:
+                check(world)
+            except BaseException:
+                problem = traceback.format_exc()
+            row = {"check": name.removeprefix("check_"), "problem": problem, "seconds": time.monotonic() - begun}
+            with Path("/out/results").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(name, "failed" if problem else "ok", round(row["seconds"], 2), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,45 @@
+"""Rows asked of nodes, and the same of the dataset's files. No Numba, which takes long to import in a guest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gear_data.cluster.nodes import Nodes
+from gear_data.cluster.protocol import Group, Request
+from gear_data.residency import open_shards
+from gear_data.storage.dataset_files import open_files
+
+
+class Rows:
+    """Of a dataset in a folder."""
+
+    def __init__(self, dataset: Path) -> None:
+        files = open_files(dataset)
+        self.manifest = files.manifest()
+        self.shards = open_shards("mmap", files, self.manifest.schema, self.manifest.shards)
+
+    def request(self, spans: int, seed: int) -> Request:
+        """Spans of one to forty rows, of all columns of fixed size."""
+        rng = np.random.default_rng(seed)
+        shard = rng.integers(0, len(self.manifest.shards), spans)
+        steps = np.array([entry.steps for entry in self.manifest.shards])[shard]
+        count = rng.integers(1, 41, spans)
+        first = (rng.random(spans) * (steps - count)).astype(np.int64)
+        columns = tuple(i for i, column in enumerate(self.manifest.schema) if not column.variable_length)
+        return Request(shard, (Group(columns[::2], first, count), Group(columns[1::2], first, count // 2)))
+
+    def check(self, nodes: Nodes, request: Request) -> None:
+        """That the nodes give the rows of the files."""
+        seen = []
+        for piece in nodes.fetch(request):
+            parts = iter(piece.parts)
+            for group in request.groups:
+                named = (request.shard, group.first, group.count)
+                spans = list(zip(*(values[piece.spans].tolist() for values in named), strict=True))
+                for column in group.columns:
+                    rows = [self.shards.column(shard, column, first, first + count) for shard, first, count in spans]
+                    assert next(parts).tobytes() == b"".join(np.ascontiguousarray(each).tobytes() for each in rows)
+            seen += piece.spans.tolist()
+        assert sorted(seen) == list(range(len(request.shard)))

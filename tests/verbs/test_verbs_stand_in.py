@@ -1,0 +1,210 @@
+"""The whole loader path over the RDMA transport, with a stand-in for the device: batches are those of the folder."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import os
+import threading
+
+import feed_data
+import numpy as np
+import pytest
+import stand_in
+import torch
+
+import gear_data
+from gear_data import SequenceLoader
+from gear_data.cluster import waiting
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.flight_server import FlightServer, Guard
+from gear_data.cluster.served import ServedShards
+from gear_data.cluster.verbs import client as client_module
+from gear_data.cluster.verbs.server import serve_memory
+from gear_data.errors import NodeRefusedError, NodeUnreachableError
+from gear_data.loaders.presets import PRESETS
+from gear_data.storage.dataset_files import open_files
+
+LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verbs") / "d"
+    feed_data.convert_episodes(feed_data.locomotion(LENGTHS, seed=21), folder, shard_bytes=1024)
+    return folder
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path):
+    monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path))
+    found = stand_in.StandIn()
+    found.install(monkeypatch)
+    return found
+
+
+@pytest.fixture
+def serve(folder, world):
+    """Starts nodes in this process, and ends them."""
+    running = []
+
+    def start(shards=None, transport="verbs"):
+        served = ServedShards(open_files(folder), shards, "host")
+        memory = serve_memory(served, transport)
+        server = FlightServer(served, Address("127.0.0.1", 0), Guard(), memory)
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        running.append((server, memory))
+        return f"127.0.0.1:{server.port}"
+
+    yield start
+    # A server waits for its clients; some of them live on in the tracebacks of what was raised.
+    waiting._close_all()
+    assert not world.pairs
+    for server, memory in running:
+        server.shutdown()
+        if memory is not None:
+            memory.close()
+    assert not world.regions
+
+
+def url(*places):
+    return "gear://" + ",".join(places)
+
+
+def batches(dataset, count=4, **options):
+    loader = SequenceLoader(dataset, **{"batch_size": 16, "context": 8, "seed": 3, "prefetch": 0, **options})
+    # Copies: a kept batch would keep its buffer from being used again.
+    return [copied(batch) for batch in itertools.islice(loader, count)]
+
+
+def copied(value):
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [copied(each) for each in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def same(value, other):
+    if isinstance(value, dict):
+        assert value.keys() == other.keys()
+        for key in value:
+            same(value[key], other[key])
+    elif isinstance(value, list):
+        for one, two in zip(value, other, strict=True):
+            same(one, two)
+    elif isinstance(value, torch.Tensor):
+        one, two = (np.atleast_1d(t.view(torch.int16) if t.dtype == torch.bfloat16 else t) for t in (value, other))
+        assert (one.dtype, one.shape, one.tobytes()) == (two.dtype, two.shape, two.tobytes())
+    else:
+        assert value == other
+
+
+OPTIONS = {
+    "plain": {},
+    "shuffled, prefetched": {"sampler": "shuffle", "prefetch": 2},
+    "half, normalised": {"dtype": "bfloat16", "normalize": True},
+    "around": {"offsets": {"observations": (-5, 2), "actions": (3, 9)}, "columns": ["observations", "actions"]},
+}
+
+
+def test_every_preset_gives_what_it_gives_locally(folder, serve, world):
+    local = gear_data.open(folder)
+    half = len(local.manifest.shards) // 2
+    remote = gear_data.open(url(serve(range(half)), serve(range(half, len(local.manifest.shards)))), transport="verbs")
+    taken = 0
+    for preset, options in itertools.product(PRESETS, OPTIONS.values()):
+        try:
+            expected = batches(local, preset=preset, **options)
+        except gear_data.GearError:
+            continue
+        taken += 1
+        same(batches(remote, preset=preset, **options), expected)
+    assert taken > len(PRESETS)
+    assert len(world.reads) > 1000 and max(world.posts) > 1
+    same({"x": torch.tensor(remote.steps("rewards", 1, 9))}, {"x": torch.tensor(local.steps("rewards", 1, 9))})
+
+
+def test_auto_takes_it_and_flight_does_not(folder, serve, world):
+    local, place = gear_data.open(folder), url(serve())
+    for transport, reads in (("flight", False), ("auto", True)):
+        same(batches(gear_data.open(place, transport=transport)), batches(local))
+        assert bool(world.reads) == reads
+    plain = url(serve(transport="flight"))
+    same(batches(gear_data.open(plain)), batches(local))
+    with pytest.raises(NodeRefusedError, match="does not offer RDMA"):
+        gear_data.open(plain, transport="verbs")
+
+
+def test_more_windows_than_a_queue_holds(folder, serve, world):
+    """Its queue holds 256 requests, and tells of one in 64."""
+    local, remote = gear_data.open(folder), gear_data.open(url(serve()), transport="verbs")
+    options = {"batch_size": 700, "context": 20}
+    same(batches(remote, 2, **options), batches(local, 2, **options))
+    assert max(world.posts) == 256
+
+
+def test_what_fails_comes_by_flight_or_is_an_error(folder, serve, world, caplog, monkeypatch):
+    place, expected = url(serve()), batches(gear_data.open(folder))
+    auto, verbs = gear_data.open(place), gear_data.open(place, transport="verbs")
+    same(batches(auto), expected)
+    world.broken = True
+    with caplog.at_level(logging.WARNING, "gear_data"):
+        same(batches(auto), expected)
+    (record,) = caplog.records
+    assert "did not answer" in record.message and "by Arrow Flight" in record.message
+    with pytest.raises(NodeUnreachableError, match=r"RDMA READ failed: it did not answer.*no other node gives"):
+        batches(verbs)
+    world.broken = False
+    same(batches(verbs), expected)
+
+
+def test_an_answer_that_does_not_come(folder, serve, world, monkeypatch):
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "0.5")
+    verbs = gear_data.open(url(serve()), transport="verbs")
+    monkeypatch.setattr(stand_in.Calls, "poll", lambda *arguments: 0)
+    with pytest.raises(NodeUnreachableError, match=r"did not answer within 0.5 s"):
+        batches(verbs)
+    # Nothing more can be written to a batch's memory.
+    assert not world.pairs
+
+
+def test_an_interrupt_leaves_nothing_under_way(folder, serve, world, monkeypatch):
+    verbs = gear_data.open(url(serve()), transport="verbs")
+    batches(verbs)
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stand_in.Calls, "poll", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            batches(verbs)
+    assert not world.pairs
+    same(batches(verbs), batches(gear_data.open(folder)))
+
+
+def test_a_fork_has_what_it_needs(folder, serve, world):
+    verbs, expected = gear_data.open(url(serve()), transport="verbs"), batches(gear_data.open(folder))
+    same(batches(verbs), expected)
+    root = verbs._root
+    assert root._nodes._memory._open
+    child = os.fork()
+    if child == 0:
+        # Nothing is open that the parent had: what a device maps is not the child's.
+        os._exit(1 if root._nodes._memory._open else 0)
+    assert os.waitpid(child, 0)[1] == 0
+    same(batches(verbs), expected)
+
+
+def test_regions_end_with_their_memory(folder, serve, world, monkeypatch):
+    monkeypatch.setattr(client_module, "_IDLE_LINKS", 1)
+    verbs = gear_data.open(url(serve()), transport="verbs")
+    before = len(world.regions)
+    for context in range(3, 9):
+        batches(verbs, 2, context=context)
+        gc.collect()
+    # One staging buffer at most: those of the loaders are gone with them.
+    assert before <= len(world.regions) <= before + 1

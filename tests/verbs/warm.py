@@ -1,0 +1,26 @@
+"""Compiles what the guests need, into Numba's cache: there that would take minutes.
+
+warm.py DATASET CACHE
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import remote_batches
+
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.flight_server import FlightServer, Guard
+from gear_data.cluster.served import ServedShards
+from gear_data.cluster.served_dataset import open_served
+from gear_data.storage.dataset_files import open_files
+
+server = FlightServer(ServedShards(open_files(Path(sys.argv[1]))), Address("127.0.0.1", 0), Guard())
+threading.Thread(target=server.serve, daemon=True).start()
+root = open_served(f"gear://127.0.0.1:{server.port}", Path(sys.argv[2]), transport="flight")
+remote_batches.batches(root.reader(), root.manifest.schema, root.lengths)
+# A server waits for its clients to go, of which this process is one.
+os._exit(0)
