@@ -123,7 +123,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             client = wanted(command)
             writer.begin(STREAM_SCHEMA)
             if client is not None:
-                self._hold(client, reader, writer, checksum=checksum)
+                self._hold(client, reader, writer)
                 return
             while (chunk := _next_chunk(reader)) is not None:
                 if chunk.app_metadata is None:
@@ -133,12 +133,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                     writer, self._served.answer(Request.from_bytes(memoryview(chunk.app_metadata))), checksum=checksum
                 )
 
-    def _hold(self, client: QueuePairEnd, reader: Any, writer: Any, *, checksum: bool) -> None:
+    def _hold(self, client: QueuePairEnd, reader: Any, writer: Any) -> None:
         """Keeps a queue pair as long as the client keeps the stream."""
         if self._memory is None:
             raise NodeRefusedError("serves by Arrow Flight alone", hint="use transport='flight'")
         with self._memory.grant(client) as answer:
-            _write(writer, answer, checksum=checksum)
+            _write(writer, answer)
             if _next_chunk(reader) is not None:
                 raise NodeRefusedError("a message after the one that wants a queue pair")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.cluster.addresses import SCHEME, Access, Address
+from gear_data.cluster.addresses import CHECKSUM_VARIABLE, SCHEME, Access, Address
 from gear_data.cluster.flight_client import Stream
 from gear_data.cluster.node import Description, Node
 from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Group, Piece, Request, identity
@@ -71,6 +71,7 @@ class Nodes:
 
     Raises:
         UnknownNameError: there is no such transport.
+        InvalidArgumentError: `verbs`, and answers with checksums.
         DeviceError, MissingExtraError: `verbs`, and this machine has no device or no pyverbs.
         NodeUnreachableError, NodeRefusedError: no node can be used.
         MissingShardsError: no node that can be reached holds some shards.
@@ -85,7 +86,12 @@ class Nodes:
         transport: str = AUTO,
     ) -> None:
         check_transport(transport)
-        self._transport = transport
+        if transport == VERBS and access.checksum:
+            raise InvalidArgumentError(
+                "what is read by RDMA comes without a checksum",
+                hint=f"unset ${CHECKSUM_VARIABLE}, or choose transport='flight'",
+            )
+        self._transport = FLIGHT if access.checksum else transport
         self._nodes = [Node(address, access) for address in addresses]
         self._held: list[frozenset[int]] = [frozenset()] * len(self._nodes)
         self._by_verbs: set[int] = set()

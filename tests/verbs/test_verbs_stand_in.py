@@ -22,7 +22,7 @@ from gear_data.cluster.flight_server import FlightServer, Guard
 from gear_data.cluster.served import ServedShards
 from gear_data.cluster.verbs import client as client_module
 from gear_data.cluster.verbs.server import serve_memory
-from gear_data.errors import NodeRefusedError, NodeUnreachableError
+from gear_data.errors import InvalidArgumentError, NodeRefusedError, NodeUnreachableError
 from gear_data.loaders.presets import PRESETS
 from gear_data.storage.dataset_files import open_files
 
@@ -127,11 +127,19 @@ def test_every_preset_gives_what_it_gives_locally(folder, serve, world):
     same({"x": torch.tensor(remote.steps("rewards", 1, 9))}, {"x": torch.tensor(local.steps("rewards", 1, 9))})
 
 
-def test_auto_takes_it_and_flight_does_not(folder, serve, world):
+def test_auto_takes_it_and_flight_does_not(folder, serve, world, monkeypatch):
     local, place = gear_data.open(folder), url(serve())
     for transport, reads in (("flight", False), ("auto", True)):
         same(batches(gear_data.open(place, transport=transport)), batches(local))
         assert bool(world.reads) == reads
+    with monkeypatch.context() as patch:
+        # RDMA has none: `auto` reads by Flight then, and `verbs` cannot be had.
+        patch.setenv("GEAR_DATA_CHECKSUM", "1")
+        before = len(world.reads)
+        same(batches(gear_data.open(place)), batches(local))
+        assert len(world.reads) == before
+        with pytest.raises(InvalidArgumentError, match="without a checksum"):
+            gear_data.open(place, transport="verbs")
     plain = url(serve(transport="flight"))
     same(batches(gear_data.open(plain)), batches(local))
     with pytest.raises(NodeRefusedError, match="does not offer RDMA"):

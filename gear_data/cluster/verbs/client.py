@@ -60,7 +60,7 @@ class Link:
         self.pair = QueuePair(device, answers=False)
         self._stream: Stream | None = None
         try:
-            self._stream = Stream(endpoint, wanting(dataset, self.pair.end, checksum=endpoint.access.checksum))
+            self._stream = Stream(endpoint, wanting(dataset, self.pair.end))
             end, self.table = granted(self._stream.take(), shards, columns)
             self.pair.connect(end, endpoint.timeout)
         except BaseException as error:

@@ -63,9 +63,9 @@ class QueuePairEnd:
         return end
 
 
-def wanting(dataset: str, end: QueuePairEnd, *, checksum: bool = False) -> bytes:
-    """What opens a stream that holds a queue pair; see `opening`."""
-    return json.dumps({**json.loads(opening(dataset, checksum=checksum)), _KEY: asdict(end)}).encode()
+def wanting(dataset: str, end: QueuePairEnd) -> bytes:
+    """What opens a stream that holds a queue pair."""
+    return json.dumps({**json.loads(opening(dataset)), _KEY: asdict(end)}).encode()
 
 
 def wanted(command: bytes) -> QueuePairEnd | None:
