@@ -78,7 +78,8 @@ def compare(world: World, nodes: Nodes) -> None:
     """That batches read from the nodes are those that were made of the files, by another machine."""
     place = [world.placement[name] for name in ("shard", "start", "length")]
     # Not through `gear_data.open`, which imports Polars for the episode table: half a minute here.
-    reader = ClusterReader(nodes, RemoteShards(nodes), *place, lambda: (np.empty(0, np.int64), {}))
+    here = np.zeros(len(world.manifest.shards), np.bool_)
+    reader = ClusterReader(nodes, RemoteShards(nodes), here, *place, lambda: (np.empty(0, np.int64), {}))
     found = remote_batches.batches(reader, nodes.manifest.schema, place[2])
     assert found.keys() == world.expected.keys()
     for name, data in found.items():
@@ -321,7 +322,7 @@ def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     node = world.spawner.node(world.halves[1])
     nodes, request = connect(world.nodes[0], node), world.request(100, 11)
     world.check(nodes, request)
-    node.signal(signal.SIGKILL)
+    node.kill()
     begun = time.monotonic()
     with raises(NodeUnreachableError, rf"{node.address}.*no other node gives shards"):
         nodes.fetch(request)
@@ -330,7 +331,7 @@ def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     try:
         world.check(nodes, request)
     finally:
-        again.signal(signal.SIGKILL)
+        again.kill()
 
 
 def check_another_node_with_the_shards_takes_over(world: World) -> None:
@@ -338,7 +339,7 @@ def check_another_node_with_the_shards_takes_over(world: World) -> None:
     nodes, request = connect(*world.nodes, third), world.request(100, 12)
     for _ in range(3):  # all take turns
         world.check(nodes, request)
-    third.signal(signal.SIGKILL)
+    third.kill()
     for _ in range(3):
         world.check(nodes, request)
 
@@ -380,7 +381,7 @@ def check_a_node_without_rdma(world: World) -> None:
         for _ in range(2):
             world.check(mixed, world.request(40, 15))
     finally:
-        plain.signal(signal.SIGKILL)
+        plain.kill()
 
 
 def check_another_device_is_refused(world: World) -> None:
@@ -398,7 +399,7 @@ def check_nothing_is_left_behind(world: World) -> None:
     """Of clients that ended, and of nodes that were killed."""
     gc.collect()
     for node in world.nodes:
-        node.signal(signal.SIGKILL)
+        node.kill()
     limit = time.monotonic() + 10
     while rdma_objects() != world.objects:
         assert time.monotonic() < limit, f"{rdma_objects()}, and before {world.objects}"

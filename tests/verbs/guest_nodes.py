@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,12 @@ class GuestNode:
 
     def signal(self, number: int) -> None:
         os.kill(self.process, number)
+
+    def kill(self) -> None:
+        """Till it is gone: its memory can be read until the kernel has taken the process apart."""
+        self.signal(signal.SIGKILL)
+        while os.path.exists(f"/proc/{self.process}"):
+            time.sleep(0.01)
 
 
 class Spawner:

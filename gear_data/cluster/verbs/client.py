@@ -64,7 +64,7 @@ class Link:
             end, self.table = granted(self._stream.take(), shards, columns)
             self.pair.connect(end, endpoint.timeout)
         except BaseException as error:
-            self.close()
+            self.abandon()
             if isinstance(error, ClusterError):
                 error.file = endpoint.name
             raise
@@ -74,6 +74,12 @@ class Link:
         self.pair.close()
         if self._stream is not None:
             self._stream.close()
+
+    def abandon(self) -> None:
+        """Ends it, and does not wait for a node that may be gone."""
+        if self._stream is not None:
+            self._stream.cancel_late()
+        self.close()
 
 
 @dataclass
@@ -230,7 +236,7 @@ class ReadLane:
     def abandon(self) -> None:
         """Ends all READs: nothing is written any more to where they went."""
         if self._link is not None:
-            self._link.close()
+            self._link.abandon()
             self._link = None
 
     def _post(self) -> None:
