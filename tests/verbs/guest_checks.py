@@ -162,7 +162,7 @@ def check_batches_are_those_of_the_local_collector(world: World) -> None:
 
 def check_any_number_of_windows(world: World) -> None:
     nodes = connect(*world.nodes)
-    for spans in (1, 63, 64, 65, 3000):
+    for spans in (1, 64, 65, 2100):
         world.check(nodes, world.request(spans, spans))
 
 
@@ -299,7 +299,7 @@ def check_hostile_openings_are_refused(world: World) -> None:
         good = json.loads(wanting(nodes.dataset, pair.end))
     end = good["queue_pair"]
     hostile: list[Any] = [None, 5, "x", [], {}, {**end, "more": 1}]
-    hostile += [{**end, name: value} for name in end for value in (-1, 1 << 24, 1 << 70, None, [], "no such", 2.5)]
+    hostile += [{**end, name: value} for name in end for value in (-1, 1 << 70, "no such")]
     hostile += [{**end, "link": "InfiniBand"}]
     for each in hostile:
         stream = None
@@ -319,29 +319,24 @@ def check_hostile_openings_are_refused(world: World) -> None:
 
 
 def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
-    node = world.spawner.node(world.halves[1])
-    nodes, request = connect(world.nodes[0], node), world.request(100, 11)
-    world.check(nodes, request)
-    node.kill()
-    begun = time.monotonic()
-    with raises(NodeUnreachableError, rf"{node.address}.*no other node gives shards"):
-        nodes.fetch(request)
-    assert time.monotonic() - begun < NOTICED
-    again = world.spawner.node(world.halves[1], node.address.port)
-    try:
-        world.check(nodes, request)
-    finally:
-        again.kill()
-
-
-def check_another_node_with_the_shards_takes_over(world: World) -> None:
-    third = world.spawner.node()
-    nodes, request = connect(*world.nodes, third), world.request(100, 12)
-    for _ in range(3):  # all take turns
+    third = world.spawner.node(world.halves[1])
+    alone, replicated = connect(world.nodes[0], third), connect(*world.nodes, third)
+    request = world.request(100, 11)
+    for nodes in (alone, replicated, replicated):  # those with the same shards take turns
         world.check(nodes, request)
     third.kill()
-    for _ in range(3):
-        world.check(nodes, request)
+    begun = time.monotonic()
+    with raises(NodeUnreachableError, rf"{third.address}.*no other node gives shards"):
+        alone.fetch(request)
+    assert time.monotonic() - begun < NOTICED
+    for _ in range(2):
+        # Another that has the shards takes over.
+        world.check(replicated, request)
+    again = world.spawner.node(world.halves[1], third.address.port)
+    try:
+        world.check(alone, request)
+    finally:
+        again.kill()
 
 
 def check_auto_reads_by_flight_where_rdma_fails(world: World) -> None:
@@ -407,7 +402,7 @@ def check_nothing_is_left_behind(world: World) -> None:
 
 
 def main(dataset: str, expected: str) -> None:
-    faulthandler.dump_traceback_later(210, exit=True)
+    faulthandler.dump_traceback_later(290, exit=True)
     nodes_module._AVOID_SECONDS = 0.1  # they are killed on purpose
     world = World(Path(dataset), Path(expected))
     for name, check in list(globals().items()):

@@ -79,7 +79,7 @@ def one_guest(made, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     command = [sys.executable, str(HERE / "guest_checks.py"), str(made / "d"), str(made / "expected.npz")]
     machine = guest.Guest(out, command, variables(made))
-    status = machine.wait(220)
+    status = machine.wait(300)
     assert status == 0, machine.log
     print(machine.log)
     rows = [json.loads(line) for line in (out / "results").read_text().splitlines()]
