@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ from gear_data.cluster.verbs.library import Library, load_library, verbs_errors
 from gear_data.cluster.verbs.ports import Port, choose_port
 
 _MEMORY_HINT = "raise the limit of locked memory: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
