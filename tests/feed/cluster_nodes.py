@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ class NodeProcess:
     def stop(self) -> None:
         """It answers no more, but its connections stay."""
         self._running.send_signal(signal.SIGSTOP)
+        # On a busy machine its threads may answer for a while yet.
+        os.waitid(os.P_PID, self._running.pid, os.WSTOPPED | os.WNOWAIT)
 
     def go_on(self) -> None:
         self._running.send_signal(signal.SIGCONT)

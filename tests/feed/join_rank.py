@@ -75,7 +75,7 @@ def main(dataset: str, out: str) -> None:
 
     asked: list[object] = []
     fetch = Nodes.fetch
-    Nodes.fetch = lambda self, request: [asked.append(request), fetch(self, request)][1]  # type: ignore[assignment, method-assign]
+    Nodes.fetch = lambda self, *what: [asked.append(what), fetch(self, *what)][1]  # type: ignore[assignment, method-assign]
     own = SequenceLoader(opened, **{**OPTIONS, "batch_size": 24}, selection="decentralized")
     results["decentralized"] = stacked(own)
     in_decentralized = len(asked)
