@@ -228,7 +228,8 @@ def main() -> int:
             if options.case is not None:
                 break
             cases, failed = (sum(pick(count) for count in counts.values()) for pick in (Counter.total, _failed))
-            print(f"\r{cases} cases, {failed} failed", end="", flush=True)
+            if sys.stdout.isatty():
+                print(f"\r{cases} cases, {failed} failed", end="", flush=True)
     print()
     for name, count in counts.items():
         print(f"{name:18s} {count['converted']:6d} read {count['refused']:6d} refused {count['failed']:4d} failed")
