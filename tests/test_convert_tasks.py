@@ -141,6 +141,18 @@ def test_a_process_that_dies(
     assert sources.folder_contents(tmp_path / "d") == sources.folder_contents(whole)
 
 
+def test_no_process_is_started_for_what_is_one_task(
+    sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise OSError("started")
+
+    monkeypatch.setattr("gear_data.ingest.engines.subprocess.Popen", start)
+    rollouts = sources.make_rollouts(5)
+    gear_data.convert(sources.write_episodes(tmp_path / "s.parquet", rollouts), tmp_path / "d", jobs=64)
+    sources.check_dataset(tmp_path / "d", rollouts)
+
+
 def test_what_is_in_this_process_alone_stays_here(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     import datasets
 

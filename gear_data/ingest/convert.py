@@ -20,7 +20,7 @@ from gear_data.errors import (
 )
 from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.destination import check_apart, no_empty_folder, prepare
-from gear_data.ingest.engines import Engine, Workers, in_this_process, side_by_side, started
+from gear_data.ingest.engines import Engine, Workers, in_this_process, side_by_side
 from gear_data.ingest.findings import Finding, Findings
 from gear_data.ingest.lint import lint_whole
 from gear_data.ingest.location import Location, locate
@@ -143,7 +143,9 @@ def convert(
     check_apart(location, wanted)
     given = plain_path(source) if isinstance(source, str | os.PathLike) else source
     recipe = Recipe(given, split, format, options, keep_encoded, strict, shard_bytes)
-    with started(recipe, store.name, _worker_count(engine, jobs, recipe, location, store)) as workers:
+    soon, most = _worker_counts(engine, jobs, recipe, location, store)
+    with Workers(recipe, store.name, most) as workers:
+        workers.adjust(soon)  # they start while this process opens the source
         opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
         recipe = replace(recipe, format=format_name)
         identity = _identity(location, recipe)
@@ -156,6 +158,7 @@ def convert(
         with no_empty_folder(folder):
             conversion = Conversion(store, stored_schema(opened), noted, resume=resume)
             try:
+                workers.adjust(len(tasks) - 1)
                 run = _engine(engine, jobs, recipe, opened, store, workers)
                 manifest = _fill(store, conversion, opened, run, tasks, {"reason": reason, **identity}, progress)
             except BaseException as error:
@@ -245,14 +248,13 @@ def _all_findings(
     return findings
 
 
-def _worker_count(engine: str, jobs: int | None, recipe: Recipe, location: Location, store: Store) -> int:
-    """How many processes are worth starting beside this one."""
+def _worker_counts(engine: str, jobs: int | None, recipe: Recipe, location: Location, store: Store) -> tuple[int, int]:
+    """How many processes beside this one are worth starting by the source's size alone, and how many there may be."""
     if engine != "local" or not _movable(recipe, store):
-        return 0
-    if jobs is not None:
-        return jobs - 1
-    size = sum(file.size for file in location.files)
-    return min(len(os.sched_getaffinity(0)) - 1, size // _BYTES_A_PROCESS)
+        return 0, 0
+    soon = sum(file.size for file in location.files) // _BYTES_A_PROCESS
+    most = (len(os.sched_getaffinity(0)) if jobs is None else jobs) - 1
+    return (min(soon, most), min(soon, most) if jobs is None else most)
 
 
 def _movable(recipe: Recipe, store: Store) -> bool:

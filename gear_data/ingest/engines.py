@@ -8,9 +8,8 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -49,38 +48,47 @@ def in_this_process(recipe: Recipe, source: EpisodeSource, store: Store) -> Engi
     return run
 
 
-@dataclass(frozen=True)
 class Workers:
-    """Processes of this machine that do tasks. Each has `threads` of its own."""
+    """Processes of this machine that do tasks; they end with this context. They are started anew rather than forked:
+    readers have threads.
 
-    processes: list[subprocess.Popen[str]]
-    threads: int
+    Args:
+        recipe, destination: what they convert, and where to.
+        most: how many there may be. This process works too.
 
+    Attributes:
+        processes: those that run.
+        threads: of each, and of this process.
+    """
 
-@contextmanager
-def started(recipe: Recipe, destination: str, count: int) -> Iterator[Workers]:
-    """So many workers, which load what they need and open the source while this process does too. They are started
-    anew rather than forked: readers have threads."""
-    threads = max(1, len(os.sched_getaffinity(0)) // (count + 1))
-    if not count:
-        yield Workers([], threads)
-        return
-    what = {"source": recipe.source, "options": recipe.to_json()}
-    job = json.dumps({**what, "destination": destination, "threads": threads})
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for _ in range(count):
+    def __init__(self, recipe: Recipe, destination: str, most: int) -> None:
+        self._most = most
+        self.threads = max(1, len(os.sched_getaffinity(0)) // (most + 1))
+        what = {"source": recipe.source, "options": recipe.to_json()} if most else {}
+        self._job = json.dumps({**what, "destination": destination, "threads": self.threads})
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.adjust(0)
+
+    def adjust(self, count: int) -> None:
+        """Starts or ends some, so that there are so many, or `most`. One that is started loads what it needs, and opens
+        the source, before it is given anything to do."""
+        count = min(count, self._most)
+        while len(self.processes) < count:
             command = [sys.executable, "-m", "gear_data.ingest.worker"]
             pipe = subprocess.PIPE
-            processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8"))
+            self.processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8"))
             # One that is dead already is told of where it is given a task.
             with suppress(OSError):
-                _send(processes[-1], job)
-        yield Workers(processes, threads)
-    finally:
-        for process in processes:
+                _send(self.processes[-1], self._job)
+        ended, self.processes = self.processes[count:], self.processes[:count]
+        for process in ended:
             process.kill()
-        for process in processes:
+        for process in ended:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 # What was never read cannot be flushed to it.
@@ -98,7 +106,7 @@ def side_by_side(workers: Workers, recipe: Recipe, source: EpisodeSource, store:
             waiting.put(index)
         answers: Answers = queue.SimpleQueue()
         gathered = _Gathered(waiting, answers, advance)
-        for worker in workers.processes[: len(tasks) - 1]:
+        for worker in workers.processes:
             gathered.working += 1
             threading.Thread(target=_drive, args=(worker, tasks, waiting, answers), daemon=True).start()
 

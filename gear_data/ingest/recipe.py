@@ -19,7 +19,7 @@ class Recipe:
 
     Attributes:
         source: a path, a URL, a hub id, or an object in memory, which cannot leave its process.
-        split, format: as in `convert`; not "auto" where a task is handed on, so that it need not look again.
+        split, format: as in `convert`.
         options: of the source.
         keep_encoded: leave images as they are in the source.
         strict: what is noticed is an error.
