@@ -36,7 +36,7 @@ from raw_flight import RawFlight
 
 import gear_data
 from gear_data import SequenceLoader
-from gear_data.cluster import nodes
+from gear_data.cluster import flight_lane
 from gear_data.cluster.reader import ClusterReader
 from gear_data.cluster.remote_shards import PlacedShards
 from gear_data.collection import Collector, Share
@@ -175,15 +175,15 @@ class _Best:
 def channels(dataset: Any, rounds: int, count: int) -> dict[str, float]:
     """Message bytes and requests under way -> bytes a second, at 256 x 1000."""
     best: dict[str, float] = {}
-    before = nodes.REQUEST_BYTES, nodes.CHANNELS
+    before = flight_lane.REQUEST_BYTES, flight_lane.CHANNELS
     try:
         for _ in range(rounds):
-            for nodes.REQUEST_BYTES, nodes.CHANNELS in itertools.product(MESSAGES, CHANNELS):
+            for flight_lane.REQUEST_BYTES, flight_lane.CHANNELS in itertools.product(MESSAGES, CHANNELS):
                 seconds, size = loop(dataset, 1000, 0, count)
-                name = f"{nodes.REQUEST_BYTES}/{nodes.CHANNELS}"
+                name = f"{flight_lane.REQUEST_BYTES}/{flight_lane.CHANNELS}"
                 best[name] = max(best.get(name, 0.0), size / seconds)
     finally:
-        nodes.REQUEST_BYTES, nodes.CHANNELS = before
+        flight_lane.REQUEST_BYTES, flight_lane.CHANNELS = before
     return best
 
 

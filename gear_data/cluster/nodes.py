@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from gear_data.cluster.addresses import CHECKSUM_VARIABLE, SCHEME, Access, Address
 from gear_data.cluster.flight_client import Stream
+from gear_data.cluster.flight_lane import FlightLane, cut
 from gear_data.cluster.node import Description, Node
-from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Group, Piece, Request, identity
+from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Piece, Request, identity
 from gear_data.cluster.verbs.client import ReadLane, RemoteMemory, Targets
 from gear_data.cluster.verbs.transport import AUTO, FLIGHT, VERBS, check_transport, has_device
 from gear_data.cluster.waiting import using_grpc
 from gear_data.errors import (
     ClusterError,
-    CorruptShardError,
     DeviceError,
     GearError,
     InvalidArgumentError,
@@ -34,13 +32,6 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.variable import OFFSET_BYTES
 
-#: Bytes that one request asks for, about; a window that has more is asked for by itself. Messages cost so much by
-#: themselves that smaller ones are slower, and an answer should be one message, which `MESSAGE_BYTES` holds.
-REQUEST_BYTES = 4 << 20
-_REQUEST_SPANS = 2048
-#: Requests that may be under way on a stream, and bytes of them: what is sent must never wait for what comes back.
-CHANNELS = 8
-_POSTED_BYTES = 32 << 10
 #: Seconds for which a node that failed is asked only where no other can be; doubled each time it fails again.
 _AVOID_SECONDS, _MOST_AVOID_SECONDS = 1.0, 60.0
 
@@ -266,7 +257,7 @@ class Nodes:
             while len(left):
                 owners = self._owners(request.shard[left], turn, failed)
                 lanes = [
-                    self._lane(number, request, _cut(left[owners == number], sizes), targets)
+                    self._lane(number, request, cut(left[owners == number], sizes), targets)
                     for number in np.unique(owners).tolist()
                 ]
                 try:
@@ -283,7 +274,7 @@ class Nodes:
                 unread = []
                 for lane in lanes:
                     pieces += lane.done
-                    unread += [*lane.posted, *lane.waiting]
+                    unread += lane.unread
                     if lane.error is not None and isinstance(lane, ReadLane) and self._transport == AUTO:
                         self._note_verbs_failure(lane.number, lane.error)
                     elif lane.error is not None:
@@ -296,11 +287,12 @@ class Nodes:
 
     def _lane(
         self, number: int, request: Request, pieces: Sequence[Int64Array], targets: Targets | None
-    ) -> _Lane | ReadLane:
+    ) -> FlightLane | ReadLane:
         by_verbs = number in self._by_verbs and self._verbs_failed.get(number, 0.0) <= time.monotonic()
         if self._memory is not None and by_verbs and self._memory.has_all(request):
             return ReadLane(self._memory, number, self._nodes[number].endpoint, request, pieces, targets)
-        return _Lane(self, number, request, pieces)
+        node = self._nodes[number]
+        return FlightLane(number, node, lambda: self._stream(number), self.manifest.schema, request, pieces)
 
     def _note_verbs_failure(self, number: int, error: GearError) -> None:
         self._verbs_failed[number] = time.monotonic() + _MOST_AVOID_SECONDS
@@ -316,7 +308,7 @@ class Nodes:
         unknown = [number for number, held in enumerate(self._held) if not held and number not in failed]
         for number in unknown:
             try:
-                self.node(number).keep(self.stream(number))
+                self._nodes[number].keep(self._stream(number))
             except ClusterError as error:
                 failed[number] = error
                 self._note_failure(number)
@@ -329,7 +321,7 @@ class Nodes:
                 raise problem
         raise MissingShardsError(f"no node holds shards {_listed(lost)} any more", file=self.place)
 
-    def stream(self, number: int) -> Stream:
+    def _stream(self, number: int) -> Stream:
         """A stream to a node, which serves the same dataset as before."""
         stream, description = self._nodes[number].open_stream(self.dataset)
         if description is not None:
@@ -339,100 +331,6 @@ class Nodes:
                 stream.close()
                 raise
         return stream
-
-    def node(self, number: int) -> Node:
-        return self._nodes[number]
-
-
-class _Lane:
-    """The pieces that one node is asked for. After the last `take`, what is not in `done` is in `posted` and `waiting`,
-    and `error` says why."""
-
-    def __init__(self, nodes: Nodes, number: int, request: Request, pieces: Sequence[Int64Array]) -> None:
-        self._nodes, self.number, self._request = nodes, number, request
-        self.waiting = deque(pieces)
-        self.posted: deque[Int64Array] = deque()
-        self._posted_bytes: deque[int] = deque()
-        self.done: list[Piece] = []
-        self.error: GearError | None = None
-        self._stream: Stream | None = None
-
-    def post(self) -> None:
-        """Sends as many requests as may be under way."""
-        self._guarded(self._post)
-
-    def take(self) -> bool:
-        """Takes an answer, and sends the next requests; False where there is nothing more to take."""
-        if self.error is None and (self.posted or self.waiting):
-            self._guarded(self._take)
-            return True
-        if self._stream is not None:
-            self._nodes.node(self.number).keep(self._stream)
-            self._stream = None
-        return False
-
-    def abandon(self) -> None:
-        """Ends all requests."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _take(self) -> None:
-        self._post()
-        if self._stream is None:  # what _post opens
-            return
-        parts = self._stream.take()
-        self._check(self.posted[0], parts)
-        self.done.append(Piece(self.posted.popleft(), parts))
-        self._posted_bytes.popleft()
-
-    def _check(self, spans: Int64Array, parts: list[npt.NDArray[np.uint8]]) -> None:
-        """That the parts have the sizes that were asked for: rows in them become addresses."""
-        schema, found = self._nodes.manifest.schema, iter(parts)
-        fits = True
-        for group in self._request.groups:
-            rows = int(group.count[spans].sum())
-            for column in group.columns:
-                part = next(found, None)
-                spec = schema.columns[column]
-                if spec.variable_length:
-                    values = next(found, None)
-                    fits = fits and part is not None and values is not None and part.nbytes == 8 * (rows + 1)
-                else:
-                    fits = fits and part is not None and part.nbytes == rows * spec.row_bytes
-        if not fits or next(found, None) is not None:
-            raise self._nodes.node(self.number).endpoint.nonsense("other parts than were asked for")
-
-    def _post(self) -> None:
-        if self._stream is None:
-            self._stream = self._nodes.stream(self.number)
-        while self.waiting and len(self.posted) < CHANNELS:
-            spans = self.waiting[0]
-            groups = tuple(Group(g.columns, g.first[spans], g.count[spans]) for g in self._request.groups)
-            data = Request(self._request.shard[spans], groups).to_bytes()
-            if self.posted and sum(self._posted_bytes) + len(data) > _POSTED_BYTES:
-                return
-            self._stream.post(data)
-            self.posted.append(self.waiting.popleft())
-            self._posted_bytes.append(len(data))
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Of a stream that was kept and broke meanwhile, as when a node was restarted, all is asked again on a new
-        one."""
-        try:
-            work()
-        except (ClusterError, CorruptShardError) as error:
-            stale = self._stream is not None and self._stream.kept and not self._stream.was_late
-            if self._stream is not None:
-                self._stream.close()
-                self._stream = None
-            if stale and isinstance(error, NodeUnreachableError):
-                self._nodes.node(self.number).close_idle()
-                self.waiting.extendleft(reversed(self.posted))
-                self.posted.clear()
-                self._posted_bytes.clear()
-            else:
-                self.error = error
 
 
 def _listed(shards: Sequence[int]) -> str:
@@ -454,11 +352,3 @@ def _row_bytes(column: ColumnSpec, manifest: Manifest) -> int:
         return column.row_bytes
     values = sum(shard.variable[column.name].bytes for shard in manifest.shards)
     return OFFSET_BYTES + -(-values // max(1, manifest.steps))
-
-
-def _cut(spans: Int64Array, sizes: Int64Array) -> list[Int64Array]:
-    """Spans in runs of about `REQUEST_BYTES`."""
-    ends = np.cumsum(sizes[spans])
-    begins = np.diff((ends - 1) // REQUEST_BYTES, prepend=-1) > 0
-    begins[::_REQUEST_SPANS] = True
-    return np.split(spans, np.flatnonzero(begins)[1:])

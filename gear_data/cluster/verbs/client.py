@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.cluster.flight_client import Endpoint, Stream
+from gear_data.cluster.lane import Lane
 from gear_data.cluster.protocol import Piece, Request, part_places
 from gear_data.cluster.verbs.buffers import LocalMemory
 from gear_data.cluster.verbs.device import Device, open_device
@@ -21,7 +21,7 @@ from gear_data.cluster.verbs.messages import granted, wanting
 from gear_data.cluster.verbs.queue_pair import QueuePair
 from gear_data.cluster.verbs.work import Chain, Reads
 from gear_data.cluster.waiting import close_before_fork
-from gear_data.errors import ClusterError, DeviceError, GearError, NodeRefusedError, NodeUnreachableError
+from gear_data.errors import ClusterError, NodeRefusedError, NodeUnreachableError
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 
@@ -149,6 +149,13 @@ class RemoteMemory:
         else:
             link.close()
 
+    def end_kept(self, number: int) -> None:
+        """Ends the idle queue pairs to a node."""
+        idle = self.open().links[number]
+        with suppress(IndexError):
+            while True:
+                idle.pop().abandon()
+
     def reads(
         self, link: Link, request: Request, spans: Int64Array, targets: Targets | None
     ) -> tuple[Reads, list[npt.NDArray[np.uint8]]]:
@@ -188,9 +195,9 @@ def _close(opened: list[_Open]) -> None:
         opened.pop().close()
 
 
-class ReadLane:
-    """The pieces that are read from one node. After the last `take`, what is not in `done` is in `posted` and
-    `waiting`, and `error` says why.
+class ReadLane(Lane[Link, list[npt.NDArray[np.uint8]]]):
+    """A lane of which is noted where the parts of each answer will be. Posts all READs at once: the queue pair holds
+    back what the device does not take yet.
 
     Args:
         memory: the nodes'.
@@ -209,81 +216,43 @@ class ReadLane:
         pieces: Sequence[Int64Array],
         targets: Targets | None,
     ) -> None:
-        self._memory, self.number, self._endpoint, self._request = memory, number, endpoint, request
+        super().__init__(number, endpoint.name, pieces)
+        self._memory, self._endpoint, self._request = memory, endpoint, request
         self._targets = targets
-        self.waiting = deque(pieces)
-        self.posted: deque[Int64Array] = deque()
-        self._parts: deque[list[npt.NDArray[np.uint8]]] = deque()
-        self.done: list[Piece] = []
-        self.error: GearError | None = None
-        self._link: Link | None = None
         self._last = 0.0
 
-    def post(self) -> None:
-        """Posts all READs; the queue pair holds back what the device does not take yet."""
-        self._guarded(self._post)
+    def _open(self) -> Link:
+        return self._memory.link(self.number, self._endpoint)
 
-    def take(self) -> bool:
-        """Takes completions, or waits a moment for some; False where there are none to come."""
-        if self.error is None and (self.posted or self.waiting):
-            self._guarded(self._take)
-            return True
-        if self._link is not None:
-            self._memory.keep(self.number, self._link)
-            self._link = None
-        return False
-
-    def abandon(self) -> None:
-        """Ends all READs: nothing is written any more to where they went."""
-        if self._link is not None:
-            self._link.abandon()
-            self._link = None
-
-    def _post(self) -> None:
-        if self._link is None:
-            self._link = self._memory.link(self.number, self._endpoint)
-        if self.waiting:
+    def _send(self, link: Link) -> None:
+        if self._waiting:
             self._last = time.monotonic()
-        while self.waiting:
-            reads, parts = self._memory.reads(self._link, self._request, self.waiting[0], self._targets)
-            self.posted.append(self.waiting.popleft())
-            self._parts.append(parts)
-            self._link.pair.post(Chain(reads))
+        while self._waiting:
+            reads, parts = self._memory.reads(link, self._request, self._waiting[0], self._targets)
+            self._posted.append((self._waiting.popleft(), parts))
+            link.pair.post(Chain(reads))
 
-    def _take(self) -> None:
-        self._post()
-        if self._link is None:  # what _post opens
-            return
-        some = self._link.pair.poll()
-        while len(self.posted) > self._link.pair.chains:
-            self.done.append(Piece(self.posted.popleft(), self._parts.popleft(), self._targets is not None))
+    def _receive(self, link: Link) -> None:
+        some = link.pair.poll()
+        while len(self._posted) > link.pair.chains:
+            self.done.append(Piece(*self._posted.popleft(), self._targets is not None))
         if some:
-            self._link.kept = False
+            link.kept = False
             self._last = time.monotonic()
             return
         waited = time.monotonic() - self._last
         if waited > self._endpoint.timeout:
             # Not to be waited for a second time, through a new queue pair.
-            self._link.kept = False
+            link.kept = False
             raise NodeUnreachableError(f"did not answer within {self._endpoint.timeout:g} s")
         if waited > _BUSY:
             time.sleep(_PAUSE)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Of a queue pair that was kept and broke meanwhile, as when a node was restarted, all is read again through a
-        new one."""
-        try:
-            work()
-        except (ClusterError, DeviceError) as error:
-            stale = self._link is not None and self._link.kept
-            self.abandon()
-            if stale:
-                self.waiting.extendleft(reversed(self.posted))
-                self.posted.clear()
-                self._parts.clear()
-            else:
-                error.file = error.file or self._endpoint.name
-                self.error = error
-        except BaseException:
-            self.abandon()
-            raise
+    def _keep(self, link: Link) -> None:
+        self._memory.keep(self.number, link)
+
+    def _end(self, link: Link) -> None:
+        link.abandon()
+
+    def _end_kept(self) -> None:
+        self._memory.end_kept(self.number)
