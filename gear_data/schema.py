@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ class ColumnSpec:
         """Elements of one step."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of one step."""
         return self.size * self.storage_dtype.itemsize

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,20 @@ from gear_data.cluster.protocol import (
 )
 from gear_data.cluster.waiting import limited
 from gear_data.errors import CorruptAnswerError, NodeRefusedError, NodeUnreachableError
+
+#: glibc counts no block of 32 MiB or more, its own few bytes included.
+_LARGE_BYTES = (32 << 20) - (64 << 10)
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Has glibc use the memory of answers again.
+
+    It gives large blocks back to the system when they are freed, so that every answer faults its pages in anew, which
+    costs as much as receiving it. What it takes for large grows with the largest block of up to 32 MiB that was ever
+    freed: M_MMAP_THRESHOLD in mallopt(3).
+    """
+    np.empty(_LARGE_BYTES, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,7 @@ class Endpoint:
         return self.access.timeout
 
     def connect(self) -> Any:
+        _keep_freed_memory()
         location = self.access.location(self.address)
         # A connection of its own for each client: they share one otherwise, and its flow control.
         options = [("grpc.use_local_subchannel_pool", 1)]

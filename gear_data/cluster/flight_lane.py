@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,16 +26,24 @@ _POSTED_BYTES = 32 << 10
 
 
 def cut(spans: Int64Array, sizes: Int64Array) -> list[Int64Array]:
-    """Spans in runs of about `REQUEST_BYTES`.
+    """Spans in runs of about as many bytes each, `REQUEST_BYTES` or less.
 
     Args:
         spans: int64 [n], numbers of spans.
         sizes: int64 [N], bytes of each span of the request.
     """
     ends = np.cumsum(sizes[spans])
-    begins = np.diff((ends - 1) // REQUEST_BYTES, prepend=-1) > 0
+    total = max(1, int(ends[-1]))
+    runs = -(-total // REQUEST_BYTES)
+    if runs == 1 and len(spans) <= _REQUEST_SPANS:
+        return [spans]
+    # All have about as many: a short last one would cost as much by itself as a long one.
+    run = (ends - 1) * runs // total
+    begins = np.ones(len(spans), np.bool_)
+    begins[1:] = run[1:] != run[:-1]
     begins[::_REQUEST_SPANS] = True
-    return np.split(spans, np.flatnonzero(begins)[1:])
+    bounds = [*np.flatnonzero(begins).tolist(), len(spans)]
+    return [spans[first:last] for first, last in itertools.pairwise(bounds)]
 
 
 class FlightLane(Lane[Stream, int]):

@@ -27,8 +27,8 @@ S = TypeVar("S")
 
 
 class Lane(ABC, Generic[C, S]):
-    """Asks a node for pieces, and takes them. After the last `take`, what is not in `done` is in `unread`, and `error`
-    says why.
+    """Asks a node for pieces, and takes them: what comes is put into `done`. After the last `take`, what did not come
+    is in `unread`, and `error` says why.
 
     Of a connection that was kept and broke meanwhile, as when a node was restarted, all is asked again on a new one.
 
@@ -39,7 +39,7 @@ class Lane(ABC, Generic[C, S]):
 
     def __init__(self, number: int, name: str, pieces: Sequence[Int64Array]) -> None:
         self.number, self._name = number, name
-        self.done: list[Piece] = []
+        self.done: deque[Piece] = deque()
         self.error: GearError | None = None
         self._waiting = deque(pieces)
         #: Under way: the spans of a piece, and what was noted of it.

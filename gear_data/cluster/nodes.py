@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -230,7 +233,14 @@ class Nodes:
         return self._memory is not None
 
     def fetch(self, request: Request, targets: Targets | None = None) -> list[Piece]:
-        """The rows of a request of any size, in pieces of some spans each. Spans without any rows are in none.
+        """All that `asked` gives."""
+        with self.asked(request, targets) as pieces:
+            return list(pieces)
+
+    @contextmanager
+    def asked(self, request: Request, targets: Targets | None = None) -> Iterator[Iterator[Piece]]:
+        """The rows of a request of any size, in pieces of some spans each, as they come. Spans without any rows are in
+        none. All nodes are asked before the body begins.
 
         Of a node that fails the spans are asked of others that hold them.
 
@@ -241,49 +251,81 @@ class Nodes:
             NodeUnreachableError: no node that holds some of the shards can be reached, or answers in time.
             CorruptShardError, NodeRefusedError: what the last of them said.
         """
-        left = np.flatnonzero(np.any([group.count > 0 for group in request.groups], axis=0))
-        if not len(left):
-            return []
-        sizes = _span_bytes(request, self.manifest)
+        counts = [group.count for group in request.groups]
+        if not counts or not len(spans := np.flatnonzero(functools.reduce(np.bitwise_or, counts))):
+            yield iter(())
+            return
+        sizes = self._span_bytes(request)
         if int(sizes.max()) > MAX_ANSWER_BYTES // 2:
             raise InvalidArgumentError(
                 f"a window of {int(sizes.max()):,} bytes is more than a node sends at once",
                 hint="choose a shorter context, or fewer columns",
             )
         self._turn = turn = (self._turn + 1) % len(self._nodes)
-        pieces: list[Piece] = []
+        lanes: list[FlightLane | ReadLane] = []
         failed: dict[int, GearError] = {}
+
+        def ask(spans: Int64Array) -> None:
+            owners = self._owners(request.shard[spans], turn, failed)
+            lanes[:] = [
+                self._lane(number, request, cut(spans[owners == number], sizes), targets)
+                for number in np.flatnonzero(np.bincount(owners)).tolist()
+            ]
+            # All are asked before any is waited for.
+            for lane in lanes:
+                lane.post()
+
         with using_grpc():
-            while len(left):
-                owners = self._owners(request.shard[left], turn, failed)
-                lanes = [
-                    self._lane(number, request, cut(left[owners == number], sizes), targets)
-                    for number in np.unique(owners).tolist()
-                ]
-                try:
-                    # All are asked before any is waited for.
-                    for lane in lanes:
-                        lane.post()
-                    active = lanes
-                    while active:
-                        active = [lane for lane in active if lane.take()]
-                except BaseException:
-                    for lane in lanes:
-                        lane.abandon()
-                    raise
-                unread = []
+            try:
+                ask(spans)
+                yield self._taken(lanes, failed, ask)
+            finally:
                 for lane in lanes:
-                    pieces += lane.done
-                    unread += lane.unread
-                    if lane.error is not None and isinstance(lane, ReadLane) and self._transport == AUTO:
-                        self._note_verbs_failure(lane.number, lane.error)
-                    elif lane.error is not None:
-                        failed[lane.number] = lane.error
-                        self._note_failure(lane.number)
-                    else:
-                        self._failed.pop(lane.number, None)
-                left = np.concatenate(unread) if unread else left[:0]
-        return pieces
+                    lane.abandon()
+
+    def _taken(
+        self, lanes: list[FlightLane | ReadLane], failed: dict[int, GearError], ask: Callable[[Int64Array], None]
+    ) -> Iterator[Piece]:
+        """What lanes bring, as it comes.
+
+        Args:
+            lanes: those under way; changed by `ask`.
+            failed: nodes not to be asked any more; here they are added.
+            ask: asks the others for some spans.
+        """
+        while True:
+            active = deque(lanes)
+            while active:
+                lane = active.popleft()
+                if lane.take():
+                    active.append(lane)
+                while lane.done:
+                    yield lane.done.popleft()
+            unread = []
+            for lane in lanes:
+                unread += lane.unread
+                if lane.error is not None and isinstance(lane, ReadLane) and self._transport == AUTO:
+                    self._note_verbs_failure(lane.number, lane.error)
+                elif lane.error is not None:
+                    failed[lane.number] = lane.error
+                    self._note_failure(lane.number)
+                else:
+                    self._failed.pop(lane.number, None)
+            if not unread:
+                return
+            ask(np.concatenate(unread))
+
+    def _span_bytes(self, request: Request) -> Int64Array:
+        """int64 [N]: bytes that each span has over all groups."""
+        sizes = np.zeros(len(request.shard), np.int64)
+        for group in request.groups:
+            sizes += group.count * sum(self._row_bytes[column] for column in group.columns)
+        return sizes
+
+    @functools.cached_property
+    def _row_bytes(self) -> tuple[int, ...]:
+        """Bytes of a row of each column; of one of variable length, as many as its rows have on average."""
+        return tuple(_row_bytes(column, self.manifest) for column in self.manifest.schema)
 
     def _lane(
         self, number: int, request: Request, pieces: Sequence[Int64Array], targets: Targets | None
@@ -335,16 +377,6 @@ class Nodes:
 
 def _listed(shards: Sequence[int]) -> str:
     return ", ".join(map(str, shards[:20])) + (" ..." if len(shards) > 20 else "")
-
-
-def _span_bytes(request: Request, manifest: Manifest) -> Int64Array:
-    """int64 [N]: bytes that each span has over all groups; of columns of variable length, as many as its rows have on
-    average."""
-    sizes = np.zeros(len(request.shard), np.int64)
-    for group in request.groups:
-        row_bytes = sum(_row_bytes(manifest.schema.columns[column], manifest) for column in group.columns)
-        sizes += group.count * row_bytes
-    return sizes
 
 
 def _row_bytes(column: ColumnSpec, manifest: Manifest) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,7 @@ import pyarrow as pa
 
 from gear_data.cluster.in_place import copied_to, target_rows
 from gear_data.cluster.nodes import Nodes
-from gear_data.cluster.protocol import Group, Request
+from gear_data.cluster.protocol import Group, Piece, Request
 from gear_data.cluster.remote_shards import placed_values
 from gear_data.cluster.verbs.client import Targets
 from gear_data.collection import Places
@@ -22,6 +24,71 @@ from gear_data.selection.windows import Int64Array, Windows
 from gear_data.storage.reader import Lease
 
 _NO_ROWS: Int64Array = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Columns of which the same rows are read.
+
+    Attributes:
+        wanted: says which rows.
+        columns, row_bytes: int64 [C]: their places in the schema, and the bytes of a row of each.
+    """
+
+    wanted: Wanted
+    columns: Int64Array
+    row_bytes: Int64Array
+
+
+def _columns(plan: Int64Array) -> tuple[_Columns, ...]:
+    """What a plan of `gear_data.kernels.cpu` reads."""
+    sizes = row_sizes(plan)
+    return tuple(
+        _Columns(each, np.array(each.columns), np.array([sizes[column] for column in each.columns]))
+        for each in wanted_rows(plan)
+    )
+
+
+@dataclass(frozen=True)
+class _Away:
+    """Columns that are brought for some windows.
+
+    Attributes:
+        columns, row_bytes: see `_Columns`.
+        low, count: int64 [B]: the first row of its episode that is brought for each window, and how many.
+    """
+
+    columns: Int64Array
+    row_bytes: Int64Array
+    low: Int64Array
+    count: Int64Array
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Windows on their way to their places.
+
+    Attributes:
+        windows, places: see `ColumnReader.read`.
+        total: int64 [B], the steps of their episodes.
+        finals: int64 [B], the rows of their final observations; empty: none has one.
+        addresses: int64 [B, columns]: of each window's shard's columns, and later of its episode's first row, or where
+            that would be; 0 while it is not known.
+    """
+
+    windows: Windows
+    places: Places
+    total: Int64Array
+    finals: Int64Array
+    addresses: Int64Array
+
+    @cached_property
+    def numbers(self) -> Int64Array:
+        return np.arange(len(self.windows))
+
+    @cached_property
+    def zeros(self) -> Int64Array:
+        return np.zeros(len(self.windows), np.int64)
 
 
 class ClusterReader:
@@ -48,9 +115,11 @@ class ClusterReader:
         length: Int64Array,
         finals: Finals,
     ) -> None:
-        from gear_data.kernels.cpu import collect
+        from gear_data.kernels.cpu import collect, count_valid
+        from gear_data.kernels.reach import to_episodes, to_packed
 
-        self._collect = collect
+        self._collect, self._count_valid = collect, count_valid
+        self._to_episodes, self._to_packed = to_episodes, to_packed
         self._nodes = nodes
         self._shards = shards
         self._here = here
@@ -58,7 +127,7 @@ class ClusterReader:
         self._shard, self._start, self._length = shard, start, length
         # Knows where final observations are.
         self._local = ShardReader(shards, shard, start, length, finals)
-        self._wanted: dict[bytes, tuple[Wanted, ...]] = {}
+        self._wanted: dict[bytes, tuple[_Columns, ...]] = {}
 
     def final_address(self, column: str) -> int:
         return self._local.final_address(column)
@@ -71,105 +140,103 @@ class ClusterReader:
         )
 
     def read(self, windows: Windows, places: Places) -> None:
-        if self._is_here.take(windows.episode_id).all():
+        episode = windows.episode_id
+        if self._is_here.take(episode).all():
             self._local.read(windows, places)
             return
-        shard = self._shard[windows.episode_id]
+        shard, finals = self._shard[episode], self._local.final_rows
         lease = self._lease(shard)
-        key = places.plan.tobytes()
-        wanted = self._wanted.get(key)
-        if wanted is None:
-            wanted = self._wanted[key] = wanted_rows(places.plan)
-        addresses = lease.addresses[shard]
-        total, numbers = self._length[windows.episode_id], np.arange(len(windows))
-        start = self._start[windows.episode_id]
-        held = self._place(addresses, wanted, windows, (shard, start, total), places)
-        finals = self._local.final_rows
-        self._collect(
-            numbers,
-            windows.start,
-            windows.length,
-            places.rows,
-            numbers,
-            np.zeros(len(windows), np.int64),
-            total,
-            finals[windows.episode_id] if len(finals) else _NO_ROWS,
-            addresses,
-            places.plan,
-            places.addresses,
-            places.per,
-            places.valid,
+        batch = _Batch(
+            windows, places, self._length[episode], finals[episode] if len(finals) else _NO_ROWS, lease.addresses[shard]
         )
-        del held, lease
+        away, groups = self._away(batch, self._start[episode])
+        targets = self._targets(groups, away, batch)
+        with self._nodes.asked(Request(shard, groups), targets) as pieces:
+            # What is here, while the others send.
+            some = functools.reduce(np.bitwise_or, [each.count for each in away], batch.zeros)
+            self._fill(batch, np.flatnonzero(some == 0))
+            for piece in pieces:
+                self._point(batch, away, piece, targets)
+                self._fill(batch, piece.spans)
+        self._count_valid(
+            batch.numbers, windows.start, windows.length, batch.total, batch.finals, places.plan, places.per,
+            places.valid,
+        )  # fmt: skip
+        del lease
 
     def _lease(self, shards: Int64Array) -> Lease:
         if self._shards.all_mapped:
             return Lease(self._shards.addresses)
-        return self._shards.lease(np.unique(shards).tolist())
+        return self._shards.lease(np.flatnonzero(np.bincount(shards)).tolist())
 
-    def _place(
-        self,
-        addresses: Int64Array,
-        wanted: tuple[Wanted, ...],
-        windows: Windows,
-        episodes: tuple[Int64Array, Int64Array, Int64Array],
-        places: Places,
-    ) -> object:
-        """Brings what is not here, and turns addresses of shards' columns into those of windows' episodes.
+    def _away(self, batch: _Batch, start: Int64Array) -> tuple[list[_Away], tuple[Group, ...]]:
+        """What is to be brought, and how nodes are asked for it. Turns addresses into those of episodes' first rows.
 
         Args:
-            addresses: int64 [B, columns]: of each window's shard; changed to where its episode's first row is, or would
-                be.
-            episodes: int64 [B] each: shard, first row there, steps.
-
-        Returns:
-            What must live as long as the addresses are used.
+            start: int64 [B]: the row of its shard that each window's episode begins with.
         """
-        shard, start, total = episodes
-        row_bytes = row_sizes(places.plan)
-        groups, lows = [], []
+        key = batch.places.plan.tobytes()
+        wanted = self._wanted.get(key)
+        if wanted is None:
+            wanted = self._wanted[key] = _columns(batch.places.plan)
+        found, groups = [], []
         for each in wanted:
-            columns = list(each.columns)
-            here = addresses[:, columns] != 0
-            away = tuple(
-                column for column, is_here in zip(columns, here.all(axis=0).tolist(), strict=True) if not is_here
-            )
-            sizes = np.array([row_bytes[column] for column in columns], np.int64)
-            addresses[:, columns] += start[:, None] * sizes
-            if away:
-                low, count = each.rows(windows, total)
-                count[here.all(axis=1)] = 0
-                groups.append(Group(away, start + low, count))
-                lows.append(low)
-        request = Request(shard, tuple(groups))
-        targets = self._targets(request, windows, lows, places)
-        pieces = self._nodes.fetch(request, targets)
-        for piece in pieces:
-            parts = iter(piece.parts)
-            ready = iter(targets.places) if targets is not None and piece.placed else itertools.repeat(None)
-            for group, low in zip(groups, lows, strict=True):
-                count = group.count[piece.spans]
-                filled = count > 0
-                spans = piece.spans[filled]
-                rows = (np.cumsum(count) - count)[filled] - low[spans]
-                for column in group.columns:
-                    part, target = next(parts), next(ready)
-                    if target is None:
-                        addresses[spans, column] = part.ctypes.data + rows * row_bytes[column]
-                    else:
-                        # The kernel finds that row there, and has nothing to copy.
-                        addresses[spans, column] = target[spans] - low[spans] * row_bytes[column]
-        return pieces
+            low, count = each.wanted.rows(batch.windows, batch.total)
+            away = np.zeros(len(each.columns), np.bool_)
+            self._to_episodes(batch.addresses, each.columns, each.row_bytes, start, count, away)
+            if away.any():
+                found.append(_Away(each.columns[away], each.row_bytes[away], low, count))
+                groups.append(Group(tuple(found[-1].columns.tolist()), start + low, count))
+        return found, tuple(groups)
 
-    def _targets(
-        self, request: Request, windows: Windows, lows: Sequence[Int64Array], places: Places
-    ) -> Targets | None:
+    def _point(self, batch: _Batch, away: Sequence[_Away], piece: Piece, targets: Targets | None) -> None:
+        """Has the addresses of a piece's windows lead to its rows."""
+        first = 0
+        for each in away:
+            last = first + len(each.columns)
+            parts = np.array([part.ctypes.data for part in piece.parts[first:last]])
+            if targets is not None and piece.placed:
+                spans = piece.spans[each.count[piece.spans] > 0]
+                for number, target in enumerate(targets.places[first:last]):
+                    if target is not None:
+                        # The kernel finds those rows there, and has nothing to copy.
+                        rows = each.low[spans] * each.row_bytes[number]
+                        batch.addresses[spans, each.columns[number]] = target[spans] - rows
+                        parts[number] = 0
+            self._to_packed(batch.addresses, each.columns, each.row_bytes, parts, piece.spans, each.low, each.count)
+            first = last
+
+    def _fill(self, batch: _Batch, spans: Int64Array) -> None:
+        """Collects some windows."""
+        if not len(spans):
+            return
+        windows, places = batch.windows, batch.places
+        self._collect(
+            spans,
+            windows.start[spans],
+            windows.length[spans],
+            places.rows[spans] if len(places.rows) else spans,
+            batch.numbers,
+            batch.zeros,
+            batch.total,
+            batch.finals,
+            batch.addresses,
+            places.plan,
+            places.addresses,
+            len(spans),
+            np.empty(1, np.int64),  # of all windows they are counted at the end
+        )
+
+    def _targets(self, groups: Sequence[Group], away: Sequence[_Away], batch: _Batch) -> Targets | None:
         """Where rows of columns that are copied to one output belong in the batch; None: all are packed."""
+        places = batch.places
         if places.memory is None or not self._nodes.reads_memory:
             return None
         found = []
-        for group, low in zip(request.groups, lows, strict=True):
+        for group, each in zip(groups, away, strict=True):
             for column in group.columns:
                 output = copied_to(places.plan, column)
-                found.append(None if output is None else target_rows(places, output, windows, low, group.count))
+                found.append(
+                    None if output is None else target_rows(places, output, batch.windows, each.low, each.count)
+                )
         return Targets(places.memory, tuple(found))

@@ -6,7 +6,8 @@ lie there; so casts, padding, final observations and sums are made by the same c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -23,16 +24,6 @@ class Reach:
     shift: int
     horizon: int
 
-    def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """int64 [B] each: from which row of the episode, which has `total`, to before which one."""
-        first = windows.start + self.first
-        low = np.maximum(first, windows.start if self.within else 0)
-        high = np.minimum(first + self.width, windows.start + windows.length if self.within else total)
-        some = high > low
-        # The row before an episode's first and the one after its last are none of its own.
-        low = np.maximum(low + self.shift, 0)
-        return np.where(some, low, total), np.where(some, np.minimum(high + self.shift + self.horizon - 1, total), 0)
-
 
 @dataclass(frozen=True)
 class Wanted:
@@ -42,10 +33,17 @@ class Wanted:
     reaches: tuple[Reach, ...]
 
     def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """int64 [B] each: the first row of the episode, and how many."""
-        spans = [reach.rows(windows, total) for reach in self.reaches]
-        low = np.minimum.reduce([low for low, _ in spans])
-        return low, np.maximum(np.maximum.reduce([high for _, high in spans]) - low, 0)
+        """int64 [B] each: the first row of the episode, which has `total`, and how many."""
+        from gear_data.kernels.reach import reached_rows
+
+        low, count = np.empty((2, len(total)), np.int64)
+        reached_rows(windows.start, windows.length, total, self._numbers, low, count)
+        return low, count
+
+    @cached_property
+    def _numbers(self) -> Int64Array:
+        """int64 [outputs, 5], as `gear_data.kernels.reach` takes them."""
+        return np.array([astuple(reach) for reach in self.reaches], np.int64)
 
     @property
     def most_rows(self) -> int:

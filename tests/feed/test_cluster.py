@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader
 
 import gear_data
 from gear_data import Mixture, SequenceLoader
+from gear_data.cluster import flight_lane
+from gear_data.cluster.flight_client import Stream
 from gear_data.cluster.reader import ClusterReader
 from gear_data.cluster.remote_shards import RemoteShards
 from gear_data.cluster.served_dataset import open_served
@@ -148,6 +150,32 @@ def test_most_options_are_taken(local):
         except gear_data.GearError:
             continue
     assert taken > 0.7 * len(PRESETS) * len(OPTIONS)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_many_small_answers(local, remote, prefetch, monkeypatch):
+    """What is read at once comes in pieces that end in the midst of batches."""
+    monkeypatch.setattr(flight_lane, "REQUEST_BYTES", 700)
+    taken, take = [], Stream.take
+    monkeypatch.setattr(Stream, "take", lambda stream: taken.append(1) or take(stream))
+    options = {"sampler": gear_data.Weighted("length"), "prefetch": prefetch}
+    same(batches(remote, **options), batches(local, **options))
+    assert len(taken) > 6 * 4
+
+
+@pytest.mark.parametrize("at", ["_fill", "_point"])
+def test_a_read_that_is_interrupted_leaves_nothing_behind(local, remote, at, monkeypatch):
+    """What the nodes still send of it must not be taken for the answer to the next one."""
+    monkeypatch.setattr(flight_lane, "REQUEST_BYTES", 700)
+    with monkeypatch.context() as patch:
+
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        patch.setattr(ClusterReader, at, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            batches(remote)
+    same(batches(remote), batches(local))
 
 
 def test_views(local, remote):
