@@ -3,7 +3,7 @@
     python benchmarks/cluster.py --json cluster.json
 
 Two nodes on loopback: a server process that holds a Hopper-shaped dataset in shared memory, and this process, which
-reads. Bytes are those of valid steps. Every figure is the best of several rounds, in which all take turns, so that
+reads. Bytes are those of valid steps. Every figure is the median of several rounds, in which all take turns, so that
 other people's work on the machine is in all of them or in none. `--quick` takes a tenth of the time.
 """
 
@@ -12,16 +12,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from common import (
     command_line,
     describe_machine,
@@ -37,6 +42,7 @@ from raw_flight import RawFlight
 import gear_data
 from gear_data import SequenceLoader
 from gear_data.cluster import flight_lane
+from gear_data.cluster.protocol import Group, Request
 from gear_data.cluster.reader import ClusterReader
 from gear_data.cluster.remote_shards import PlacedShards
 from gear_data.collection import Collector, Share
@@ -50,6 +56,7 @@ SHARD_BYTES = 8 << 20
 BULK_MESSAGES = tuple(1 << bits for bits in range(18, 24))
 MESSAGES = (256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
 CHANNELS = (1, 2, 4, 8)
+IMAGE_CONTEXT = 16
 #: Of a request: three numbers a window, and little more.
 WINDOW_REQUEST_BYTES = 24
 
@@ -113,15 +120,15 @@ def overhead(folder: Path, place: str, context: int, rounds: int) -> dict[str, f
         name: Collector([Share(reader, dataset.schema, outputs)], BATCH, reuse=True) for name, reader in readers.items()
     }
     drawn = own_windows(dataset, here, context, 10)
-    best = dict.fromkeys(collectors, float("inf"))
+    taken = _Rounds()
     # In turns that are so short that the machine is left alone in some of them.
     for _ in range(rounds * 100):
         for name, collector in collectors.items():
             begun = time.perf_counter()
             for windows in drawn:
                 collector.collect(windows)
-            best[name] = min(best[name], (time.perf_counter() - begun) / len(drawn))
-    return best
+            taken.note((name,), (time.perf_counter() - begun) / len(drawn))
+    return {name: taken.median(name) for name in collectors}
 
 
 def measure(folder: Path, rounds: int, count: int) -> dict[str, Any]:
@@ -130,61 +137,112 @@ def measure(folder: Path, rounds: int, count: int) -> dict[str, Any]:
         with serving(folder) as place:
             dataset = gear_data.open(place)
             found: dict[str, Any] = {"bulk": {}, "shapes": {}, "channels": {}}
-            best = _Best()
+            taken, sizes = _Rounds(), dict[int, float]()
             for _ in range(rounds):
                 for message in BULK_MESSAGES:
-                    best.note(("bulk", message), 1 / raw.bulk(message, 64 << 20))
+                    taken.note(("bulk", message), 1 / raw.bulk(message, 64 << 20))
                 for context in (100, 20):
                     batches = max(20, count * 20 // context)
                     for prefetch in (0, 2):
                         seconds, size = loop(dataset, context, prefetch, batches)
-                        best.note(("batch", context, prefetch), seconds)
+                        taken.note(("batch", context, prefetch), seconds)
                     request = BATCH * WINDOW_REQUEST_BYTES
                     for under_way in (1, 4):
-                        best.note(("raw", context, under_way), raw.answers(int(size), request, batches, under_way))
-                    best.sizes[context] = size
-            found["bulk"] = {str(message): 1 / best.of["bulk", message] for message in BULK_MESSAGES}
+                        taken.note(("raw", context, under_way), raw.answers(int(size), request, batches, under_way))
+                    sizes[context] = size
+            found["bulk"] = {str(message): 1 / taken.median("bulk", message) for message in BULK_MESSAGES}
             for context in (100, 20):
                 found["shapes"][f"{BATCH}x{context}"] = {
-                    "bytes": best.sizes[context],
-                    "seconds": best.of["batch", context, 0],
-                    "pipelined_seconds": best.of["batch", context, 2],
-                    "raw_seconds": best.of["raw", context, 1],
-                    "raw_pipelined_seconds": best.of["raw", context, 4],
+                    "bytes": sizes[context],
+                    "seconds": taken.median("batch", context, 0),
+                    "pipelined_seconds": taken.median("batch", context, 2),
+                    "raw_seconds": taken.median("raw", context, 1),
+                    "raw_pipelined_seconds": taken.median("raw", context, 4),
                 }
             found["overhead"] = {
                 f"{BATCH}x{context}": overhead(folder, place, context, rounds) for context in (100, 20)
             }
             found["channels"] = channels(dataset, rounds, max(10, count // 4))
+        found["size_classes"] = size_classes(rounds)
     finally:
         raw.close()
     return found
 
 
-class _Best:
-    """The least of what was measured of each thing."""
+class _Rounds:
+    """What was measured of each thing."""
 
     def __init__(self) -> None:
-        self.of: dict[tuple[Any, ...], float] = {}
-        self.sizes: dict[int, float] = {}
+        self._of: dict[Any, list[float]] = {}
 
-    def note(self, name: tuple[Any, ...], seconds: float) -> None:
-        self.of[name] = min(self.of.get(name, seconds), seconds)
+    def note(self, name: Any, value: float) -> None:
+        self._of.setdefault(name, []).append(value)
+
+    def median(self, *name: Any) -> float:
+        return statistics.median(self._of[name])
 
 
 def channels(dataset: Any, rounds: int, count: int) -> dict[str, float]:
     """Message bytes and requests under way -> bytes a second, at 256 x 1000."""
-    best: dict[str, float] = {}
+    rates = _Rounds()
     before = flight_lane.REQUEST_BYTES, flight_lane.CHANNELS
     try:
         for _ in range(rounds):
             for flight_lane.REQUEST_BYTES, flight_lane.CHANNELS in itertools.product(MESSAGES, CHANNELS):
                 seconds, size = loop(dataset, 1000, 0, count)
-                name = f"{flight_lane.REQUEST_BYTES}/{flight_lane.CHANNELS}"
-                best[name] = max(best.get(name, 0.0), size / seconds)
+                rates.note((flight_lane.REQUEST_BYTES, flight_lane.CHANNELS), size / seconds)
     finally:
         flight_lane.REQUEST_BYTES, flight_lane.CHANNELS = before
-    return best
+    return {f"{size}/{count}": rates.median(size, count) for size, count in itertools.product(MESSAGES, CHANNELS)}
+
+
+def size_classes(rounds: int) -> dict[str, float]:
+    """How all columns are asked for, of which one is an image -> seconds for 256 windows of 16 steps."""
+    taken, rng = _Rounds(), np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(prefix="gear-data-cluster-") as scratch:
+        source, folder = Path(scratch, "images.parquet"), Path(scratch, "images")
+        write_images(source)
+        gear_data.convert(source, folder, shard_bytes=16 << 20, progress=False)
+        with serving(folder) as place:
+            dataset = gear_data.open(place)
+            steps = np.array([shard.steps for shard in dataset.manifest.shards])
+            wide, narrow = (
+                tuple(place for place, column in enumerate(dataset.schema) if (column.row_bytes >= 4096) is is_wide)
+                for is_wide in (True, False)
+            )
+            ways = {
+                "all columns together": ((*wide, *narrow),),
+                "by size class, at once": (wide, narrow),
+            }
+            fetch = dataset._root._nodes.fetch
+            with ThreadPoolExecutor(2) as pool:
+                for _ in range(rounds * 4):
+                    for name, classes in ways.items():
+                        shard = rng.integers(0, len(steps), BATCH)
+                        first = (rng.random(BATCH) * (steps[shard] - IMAGE_CONTEXT)).astype(np.int64)
+                        spans = first, np.full(BATCH, IMAGE_CONTEXT)
+                        requests = [Request(shard, (Group(columns, *spans),)) for columns in classes]
+                        begun = time.perf_counter()
+                        deque(pool.map(fetch, requests), 0)
+                        taken.note((name,), time.perf_counter() - begun)
+    return {name: taken.median(name) for name in ways}
+
+
+def write_images(path: Path) -> None:
+    """Episodes of 64 x 64 RGB images, a state, an action and a reward."""
+    rng, steps, episodes = np.random.default_rng(0), 200, 40
+    rows = steps * episodes
+    columns = {"image": rng.integers(0, 255, (rows, 64 * 64 * 3), np.uint8)}
+    columns |= {name: rng.random((rows, size), np.float32) for name, size in (("observation", 17), ("action", 6))}
+    table = {
+        name: pa.FixedSizeListArray.from_arrays(values.ravel(), values.shape[1]) for name, values in columns.items()
+    }
+    ends = np.tile(np.arange(steps) == steps - 1, episodes)
+    table |= {
+        "episode_id": np.repeat(np.arange(episodes), steps), "step": np.tile(np.arange(steps), episodes),
+        "reward": rng.random(rows, np.float32), "terminated": ends, "truncated": np.zeros(rows, np.bool_),
+    }  # fmt: skip
+    pq.write_table(pa.table(table), path, row_group_size=2000)
 
 
 def targets(found: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
@@ -224,6 +282,9 @@ def report(found: dict[str, Any]) -> str:
     ]
     header = ["message", *(f"{count} under way" for count in CHANNELS)]
     parts += [f"{BATCH}x1000 by message size and requests under way, GB/s", format_table(header, rows)]
+    rows = [[how, figure(seconds * 1e3)] for how, seconds in found["size_classes"].items()]
+    header = [f"{BATCH}x{IMAGE_CONTEXT} with images of 12 KiB", "ms"]
+    parts += ["Columns of different sizes", format_table(header, rows)]
     rows = [[what, figure(value), target, "" if not target else "yes" if met else "no"] for what, value, target, met in
             targets(found)]  # fmt: skip
     parts += ["Targets", format_table(["", "measured", "target", "met"], rows)]

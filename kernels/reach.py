@@ -14,6 +14,15 @@ FIRST, WIDTH, WITHIN, SHIFT, HORIZON = range(5)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def all_of(flags, episode):  # type: ignore[no-untyped-def]
+    """Whether a flag, bool [episodes], is set for all windows' episodes, int64 [B]."""
+    for b in range(len(episode)):
+        if not flags[episode[b]]:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def reached_rows(start, length, total, reaches, low, count):  # type: ignore[no-untyped-def]
     """Fills the first row of its episode that each window reads, and how many: all from the first that any of several
     outputs reads to the last.

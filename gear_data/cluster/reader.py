@@ -116,10 +116,10 @@ class ClusterReader:
         finals: Finals,
     ) -> None:
         from gear_data.kernels.cpu import collect, count_valid
-        from gear_data.kernels.reach import to_episodes, to_packed
+        from gear_data.kernels.reach import all_of, to_episodes, to_packed
 
         self._collect, self._count_valid = collect, count_valid
-        self._to_episodes, self._to_packed = to_episodes, to_packed
+        self._all_of, self._to_episodes, self._to_packed = all_of, to_episodes, to_packed
         self._nodes = nodes
         self._shards = shards
         self._here = here
@@ -141,7 +141,7 @@ class ClusterReader:
 
     def read(self, windows: Windows, places: Places) -> None:
         episode = windows.episode_id
-        if self._is_here.take(episode).all():
+        if self._all_of(self._is_here, episode):
             self._local.read(windows, places)
             return
         shard, finals = self._shard[episode], self._local.final_rows
