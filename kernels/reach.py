@@ -16,10 +16,10 @@ FIRST, WIDTH, WITHIN, SHIFT, HORIZON = range(5)
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def all_of(flags, episode):  # type: ignore[no-untyped-def]
     """Whether a flag, bool [episodes], is set for all windows' episodes, int64 [B]."""
+    found = True
     for b in range(len(episode)):
-        if not flags[episode[b]]:
-            return False
-    return True
+        found &= flags[episode[b]]
+    return found
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

@@ -74,8 +74,8 @@ def main(dataset: str, out: str) -> None:
     list(itertools.islice(interrupted, 3))
 
     asked: list[object] = []
-    fetch = Nodes.fetch
-    Nodes.fetch = lambda self, *what: [asked.append(what), fetch(self, *what)][1]  # type: ignore[assignment, method-assign]
+    ask = Nodes.asked
+    Nodes.asked = lambda self, *what: [asked.append(what), ask(self, *what)][1]  # type: ignore[assignment, method-assign]
     own = SequenceLoader(opened, **{**OPTIONS, "batch_size": 24}, selection="decentralized")
     results["decentralized"] = stacked(own)
     in_decentralized = len(asked)

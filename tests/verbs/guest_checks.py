@@ -147,14 +147,16 @@ def chain(remote: int, key: int, local: int, local_key: int, size: int = 4096, c
 def check_batches_are_those_of_the_local_collector(world: World) -> None:
     nodes = connect(*world.nodes)
     placed = []
-    fetch = nodes.fetch
+    ask = nodes.asked
 
-    def noting(request: Request, targets: Any = None) -> Any:
-        pieces = fetch(request, targets)
-        placed.append([place is not None for place in targets.places] if all(p.placed for p in pieces) else None)
-        return pieces
+    @contextmanager
+    def noting(request: Request, targets: Any = None) -> Iterator[Any]:
+        with ask(request, targets) as coming:
+            pieces = list(coming)
+            placed.append([place is not None for place in targets.places] if all(p.placed for p in pieces) else None)
+            yield iter(pieces)
 
-    nodes.fetch = noting  # type: ignore[method-assign]
+    nodes.asked = noting  # type: ignore[method-assign, assignment]
     compare(world, nodes)
     # Copies go to their places, and nothing else does: OUTPUTS in their order, three batches of each.
     assert [sorted(each) for each in placed[::3]] == [[True] * 3, [False] * 3, [False, False, True]], placed
