@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gear_data.cluster.addresses import Address
+from gear_data.cluster.keepalive import keep_alive
 from gear_data.cluster.protocol import (
     MESSAGE_BYTES,
     STREAM_SCHEMA,
@@ -70,7 +71,8 @@ class Guard:
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves shards until it is shut down. Port 0 takes a free one: `port` says which.
+    """Serves shards until it is shut down. Port 0 takes a free one: `port` says which. Clients that vanish without a
+    word are let go; see `keepalive`.
 
     Args:
         memory: the shards' memory, for clients that read it by RDMA; None: they cannot.
@@ -87,6 +89,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             tls_certificates=[(guard.certificate, guard.key)] if encrypted else None,
             middleware={"token": _TokenCheck(guard.token)} if guard.token is not None else None,
         )
+        keep_alive(self.port)
         self._served, self._memory = served, memory
         #: When something was asked last, by `time.monotonic`.
         self.last_used = time.monotonic()

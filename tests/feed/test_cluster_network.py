@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import feed_data
 import hold_rank
 import network_link
 import pytest
+import vanishing_client
 
 import gear_data
+from gear_data.cluster.run_secret import make_secret
 
 MISSING = network_link.missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -35,16 +37,15 @@ def link():
 
 
 class Host:
-    """A rank on one of the hosts: it opens the dataset, and reads a batch at each line."""
+    """A process on one of the hosts, which reads and writes lines."""
 
-    def __init__(self, link, number, folder):
-        told = {"RANK": number, "WORLD_SIZE": 2, "GROUP_RANK": number, "MASTER_PORT": 29400}
-        environment = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
-        environment |= {name: str(value) for name, value in told.items()}
-        environment |= {"MASTER_ADDR": network_link.HOSTS[0], "GEAR_DATA_NODE_TIMEOUT": str(TIMEOUT)}
-        command = [*link.command(number), sys.executable, str(Path(hold_rank.__file__)), str(folder)]
+    def __init__(self, link, number, command, **environment):
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [*link.command(number), sys.executable, *map(str, command)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
         )
         # So that nothing here waits for ever.
         self._limit = threading.Timer(90, self._process.kill)
@@ -53,36 +54,67 @@ class Host:
     def line(self):
         return self._process.stdout.readline().strip()
 
-    def read(self):
-        self._process.stdin.write("\n")
+    def ask(self, line=""):
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         return self.line()
 
     def kill(self):
         self._limit.cancel()
         self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._process.communicate()
+
+
+def rank(link, number, folder):
+    """One that opens the dataset, and reads a batch at each line."""
+    told = {"RANK": number, "WORLD_SIZE": 2, "GROUP_RANK": number, "MASTER_PORT": 29400}
+    environment = {name: str(value) for name, value in told.items()}
+    environment |= {"MASTER_ADDR": network_link.HOSTS[0], "GEAR_DATA_NODE_TIMEOUT": str(TIMEOUT)}
+    return Host(link, number, [hold_rank.__file__, folder], **environment)
 
 
 def test_a_bad_wire(folder, link):
     expected = hold_rank.digest(gear_data.open(folder))
-    hosts = [Host(link, number, folder) for number in range(2)]
+    hosts = [rank(link, number, folder) for number in range(2)]
     try:
         # Neither is at 127.0.0.1: they listen with TLS and a token that they made for this run.
         assert [host.line() for host in hosts] == ["open"] * 2
         for loss, delay in ((0.0, 0.0), (0.0, 0.02), (0.03, 0.002)):
             link.become(loss=loss, delay=delay)
-            assert [host.read() for host in hosts] == [expected] * 2, (loss, delay)
+            assert [host.ask() for host in hosts] == [expected] * 2, (loss, delay)
         link.become(loss=1.0)
         for host, other in ((0, 1), (1, 0)):
             begun = time.monotonic()
-            said = hosts[host].read()
+            said = hosts[host].ask()
             assert said.startswith(f"NodeUnreachableError gear://{network_link.HOSTS[other]}:"), said
             assert time.monotonic() - begun < 2 * TIMEOUT + 2
         link.become()
-        assert [host.read() for host in hosts] == [expected] * 2
+        assert [host.ask() for host in hosts] == [expected] * 2
     finally:
         for host in hosts:
             host.kill()
+
+
+def test_a_client_that_vanishes_is_let_go(folder, link):
+    """And one that is silent as long is not."""
+    link.become()
+    script, secret, processes = vanishing_client.__file__, json.dumps(make_secret(tls=True).to_json()), []
+    try:
+        node = Host(link, 0, [script, "node", folder, network_link.HOSTS[0]])
+        processes.append(node)
+        port, seconds = map(int, node.ask(secret).split())
+        client = Host(link, 1, [script, "client", f"{network_link.HOSTS[0]}:{port}"])
+        processes.append(client)
+        assert client.ask(secret).endswith(" bytes")
+        assert node.line() == "begun"
+        time.sleep(2 * seconds)
+        assert client.ask().endswith(" bytes")
+        link.become(loss=1.0)
+        # Its last word is lost.
+        client.kill()
+        begun = time.monotonic()
+        assert node.line() == "ended"
+        assert time.monotonic() - begun < seconds + 3
+    finally:
+        for process in processes:
+            process.kill()
