@@ -1,7 +1,10 @@
 """A wire between two network namespaces that loses and delays packets, and can be cut.
 
-What `tc netem` does, in a process of its own: not every kernel has that. python network_link.py NAMESPACE NAMESPACE
-joins their devices `gear0`; every line of its input is `loss delay`: the part of the packets that is lost, and seconds.
+What `tc netem` does, in a process of its own, for not every kernel has that. `tests/verbs/guest_network.py` has the
+real one, in an emulated machine, where whole runs would take too long.
+
+python network_link.py NAMESPACE NAMESPACE joins their devices `gear0`; every line of its input is `loss delay`: the
+part of the packets that is lost, and seconds.
 """
 
 from __future__ import annotations
@@ -80,11 +83,16 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
 
 
-def _open_device(namespace: str) -> int:
+def enter(namespace: str) -> None:
+    """Puts this thread, and those that it starts, into a network namespace."""
     entry = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     if ctypes.CDLL(None, use_errno=True).setns(entry, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
     os.close(entry)
+
+
+def _open_device(namespace: str) -> int:
+    enter(namespace)
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", b"gear0", _IFF_TUN | _IFF_NO_PI))
     return device

@@ -1,13 +1,13 @@
 """Runs in a guest: a dataset read by RDMA, and all that can go wrong. One line of JSON for each check.
 
-guest_checks.py DATASET EXPECTED.npz        nodes and their client on one machine
-guest_checks.py DATASET EXPECTED.npz URL    the client of a node on another machine
+guest_checks.py DATASET EXPECTED.npz PROTECTION
 """
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import itertools
 import json
 import logging
 import os
@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 import remote_batches
+from guest_network import Beside
 from guest_nodes import GuestNode, Spawner
+from guest_results import run
 from guest_rows import Rows
 
 # Numba, before nodes are forked from this process: they would import it when they are first asked by Arrow Flight.
@@ -52,12 +54,13 @@ NOTICED = 15
 class World(Rows):
     """What checks share: the dataset as files, the expected batches, and two nodes with half of the shards each."""
 
-    def __init__(self, dataset: Path, expected: Path) -> None:
+    def __init__(self, dataset: Path, expected: Path, protection: Path) -> None:
         self.spawner = Spawner(dataset)
         super().__init__(dataset)
         arrays = dict(np.load(expected))
         self.placement = {name: arrays.pop(name) for name in ("shard", "start", "length")}
         self.expected = arrays
+        self.network = Beside(self, lambda nodes: compare(self, nodes), protection)
         self.objects = rdma_objects()
         count = len(self.manifest.shards)
         self.halves = list(range(count // 2)), list(range(count // 2, count))
@@ -403,21 +406,13 @@ def check_nothing_is_left_behind(world: World) -> None:
         time.sleep(0.1)
 
 
-def main(dataset: str, expected: str) -> None:
+def main(dataset: str, expected: str, protection: str) -> None:
     faulthandler.dump_traceback_later(290, exit=True)
     nodes_module._AVOID_SECONDS = 0.1  # they are killed on purpose
-    world = World(Path(dataset), Path(expected))
-    for name, check in list(globals().items()):
-        if name.startswith("check_"):
-            begun, problem = time.monotonic(), None
-            try:
-                check(world)
-            except BaseException:
-                problem = traceback.format_exc()
-            row = {"check": name.removeprefix("check_"), "problem": problem, "seconds": time.monotonic() - begun}
-            with Path("/out/results").open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(name, "failed" if problem else "ok", round(row["seconds"], 2), flush=True)
+    world = World(Path(dataset), Path(expected), Path(protection))
+    with Path("/out/results").open("w") as file:
+        for row in itertools.chain(run(globals(), world), world.network.rows()):
+            file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

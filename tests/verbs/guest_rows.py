@@ -16,6 +16,7 @@ class Rows:
     """Of a dataset in a folder."""
 
     def __init__(self, dataset: Path) -> None:
+        self.dataset = dataset
         files = open_files(dataset)
         self.manifest = files.manifest()
         self.shards = open_shards("mmap", files, self.manifest.schema, self.manifest.shards)

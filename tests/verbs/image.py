@@ -35,6 +35,8 @@ MODULES = (
     "dummy",
     "ib_uverbs",
     "rdma_rxe",
+    "veth",
+    "sch_netem",
 )
 #: The kernel's folders that hold them and what they need.
 _FOLDERS = tuple(
@@ -42,7 +44,7 @@ _FOLDERS = tuple(
     for name in (
         "arch/x86/crypto", "crypto", "drivers/infiniband/core", "drivers/infiniband/sw", "drivers/net",
         "drivers/virtio", "fs/9p", "fs/fscache", "fs/netfs", "fs/overlayfs", "net/9p", "net/core", "net/ipv4",
-        "net/ipv6",
+        "net/ipv6", "net/sched",
     )
 )  # fmt: skip
 

@@ -75,23 +75,6 @@ def checks(file: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def one_guest(made, tmp_path_factory):
-    out = tmp_path_factory.mktemp("out")
-    command = [sys.executable, str(HERE / "guest_checks.py"), str(made / "d"), str(made / "expected.npz")]
-    machine = guest.Guest(out, command, variables(made))
-    status = machine.wait(300)
-    assert status == 0, machine.log
-    print(machine.log)
-    rows = [json.loads(line) for line in (out / "results").read_text().splitlines()]
-    return {row["check"]: row["problem"] for row in rows}
-
-
-@pytest.mark.parametrize("check", checks("guest_checks.py"))
-def test_one_machine(one_guest, check):
-    assert one_guest[check] is None, one_guest[check]
-
-
-@pytest.fixture(scope="module")
 def protection(tmp_path_factory):
     """A certificate of the first guest, its key, and a token."""
     folder = tmp_path_factory.mktemp("tls")
@@ -101,6 +84,24 @@ def protection(tmp_path_factory):
     subprocess.run([*command, "-keyout", key, "-out", pem, *subject], check=True, capture_output=True)
     (folder / "token").write_text("the-token-of-the-RDMA-tests")
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_guest(made, protection, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    command = [sys.executable, str(HERE / "guest_checks.py"), str(made / "d"), str(made / "expected.npz")]
+    command.append(str(protection))
+    machine = guest.Guest(out, command, variables(made))
+    status = machine.wait(300)
+    assert status == 0, machine.log
+    print(machine.log)
+    rows = [json.loads(line) for line in (out / "results").read_text().splitlines()]
+    return {row["check"]: row["problem"] for row in rows}
+
+
+@pytest.mark.parametrize("check", [*checks("guest_checks.py"), *checks("guest_network.py")])
+def test_one_machine(one_guest, check):
+    assert one_guest[check] is None, one_guest[check]
 
 
 def test_two_machines(made, protection, tmp_path):
