@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from gear_data.cluster.protocol import (
 from gear_data.cluster.served import Answer, ServedShards
 from gear_data.cluster.verbs.messages import QueuePairEnd, wanted
 from gear_data.cluster.verbs.server import ServedMemory
-from gear_data.errors import GearError, InvalidArgumentError, NodeRefusedError
+from gear_data.errors import ClusterError, GearError, InvalidArgumentError, NodeRefusedError
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,20 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     Raises:
         InvalidArgumentError: others could reach it, and it has no token or no TLS.
+        ClusterError: it cannot listen there, or its certificate and key cannot be used.
     """
 
     def __init__(self, served: ServedShards, listen: Address, guard: Guard, memory: ServedMemory | None = None) -> None:
         guard.check(listen)
         encrypted = guard.certificate is not None
-        super().__init__(
-            f"grpc{'+tls' if encrypted else ''}://{listen}",
-            tls_certificates=[(guard.certificate, guard.key)] if encrypted else None,
-            middleware={"token": _TokenCheck(guard.token)} if guard.token is not None else None,
-        )
+        try:
+            super().__init__(
+                f"grpc{'+tls' if encrypted else ''}://{listen}",
+                tls_certificates=[(guard.certificate, guard.key)] if encrypted else None,
+                middleware={"token": _TokenCheck(guard.token)} if guard.token is not None else None,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise _cannot_serve(listen) from error
         keep_alive(self.port)
         self._served, self._memory = served, memory
         #: When something was asked last, by `time.monotonic`.
@@ -144,6 +149,19 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             _write(writer, answer)
             if _next_chunk(reader) is not None:
                 raise NodeRefusedError("a message after the one that wants a queue pair")
+
+
+def _cannot_serve(listen: Address) -> ClusterError:
+    """Why, which gRPC tells its log alone."""
+    try:
+        found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(*found[:3]) as attempt:
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            attempt.bind(found[4])
+            attempt.listen()
+    except OSError as error:
+        return ClusterError(f"cannot listen at {listen}: {error.strerror}", hint="choose another --listen, or port 0")
+    return ClusterError(f"cannot serve at {listen}: its certificate or key is none", hint="give them as PEM")
 
 
 def _write(writer: Any, answer: Answer, *, checksum: bool = False) -> None:
