@@ -48,7 +48,7 @@ class Host:
             env={**os.environ, **environment},
         )
         # So that nothing here waits for ever.
-        self._limit = threading.Timer(90, self._process.kill)
+        self._limit = threading.Timer(180, self._process.kill)
         self._limit.start()
 
     def line(self):
