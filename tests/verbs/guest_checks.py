@@ -40,12 +40,15 @@ from gear_data.cluster.nodes import Nodes
 from gear_data.cluster.protocol import Request, opening
 from gear_data.cluster.reader import ClusterReader
 from gear_data.cluster.remote_shards import RemoteShards
+from gear_data.cluster.served import ServedShards
 from gear_data.cluster.verbs.client import Link
 from gear_data.cluster.verbs.device import Device, open_device
 from gear_data.cluster.verbs.messages import wanting
 from gear_data.cluster.verbs.queue_pair import QueuePair
 from gear_data.cluster.verbs.work import Chain, Reads
 from gear_data.errors import DeviceError, NodeRefusedError, NodeUnreachableError
+from gear_data.residency import ShardReader
+from gear_data.storage.dataset_files import open_files
 
 #: Seconds within which a node that is gone must be noticed: a quarter of $GEAR_DATA_NODE_TIMEOUT, and some.
 NOTICED = 15
@@ -55,16 +58,24 @@ class World(Rows):
     """What checks share: the dataset as files, the expected batches, and two nodes with half of the shards each."""
 
     def __init__(self, dataset: Path, expected: Path, protection: Path) -> None:
-        self.spawner = Spawner(dataset)
         super().__init__(dataset)
         arrays = dict(np.load(expected))
         self.placement = {name: arrays.pop(name) for name in ("shard", "start", "length")}
         self.expected = arrays
+        self._load_kernels()
+        self.spawner = Spawner(dataset)
         self.network = Beside(self, lambda nodes: compare(self, nodes), protection)
         self.objects = rdma_objects()
         count = len(self.manifest.shards)
         self.halves = list(range(count // 2)), list(range(count // 2, count))
         self.nodes = [self.spawner.node(half) for half in self.halves]
+
+    def _load_kernels(self) -> None:
+        """Once, for all processes that are forked from this one: that takes each of them ten seconds."""
+        ServedShards(open_files(self.dataset))
+        lengths = self.placement["length"]
+        here = ShardReader(self.shards, *self.placement.values(), lambda: (np.empty(0, np.int64), {}))
+        remote_batches.batches(here, self.manifest.schema, lengths)
 
 
 def rdma_objects() -> dict[str, int]:
