@@ -418,7 +418,7 @@ def check_nothing_is_left_behind(world: World) -> None:
 
 
 def main(dataset: str, expected: str, protection: str) -> None:
-    faulthandler.dump_traceback_later(290, exit=True)
+    faulthandler.dump_traceback_later(420, exit=True)
     nodes_module._AVOID_SECONDS = 0.1  # they are killed on purpose
     world = World(Path(dataset), Path(expected), Path(protection))
     with Path("/out/results").open("w") as file:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ HOSTS = {"gear-node": address(1), "gear-client": address(2)}
 NODE, CLIENT = HOSTS
 DEVICE = "gear0"
 #: Seconds that an answer may take. What is emulated is slow.
-TIMEOUT = 12.0
+TIMEOUT = 8.0
 DELAY = 0.01
 #: Seconds that all of this may take.
 LIMIT = 240
@@ -54,15 +54,7 @@ class Network:
 
     def __init__(self, rows: Rows, equal: Callable[[Nodes], None], protection: Path) -> None:
         self.rows, self.equal = rows, equal
-        for host in HOSTS:
-            _tool("ip", "netns", "add", host)
-        _tool("ip", "link", "add", DEVICE, "netns", NODE, "type", "veth", "peer", "name", DEVICE, "netns", CLIENT)
-        for host, place in HOSTS.items():
-            _tool("ip", "-n", host, "address", "add", f"{place}/24", "dev", DEVICE)
-            # As on a wire between machines: the device does not send 64 KiB as one packet.
-            _tool("ip", "-n", host, "link", "set", DEVICE, "gso_max_size", "1500", "gso_max_segs", "1")
-            for device in ("lo", DEVICE):
-                _tool("ip", "-n", host, "link", "set", device, "up")
+        _shell(*_wire())
         certificate, key = protection / "node.pem", protection / "node.key"
         token = read_token(protection / "token")
         self.node = Address(HOSTS[NODE], _serve(rows.dataset, Guard.from_files(token, certificate, key)))
@@ -71,16 +63,15 @@ class Network:
 
     def spoil(self) -> None:
         """Both ways."""
-        for host in HOSTS:
-            _tool("tc", "-n", host, *f"qdisc add dev {DEVICE} root netem delay {DELAY * 1000:g}ms loss 1%".split())
+        _shell(*(f"tc -n {host} qdisc add dev {DEVICE} root netem delay {DELAY}s loss 1%" for host in HOSTS))
 
     def lost(self) -> list[int]:
         """Packets, on either way."""
-        shown = (_tool("tc", "-n", host, "-s", "qdisc", "show", "dev", DEVICE) for host in HOSTS)
-        return [int(re.findall(r"netem.*?dropped (\d+)", text, re.DOTALL)[0]) for text in shown]
+        shown = _shell(*(f"tc -n {host} -s qdisc show dev {DEVICE}" for host in HOSTS))
+        return [int(count) for count in re.findall(r"netem.*?dropped (\d+)", shown, re.DOTALL)]
 
     def become(self, state: str) -> None:
-        _tool("ip", "-n", NODE, "link", "set", DEVICE, state)
+        _shell(f"ip -n {NODE} link set {DEVICE} {state}")
 
     def wait(self) -> None:
         """Till packets come through: an address that nothing could be sent to is not tried again at once."""
@@ -95,8 +86,19 @@ class Network:
                 time.sleep(0.1)
 
 
-def _tool(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def _wire() -> Iterator[str]:
+    """What makes the namespaces, and a wire between them."""
+    yield from (f"ip netns add {host}" for host in HOSTS)
+    yield f"ip link add {DEVICE} netns {NODE} type veth peer name {DEVICE} netns {CLIENT}"
+    for host, place in HOSTS.items():
+        yield f"ip -n {host} address add {place}/24 dev {DEVICE}"
+        # As on a wire between machines: the device does not send 64 KiB as one packet.
+        yield f"ip -n {host} link set {DEVICE} up gso_max_size 1500 gso_max_segs 1"
+        yield f"ip -n {host} link set lo up"
+
+
+def _shell(*lines: str) -> str:
+    return subprocess.run(["sh", "-ec", "\n".join(lines)], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def _serve(dataset: Path, guard: Guard) -> int:
