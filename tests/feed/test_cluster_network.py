@@ -1,6 +1,6 @@
 """Runs, and a node and its client, on hosts of their own, over a wire that loses and delays packets, and is cut.
 
-The wire is `network_link`'s, which any kernel can have. `tests/verbs/guest_network.py` does less, with `tc netem` itself.
+The wire is `network_link`'s, which any kernel can have. `tests/verbs/guest_network.py` does less, with `tc netem`.
 """
 
 from __future__ import annotations
