@@ -308,7 +308,17 @@ def test_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             Access.from_environment()
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"dataset": "x"}', b'{"dataset": "x", "shards": []}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"dataset": "x"}',
+        b'{"dataset": "x", "shards": []}',
+        b'{"dataset": "x", "shards": [1e400], "verbs": false}',
+        b"[" * 100_000,
+    ],
+)
 def test_descriptions_that_are_none(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     class Client:
         def do_action(self, *arguments: Any) -> list[Any]:

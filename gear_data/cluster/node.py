@@ -81,7 +81,7 @@ class Node:
             )
             if not description.shards:
                 raise ValueError("no shards")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise self.endpoint.nonsense("a description that is none") from error
         with self._naming():
             check_opening(body, description.dataset)
