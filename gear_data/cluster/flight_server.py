@@ -86,6 +86,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self, served: ServedShards, listen: Address, guard: Guard, memory: ServedMemory | None = None) -> None:
         guard.check(listen)
         encrypted = guard.certificate is not None
+        # Before it listens: it may be asked at once.
+        self._served, self._memory = served, memory
+        #: When something was asked last, by `time.monotonic`.
+        self.last_used = time.monotonic()
         try:
             super().__init__(
                 f"grpc{'+tls' if encrypted else ''}://{listen}",
@@ -95,9 +99,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         except (pa.ArrowException, OSError) as error:
             raise _cannot_serve(listen) from error
         keep_alive(self.port)
-        self._served, self._memory = served, memory
-        #: When something was asked last, by `time.monotonic`.
-        self.last_used = time.monotonic()
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """`describe`: what is served, as JSON. `file`: a piece of the manifest or of a table's file."""
@@ -160,7 +161,10 @@ def _cannot_serve(listen: Address) -> ClusterError:
             attempt.bind(found[4])
             attempt.listen()
     except OSError as error:
-        return ClusterError(f"cannot listen at {listen}: {error.strerror}", hint="choose another --listen, or port 0")
+        return ClusterError(
+            f"cannot listen at {listen}: {error.strerror}",
+            hint="choose another --listen; for a training run's nodes $GEAR_DATA_NODE_HOST",
+        )
     return ClusterError(f"cannot serve at {listen}: its certificate or key is none", hint="give them as PEM")
 
 
