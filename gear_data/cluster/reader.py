@@ -15,7 +15,7 @@ from gear_data.cluster.in_place import copied_to, target_rows
 from gear_data.cluster.nodes import Nodes
 from gear_data.cluster.protocol import Group, Piece, Request
 from gear_data.cluster.remote_shards import placed_values
-from gear_data.cluster.verbs.client import Targets
+from gear_data.cluster.verbs.reading import Targets
 from gear_data.collection import Places
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reach import Wanted, row_sizes, wanted_rows

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -74,6 +75,8 @@ class StandIn:
         self.reads: list[int] = []  # bytes of each
         self.posts: list[int] = []  # READs of each
         self.broken = False  # every READ fails as if its peer were gone
+        self.read_by: Counter[int] = Counter()  # bytes, by queue pair
+        self.spoil: Callable[[int, int, int], None] | None = None  # remote, local, size: changes what was read
         self._numbers = itertools.count(17)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -175,6 +178,9 @@ class Calls:
             return _LOCAL_PROTECTION
         ctypes.memmove(place.addr, request.remote_addr, place.length)
         world.reads.append(place.length)
+        world.read_by[self._pair.number] += place.length
+        if world.spoil is not None:
+            world.spoil(request.remote_addr, place.addr, place.length)
         return _OK
 
     def poll(self, most: int, address: int) -> int:
