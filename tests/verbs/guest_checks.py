@@ -18,8 +18,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +72,9 @@ def rdma_objects() -> dict[str, int]:
     return {kind: int(count) for kind, count in re.findall(r"(\w+) (\d+)", text.partition("rxe0:")[2])}
 
 
-def connect(*nodes: GuestNode, transport: str = "verbs") -> Nodes:
-    return Nodes([node.address for node in nodes], Access.from_environment(), transport=transport)
+def connect(*nodes: GuestNode, transport: str = "verbs", queue_pairs: int = 1) -> Nodes:
+    access = replace(Access.from_environment(), queue_pairs=queue_pairs)
+    return Nodes([node.address for node in nodes], access, transport=transport)
 
 
 def compare(world: World, nodes: Nodes) -> None:
@@ -132,16 +135,23 @@ def pairs() -> Iterator[tuple[Device, QueuePair, Any, Any, Any]]:
         del memory
 
 
-def finish(pair: QueuePair) -> None:
+def finish(reader: QueuePair | Link, is_done: Callable[[], bool]) -> None:
     limit = time.monotonic() + 30
-    while pair.chains:
-        pair.poll()
+    while not is_done():
+        reader.poll()
         assert time.monotonic() < limit
 
 
-def chain(remote: int, key: int, local: int, local_key: int, size: int = 4096, count: int = 1) -> Chain:
-    values = (np.full(count, value, np.int64) for value in (remote, key, local, local_key, size))
-    return Chain(Reads(*values))
+def finish_pair(pair: QueuePair) -> None:
+    finish(pair, lambda: pair.done == pair.posted)
+
+
+def reads(remote: int, key: int, local: int, local_key: int, size: int = 4096) -> Reads:
+    return Reads(*(np.full(1, value, np.int64) for value in (remote, key, local, local_key, size)))
+
+
+def chain(*values: int) -> Chain:
+    return Chain(reads(*values))
 
 
 def check_batches_are_those_of_the_local_collector(world: World) -> None:
@@ -160,6 +170,15 @@ def check_batches_are_those_of_the_local_collector(world: World) -> None:
     compare(world, nodes)
     # Copies go to their places, and nothing else does: OUTPUTS in their order, three batches of each.
     assert [sorted(each) for each in placed[::3]] == [[True] * 3, [False] * 3, [False, False, True]], placed
+
+
+def check_several_queue_pairs(world: World) -> None:
+    nodes = connect(*world.nodes, queue_pairs=3)
+    compare(world, nodes)
+    for spans in (1, 2, 200):
+        world.check(nodes, world.request(spans, spans))
+    # To two nodes, at both ends.
+    assert rdma_objects()["qp"] >= 3 * 2 * 2
 
 
 def check_any_number_of_windows(world: World) -> None:
@@ -217,7 +236,7 @@ def check_a_stopped_process_is_read_from(world: World) -> None:
 def check_whole_columns(world: World) -> None:
     shards = RemoteShards(connect(*world.nodes))
     for shard in (0, len(world.manifest.shards) - 1):
-        for column in range(2):
+        for column in range(len(world.manifest.schema)):
             assert np.array_equal(shards.column(shard, column), world.shards.column(shard, column))
 
 
@@ -233,26 +252,26 @@ def check_reads_that_are_refused(world: World) -> None:
     for name, (make, kind) in cases.items():
         with pairs() as (_, pair, readable, private, writable):
             pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
-            finish(pair)
+            finish_pair(pair)
             with raises(kind, "RDMA READ failed"):
                 pair.post(chain(*make(readable, private, writable)))
-                finish(pair)
+                finish_pair(pair)
             # It is of no use after that, and says so.
             with raises(DeviceError, "earlier error|takes no READs"):
                 pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
-                finish(pair)
+                finish_pair(pair)
             print(f"  {name}: {kind.__name__}", flush=True)
 
 
 def check_a_withdrawn_region_is_refused(world: World) -> None:
     with pairs() as (_, pair, readable, _, writable):
         pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
-        finish(pair)
+        finish_pair(pair)
         key = readable[1].rkey
         readable[1].close()
         with raises(NodeRefusedError, "RDMA READ failed"):
             pair.post(chain(readable[0], key, writable[0], writable[1].lkey))
-            finish(pair)
+            finish_pair(pair)
 
 
 def check_nothing_can_be_written(world: World) -> None:
@@ -261,7 +280,7 @@ def check_nothing_can_be_written(world: World) -> None:
         request.requests["opcode"] = 0  # IBV_WR_RDMA_WRITE
         with raises(NodeRefusedError, "RDMA READ failed"):
             pair.post(request)
-            finish(pair)
+            finish_pair(pair)
 
 
 def check_a_nodes_columns_end_where_they_end(world: World) -> None:
@@ -276,16 +295,14 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
         for first, fits in ((size - 4096, True), (size - 4095, False), (-1, False)):
             link = Link(device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema))
             try:
-                address, key = link.table[shard, 0].tolist()
-                read = chain(address + first, key, target.ctypes.data, region.lkey)
+                address, key = link.table[shard, 0, 0].tolist()
+                posted = link.post(reads(address + first, key, target.ctypes.data, region.lkey))
                 if fits:
-                    link.pair.post(read)
-                    finish(link.pair)
+                    finish(link, partial(link.has_done, posted))
                     assert target[:4096].tobytes() == world.shards.column(shard, 0).tobytes()[-4096:]
                 else:
                     with raises(NodeRefusedError, "may not be read"):
-                        link.pair.post(read)
-                        finish(link.pair)
+                        finish(link, partial(link.has_done, posted))
                 # Of shards that it does not serve it gives no keys.
                 assert not link.table[world.halves[1]].any()
             finally:
@@ -298,16 +315,16 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
 def check_hostile_openings_are_refused(world: World) -> None:
     endpoint, nodes = Endpoint(world.nodes[0].address, Access.from_environment()), connect(*world.nodes)
     with pairs() as (_, pair, *_):
-        good = json.loads(wanting(nodes.dataset, pair.end))
-    end = good["queue_pair"]
-    hostile: list[Any] = [None, 5, "x", [], {}, {**end, "more": 1}]
-    hostile += [{**end, name: value} for name in end for value in (-1, 1 << 70, "no such")]
-    hostile += [{**end, "link": "InfiniBand"}]
+        good = json.loads(wanting(nodes.dataset, [pair.end]))
+    (end,) = good["queue_pairs"]
+    hostile: list[Any] = [None, 5, "x", [], {}, end, [end] * 65, [end, {}], [{**end, "more": 1}]]
+    hostile += [[{**end, name: value}] for name in end for value in (-1, 1 << 70, "no such")]
+    hostile += [[{**end, "link": "InfiniBand"}]]
     for each in hostile:
         stream = None
         try:
             with raises(NodeRefusedError, "malformed|InfiniBand|token"):
-                stream = Stream(endpoint, json.dumps({**good, "queue_pair": each}).encode())
+                stream = Stream(endpoint, json.dumps({**good, "queue_pairs": each}).encode())
                 stream.take()
         finally:
             if stream is not None:
@@ -322,7 +339,7 @@ def check_hostile_openings_are_refused(world: World) -> None:
 
 def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     third = world.spawner.node(world.halves[1])
-    alone, replicated = connect(world.nodes[0], third), connect(*world.nodes, third)
+    alone, replicated = connect(world.nodes[0], third, queue_pairs=3), connect(*world.nodes, third)
     request = world.request(100, 11)
     for nodes in (alone, replicated, replicated):  # those with the same shards take turns
         world.check(nodes, request)
