@@ -18,6 +18,7 @@ from gear_data.cluster.flight_lane import FlightLane, cut
 from gear_data.cluster.node import Description, Node
 from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Piece, Request, identity
 from gear_data.cluster.verbs.client import ReadLane, RemoteMemory
+from gear_data.cluster.verbs.gpu_memory import gpu_way
 from gear_data.cluster.verbs.reading import Targets
 from gear_data.cluster.verbs.transport import AUTO, FLIGHT, VERBS, check_transport, has_device
 from gear_data.cluster.waiting import using_grpc
@@ -232,6 +233,10 @@ class Nodes:
     def reads_memory(self) -> bool:
         """Whether some nodes' memory is read, so that rows can go straight to their places."""
         return self._memory is not None
+
+    def reads_to_gpu(self, device: int) -> bool:
+        """Whether rows can go to the memory of this CUDA device."""
+        return self._memory is not None and gpu_way(device) is not None
 
     def fetch(self, request: Request, targets: Targets | None = None) -> list[Piece]:
         """All that `asked` gives."""

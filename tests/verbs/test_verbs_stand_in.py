@@ -7,8 +7,6 @@ import gc
 import itertools
 import logging
 import os
-import threading
-import time
 
 import feed_data
 import numpy as np
@@ -19,15 +17,11 @@ import variable_data
 
 import gear_data
 from gear_data import SequenceLoader
-from gear_data.cluster import waiting
-from gear_data.cluster.addresses import Address
 from gear_data.cluster.flight_lane import FlightLane
-from gear_data.cluster.flight_server import FlightServer, Guard
 from gear_data.cluster.served import ServedShards
 from gear_data.cluster.verbs import client as client_module
 from gear_data.cluster.verbs import reading as reading_module
 from gear_data.cluster.verbs.client import ReadLane
-from gear_data.cluster.verbs.server import serve_memory
 from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefusedError, NodeUnreachableError
 from gear_data.loaders.presets import PRESETS
 from gear_data.storage.dataset_files import open_files
@@ -42,52 +36,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def world(monkeypatch, tmp_path):
-    monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path))
-    found = stand_in.StandIn()
-    found.install(monkeypatch)
-    return found
-
-
 @pytest.fixture(scope="module")
 def text_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verbs") / "t"
     variable_data.convert(variable_data.make_episodes([3, 1, 9, 6, 2, 7, 12] * 3), folder, shard_bytes=1024)
     return folder
-
-
-@pytest.fixture
-def serve(folder, world):
-    """Starts nodes in this process, and ends them."""
-    running = []
-
-    def start(shards=None, transport="verbs", folder=folder):
-        served = ServedShards(open_files(folder), shards, "host")
-        memory = serve_memory(served, transport)
-        server = FlightServer(served, Address("127.0.0.1", 0), Guard(), memory)
-        thread = threading.Thread(target=server.serve, daemon=True)
-        thread.start()
-        running.append((server, memory))
-        return f"127.0.0.1:{server.port}"
-
-    yield start
-    # A server waits for its clients; some of them live on in the tracebacks of what was raised.
-    waiting._close_all()
-    wait_for_no_pairs(world)
-    for server, memory in running:
-        server.shutdown()
-        if memory is not None:
-            memory.close()
-    assert not world.regions
-
-
-def wait_for_no_pairs(world):
-    """The nodes' ends go when they notice that their clients' did."""
-    limit = time.monotonic() + 10
-    while world.pairs:
-        assert time.monotonic() < limit, world.pairs
-        time.sleep(0.01)
 
 
 def url(*places):
@@ -273,7 +226,7 @@ def test_more_text_than_is_read_at_once(text_folder, serve, world, monkeypatch):
     monkeypatch.setattr(reading_module, "MAX_ANSWER_BYTES", 50)
     with pytest.raises(InvalidArgumentError, match="bytes of text at once"):
         remote.steps(variable_data.IMAGE, 0, 20)
-    wait_for_no_pairs(world)
+    world.wait_for_no_pairs()
 
 
 def test_an_answer_that_does_not_come(folder, serve, world, monkeypatch):
@@ -282,7 +235,7 @@ def test_an_answer_that_does_not_come(folder, serve, world, monkeypatch):
     monkeypatch.setattr(stand_in.Calls, "poll", lambda *arguments: 0)
     with pytest.raises(NodeUnreachableError, match=r"did not answer within 0.5 s"):
         batches(verbs)
-    wait_for_no_pairs(world)
+    world.wait_for_no_pairs()
 
 
 def test_an_interrupt_leaves_nothing_under_way(folder, serve, world, monkeypatch):
@@ -296,7 +249,7 @@ def test_an_interrupt_leaves_nothing_under_way(folder, serve, world, monkeypatch
         patch.setattr(stand_in.Calls, "poll", interrupt)
         with pytest.raises(KeyboardInterrupt):
             batches(verbs)
-    wait_for_no_pairs(world)
+    world.wait_for_no_pairs()
     same(batches(verbs), batches(gear_data.open(folder)))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Request, part_places
-from gear_data.cluster.verbs.buffers import LocalMemory
+from gear_data.cluster.verbs.buffers import LocalMemory, Memory
 from gear_data.cluster.verbs.link import Link
 from gear_data.cluster.verbs.values import ValueSpans
 from gear_data.cluster.verbs.work import Reads
@@ -32,7 +32,7 @@ class Targets:
         places: of each column of each group int64 [N], the address that the rows of each span go to; None: packed.
     """
 
-    memory: npt.NDArray[np.uint8]
+    memory: Memory
     places: tuple[Int64Array | None, ...]
 
 
@@ -103,7 +103,8 @@ class Reading:
             if place is None or targets is None:
                 local, local_key = data.ctypes.data + start + np.cumsum(size) - size, key
             else:
-                local, local_key = place[spans], self._source.memory.key(targets.memory)
+                region = self._source.memory.region(targets.memory)
+                local, local_key = place[spans] + region.shift, region.key
             if spec.variable_length:
                 some = size > 0
                 known = ValueSpans(column, shard[some], group.count[spans][some], part.view(np.int64))
