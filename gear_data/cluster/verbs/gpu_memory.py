@@ -25,7 +25,8 @@ PEER_MEMORY, DMA_BUF = "peer memory", "DMA-BUF"
 _MODULES = Path("/sys/module/nvidia_peermem"), Path("/sys/module/nv_peer_mem")
 #: Of <cuda.h>: CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED and CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD.
 _DMA_BUF_SUPPORTED, _DMA_BUF_FD = 124, 1
-_HINT = "load the driver's module: modprobe nvidia-peermem; or use a kernel, driver and rdma-core with DMA-BUF"
+#: What to do where there is no way.
+HINT = "load the driver's module: modprobe nvidia-peermem; or use a kernel, driver and rdma-core with DMA-BUF"
 
 
 def gpu_way(number: int) -> str | None:
@@ -51,15 +52,15 @@ def register_gpu_memory(device: Device, address: int, size: int, access: int) ->
         return Region(device.register(address, size, access))
     doing = f"registering {size:,} bytes of GPU memory with {device.port.device}"
     if way is None:
-        raise DeviceError(f"{doing} failed: there is no way to", hint=_HINT)
+        raise DeviceError(f"{doing} failed: there is no way to", hint=HINT)
     file = ctypes.c_int(-1)
     status = _driver().cuMemGetHandleForAddressRange(
         ctypes.byref(file), ctypes.c_uint64(address), ctypes.c_size_t(size), _DMA_BUF_FD, ctypes.c_uint64(0)
     )
     if status:
-        raise DeviceError(f"{doing} failed: CUDA gives no DMA-BUF for it (CUresult {status})", hint=_HINT)
+        raise DeviceError(f"{doing} failed: CUDA gives no DMA-BUF for it (CUresult {status})", hint=HINT)
     try:
-        with verbs_errors(doing, _HINT):
+        with verbs_errors(doing, HINT):
             # pyverbs has addresses of such a region begin where the file does.
             return Region(device.library.mr.DmaBufMR(device.domain, size, access, dmabuf=file.value), -address)
     finally:
