@@ -155,30 +155,31 @@ def chain(*values: int) -> Chain:
 
 
 def check_batches_are_those_of_the_local_collector(world: World) -> None:
-    nodes = connect(*world.nodes)
     placed = []
-    ask = nodes.asked
 
-    @contextmanager
-    def noting(request: Request, targets: Any = None) -> Iterator[Any]:
-        with ask(request, targets) as coming:
-            pieces = list(coming)
-            placed.append([place is not None for place in targets.places] if all(p.placed for p in pieces) else None)
-            yield iter(pieces)
+    def read(names: Sequence[str], queue_pairs: int) -> Nodes:
+        nodes = connect(*world.nodes, queue_pairs=queue_pairs)
+        ask = nodes.asked
 
-    nodes.asked = noting  # type: ignore[method-assign, assignment]
-    compare(world, nodes)
-    # Copies go to their places, and nothing else does: OUTPUTS in their order, three batches of each.
-    assert [sorted(each) for each in placed[::3]] == [[True] * 3, [False] * 3, [False, False, True]], placed
+        @contextmanager
+        def noting(request: Request, targets: Any = None) -> Iterator[Any]:
+            with ask(request, targets) as coming:
+                pieces = list(coming)
+                there = [place is not None for place in targets.places]
+                placed.append(there if all(p.placed for p in pieces) else None)
+                yield iter(pieces)
 
+        nodes.asked = noting  # type: ignore[method-assign, assignment]
+        compare(world, nodes, names)
+        return nodes
 
-def check_several_queue_pairs(world: World) -> None:
-    nodes = connect(*world.nodes, queue_pairs=3)
-    compare(world, nodes, ["copied"])
-    for spans in (1, 2, 200):
-        world.check(nodes, world.request(spans, spans))
+    read(["converted", "mixed"], 1)
+    over_three = read(["copied"], 3)
     # To two nodes, at both ends.
     assert rdma_objects()["qp"] >= 3 * 2 * 2
+    del over_three
+    # Copies go to their places, and nothing else does: three batches of each.
+    assert [sorted(each) for each in placed[::3]] == [[False] * 3, [False, False, True], [True] * 3], placed
 
 
 def check_any_number_of_windows(world: World) -> None:
@@ -188,7 +189,7 @@ def check_any_number_of_windows(world: World) -> None:
 
 
 def check_several_threads_read_at_once(world: World) -> None:
-    nodes, errors = connect(*world.nodes), []
+    nodes, errors = connect(*world.nodes, queue_pairs=3), []
 
     def read(seed: int) -> None:
         try:
