@@ -41,8 +41,8 @@ class Check:
 def examine() -> list[Check]:
     """All checks. A check that fails says so; none raises."""
     checks: list[Callable[[], Check]] = [
-        _cpu, _kernels, _torch, _gpu, _cupy, _cuda_kernels, _cudf, _rdma, _pyverbs, _locked_memory,
-        _shared_memory, _open_files,
+        _cpu, _kernels, _torch, _gpu, _cupy, _cuda_kernels, _cudf, _rdma, _pyverbs, _rdma_to_gpu,
+        _locked_memory, _shared_memory, _open_files,
     ]  # fmt: skip
     return [check() for check in checks]
 
@@ -135,6 +135,13 @@ def _pyverbs() -> Check:
     if importlib.util.find_spec("pyverbs") is not None:
         return Check("pyverbs", True, "installed")
     return Check("pyverbs", False, "not installed", "comes with rdma-core; on Debian: apt-get install python3-pyverbs")
+
+
+def _rdma_to_gpu() -> Check:
+    name = "rdma to gpu"
+    if not gpu_count():
+        return Check(name, False, "not tried", "no GPU: see the gpu line")
+    return _probed(name, "pyverbs", "see the pyverbs line")
 
 
 def _locked_memory() -> Check:

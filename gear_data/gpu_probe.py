@@ -85,7 +85,19 @@ def probe_cudf() -> Finding:
     return Finding(True, f"{version}, a filter took {time.perf_counter() - begun:.1f} s")
 
 
-PROBES: dict[str, Callable[[], Finding]] = {"cupy": probe_cupy, "cuda kernels": probe_kernels, "cudf": probe_cudf}
+def probe_rdma() -> Finding:
+    """Whether an RDMA device can write to the memory of the first GPU."""
+    from gear_data.cluster.verbs.gpu_memory import HINT, gpu_way
+
+    way = gpu_way(0)
+    if way is None:
+        return Finding(False, "no way to", f"needed for backend='cuda' across servers alone: {HINT}")
+    return Finding(True, f"by {way}, which no test has tried on such a machine yet")
+
+
+PROBES: dict[str, Callable[[], Finding]] = {
+    "cupy": probe_cupy, "cuda kernels": probe_kernels, "cudf": probe_cudf, "rdma to gpu": probe_rdma,
+}  # fmt: skip
 
 
 def run_probe(name: str) -> Finding:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.loaders.device import DeviceCollection, device_number
+from gear_data.loaders.device import DeviceCollection, device_number, staging_reader
 from gear_data.loaders.making import Collection, Finish, HostCollection
 from gear_data.loaders.parts import Part
-from gear_data.residency import ShardReader
 from gear_data.residency.device_columns import current_device
 
 _log = logging.getLogger(__name__)
@@ -154,6 +153,6 @@ def _cpu_alone(parts: Sequence[Part], finish: Finish) -> str | None:
     for part in parts:
         if part.finish is not None:
             return f"preset '{part.convention.name}' makes tokens there"
-        if not isinstance(part.dataset.reader(), ShardReader):
-            return "steps come from other machines"
+        if staging_reader(part.dataset.reader()) is None:
+            return "steps come from other machines, and not by RDMA"
     return None if finish.transform is None else "transform= is called with tensors of the CPU"

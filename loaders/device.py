@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gear_data.collection import BatchPlan, Share
+from gear_data.cluster.reader import ClusterReader
+from gear_data.collection import BatchPlan, ColumnReader, Share
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.draws import Draw
@@ -27,6 +28,7 @@ from gear_data.loaders.parts import Part
 from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device_collector import DeviceCollector, OnDevice
 from gear_data.residency.device_drawer import DeviceDrawer
+from gear_data.residency.stage import StagingReader
 from gear_data.selection.drawer import Recipe
 
 #: Of what comes with windows, by the kind of NumPy's dtype.
@@ -139,10 +141,18 @@ def _part(whole: torch.Tensor, first: int, nbytes: int, dtype: torch.dtype) -> t
     return whole[first : first + nbytes].view(dtype)
 
 
-def _source(share: Share, dataset: Dataset) -> tuple[ShardReader, DeviceColumns]:
-    if not isinstance(share.reader, ShardReader):
+def staging_reader(reader: ColumnReader) -> StagingReader | None:
+    """What brings to a GPU what its kernels cannot read in place; None: the CPU collects that."""
+    if isinstance(reader, ClusterReader):
+        return reader.staging()
+    return reader if isinstance(reader, ShardReader) else None
+
+
+def _source(share: Share, dataset: Dataset) -> tuple[StagingReader, DeviceColumns]:
+    reader = staging_reader(share.reader)
+    if reader is None:
         raise InvalidArgumentError("steps that other machines send are collected on the CPU")
-    return share.reader, dataset.device_columns()
+    return reader, dataset.device_columns()
 
 
 def device_number(device: torch.device) -> int:

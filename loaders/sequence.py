@@ -83,7 +83,8 @@ class SequenceLoader(IterableDataset[Batch]):
         backend: what collects them there: `cpu`, from where they are copied to the device; `cuda`, kernels of the
             device, which read the columns where they are; or `auto`, the faster one as far as can be foreseen. Kernels
             need a dataset with residency `pinned` or `device`, or one that was placed: of others the CPU gathers what
-            they read. Tokens (`gato`), `transform` and what comes from other machines are made on the CPU.
+            they read. Tokens (`gato`), `transform` and what comes from other machines by Arrow Flight are made on the
+            CPU.
         sm_budget: the share of a GPU's multiprocessors that kernels of this loader take, above 0 and at most 1.
         prefetch: batches kept ready, made ahead in a thread; 0 makes each when it is asked for. Small batches are made
             several at a time, and a few more are kept.

@@ -124,3 +124,42 @@ def test_kernels_are_not_tried_without_a_gpu(
     assert doctor._cuda_kernels().found == "not tried"
     monkeypatch.setattr(doctor, "gpu_count", lambda: 1)
     assert "status 7" in doctor._cuda_kernels().found
+
+
+@pytest.mark.parametrize(
+    ("supported", "ok", "words"),
+    [(0, False, "no way to"), (1, True, "by DMA-BUF, which no test has tried")],
+)
+def test_whether_an_rdma_device_writes_to_memory_of_the_gpu(
+    supported: int, ok: bool, words: str, package: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 0)
+    assert doctor._rdma_to_gpu().found == "not tried"
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        assert doctor._rdma_to_gpu().remedy == "see the pyverbs line"
+    # A pyverbs with that kind of region, and a driver, in the probe's process.
+    package("pyverbs", "__path__ = []")
+    modules = dict.fromkeys(("addr", "cq", "device", "enums", "pd", "qp"), "") | {"mr": "class DmaBufMR: ..."}
+    package(
+        "sitecustomize",
+        f"""
+import ctypes, sys, types
+for name, source in {modules!r}.items():
+    module = sys.modules[f"pyverbs.{{name}}"] = types.ModuleType(f"pyverbs.{{name}}")
+    exec(source, vars(module))
+class Driver:
+    cuInit = staticmethod(lambda flags: 0)
+    cuDeviceGet = staticmethod(lambda gpu, number: 0)
+    def cuDeviceGetAttribute(self, answer, attribute, gpu):
+        answer._obj.value = {supported}
+        return 0
+whole = ctypes.CDLL
+ctypes.CDLL = lambda name, *more, **options: Driver() if name == "libcuda.so.1" else whole(name, *more, **options)
+""",
+    )
+    check = doctor._rdma_to_gpu()
+    assert check.ok == ok
+    assert words in check.found
+    assert bool(check.remedy) != ok

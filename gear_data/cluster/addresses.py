@@ -12,6 +12,9 @@ from gear_data.errors import InvalidArgumentError
 SCHEME = "gear://"
 TOKEN_VARIABLE, CA_VARIABLE, TIMEOUT_VARIABLE = "GEAR_DATA_TOKEN_FILE", "GEAR_DATA_TLS_CA", "GEAR_DATA_NODE_TIMEOUT"
 CHECKSUM_VARIABLE = "GEAR_DATA_CHECKSUM"
+QUEUE_PAIRS_VARIABLE = "GEAR_DATA_RDMA_QUEUE_PAIRS"
+#: To one node for one thread: more are no faster on any device, and a node has so many in all.
+MOST_QUEUE_PAIRS = 64
 _SHORTEST_TOKEN = 16
 _TIMEOUT = 30.0
 
@@ -93,6 +96,13 @@ def _checksum() -> bool:
     return text == "1"
 
 
+def _queue_pairs() -> int:
+    text = os.environ.get(QUEUE_PAIRS_VARIABLE, "1")
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST_QUEUE_PAIRS:
+        raise InvalidArgumentError(f"${QUEUE_PAIRS_VARIABLE} is {text!r}, not a number from 1 to {MOST_QUEUE_PAIRS}")
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Access:
     """What this process shows to nodes, and how long it waits for them.
@@ -103,6 +113,7 @@ class Access:
         timeout: seconds that any one answer may take.
         checksum: whether answers come with one.
         certified: the name that nodes' certificates are for; None: that of each one's host.
+        queue_pairs: over how many at once a batch is read from a node by RDMA.
     """
 
     token: str | None = field(repr=False)
@@ -110,6 +121,7 @@ class Access:
     timeout: float
     checksum: bool = False
     certified: str | None = None
+    queue_pairs: int = 1
 
     @staticmethod
     def of_run(token: str, certificate: bytes | None, name: str) -> Access:
@@ -120,19 +132,20 @@ class Access:
             name: whose certificate it is.
         """
         seconds = seconds_in(TIMEOUT_VARIABLE, _TIMEOUT)
-        return Access(token, certificate, seconds, _checksum(), name if certificate else None)
+        return Access(token, certificate, seconds, _checksum(), name if certificate else None, _queue_pairs())
 
     @staticmethod
     def from_environment() -> Access:
-        """From $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA, $GEAR_DATA_NODE_TIMEOUT and $GEAR_DATA_CHECKSUM: neither a URL
-        nor a pickle holds a secret. Raises InvalidArgumentError for what cannot be used."""
+        """From $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA, $GEAR_DATA_NODE_TIMEOUT, $GEAR_DATA_CHECKSUM and
+        $GEAR_DATA_RDMA_QUEUE_PAIRS: neither a URL nor a pickle holds a secret. Raises InvalidArgumentError for what
+        cannot be used."""
         token, authorities = os.environ.get(TOKEN_VARIABLE), os.environ.get(CA_VARIABLE)
         seconds = seconds_in(TIMEOUT_VARIABLE, _TIMEOUT)
         try:
             pem = Path(authorities).read_bytes() if authorities else None
         except OSError as error:
             raise InvalidArgumentError(f"${CA_VARIABLE} cannot be read: {error}", file=authorities) from error
-        return Access(read_token(token) if token else None, pem, seconds, _checksum())
+        return Access(read_token(token) if token else None, pem, seconds, _checksum(), queue_pairs=_queue_pairs())
 
     def check(self, address: Address) -> None:
         """Raises InvalidArgumentError where a node that others can reach would be asked without a token."""

@@ -124,15 +124,15 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return self._served.file_piece(name, offset)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Answers requests in their order, until the client has no more; or holds a queue pair for it."""
+        """Answers requests in their order, until the client has no more; or holds queue pairs for it."""
         with _as_flight_errors():
             command = descriptor.command or b""
             check_opening(command, self._served.identity)
             checksum = wants_checksum(command)
-            client = wanted(command)
+            clients = wanted(command)
             writer.begin(STREAM_SCHEMA)
-            if client is not None:
-                self._hold(client, reader, writer)
+            if clients is not None:
+                self._hold(clients, reader, writer)
                 return
             while (chunk := _next_chunk(reader)) is not None:
                 if chunk.app_metadata is None:
@@ -142,14 +142,14 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                     writer, self._served.answer(Request.from_bytes(memoryview(chunk.app_metadata))), checksum=checksum
                 )
 
-    def _hold(self, client: QueuePairEnd, reader: Any, writer: Any) -> None:
-        """Keeps a queue pair as long as the client keeps the stream."""
+    def _hold(self, clients: tuple[QueuePairEnd, ...], reader: Any, writer: Any) -> None:
+        """Keeps queue pairs as long as the client keeps the stream."""
         if self._memory is None:
             raise NodeRefusedError("serves by Arrow Flight alone", hint="use transport='flight'")
-        with self._memory.grant(client) as answer:
+        with self._memory.grant(clients) as answer:
             _write(writer, answer)
             if _next_chunk(reader) is not None:
-                raise NodeRefusedError("a message after the one that wants a queue pair")
+                raise NodeRefusedError("a message after the one that wants queue pairs")
 
 
 def _cannot_serve(listen: Address) -> ClusterError:

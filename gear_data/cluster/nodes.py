@@ -17,7 +17,9 @@ from gear_data.cluster.flight_client import Stream
 from gear_data.cluster.flight_lane import FlightLane, cut
 from gear_data.cluster.node import Description, Node
 from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Piece, Request, identity
-from gear_data.cluster.verbs.client import ReadLane, RemoteMemory, Targets
+from gear_data.cluster.verbs.client import ReadLane, RemoteMemory
+from gear_data.cluster.verbs.gpu_memory import gpu_way
+from gear_data.cluster.verbs.reading import Targets
 from gear_data.cluster.verbs.transport import AUTO, FLIGHT, VERBS, check_transport, has_device
 from gear_data.cluster.waiting import using_grpc
 from gear_data.errors import (
@@ -110,7 +112,7 @@ class Nodes:
     def _remote_memory(self) -> RemoteMemory | None:
         if self._transport == FLIGHT or (self._transport == AUTO and not (self._by_verbs and has_device())):
             return None
-        memory = RemoteMemory(self.manifest.schema, len(self.manifest.shards), self.dataset)
+        memory = RemoteMemory(self.manifest, self.dataset)
         try:
             # Now, and not in the midst of training.
             memory.open()
@@ -232,6 +234,10 @@ class Nodes:
         """Whether some nodes' memory is read, so that rows can go straight to their places."""
         return self._memory is not None
 
+    def reads_to_gpu(self, device: int) -> bool:
+        """Whether rows can go to the memory of this CUDA device."""
+        return self._memory is not None and gpu_way(device) is not None
+
     def fetch(self, request: Request, targets: Targets | None = None) -> list[Piece]:
         """All that `asked` gives."""
         with self.asked(request, targets) as pieces:
@@ -331,7 +337,7 @@ class Nodes:
         self, number: int, request: Request, pieces: Sequence[Int64Array], targets: Targets | None
     ) -> FlightLane | ReadLane:
         by_verbs = number in self._by_verbs and self._verbs_failed.get(number, 0.0) <= time.monotonic()
-        if self._memory is not None and by_verbs and self._memory.has_all(request):
+        if self._memory is not None and by_verbs:
             return ReadLane(self._memory, number, self._nodes[number].endpoint, request, pieces, targets)
         node = self._nodes[number]
         return FlightLane(number, node, lambda: self._stream(number), self.manifest.schema, request, pieces)

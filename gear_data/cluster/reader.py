@@ -15,7 +15,8 @@ from gear_data.cluster.in_place import copied_to, target_rows
 from gear_data.cluster.nodes import Nodes
 from gear_data.cluster.protocol import Group, Piece, Request
 from gear_data.cluster.remote_shards import placed_values
-from gear_data.cluster.verbs.client import Targets
+from gear_data.cluster.staging import ClusterStaging
+from gear_data.cluster.verbs.reading import Targets
 from gear_data.collection import Places
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reach import Wanted, row_sizes, wanted_rows
@@ -163,6 +164,11 @@ class ClusterReader:
             places.valid,
         )  # fmt: skip
         del lease
+
+    def staging(self) -> ClusterStaging | None:
+        """What brings rows to where a GPU's kernels read them; None: nodes' memory is not read, so that there is
+        nothing to gain."""
+        return ClusterStaging(self._nodes, self._shards, self._local) if self._nodes.reads_memory else None
 
     def _lease(self, shards: Int64Array) -> Lease:
         if self._shards.all_mapped:

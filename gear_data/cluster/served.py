@@ -98,10 +98,23 @@ class ServedShards:
         self.answer(Request.from_bytes(Request(nothing, (Group((0,), nothing, nothing),)).to_bytes()))
 
     def column_memory(self) -> tuple[Int64Array, Int64Array]:
-        """int64 [shards, columns] each: the address of every column, and its bytes; 0 and 0 for those of variable
-        length."""
-        row_bytes = np.array([0 if spec.variable_length else spec.row_bytes for spec in self._schema], np.int64)
-        return self._stored.lease(range(len(self.shards))).addresses, self._steps[:, None] * row_bytes
+        """int64 [shards, columns, 2] each: the addresses of every column's buffers, and their bytes. A column of fixed
+        size has one, with its rows; one of variable length has its offsets in the first and its values in the second.
+        Of what is not there both are 0.
+
+        Raises:
+            CorruptShardError: damaged offsets of a column of variable length.
+        """
+        addresses = np.zeros((len(self.shards), len(self._schema), 2), np.int64)
+        sizes = np.zeros_like(addresses)
+        addresses[..., 0] = self._stored.lease(range(len(self.shards))).addresses
+        sizes[..., 0] = self._steps[:, None] * self._row_bytes
+        for column in (index for index, spec in enumerate(self._schema) if spec.variable_length):
+            for shard in range(len(self.shards)):
+                buffers = self._stored.values(shard, column).buffers()[1:]
+                addresses[shard, column] = [buffer.address for buffer in buffers]
+                sizes[shard, column] = [buffer.size for buffer in buffers]
+        return addresses, sizes
 
     def answer(self, request: Request) -> Answer:
         """The rows that a request asks for.

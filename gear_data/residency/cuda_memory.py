@@ -38,6 +38,9 @@ class DeviceBuffer:
 
     Not from CuPy's pool: that would give it to another stream while a consumer's own still reads it.
 
+    Args:
+        alignment: of the address.
+
     Attributes:
         address, size: where, and bytes.
 
@@ -45,11 +48,11 @@ class DeviceBuffer:
         DeviceMemoryError: the device has too little.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, alignment: int = 1) -> None:
         cupy = import_extra("cupy", "gpu")
         with cuda_errors(f"{size:,} bytes of device memory"):
-            self._memory = cupy.cuda.Memory(max(1, size))
-        self.address, self.size = int(self._memory.ptr), size
+            self._memory = cupy.cuda.Memory(max(1, size + alignment - 1))
+        self.address, self.size = -(-int(self._memory.ptr) // alignment) * alignment, size
 
 
 class PinnedBuffer:

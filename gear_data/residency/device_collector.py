@@ -22,8 +22,8 @@ from gear_data.kernels.cuda import CudaLauncher, cuda_errors
 from gear_data.residency.cuda_memory import TO_HOST, DeviceBuffer
 from gear_data.residency.device_columns import DeviceColumns
 from gear_data.residency.device_drawer import DeviceDrawer
-from gear_data.residency.device_reader import DeviceReader, Prepared, Stage, Upload
-from gear_data.residency.reader import ShardReader
+from gear_data.residency.device_reader import DeviceReader, Prepared, Upload
+from gear_data.residency.stage import Stage, StagingReader
 from gear_data.selection.drawer import Recipe
 from gear_data.selection.windows import Int64Array, Windows
 
@@ -69,13 +69,14 @@ class _Buffer:
     Attributes:
         memory: on the device: the arrays; their addresses (at `outputs`), and what else is uploaded; bytes of valid
             rows (`valid`); windows that are drawn there (`drawn`).
-        upload, stage: of this machine, pinned.
+        upload: of this machine, pinned.
+        stage: for rows that no kernel reads in place.
         later: stands for what the device gives back.
         collected: when the arrays are full, and what is pinned is no longer read.
         released: when the consumer's stream let go of the arrays.
     """
 
-    def __init__(self, plan: BatchPlan, words: int, drawn_words: int, stage_bytes: int, cuda: Any) -> None:
+    def __init__(self, plan: BatchPlan, words: int, drawn_words: int, stage: Callable[[], Stage], cuda: Any) -> None:
         head = -(-plan.size // ALIGNMENT) * ALIGNMENT
         self.collected, self.released = cuda.Event(disable_timing=True), cuda.Event(disable_timing=True)
         self._process = os.getpid()
@@ -86,7 +87,7 @@ class _Buffer:
         self.upload = Upload(uploaded, self.outputs)
         self.valid = self.outputs + 8 * uploaded
         self.drawn = self.valid + 8
-        self.stage = Stage(stage_bytes)
+        self.stage = stage()
         self._places = plan.offsets + self.memory.address
 
     def __del__(self, wait: Callable[[Any, int], None] = _wait) -> None:
@@ -171,7 +172,7 @@ class DeviceCollector:
     from several threads.
 
     Args:
-        sources: of each dataset, what reads it on the CPU, and where kernels read it.
+        sources: of each dataset, what reads it where kernels cannot, and where they read it.
         plan: what is collected.
         rows: windows of a full batch, of all batches that share a buffer.
         device: its number.
@@ -190,7 +191,7 @@ class DeviceCollector:
 
     def __init__(
         self,
-        sources: Sequence[tuple[ShardReader, DeviceColumns]],
+        sources: Sequence[tuple[StagingReader, DeviceColumns]],
         plan: BatchPlan,
         rows: int,
         *,
@@ -216,8 +217,9 @@ class DeviceCollector:
                 self.drawer = DeviceDrawer(recipe, slots)
         drawn = 0 if self.drawer is None else self.drawer.words
         words = rows * (max(reader.words for reader in self._readers) + MOST_FACTS)
-        stage = rows * max(reader.stage_bytes for reader in self._readers)
-        stage += ALIGNMENT * sum(reader.stage_parts for reader in self._readers)
+        size = rows * max(reader.stage_bytes for reader in self._readers)
+        size += ALIGNMENT * sum(reader.stage_parts for reader in self._readers)
+        stage = partial(Stage, size, on_device=all(reader.stages_on(device) for reader, _ in sources))
         # Without a circle of references: memory goes with the last batch, not with a garbage collection.
         self.pool = DevicePool(partial(_Buffer, plan, words, drawn, stage, self._cupy.cuda), keep)
 

@@ -13,7 +13,7 @@ from gear_data.kernels import launches
 from gear_data.residency.cuda_memory import PIECE_BYTES, TO_DEVICE, DeviceBuffer, PinnedBuffer, Sender
 from gear_data.residency.device_columns import DeviceColumns, extents_of
 from gear_data.residency.reach import row_sizes, wanted_rows
-from gear_data.residency.reader import ShardReader
+from gear_data.residency.stage import Stage, StagedRows, StagingReader
 from gear_data.selection.windows import Int64Array, Windows
 
 
@@ -50,27 +50,6 @@ class Upload:
         runtime.memcpyAsync(self._address, self._memory.address, 8 * self._used, TO_DEVICE, stream.ptr)
 
 
-class Stage:
-    """Pinned memory for the rows of a batch that no kernel can read where they are.
-
-    Args:
-        size: bytes.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._memory = PinnedBuffer(size)
-        self._used = 0
-
-    def clear(self) -> None:
-        """Once no kernel reads them any more."""
-        self._used = 0
-
-    def take(self, size: int) -> int:
-        """The address of so many bytes, at a multiple of 256."""
-        first, self._used = self._used, self._used + -(-size // ALIGNMENT) * ALIGNMENT
-        return self._memory.address + first
-
-
 @dataclass(slots=True)  # made for every batch: see Windows
 class Prepared:
     """What a launch is told."""
@@ -83,8 +62,8 @@ class Prepared:
 class DeviceReader:
     """Reads windows of one dataset into device memory. Safe to call from several threads.
 
-    Rows that a kernel cannot read in place, the CPU gathers. To the kernel each window is then an episode of its own:
-    see `gear_data.residency.reach`.
+    Rows that a kernel cannot read in place are brought to a `Stage`. To the kernel each window is then an episode of
+    its own: see `gear_data.residency.reach`.
 
     Args:
         reader: reads the same columns on the CPU.
@@ -97,12 +76,11 @@ class DeviceReader:
         words: numbers that one window needs of an `Upload`, at most.
     """
 
-    def __init__(self, reader: ShardReader, columns: DeviceColumns, plan: Int64Array) -> None:
+    def __init__(self, reader: StagingReader, columns: DeviceColumns, plan: Int64Array) -> None:
         from gear_data.kernels.cpu import count_valid
-        from gear_data.kernels.gather import gather
 
         columns.check_process()
-        self._count_valid, self._gather = count_valid, gather
+        self._count_valid = count_valid
         self._reader, self._columns, self._plan = reader, columns, plan
         extents = columns.shard, columns.first, columns.last
         self._extent = extents_of(extents, reader.shard, reader.start, reader.length)
@@ -182,28 +160,25 @@ class DeviceReader:
         )
 
     def _bring(self, windows: Windows, addresses: Int64Array, stage: Stage) -> None:
-        """Gathers what is away, and turns addresses of extents' columns, int64 [B, columns], into those of windows'
+        """Brings what is away, and turns addresses of extents' columns, int64 [B, columns], into those of windows'
         episodes."""
         episode = windows.episode_id
         shard, start, total = self._reader.shard[episode], self._reader.start[episode], self._reader.length[episode]
-        base = self._base[episode]
-        some_away = ~addresses[:, self._read].all(axis=1)
-        # Held till all is gathered: of a remote dataset another thread may let a shard go.
-        lease = self._reader.shards.lease(np.unique(shard[some_away]).tolist())
+        base, rows = self._base[episode], []
         for each in self._wanted:
             low, count = each.rows(windows, total)
             for column in each.columns:
                 size = self._row_bytes[column]
                 here = addresses[:, column] != 0
                 addresses[here, column] += base[here] * size
-                away = np.flatnonzero(~here & (count > 0))
+                left = np.where(here, 0, count)
+                away = np.flatnonzero(left)
                 if not len(away):
                     continue
-                lengths = count[away] * size
-                before = np.cumsum(lengths) - lengths
-                place = stage.take(int(before[-1] + lengths[-1]))
-                self._gather(lease.addresses[shard[away], column] + (start + low)[away] * size, lengths, place)
-                addresses[away, column] = place + before - low[away] * size
+                rows.append(StagedRows(column, size, shard, start + low, left, stage.take(int(left.sum()) * size)))
+                addresses[away, column] = rows[-1].places[away] - low[away] * size
+        if rows:
+            self._reader.bring(rows, stage)
 
     def prepared(self, windows: launches.WindowRows) -> Prepared:
         """Of windows that the device knows, where it reads all in place."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gear_data.collection import Places
 from gear_data.residency.shards import Shards
+from gear_data.residency.stage import Stage, StagedRows
 from gear_data.selection.windows import Int64Array, Windows
 from gear_data.storage.reader import Lease
 
@@ -72,6 +73,22 @@ class ShardReader:
                 self.shards.column(shard, column, begin, end)  # raises for the damaged one, and says where it is
             raise
         return chunks
+
+    def stages_on(self, device: int) -> bool:
+        """Never: the CPU gathers, and writes to its own memory."""
+        return False
+
+    def bring(self, rows: Sequence[StagedRows], stage: Stage) -> None:
+        """See `StagingReader`."""
+        from gear_data.kernels.gather import gather
+
+        wanted = np.unique(np.concatenate([each.shard[each.count > 0] for each in rows]))
+        # Held till all is gathered: of a remote dataset another thread may let a shard go.
+        lease = self.shards.lease(wanted.tolist())
+        for each in rows:
+            some = each.count > 0
+            sources = lease.addresses[each.shard, each.column] + each.first * each.row_bytes
+            gather(sources[some], each.sizes[some], each.place)
 
     def read(self, windows: Windows, places: Places) -> None:
         if self.shards.all_mapped:

@@ -14,7 +14,8 @@ from gear_data.errors import CorruptShardError
 #: Bytes of one entry of an array's offsets.
 OFFSET_BYTES = 8
 
-_DAMAGED = "run 'gear-data verify'; restore the file, or convert again"
+#: Hint of what to do.
+DAMAGED = "run 'gear-data verify'; restore the file, or convert again"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def array_over(
             f"its offsets run from {places[0]} to {places[-1]}, where there are {values.size} bytes of values",
             file=file,
             column=column,
-            hint=_DAMAGED,
+            hint=DAMAGED,
         )
     return pa.Array.from_buffers(type_, count, [None, offsets, values], null_count=0)
 
@@ -73,7 +74,7 @@ def checked(array: pa.Array, *, file: str, column: str) -> pa.Array:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise CorruptShardError(f"damaged values: {error}", file=file, column=column, hint=_DAMAGED) from error
+        raise CorruptShardError(f"damaged values: {error}", file=file, column=column, hint=DAMAGED) from error
     return array
 
 

@@ -18,8 +18,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +86,19 @@ def rdma_objects() -> dict[str, int]:
     return {kind: int(count) for kind, count in re.findall(r"(\w+) (\d+)", text.partition("rxe0:")[2])}
 
 
-def connect(*nodes: GuestNode, transport: str = "verbs") -> Nodes:
-    return Nodes([node.address for node in nodes], Access.from_environment(), transport=transport)
+def connect(*nodes: GuestNode, transport: str = "verbs", queue_pairs: int = 1) -> Nodes:
+    access = replace(Access.from_environment(), queue_pairs=queue_pairs)
+    return Nodes([node.address for node in nodes], access, transport=transport)
 
 
-def compare(world: World, nodes: Nodes) -> None:
+def compare(world: World, nodes: Nodes, names: Sequence[str] = tuple(remote_batches.OUTPUTS)) -> None:
     """That batches read from the nodes are those that were made of the files, by another machine."""
     place = [world.placement[name] for name in ("shard", "start", "length")]
     # Not through `gear_data.open`, which imports Polars for the episode table: half a minute here.
     here = np.zeros(len(world.manifest.shards), np.bool_)
     reader = ClusterReader(nodes, RemoteShards(nodes), here, *place, lambda: (np.empty(0, np.int64), {}))
-    found = remote_batches.batches(reader, nodes.manifest.schema, place[2])
-    assert found.keys() == world.expected.keys()
+    found = remote_batches.batches(reader, nodes.manifest.schema, place[2], names)
+    assert found.keys() == {name for name in world.expected if name.split()[0] in names}
     for name, data in found.items():
         assert np.array_equal(data, world.expected[name]), name
 
@@ -146,34 +149,51 @@ def pairs() -> Iterator[tuple[Device, QueuePair, Any, Any, Any]]:
         del memory
 
 
-def finish(pair: QueuePair) -> None:
+def finish(reader: QueuePair | Link, is_done: Callable[[], bool]) -> None:
     limit = time.monotonic() + 30
-    while pair.chains:
-        pair.poll()
+    while not is_done():
+        reader.poll()
         assert time.monotonic() < limit
 
 
-def chain(remote: int, key: int, local: int, local_key: int, size: int = 4096, count: int = 1) -> Chain:
-    values = (np.full(count, value, np.int64) for value in (remote, key, local, local_key, size))
-    return Chain(Reads(*values))
+def finish_pair(pair: QueuePair) -> None:
+    finish(pair, lambda: pair.done == pair.posted)
+
+
+def reads(remote: int, key: int, local: int, local_key: int, size: int = 4096) -> Reads:
+    return Reads(*(np.full(1, value, np.int64) for value in (remote, key, local, local_key, size)))
+
+
+def chain(*values: int) -> Chain:
+    return Chain(reads(*values))
 
 
 def check_batches_are_those_of_the_local_collector(world: World) -> None:
-    nodes = connect(*world.nodes)
     placed = []
-    ask = nodes.asked
 
-    @contextmanager
-    def noting(request: Request, targets: Any = None) -> Iterator[Any]:
-        with ask(request, targets) as coming:
-            pieces = list(coming)
-            placed.append([place is not None for place in targets.places] if all(p.placed for p in pieces) else None)
-            yield iter(pieces)
+    def read(names: Sequence[str], queue_pairs: int) -> Nodes:
+        nodes = connect(*world.nodes, queue_pairs=queue_pairs)
+        ask = nodes.asked
 
-    nodes.asked = noting  # type: ignore[method-assign, assignment]
-    compare(world, nodes)
-    # Copies go to their places, and nothing else does: OUTPUTS in their order, three batches of each.
-    assert [sorted(each) for each in placed[::3]] == [[True] * 3, [False] * 3, [False, False, True]], placed
+        @contextmanager
+        def noting(request: Request, targets: Any = None) -> Iterator[Any]:
+            with ask(request, targets) as coming:
+                pieces = list(coming)
+                there = [place is not None for place in targets.places]
+                placed.append(there if all(p.placed for p in pieces) else None)
+                yield iter(pieces)
+
+        nodes.asked = noting  # type: ignore[method-assign, assignment]
+        compare(world, nodes, names)
+        return nodes
+
+    read(["converted", "mixed"], 1)
+    over_three = read(["copied"], 3)
+    # To two nodes, at both ends.
+    assert rdma_objects()["qp"] >= 3 * 2 * 2
+    del over_three
+    # Copies go to their places, and nothing else does: three batches of each.
+    assert [sorted(each) for each in placed[::3]] == [[False] * 3, [False, False, True], [True] * 3], placed
 
 
 def check_any_number_of_windows(world: World) -> None:
@@ -183,7 +203,7 @@ def check_any_number_of_windows(world: World) -> None:
 
 
 def check_several_threads_read_at_once(world: World) -> None:
-    nodes, errors = connect(*world.nodes), []
+    nodes, errors = connect(*world.nodes, queue_pairs=3), []
 
     def read(seed: int) -> None:
         try:
@@ -231,7 +251,7 @@ def check_a_stopped_process_is_read_from(world: World) -> None:
 def check_whole_columns(world: World) -> None:
     shards = RemoteShards(connect(*world.nodes))
     for shard in (0, len(world.manifest.shards) - 1):
-        for column in range(2):
+        for column in range(len(world.manifest.schema)):
             assert np.array_equal(shards.column(shard, column), world.shards.column(shard, column))
 
 
@@ -247,26 +267,26 @@ def check_reads_that_are_refused(world: World) -> None:
     for name, (make, kind) in cases.items():
         with pairs() as (_, pair, readable, private, writable):
             pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
-            finish(pair)
+            finish_pair(pair)
             with raises(kind, "RDMA READ failed"):
                 pair.post(chain(*make(readable, private, writable)))
-                finish(pair)
+                finish_pair(pair)
             # It is of no use after that, and says so.
             with raises(DeviceError, "earlier error|takes no READs"):
                 pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
-                finish(pair)
+                finish_pair(pair)
             print(f"  {name}: {kind.__name__}", flush=True)
 
 
 def check_a_withdrawn_region_is_refused(world: World) -> None:
     with pairs() as (_, pair, readable, _, writable):
         pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
-        finish(pair)
+        finish_pair(pair)
         key = readable[1].rkey
         readable[1].close()
         with raises(NodeRefusedError, "RDMA READ failed"):
             pair.post(chain(readable[0], key, writable[0], writable[1].lkey))
-            finish(pair)
+            finish_pair(pair)
 
 
 def check_nothing_can_be_written(world: World) -> None:
@@ -275,7 +295,7 @@ def check_nothing_can_be_written(world: World) -> None:
         request.requests["opcode"] = 0  # IBV_WR_RDMA_WRITE
         with raises(NodeRefusedError, "RDMA READ failed"):
             pair.post(request)
-            finish(pair)
+            finish_pair(pair)
 
 
 def check_a_nodes_columns_end_where_they_end(world: World) -> None:
@@ -290,16 +310,14 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
         for first, fits in ((size - 4096, True), (size - 4095, False), (-1, False)):
             link = Link(device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema))
             try:
-                address, key = link.table[shard, 0].tolist()
-                read = chain(address + first, key, target.ctypes.data, region.lkey)
+                address, key = link.table[shard, 0, 0].tolist()
+                posted = link.post(reads(address + first, key, target.ctypes.data, region.lkey))
                 if fits:
-                    link.pair.post(read)
-                    finish(link.pair)
+                    finish(link, partial(link.has_done, posted))
                     assert target[:4096].tobytes() == world.shards.column(shard, 0).tobytes()[-4096:]
                 else:
                     with raises(NodeRefusedError, "may not be read"):
-                        link.pair.post(read)
-                        finish(link.pair)
+                        finish(link, partial(link.has_done, posted))
                 # Of shards that it does not serve it gives no keys.
                 assert not link.table[world.halves[1]].any()
             finally:
@@ -312,16 +330,16 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
 def check_hostile_openings_are_refused(world: World) -> None:
     endpoint, nodes = Endpoint(world.nodes[0].address, Access.from_environment()), connect(*world.nodes)
     with pairs() as (_, pair, *_):
-        good = json.loads(wanting(nodes.dataset, pair.end))
-    end = good["queue_pair"]
-    hostile: list[Any] = [None, 5, "x", [], {}, {**end, "more": 1}]
-    hostile += [{**end, name: value} for name in end for value in (-1, 1 << 70, "no such")]
-    hostile += [{**end, "link": "InfiniBand"}]
+        good = json.loads(wanting(nodes.dataset, [pair.end]))
+    (end,) = good["queue_pairs"]
+    hostile: list[Any] = [None, 5, "x", [], {}, end, [end] * 65, [end, {}], [{**end, "more": 1}]]
+    hostile += [[{**end, name: value}] for name in end for value in (-1, 1 << 70, "no such")]
+    hostile += [[{**end, "link": "InfiniBand"}]]
     for each in hostile:
         stream = None
         try:
             with raises(NodeRefusedError, "malformed|InfiniBand|token"):
-                stream = Stream(endpoint, json.dumps({**good, "queue_pair": each}).encode())
+                stream = Stream(endpoint, json.dumps({**good, "queue_pairs": each}).encode())
                 stream.take()
         finally:
             if stream is not None:
@@ -336,7 +354,7 @@ def check_hostile_openings_are_refused(world: World) -> None:
 
 def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     third = world.spawner.node(world.halves[1])
-    alone, replicated = connect(world.nodes[0], third), connect(*world.nodes, third)
+    alone, replicated = connect(world.nodes[0], third, queue_pairs=3), connect(*world.nodes, third)
     request = world.request(100, 11)
     for nodes in (alone, replicated, replicated):  # those with the same shards take turns
         world.check(nodes, request)

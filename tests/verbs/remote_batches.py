@@ -5,6 +5,8 @@ What is imported here is imported in the guest, where that takes twenty times as
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -45,10 +47,13 @@ def windows(lengths: npt.NDArray[np.int64], seed: int) -> Windows:
     return Windows(episode, start, np.minimum(rng.integers(1, 31, ROWS), lengths[episode] - start))
 
 
-def batches(reader: ColumnReader, schema: Schema, lengths: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.uint8]]:
-    """Name -> all bytes of an output, of three batches made in buffers that are used again."""
+def batches(
+    reader: ColumnReader, schema: Schema, lengths: npt.NDArray[np.int64], names: Iterable[str] = OUTPUTS
+) -> dict[str, npt.NDArray[np.uint8]]:
+    """Name -> all bytes of an output, of three batches of each of `OUTPUTS`, made in buffers that are used again."""
     found = {}
-    for name, outputs in OUTPUTS.items():
+    for name in names:
+        outputs = OUTPUTS[name]
         collector = Collector([Share(reader, schema, outputs)], ROWS, reuse=True)
         for seed in range(3):
             for key, array in collector.collect(windows(lengths, seed))[0].arrays.items():

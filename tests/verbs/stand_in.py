@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import sys
-from collections import deque
+import time
+from collections import Counter, deque
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -74,6 +77,10 @@ class StandIn:
         self.reads: list[int] = []  # bytes of each
         self.posts: list[int] = []  # READs of each
         self.broken = False  # every READ fails as if its peer were gone
+        self.read_by: Counter[int] = Counter()  # bytes, by queue pair
+        self.files: dict[int, int] = {}  # of DMA-BUF: where the memory is that a file stands for
+        self.shifts: dict[int, int] = {}  # of a key: where its addresses begin
+        self.spoil: Callable[[int, int, int], None] | None = None  # remote, local, size: changes what was read
         self._numbers = itertools.count(17)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -103,6 +110,12 @@ class StandIn:
             def close(self) -> None:
                 world.regions.pop(self.number, None)
 
+        class DmaBufMR(MR):
+            def __init__(self, domain: Any, size: int, access: int, dmabuf: int) -> None:
+                super().__init__(domain, size, access, 0)
+                os.fstat(dmabuf)
+                world.shifts[self.number] = world.files[dmabuf]
+
         class QP(Part):
             def __init__(self, domain: Any, how: Any) -> None:
                 super().__init__()
@@ -124,7 +137,7 @@ class StandIn:
             ".device": {"Context": Context},
             ".pd": {"PD": Part},
             ".cq": {"CQ": Part},
-            ".mr": {"MR": MR},
+            ".mr": {"MR": MR, "DmaBufMR": DmaBufMR},
             ".qp": {"QP": QP, "QPAttr": Attributes, "QPCap": Part, "QPInitAttr": Part},
             ".addr": {"GID": Part, "GlobalRoute": Part, "AHAttr": Part},
             ".enums": {
@@ -139,6 +152,13 @@ class StandIn:
         for module in (device_module, transport_module):
             patch.setattr(module, "choose_port", lambda: PORT)
         patch.setattr(queue_pair_module, "Calls", lambda pair: Calls(self, pair))
+
+    def wait_for_no_pairs(self) -> None:
+        """Nodes' ends go when they notice that their clients' did."""
+        limit = time.monotonic() + 10
+        while self.pairs:
+            assert time.monotonic() < limit, self.pairs
+            time.sleep(0.01)
 
     def allows(self, address: int, size: int, key: int, access: int) -> bool:
         start, length, granted = self.regions.get(key, (0, 0, 0))
@@ -173,8 +193,12 @@ class Calls:
             return _REMOTE_ACCESS
         if not world.allows(place.addr, place.length, place.lkey, LOCAL_WRITE):
             return _LOCAL_PROTECTION
-        ctypes.memmove(place.addr, request.remote_addr, place.length)
+        target = world.shifts.get(place.lkey, 0) + place.addr
+        ctypes.memmove(target, request.remote_addr, place.length)
         world.reads.append(place.length)
+        world.read_by[self._pair.number] += place.length
+        if world.spoil is not None:
+            world.spoil(request.remote_addr, target, place.length)
         return _OK
 
     def poll(self, most: int, address: int) -> int:

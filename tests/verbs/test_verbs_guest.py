@@ -13,8 +13,12 @@ from pathlib import Path
 import feed_data
 import guest
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import remote_batches
+
+import gear_data
 
 HERE = Path(__file__).parent
 REQUIRED = "GEAR_DATA_REQUIRE_VERBS"
@@ -36,9 +40,7 @@ def made(possible, tmp_path_factory):
     """A folder with the dataset, what its batches are, and compiled kernels."""
     folder = tmp_path_factory.mktemp("verbs")
     lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
-    dataset = feed_data.convert_episodes(
-        feed_data.locomotion(lengths, seed=5, observations=11), folder / "d", shard_bytes=1 << 19
-    )
+    dataset = with_text(feed_data.locomotion(lengths, seed=5, observations=11), folder)
     assert len(dataset.manifest.shards) > 3
     root = dataset._root
     shard, start = root.placement
@@ -54,9 +56,19 @@ def made(possible, tmp_path_factory):
     return folder
 
 
-def variables(folder: Path) -> dict[str, str]:
-    import gear_data
+def with_text(episodes, folder):
+    """A dataset of these episodes, with a column of none to nine words besides."""
+    feed_data.write_episodes(episodes, folder / "d.parquet")
+    table, rng = pq.read_table(folder / "d.parquet"), np.random.default_rng(1)
+    texts = [
+        [" größer"[: 1 + step % 7] * rng.integers(10) for step in range(len(each["rewards"]))] for each in episodes
+    ]
+    pq.write_table(table.append_column("observations.text", pa.array(texts)), folder / "d.parquet")
+    gear_data.convert(folder / "d.parquet", folder / "d", progress=False, format="episode-rows", shard_bytes=1 << 19)
+    return gear_data.open(folder / "d")
 
+
+def variables(folder: Path) -> dict[str, str]:
     paths = [str(HERE), str(Path(gear_data.__file__).parent.parent)]
     return {
         **_NUMBA,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import feed_data
 import numpy as np
@@ -16,10 +18,18 @@ from hypothesis import strategies as st
 
 import gear_data
 from gear_data.cli import main
+from gear_data.cluster.addresses import Access
 from gear_data.cluster.protocol import opening
-from gear_data.cluster.verbs import device, library, messages, native, ports, work
+from gear_data.cluster.verbs import device, library, messages, native, ports, values, work
 from gear_data.cluster.verbs.messages import QueuePairEnd
-from gear_data.errors import DeviceError, MissingExtraError, NodeRefusedError, UnknownNameError
+from gear_data.errors import (
+    CorruptShardError,
+    DeviceError,
+    InvalidArgumentError,
+    MissingExtraError,
+    NodeRefusedError,
+    UnknownNameError,
+)
 
 END = QueuePairEnd(700, 1 << 23, ports.ETHERNET, 0, "::ffff:10.0.0.1", 3, 16)
 
@@ -82,25 +92,100 @@ def test_a_chain_is_a_list_of_reads_in_the_librarys_layout(count):
         assert [each.wr_id for each in stand_in.walk(chain.cut(64, count))] == list(range(65, count + 1))
 
 
+SIZES = st.lists(st.integers(1, 1000), max_size=40)
+
+
+@settings(derandomize=True, deadline=None)
+@given(SIZES, st.integers(1, 9))
+def test_dealing_gives_every_read_once_and_about_as_many_bytes(sizes, count):
+    size = np.array(sizes, np.int64)
+    reads = work.Reads(*(np.arange(len(size)) + 100 * number for number in range(4)), size)
+    dealt = reads.dealt(count)
+    assert len(dealt) == count
+    for name in ("remote", "rkey", "local", "lkey", "size"):
+        # In their order, so that each has whole runs of them.
+        assert np.concatenate([getattr(part, name) for part in dealt]).tolist() == getattr(reads, name).tolist()
+    for part in dealt:
+        assert int(part.size.sum()) <= sum(sizes) / count + max(sizes, default=0)
+
+
+#: Of a span: its shard, first row and rows; of the dataset: values of each row of three shards.
+VALUES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=3, max_size=3)
+SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7), st.integers(1, 8)), max_size=12)
+
+
+def value_spans(lengths, spans):
+    """As they are read: the spans, cut to what the shards have, and the offsets of each."""
+    offsets = [np.concatenate([[0], np.cumsum(each)]) for each in lengths]
+    some = [(shard, first % len(lengths[shard]), count) for shard, first, count in spans]
+    some = [(shard, first, min(count, len(lengths[shard]) - first)) for shard, first, count in some]
+    parts = [offsets[shard][first : first + count + 1] for shard, first, count in some]
+    raw = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
+    shard, _, count = np.array(some, np.int64).reshape(-1, 3).T
+    held = [
+        SimpleNamespace(variable={"text": SimpleNamespace(bytes=sum(each))}, entry=SimpleNamespace(file=f"shards/{i}"))
+        for i, each in enumerate(lengths)
+    ]
+    manifest = SimpleNamespace(schema=SimpleNamespace(columns=[SimpleNamespace(name="text")]), shards=held)
+    return values.ValueSpans(0, shard, count, raw), manifest, parts, some
+
+
+@settings(derandomize=True, deadline=None)
+@given(VALUES, SPANS)
+def test_where_values_are(lengths, spans):
+    known, manifest, parts, _ = value_spans(lengths, spans)
+    first, size, offsets = known.places(manifest)
+    assert first.tolist() == [int(part[0]) for part in parts]
+    assert size.tolist() == [int(part[-1] - part[0]) for part in parts]
+    expected = [0]
+    for part in parts:
+        for row in range(len(part) - 1):
+            expected.append(expected[-1] + int(part[row + 1] - part[row]))
+    assert offsets.tolist() == expected
+
+
+WRONG = st.sampled_from([-1, -(1 << 63), (1 << 63) - 1, 0, 1, 3, 41])
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(VALUES, SPANS.filter(len), st.integers(0, 1000), WRONG)
+def test_offsets_of_a_hostile_node_are_found_out(lengths, spans, place, wrong):
+    known, manifest, parts, some = value_spans(lengths, spans)
+    known.offsets[place % len(known.offsets)] = wrong
+    bad, begin = [], 0
+    for part, (shard, _, count) in zip(parts, some, strict=True):
+        found = known.offsets[begin : begin + len(part)].tolist()
+        if found != sorted(found) or found[0] < 0 or found[-1] > sum(lengths[shard]):
+            bad.append(shard)
+        begin += count + 1
+    if not bad:
+        known.places(manifest)
+        return
+    with pytest.raises(CorruptShardError, match=rf"damaged values: offsets of shards/{bad[0]} ") as raised:
+        known.places(manifest)
+    assert raised.value.column == "text"
+
+
 def test_ends_of_queue_pairs_survive_the_wire():
-    assert messages.wanted(messages.wanting("d", END)) == END
+    ends = END, replace(END, number=701)
+    assert messages.wanted(messages.wanting("d", ends)) == ends
     assert messages.wanted(opening("d")) is None
-    table = np.arange(12).reshape(2, 3, 2)
-    end, found = messages.granted(messages.granting(END, [4, 1], table), 6, 3)
-    assert end == END and found.shape == (6, 3, 2)
+    table = np.arange(24).reshape(2, 3, 2, 2)
+    found_ends, found = messages.granted(messages.granting(ends, [4, 1], table), 2, 6, 3)
+    assert found_ends == ends and found.shape == (6, 3, 2, 2)
     np.testing.assert_array_equal(found[[4, 1]], table)
     assert not found[[0, 2, 3, 5]].any()
 
 
-GOOD = json.loads(messages.wanting("d", END))["queue_pair"]
+(GOOD,) = json.loads(messages.wanting("d", [END]))["queue_pairs"]
 HOSTILE = [None, 5, "x", [], {}, {**GOOD, "more": 1}]
 HOSTILE += [{**GOOD, name: value} for name in GOOD for value in (-1, 1 << 24, 1 << 70, None, [], "no such", 2.5, True)]
 
 
-@pytest.mark.parametrize("end", HOSTILE, ids=str)
-def test_what_is_no_end_is_refused(end):
-    with pytest.raises(NodeRefusedError, match="malformed end"):
-        messages.wanted(json.dumps({"queue_pair": end}).encode())
+@pytest.mark.parametrize("ends", [None, 5, "x", [], {}, GOOD, [GOOD] * 65, *([GOOD, end] for end in HOSTILE)], ids=str)
+def test_what_are_no_ends_is_refused(ends):
+    with pytest.raises(NodeRefusedError, match="malformed"):
+        messages.wanted(json.dumps({"queue_pairs": ends}).encode())
 
 
 @pytest.mark.parametrize(
@@ -110,19 +195,29 @@ def test_what_is_no_end_is_refused(end):
         lambda parts: parts[:2],
         lambda parts: [parts[0][:-1], *parts[1:]],
         lambda parts: [np.frombuffer(b"[" * 100_000, np.uint8), *parts[1:]],
+        lambda parts: [np.frombuffer(json.dumps([GOOD]).encode(), np.uint8), *parts[1:]],
+        lambda parts: [np.frombuffer(json.dumps([GOOD] * 3).encode(), np.uint8), *parts[1:]],
         lambda parts: [parts[0], parts[1][:-1], parts[2]],
         lambda parts: [parts[0], parts[1], parts[2][:-8]],
         lambda parts: [parts[0], np.array([4, 6]).view(np.uint8), parts[2]],
         lambda parts: [parts[0], np.array([-1, 1]).view(np.uint8), parts[2]],
-        lambda parts: [*parts[:2], np.where(np.arange(12) == 3, 1 << 32, 1).view(np.uint8)],
-        lambda parts: [*parts[:2], np.where(np.arange(12) == 4, -5, 1).view(np.uint8)],
+        lambda parts: [*parts[:2], np.where(np.arange(24) == 3, 1 << 32, 1).view(np.uint8)],
+        lambda parts: [*parts[:2], np.where(np.arange(24) == 4, -5, 1).view(np.uint8)],
     ],
 )
 def test_what_is_no_grant_is_refused(change):
-    parts = messages.granting(END, [4, 1], np.ones((2, 3, 2), np.int64))
-    messages.granted(parts, 6, 3)
+    parts = messages.granting([END, END], [4, 1], np.ones((2, 3, 2, 2), np.int64))
+    messages.granted(parts, 2, 6, 3)
     with pytest.raises(NodeRefusedError, match=r"malformed|impossible"):
-        messages.granted(change(parts), 6, 3)
+        messages.granted(change(parts), 2, 6, 3)
+
+
+@pytest.mark.parametrize("text", ["", "0", "65", "-1", "2.5", "two", "\u0661"])
+def test_a_number_of_queue_pairs_that_is_none(monkeypatch, text):
+    monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", text)
+    for make in (Access.from_environment, lambda: Access.of_run("0123456789abcdef", None, "n")):
+        with pytest.raises(InvalidArgumentError, match=r"GEAR_DATA_RDMA_QUEUE_PAIRS is .* not a number from 1 to 64"):
+            make()
 
 
 def make_port(root: Path, name: str, number: int, link: str, gids: dict[int, tuple[str, str]], state="4: ACTIVE"):

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import logging
 import os
-import threading
-import time
 
 import feed_data
 import numpy as np
 import pytest
 import stand_in
 import torch
+import variable_data
 
 import gear_data
 from gear_data import SequenceLoader
-from gear_data.cluster import waiting
-from gear_data.cluster.addresses import Address
-from gear_data.cluster.flight_server import FlightServer, Guard
+from gear_data.cluster.flight_lane import FlightLane
 from gear_data.cluster.served import ServedShards
 from gear_data.cluster.verbs import client as client_module
-from gear_data.cluster.verbs.server import serve_memory
-from gear_data.errors import InvalidArgumentError, NodeRefusedError, NodeUnreachableError
+from gear_data.cluster.verbs import reading as reading_module
+from gear_data.cluster.verbs.client import ReadLane
+from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefusedError, NodeUnreachableError
 from gear_data.loaders.presets import PRESETS
 from gear_data.storage.dataset_files import open_files
 
@@ -37,45 +36,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def world(monkeypatch, tmp_path):
-    monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path))
-    found = stand_in.StandIn()
-    found.install(monkeypatch)
-    return found
-
-
-@pytest.fixture
-def serve(folder, world):
-    """Starts nodes in this process, and ends them."""
-    running = []
-
-    def start(shards=None, transport="verbs"):
-        served = ServedShards(open_files(folder), shards, "host")
-        memory = serve_memory(served, transport)
-        server = FlightServer(served, Address("127.0.0.1", 0), Guard(), memory)
-        thread = threading.Thread(target=server.serve, daemon=True)
-        thread.start()
-        running.append((server, memory))
-        return f"127.0.0.1:{server.port}"
-
-    yield start
-    # A server waits for its clients; some of them live on in the tracebacks of what was raised.
-    waiting._close_all()
-    wait_for_no_pairs(world)
-    for server, memory in running:
-        server.shutdown()
-        if memory is not None:
-            memory.close()
-    assert not world.regions
-
-
-def wait_for_no_pairs(world):
-    """The nodes' ends go when they notice that their clients' did."""
-    limit = time.monotonic() + 10
-    while world.pairs:
-        assert time.monotonic() < limit, world.pairs
-        time.sleep(0.01)
+@pytest.fixture(scope="module")
+def text_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verbs") / "t"
+    variable_data.convert(variable_data.make_episodes([3, 1, 9, 6, 2, 7, 12] * 3), folder, shard_bytes=1024)
+    return folder
 
 
 def url(*places):
@@ -178,13 +143,99 @@ def test_what_fails_comes_by_flight_or_is_an_error(folder, serve, world, caplog,
     same(batches(verbs), expected)
 
 
+@pytest.fixture
+def three_pairs(monkeypatch):
+    monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", "3")
+
+
+def test_reads_are_dealt_over_the_queue_pairs(folder, serve, world, three_pairs):
+    local, remote = gear_data.open(folder), gear_data.open(url(serve()), transport="verbs")
+    options = {"batch_size": 700, "context": 20}
+    same(batches(remote, 2, **options), batches(local, 2, **options))
+    # Three at each end.
+    assert len(world.read_by) == 3 and len(world.pairs) == 6
+    assert min(world.read_by.values()) > 0.3 * world.read_by.total()
+
+
+def test_one_queue_pair_that_fails_ends_all(folder, serve, world, three_pairs, monkeypatch):
+    expected, remote = batches(gear_data.open(folder)), gear_data.open(url(serve()), transport="verbs")
+    same(batches(remote), expected)
+    pairs, last = set(world.read_by), max(world.read_by)
+    assert len(pairs) == 3 and pairs < world.pairs
+    read, open_link, left = stand_in.Calls._read, ReadLane._open, []
+
+    def noting(lane):
+        left.append(pairs & world.pairs)
+        return open_link(lane)
+
+    monkeypatch.setattr(ReadLane, "_open", noting)
+    monkeypatch.setattr(
+        stand_in.Calls, "_read", lambda self, request: 12 if self._pair.number == last else read(self, request)
+    )
+    same(batches(remote), expected)
+    # First the kept link; and before all is read anew through another, nothing can be written any more where it goes.
+    assert left[:2] == [pairs, set()]
+
+
+def no_flight(*arguments):
+    raise AssertionError("read by Arrow Flight")
+
+
+TEXT_COLUMNS = [variable_data.TEXT, variable_data.IMAGE, "observations"]
+
+
+@pytest.mark.parametrize("pairs", ["1", "3"])
+def test_text_and_images(text_folder, serve, world, monkeypatch, pairs):
+    monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", pairs)
+    monkeypatch.setattr(FlightLane, "_open", no_flight)
+    local = gear_data.open(text_folder)
+    half = len(local.manifest.shards) // 2
+    places = serve(range(half), folder=text_folder), serve(range(half, len(local.manifest.shards)), folder=text_folder)
+    remote = gear_data.open(url(*places), transport="verbs")
+    for options in ({}, {"context": 1, "batch_size": 300}, {"prefetch": 2, "sampler": "shuffle"}):
+        options = {"columns": TEXT_COLUMNS, **options}
+        same(batches(remote, **options), batches(local, **options))
+    for name in TEXT_COLUMNS[:2]:
+        assert remote.steps(name, 1, 20).tolist() == local.steps(name, 1, 20).tolist()
+        assert any(remote.steps(name, 1, 20))
+    assert len(world.reads) > 100
+
+
+def test_text_that_is_damaged_on_the_way(text_folder, serve, world):
+    served = ServedShards(open_files(text_folder), None, "host")
+    index = [spec.name for spec in served.manifest.schema].index(variable_data.TEXT)
+    remote = gear_data.open(url(serve(folder=text_folder)), transport="verbs")
+    expected = remote.steps(variable_data.TEXT, 0, 20).tolist()
+    server_regions = {region[:2] for region in world.regions.values()}
+    sizes = served.column_memory()[1][:, index, 0]
+    offsets = [(start, size) for start, size in server_regions if size in sizes.tolist()]
+
+    def spoil(remote, local, size):
+        if any(start <= remote < start + length for start, length in offsets):
+            (ctypes.c_int64 * (size // 8)).from_address(local)[size // 8 - 1] = 1 << 40
+
+    world.spoil = spoil
+    with pytest.raises(CorruptShardError, match=r"gear://127.*damaged values: offsets of shards/.* no other node"):
+        remote.steps(variable_data.TEXT, 0, 20)
+    world.spoil = None
+    assert remote.steps(variable_data.TEXT, 0, 20).tolist() == expected
+
+
+def test_more_text_than_is_read_at_once(text_folder, serve, world, monkeypatch):
+    remote = gear_data.open(url(serve(folder=text_folder)), transport="verbs")
+    monkeypatch.setattr(reading_module, "MAX_ANSWER_BYTES", 50)
+    with pytest.raises(InvalidArgumentError, match="bytes of text at once"):
+        remote.steps(variable_data.IMAGE, 0, 20)
+    world.wait_for_no_pairs()
+
+
 def test_an_answer_that_does_not_come(folder, serve, world, monkeypatch):
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "0.5")
     verbs = gear_data.open(url(serve()), transport="verbs")
     monkeypatch.setattr(stand_in.Calls, "poll", lambda *arguments: 0)
     with pytest.raises(NodeUnreachableError, match=r"did not answer within 0.5 s"):
         batches(verbs)
-    wait_for_no_pairs(world)
+    world.wait_for_no_pairs()
 
 
 def test_an_interrupt_leaves_nothing_under_way(folder, serve, world, monkeypatch):
@@ -198,7 +249,7 @@ def test_an_interrupt_leaves_nothing_under_way(folder, serve, world, monkeypatch
         patch.setattr(stand_in.Calls, "poll", interrupt)
         with pytest.raises(KeyboardInterrupt):
             batches(verbs)
-    wait_for_no_pairs(world)
+    world.wait_for_no_pairs()
     same(batches(verbs), batches(gear_data.open(folder)))
 
 

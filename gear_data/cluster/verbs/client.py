@@ -9,77 +9,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
-from gear_data.cluster.flight_client import Endpoint, Stream
+from gear_data.cluster.flight_client import Endpoint
 from gear_data.cluster.lane import Lane
-from gear_data.cluster.protocol import Piece, Request, part_places
+from gear_data.cluster.protocol import Piece, Request
 from gear_data.cluster.verbs.buffers import LocalMemory
 from gear_data.cluster.verbs.device import Device, open_device
-from gear_data.cluster.verbs.messages import granted, wanting
-from gear_data.cluster.verbs.queue_pair import QueuePair
-from gear_data.cluster.verbs.work import Chain, Reads
+from gear_data.cluster.verbs.link import Link
+from gear_data.cluster.verbs.reading import Reading, Source, Targets
 from gear_data.cluster.waiting import close_before_fork
-from gear_data.errors import ClusterError, NodeRefusedError, NodeUnreachableError
-from gear_data.schema import Schema
+from gear_data.errors import NodeUnreachableError
 from gear_data.selection.windows import Int64Array
+from gear_data.storage.manifest import Manifest
 
-#: Queue pairs to one node that are kept for the next batch.
+#: Links to one node that are kept for the next batch.
 _IDLE_LINKS = 8
 #: Seconds for which a completion is polled for without a pause, and of a pause.
 _BUSY, _PAUSE = 100e-6, 50e-6
-_NOTHING: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Where rows are to go, in place of being packed.
-
-    Attributes:
-        memory: that they go to.
-        places: of each part of the answer int64 [N], the address that the rows of each span go to; None: packed.
-    """
-
-    memory: npt.NDArray[np.uint8]
-    places: tuple[Int64Array | None, ...]
-
-
-class Link:
-    """A queue pair to a node, and the stream that keeps it. For one thread at a time.
-
-    Raises:
-        NodeUnreachableError, NodeRefusedError: the node gives none.
-        DeviceError: this machine's device gives none.
-    """
-
-    def __init__(self, device: Device, endpoint: Endpoint, dataset: str, shards: int, columns: int) -> None:
-        self.endpoint = endpoint
-        #: Used before, and not since: the node may have gone meanwhile.
-        self.kept = False
-        self.pair = QueuePair(device, answers=False)
-        self._stream: Stream | None = None
-        try:
-            self._stream = Stream(endpoint, wanting(dataset, self.pair.end))
-            end, self.table = granted(self._stream.take(), shards, columns)
-            self.pair.connect(end, endpoint.timeout)
-        except BaseException as error:
-            self.abandon()
-            if isinstance(error, ClusterError):
-                error.file = endpoint.name
-            raise
-
-    def close(self) -> None:
-        """Ends it. Nothing is written any more to where its READs went."""
-        self.pair.close()
-        if self._stream is not None:
-            self._stream.close()
-
-    def abandon(self) -> None:
-        """Ends it, and does not wait for a node that may be gone."""
-        if self._stream is not None:
-            self._stream.cancel_late()
-        self.close()
 
 
 @dataclass
@@ -107,14 +52,12 @@ class RemoteMemory:
     when it needs it.
 
     Args:
-        schema: of the dataset.
-        shards: how many it has.
+        manifest: of the dataset.
         dataset: its `identity`.
     """
 
-    def __init__(self, schema: Schema, shards: int, dataset: str) -> None:
-        self._columns = schema.columns
-        self._shards, self._dataset = shards, dataset
+    def __init__(self, manifest: Manifest, dataset: str) -> None:
+        self._manifest, self._dataset = manifest, dataset
         # What is open must not know what it is closed with.
         self._open: list[_Open] = []
         self._opening = threading.Lock()
@@ -129,19 +72,15 @@ class RemoteMemory:
                 self._open.append(_Open(device, LocalMemory(device)))
             return self._open[0]
 
-    def has_all(self, request: Request) -> bool:
-        """Whether it can be read so: of text and bytes nobody knows yet where they are."""
-        return not any(self._columns[c].variable_length for group in request.groups for c in group.columns)
-
     def link(self, number: int, endpoint: Endpoint) -> Link:
-        """A queue pair to a node: an idle one, or a new one. To be given back with `keep`, or closed."""
+        """A link to a node: an idle one, or a new one. To be given back with `keep`, or closed."""
         now = self.open()
         with suppress(IndexError):
             return now.links.setdefault(number, []).pop()
-        return Link(now.device, endpoint, self._dataset, self._shards, len(self._columns))
+        return Link(now.device, endpoint, self._dataset, len(self._manifest.shards), len(self._manifest.schema))
 
     def keep(self, number: int, link: Link) -> None:
-        """Gives back a queue pair all of whose READs are done."""
+        """Gives back a link all of whose READs are done."""
         idle = self.open().links[number]
         link.kept = True
         if len(idle) < _IDLE_LINKS:
@@ -150,41 +89,16 @@ class RemoteMemory:
             link.close()
 
     def end_kept(self, number: int) -> None:
-        """Ends the idle queue pairs to a node."""
+        """Ends the idle links to a node."""
         idle = self.open().links[number]
         with suppress(IndexError):
             while True:
                 idle.pop().abandon()
 
-    def reads(
-        self, link: Link, request: Request, spans: Int64Array, targets: Targets | None
-    ) -> tuple[Reads, list[npt.NDArray[np.uint8]]]:
-        """The READs of some spans, and where each part of the answer will be; empty where `targets` say it.
-
-        Raises:
-            NodeRefusedError: the node does not hold them.
-            DeviceError: memory cannot be registered.
-        """
-        now, shard = self.open(), request.shard[spans]
-        wanted = [(group, column) for group in request.groups for column in group.columns]
-        sizes = [group.count[spans] * self._columns[column].row_bytes for group, column in wanted]
-        places = [None] * len(wanted) if targets is None else targets.places
-        packed = [0 if place is not None else int(size.sum()) for place, size in zip(places, sizes, strict=True)]
-        starts, total = part_places(packed)
-        data, key = now.memory.stage(total) if total else (_NOTHING, 0)
-        columns, parts = [], list[npt.NDArray[np.uint8]]()
-        for (group, column), size, place, start, count in zip(wanted, sizes, places, starts, packed, strict=True):
-            base, remote_key = link.table[shard, column].T
-            if not base[size > 0].all():
-                raise NodeRefusedError("does not hold these shards any more")
-            remote = base + group.first[spans] * self._columns[column].row_bytes
-            if place is None or targets is None:
-                local, local_key = data.ctypes.data + start + np.cumsum(size) - size, key
-            else:
-                local, local_key = place[spans], now.memory.key(targets.memory)
-            parts.append(data[start : start + count])
-            columns.append((remote, remote_key, local, np.full(len(size), local_key), size))
-        return Reads(*map(np.concatenate, zip(*columns, strict=True))).merged(now.device.largest), parts
+    def reading(self, link: Link, request: Request, spans: Int64Array, targets: Targets | None) -> Reading:
+        """What is to be read of some spans; see `Reading`."""
+        now = self.open()
+        return Reading(Source(self._manifest, now.memory, now.device.largest), link, request, spans, targets)
 
     def close_idle(self) -> None:
         _close(self._open)
@@ -195,9 +109,9 @@ def _close(opened: list[_Open]) -> None:
         opened.pop().close()
 
 
-class ReadLane(Lane[Link, list[npt.NDArray[np.uint8]]]):
-    """A lane of which is noted where the parts of each answer will be. Posts all READs at once: the queue pair holds
-    back what the device does not take yet.
+class ReadLane(Lane[Link, Reading]):
+    """A lane that reads the node's memory. Posts all READs at once: the link holds back what the device does not take
+    yet.
 
     Args:
         memory: the nodes'.
@@ -228,14 +142,20 @@ class ReadLane(Lane[Link, list[npt.NDArray[np.uint8]]]):
         if self._waiting:
             self._last = time.monotonic()
         while self._waiting:
-            reads, parts = self._memory.reads(link, self._request, self._waiting[0], self._targets)
-            self._posted.append((self._waiting.popleft(), parts))
-            link.pair.post(Chain(reads))
+            reading = self._memory.reading(link, self._request, self._waiting[0], self._targets)
+            # Known before anything is under way: what it writes to must outlive the link.
+            self._posted.append((self._waiting.popleft(), reading))
+            reading.post()
 
     def _receive(self, link: Link) -> None:
-        some = link.pair.poll()
-        while len(self._posted) > link.pair.chains:
-            self.done.append(Piece(*self._posted.popleft(), self._targets is not None))
+        some = link.poll()
+        for _ in range(len(self._posted) if some else 0):
+            spans, reading = self._posted[0]
+            if reading.advance():
+                self.done.append(Piece(spans, reading.parts, self._targets is not None))
+                self._posted.popleft()
+            else:
+                self._posted.rotate(-1)
         if some:
             link.kept = False
             self._last = time.monotonic()

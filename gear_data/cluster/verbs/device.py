@@ -48,6 +48,26 @@ class Device:
                 part.close()
 
 
+@dataclass(frozen=True)
+class Region:
+    """Memory of this machine or of a GPU that READs may write to.
+
+    Attributes:
+        part: pyverbs' memory region.
+        shift: what an address of the memory has to be added to be one of the region's.
+    """
+
+    part: Any
+    shift: int = 0
+
+    @property
+    def key(self) -> int:
+        return int(self.part.lkey)
+
+    def close(self) -> None:
+        self.part.close()
+
+
 def open_device() -> Device:
     """Opens the device of `choose_port`.
 

@@ -1,8 +1,11 @@
-"""What the two ends of a queue pair tell each other, over a stream of Arrow Flight and so behind its token and TLS.
+"""What two ends tell each other of the queue pairs between them, over a stream of Arrow Flight and so behind its token
+and TLS.
 
-The client opens the stream with what opens every stream (`protocol.opening`) and its own end under `queue_pair`. The
-node answers with its end, as JSON, and where its columns are: int64 [shards, columns, 2], address and key, in the order
-of the shards that it serves; 0, 0 for columns of variable length. It keeps its end as long as the stream is open.
+The client opens the stream with what opens every stream (`protocol.opening`) and its own ends under `queue_pairs`. The
+node answers with its ends in the same order, as JSON, and where its columns are: int64 [shards, columns, 2, 2], address
+and key of two buffers, in the order of the shards that it serves. A column of fixed size has its rows in the first; one
+of text or bytes has its int64 offsets in the first and the values in the second. 0, 0 stands for a buffer that is not
+there, or empty. The node keeps its ends as long as the stream is open.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.cluster.addresses import MOST_QUEUE_PAIRS
 from gear_data.cluster.protocol import opening
 from gear_data.cluster.verbs.ports import ETHERNET, INFINIBAND
 from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
 
-_KEY = "queue_pair"
+_KEY = "queue_pairs"
 _LARGEST = {"number": 1 << 24, "sequence": 1 << 24, "lid": 1 << 16, "mtu": 6, "reads": 256}
 _SMALLEST = {"mtu": 1, "reads": 1}
 
@@ -63,38 +67,51 @@ class QueuePairEnd:
         return end
 
 
-def wanting(dataset: str, end: QueuePairEnd) -> bytes:
-    """What opens a stream that holds a queue pair."""
-    return json.dumps({**json.loads(opening(dataset)), _KEY: asdict(end)}).encode()
+def _ends(found: Any) -> tuple[QueuePairEnd, ...]:
+    if not isinstance(found, list) or not 1 <= len(found) <= MOST_QUEUE_PAIRS:
+        raise NodeRefusedError(f"not 1 to {MOST_QUEUE_PAIRS} ends of queue pairs: malformed")
+    return tuple(map(QueuePairEnd.from_json, found))
 
 
-def wanted(command: bytes) -> QueuePairEnd | None:
-    """The client's end; None where an opening, which is one, wants no queue pair. Raises NodeRefusedError."""
+def wanting(dataset: str, ends: Sequence[QueuePairEnd]) -> bytes:
+    """What opens a stream that holds queue pairs."""
+    return json.dumps({**json.loads(opening(dataset)), _KEY: [asdict(end) for end in ends]}).encode()
+
+
+def wanted(command: bytes) -> tuple[QueuePairEnd, ...] | None:
+    """The client's ends; None where an opening, which is one, wants no queue pairs. Raises NodeRefusedError."""
     found = json.loads(command)
-    return QueuePairEnd.from_json(found[_KEY]) if _KEY in found else None
+    return _ends(found[_KEY]) if _KEY in found else None
 
 
-def granting(end: QueuePairEnd, shards: Sequence[int], table: Int64Array) -> list[npt.NDArray[np.uint8]]:
-    """The parts of a node's answer: its end, the shards that it serves, and their table."""
-    text = np.frombuffer(json.dumps(asdict(end)).encode(), np.uint8)
+def granting(ends: Sequence[QueuePairEnd], shards: Sequence[int], table: Int64Array) -> list[npt.NDArray[np.uint8]]:
+    """The parts of a node's answer: its ends, the shards that it serves, and their table."""
+    text = np.frombuffer(json.dumps([asdict(end) for end in ends]).encode(), np.uint8)
     return [text, np.array(shards, np.int64).view(np.uint8), table.reshape(-1).view(np.uint8)]
 
 
-def granted(parts: Sequence[npt.NDArray[np.uint8]], shards: int, columns: int) -> tuple[QueuePairEnd, Int64Array]:
-    """The node's end, and int64 [shards, columns, 2] of all shards of the dataset; 0, 0 for what it does not serve.
+def granted(
+    parts: Sequence[npt.NDArray[np.uint8]], pairs: int, shards: int, columns: int
+) -> tuple[tuple[QueuePairEnd, ...], Int64Array]:
+    """The node's ends, and int64 [shards, columns, 2, 2] of all shards of the dataset; 0, 0 for what it does not serve.
+
+    Args:
+        pairs: how many were wanted.
 
     Raises:
         NodeRefusedError: a malformed answer.
     """
-    if len(parts) != 3 or len(parts[1]) % 8 or len(parts[2]) != 2 * columns * len(parts[1]):
+    if len(parts) != 3 or len(parts[1]) % 8 or len(parts[2]) != 4 * columns * len(parts[1]):
         raise NodeRefusedError("a malformed table of columns")
     try:
-        end = QueuePairEnd.from_json(json.loads(parts[0].tobytes()))
+        ends = _ends(json.loads(parts[0].tobytes()))
     except (ValueError, RecursionError) as error:
         raise NodeRefusedError("a malformed end of a queue pair") from error
-    served, found = parts[1].view(np.int64), parts[2].view(np.int64).reshape(-1, columns, 2)
+    if len(ends) != pairs:
+        raise NodeRefusedError(f"{len(ends)} ends of {pairs} queue pairs: malformed")
+    served, found = parts[1].view(np.int64), parts[2].view(np.int64).reshape(-1, columns, 2, 2)
     if ((served < 0) | (served >= shards)).any() or (found < 0).any() or (found[..., 1] >= 1 << 32).any():
         raise NodeRefusedError("a table of columns with impossible numbers")
-    table = np.zeros((shards, columns, 2), np.int64)
+    table = np.zeros((shards, columns, 2, 2), np.int64)
     table[served] = found
-    return end, table
+    return ends, table

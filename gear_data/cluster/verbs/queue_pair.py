@@ -79,6 +79,8 @@ class QueuePair:
         self._calls = Calls(self._pair)
         self._completions = np.zeros(_POLLED, COMPLETION)
         self._chains: deque[_Posted] = deque()
+        #: How many chains were posted, and how many of them are done.
+        self.posted, self.done = 0, 0
         self._under_way = 0
         port = device.port
         #: What the other end must know of this one.
@@ -119,6 +121,7 @@ class QueuePair:
         """Adds READs, which are done after those before them. Raises as `poll` does."""
         if len(chain):
             self._chains.append(_Posted(chain))
+            self.posted += 1
             self._send()
 
     def poll(self) -> bool:
@@ -142,14 +145,10 @@ class QueuePair:
             first.done = int(completion["wr_id"])
             if first.done == len(first.chain):
                 self._chains.popleft()
+                self.done += 1
         if count:
             self._send()
         return count > 0
-
-    @property
-    def chains(self) -> int:
-        """How many of the chains are not done."""
-        return len(self._chains)
 
     def _send(self) -> None:
         for each in self._chains:

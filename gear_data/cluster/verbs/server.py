@@ -6,8 +6,8 @@ import ctypes
 import errno
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,11 @@ _log = logging.getLogger(__name__)
 
 
 class ServedMemory:
-    """The columns of fixed size of what is served. Safe to use from several threads.
+    """The columns of what is served. Safe to use from several threads.
 
-    Every column of every shard is a region of its own, so that the device itself refuses what is outside of them. Who
-    is granted a queue pair can read all of them until its stream ends, and write nothing.
+    Every column of every shard is a region of its own (of text and bytes the offsets are one, and the values another),
+    so that the device itself refuses what is outside of them. Who is granted a queue pair can read all of them until
+    its stream ends, and write nothing.
 
     Args:
         served: shards in memory (residency `host`).
@@ -46,7 +47,7 @@ class ServedMemory:
     def __init__(self, served: ServedShards) -> None:
         self._served = served
         self._device = open_device()
-        self._left = threading.Semaphore(_MOST)
+        self._left, self._lock = _MOST, threading.Lock()
         #: Regions, and the memory that they are of.
         self._held: list[Any] = []
         try:
@@ -56,7 +57,7 @@ class ServedMemory:
             raise
 
     def _register_all(self, addresses: Int64Array, sizes: Int64Array) -> Int64Array:
-        """int64 [shards, columns, 2]: address and key of each column."""
+        """int64 [shards, columns, 2, 2]: see `messages`."""
         try:
             return self._registered(addresses, sizes)
         except DeviceError as error:
@@ -71,44 +72,48 @@ class ServedMemory:
             )
         _log.warning("before Linux 6.2 shared memory cannot be registered: %s bytes are copied for RDMA", f"{total:,}")
         copies = addresses.copy()
-        for place in np.argwhere(sizes):
-            size = int(sizes[tuple(place)])
+        for place in map(tuple, np.argwhere(sizes).tolist()):
+            size = int(sizes[place])
             copy = np.empty(size, np.uint8)
-            ctypes.memmove(copy.ctypes.data, int(addresses[tuple(place)]), size)
-            copies[tuple(place)] = copy.ctypes.data
+            ctypes.memmove(copy.ctypes.data, int(addresses[place]), size)
+            copies[place] = copy.ctypes.data
             self._held.append(copy)
         return self._registered(copies, sizes)
 
     def _registered(self, addresses: Int64Array, sizes: Int64Array) -> Int64Array:
         read = self._device.library.enums.IBV_ACCESS_REMOTE_READ
         table = np.zeros((*addresses.shape, 2), np.int64)
-        for shard, column in np.argwhere(sizes).tolist():
-            address, size = int(addresses[shard, column]), int(sizes[shard, column])
-            region = self._device.register(address, size, read)
+        for place in map(tuple, np.argwhere(sizes).tolist()):
+            region = self._device.register(int(addresses[place]), int(sizes[place]), read)
             self._held.append(region)
-            table[shard, column] = address, region.rkey
+            table[place] = addresses[place], region.rkey
         return table
 
     @contextmanager
-    def grant(self, client: QueuePairEnd) -> Iterator[Answer]:
-        """A queue pair for a client, as long as the body runs, and what is answered: this end, the places of the served
-        shards, and the table; see `messages`.
+    def grant(self, clients: Sequence[QueuePairEnd]) -> Iterator[Answer]:
+        """Queue pairs for a client's ends, as long as the body runs, and what is answered: these ends, the places of
+        the served shards, and the table; see `messages`.
 
         Raises:
             NodeRefusedError: there are too many, or the client is on another kind of network.
             DeviceError: the device has none left.
         """
-        if not self._left.acquire(blocking=False):
-            raise NodeRefusedError(f"has {_MOST:,} queue pairs already", hint="use transport='flight'")
-        try:
-            pair = QueuePair(self._device, answers=True)
-            try:
+        with ExitStack() as stack:
+            self._take(len(clients))
+            stack.callback(self._take, -len(clients))
+            ends = []
+            for client in clients:
+                pair = QueuePair(self._device, answers=True)
+                stack.callback(pair.close)
                 pair.connect(client, _LIMIT)
-                yield Answer.of(granting(pair.end, self._served.shards, self._table))
-            finally:
-                pair.close()
-        finally:
-            self._left.release()
+                ends.append(pair.end)
+            yield Answer.of(granting(ends, self._served.shards, self._table))
+
+    def _take(self, count: int) -> None:
+        with self._lock:
+            if count > self._left:
+                raise NodeRefusedError(f"has {_MOST - self._left:,} queue pairs already", hint="use transport='flight'")
+            self._left -= count
 
     def close(self) -> None:
         """Withdraws everything."""

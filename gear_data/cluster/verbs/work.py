@@ -7,6 +7,7 @@ library's binary interface.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,16 @@ class Reads:
         runs = Reads(reads.remote[first], reads.rkey[first], reads.local[first], reads.lkey[first], sizes)
         return runs if int(sizes.max()) <= largest else runs._divided(largest)
 
-    def _take(self, which: npt.NDArray[Any]) -> Reads:
+    def dealt(self, count: int) -> list[Reads]:
+        """The same READs in so many runs of about as many bytes each; some may be empty."""
+        if count == 1:
+            return [self]
+        # Of each the part of all bytes before its middle.
+        middle = (np.cumsum(self.size) - self.size / 2) / max(1, int(self.size.sum()))
+        ends = np.searchsorted(middle, np.arange(count + 1) / count).tolist()
+        return [self._take(slice(first, last)) for first, last in pairwise(ends)]
+
+    def _take(self, which: npt.NDArray[Any] | slice) -> Reads:
         return Reads(self.remote[which], self.rkey[which], self.local[which], self.lkey[which], self.size[which])
 
     def _divided(self, largest: int) -> Reads:
