@@ -9,6 +9,7 @@ from typing import Literal
 from gear_data.bad_shards import find_bad_shards, sound_episodes
 from gear_data.cluster.addresses import is_cluster
 from gear_data.cluster.placement import Placement
+from gear_data.cluster.verbs.transport import check_transport
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.root import Root
@@ -76,6 +77,7 @@ def open_dataset(
         raise unknown_name("cluster", cluster, CLUSTERS)
     if cluster is None and (budget is not None or sampler != "uniform"):
         raise InvalidArgumentError("sampler and budget say how a cluster shares a dataset out: they go with cluster=")
+    check_transport(transport)
     place = plain_path(path)
     if cluster is not None:
         if is_cluster(place) or on_bad_shard != "error":
@@ -89,7 +91,7 @@ def open_dataset(
                 f"residency={residency!r}: the nodes of a run hold their shards in 'host' or 'mmap'",
                 hint="leave it out",
             )
-        return _open_joined(path, residency or "host", sampler, budget, cache_dir, cache_bytes)
+        return _open_joined(path, residency or "host", sampler, budget, cache_dir, cache_bytes, transport)
     if is_cluster(place):
         if residency not in (None, "mmap") or on_bad_shard != "error":
             raise InvalidArgumentError(
@@ -113,6 +115,7 @@ def _open_joined(
     budget: int | None,
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | None,
+    transport: str,
 ) -> Dataset:
     from gear_data.cluster.joined_dataset import open_joined
 
@@ -123,4 +126,4 @@ def _open_joined(
         whole = Dataset(Root(files, "mmap", shards), View())
         return whole.placement(nodes, sampler, budget), whole.placement(nodes, sampler)
 
-    return Dataset(open_joined(path, residency, place, cache_dir, cache_bytes), View())
+    return Dataset(open_joined(path, residency, place, cache_dir, cache_bytes, transport), View())

@@ -48,10 +48,12 @@ class Known:
     Attributes:
         manifest: the dataset's.
         held: of each node, its shards.
+        verbs: of each node, whether it offers RDMA.
     """
 
     manifest: Manifest
     held: tuple[frozenset[int], ...]
+    verbs: tuple[bool, ...]
 
 
 class Nodes:
@@ -97,7 +99,8 @@ class Nodes:
         if known is not None:
             self.manifest, self._held = known.manifest, list(known.held)
             self.dataset = identity(known.manifest)
-            self._memory = None
+            self._by_verbs = {number for number, offers in enumerate(known.verbs) if offers}
+            self._memory = self._remote_memory()
             return
         self.dataset = ""
         errors = self._ask()
@@ -108,7 +111,7 @@ class Nodes:
         self._memory = self._remote_memory()
 
     def _remote_memory(self) -> RemoteMemory | None:
-        if self._transport == FLIGHT or (self._transport == AUTO and not (self._by_verbs and has_device())):
+        if self._transport == FLIGHT or not self._by_verbs or (self._transport == AUTO and not has_device()):
             return None
         memory = RemoteMemory(self.manifest.schema, len(self.manifest.shards), self.dataset)
         try:
@@ -210,7 +213,7 @@ class Nodes:
 
     def _note_failure(self, number: int) -> None:
         times = self._failed.get(number, (0, 0.0))[0]
-        seconds = min(_AVOID_SECONDS * 2**times, _MOST_AVOID_SECONDS)
+        seconds = min(_AVOID_SECONDS * 2.0 ** min(times, 6), _MOST_AVOID_SECONDS)
         self._failed[number] = (times + 1, time.monotonic() + seconds)
 
     def _route(self, turn: int, without: frozenset[int]) -> Int64Array:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from run_ranks import all_ended, free_port, runs, servers
 
 import gear_data
 from gear_data import SequenceLoader
@@ -63,12 +61,6 @@ def parts(folder, nodes, to):
     return to / "part-{node}"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def torchrun(nodes, ranks, *arguments):
     """Runs a script with so many agents on this machine, each a node; as many exit statuses."""
     common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
@@ -79,23 +71,6 @@ def torchrun(nodes, ranks, *arguments):
     finally:
         for agent in agents:
             agent.kill()
-
-
-def servers():
-    """Processes of node servers."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline", "status"])
-        if "gear_data.cluster.host_server" in (process.info["cmdline"] or [])
-        and process.info["status"] != psutil.STATUS_ZOMBIE
-    ]
-
-
-def all_ended(processes, seconds):
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit and any(process.is_running() for process in processes):
-        time.sleep(0.1)
-    return not any(process.is_running() for process in processes)
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 2), (3, 1)])
@@ -154,74 +129,31 @@ def _check_decentralized(folder, found, facts, nodes, ranks):
     assert (np.abs(by_node - rows * steps / steps.sum()) <= 1).all()
 
 
-class Rank:
-    """A process of a run as Slurm starts it: rank, node and MASTER_ADDR are all it knows."""
-
-    def __init__(self, path, rank, size, node, port, **variables):
-        known = {"SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_NODEID": node, "MASTER_PORT": port, **variables}
-        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "GEAR_DATA_NODE_TIMEOUT": "3"}
-        environment |= {name: str(value) for name, value in known.items()}
-        command = [sys.executable, str(HERE / "hold_rank.py"), str(path)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        # So that nothing here waits for ever.
-        self._limit = threading.Timer(60, self.process.kill)
-        self._limit.start()
-
-    def line(self):
-        return self.process.stdout.readline().strip()
-
-    def read(self):
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.line()
-
-    def kill(self):
-        self._limit.cancel()
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
 @pytest.fixture
 def run():
-    """run([(dataset, node), ...]) -> ranks; killed in the end, with their servers."""
-    started, before = [], {process.pid for process in servers()}
-
-    def begin(places, **variables):
-        port = free_port()
-        started.extend(
-            Rank(path, rank, len(places), node, port, **variables) for rank, (path, node) in enumerate(places)
-        )
-        return started
-
-    yield begin
-    for rank in started:
-        rank.kill()
-    assert all_ended([process for process in servers() if process.pid not in before], 10)
+    with runs() as begin:
+        yield begin
 
 
 def test_a_server_lives_as_long_as_any_of_its_ranks(folder, run):
     before = {process.pid for process in servers()}
-    expected = hold_rank.digest(gear_data.open(folder))
+    expected = next(hold_rank.digests(gear_data.open(folder), 0))
     first, second, other = run([(folder, 0), (folder, 0), (folder, 1)])
     assert [rank.line() for rank in (first, second, other)] == ["open"] * 3
     mine = [process for process in servers() if process.pid not in before]
     assert len(mine) == 2
-    assert [rank.read() for rank in (first, second, other)] == [expected] * 3
+    assert [rank.ask("first") for rank in (first, second, other)] == [expected] * 3
     # The one that started the server; the store was its too.
     first.kill()
     time.sleep(LINGER_SECONDS + 1)
-    assert other.read() == second.read() == expected
+    assert other.ask("first") == second.ask("first") == expected
     second.kill()
     ended = time.monotonic()
     while all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in mine):
         assert time.monotonic() < ended + LINGER_SECONDS + 5
         time.sleep(0.1)
     assert time.monotonic() > ended + LINGER_SECONDS - 1
-    assert other.read().startswith("NodeUnreachableError gear://127.0.0.1:")
+    assert other.ask("first").startswith("NodeUnreachableError gear://127.0.0.1:")
     # The one that remains ends with its rank, in good order.
     other.process.stdin.close()
     assert other.process.wait(20) == 0
