@@ -37,7 +37,7 @@ class RunNodes(Nodes):
                 if time.monotonic() + _PAUSE > limit:
                     raise
                 if not warned:
-                    _log.warning("%s; asked again for %g s", error, limit - time.monotonic())
+                    _log.warning("%s; asked again for %.0f s", error, limit - time.monotonic())
                     warned = True
             # Outside of `fetch`, so that the process can fork meanwhile.
             time.sleep(_PAUSE)

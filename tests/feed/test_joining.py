@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -158,6 +159,40 @@ def test_a_server_lives_as_long_as_any_of_its_ranks(folder, run):
     other.process.stdin.close()
     assert other.process.wait(20) == 0
     assert all_ended(mine, LINGER_SECONDS + 5)
+
+
+def _new_servers(before):
+    """Those of two nodes, as soon as they are there."""
+    limit = time.monotonic() + 20
+    while len(found := [process for process in servers() if process.pid not in before]) < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    return found
+
+
+def test_a_server_that_dies_is_started_again(folder, run):
+    """Again and again, in the midst of reading: batches are those that they would have been."""
+    expected = iter(list(itertools.islice(hold_rank.digests(gear_data.open(folder), 0), 91)))
+    before = {process.pid for process in servers()}
+    ranks = run([(folder, 0), (folder, 0), (folder, 1)], GEAR_DATA_NODE_TIMEOUT=30)
+    assert [rank.line() for rank in ranks] == ["open"] * 3
+    for _ in range(2):
+        # Of this node's ranks one holds the server that it did not start.
+        for batch in itertools.islice(expected, 5):
+            assert [rank.ask("next") for rank in ranks] == [batch] * 3
+        dying = _new_servers(before)
+        for process in dying:
+            process.kill()
+        before |= {process.pid for process in dying}
+        # More than were made ahead.
+        for batch in itertools.islice(expected, 40):
+            assert [rank.ask("next") for rank in ranks] == [batch] * 3
+    # The last ones end with their ranks, and not before; the first node's is held by who did not start it.
+    mine = _new_servers(before)
+    ranks[0].kill()
+    time.sleep(LINGER_SECONDS + 1)
+    assert ranks[2].ask("next") == next(expected)
+    assert all(process.is_running() for process in mine)
 
 
 def test_what_is_wrong_on_one_rank_is_raised_on_all(folder, run, tmp_path):

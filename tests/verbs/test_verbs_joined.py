@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 from pathlib import Path
 
 import feed_data
 import hold_rank
 import pytest
-from run_ranks import runs, servers
+from run_ranks import runs
 
 import gear_data
 
