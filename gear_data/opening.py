@@ -86,10 +86,10 @@ def open_dataset(
                 "a path or URL",
                 hint="gear-data verify says which shards are not",
             )
-        if residency not in (None, "host", "mmap"):
+        if residency not in (None, "host", "pinned", "mmap"):
             raise InvalidArgumentError(
-                f"residency={residency!r}: the nodes of a run hold their shards in 'host' or 'mmap'",
-                hint="leave it out",
+                f"residency={residency!r}: the nodes of a run hold their shards in 'host', 'pinned' or 'mmap'",
+                hint="'pinned' is what GPUs of the node read in place",
             )
         return _open_joined(path, residency or "host", sampler, budget, cache_dir, cache_bytes, transport)
     if is_cluster(place):
@@ -126,4 +126,6 @@ def _open_joined(
         whole = Dataset(Root(files, "mmap", shards), View())
         return whole.placement(nodes, sampler, budget), whole.placement(nodes, sampler)
 
-    return Dataset(open_joined(path, residency, place, cache_dir, cache_bytes, transport), View())
+    root = open_joined(path, residency, place, cache_dir, cache_bytes, transport)
+    root.device_columns()
+    return Dataset(root, View())

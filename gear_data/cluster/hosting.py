@@ -87,36 +87,29 @@ def start_server(job: Job, timeout: float) -> tuple[Serving, Lease]:
 
 def _keep(process: subprocess.Popen[bytes], job: Job, held: int, lease: weakref.ref[Lease], timeout: float) -> None:
     """Waits for the server's end, so that it does not stay as a zombie, and starts the next one."""
-    tries, began = 0, time.monotonic()
+    pauses, began = iter(PAUSES), time.monotonic()
     try:
-        while process.wait() and lease() is not None:
+        while True:
+            status = process.wait()
             if time.monotonic() > began + _SOUND_SECONDS:
-                tries = 0
-            found = None
-            while found is None:
-                if tries == len(PAUSES):
-                    _log.error("the node's server ended too often: what it alone held is lost to the other nodes")
-                    return
-                _log.warning(
-                    "the node's server ended (status %s): started again in %g s", process.returncode, PAUSES[tries]
-                )
-                time.sleep(PAUSES[tries])
-                tries += 1
+                pauses = iter(PAUSES)
+            for pause in pauses:
+                # It ends by itself when nobody holds it any more.
                 if lease() is None:
                     return
-                found = _started(job, held, timeout)
-            process, began = found, time.monotonic()
+                _log.warning("the node's server ended (status %s): started again in %g s", status, pause)
+                time.sleep(pause)
+                try:
+                    process = _start(job, held, timeout)[0]
+                    break
+                except (GearError, OSError) as error:
+                    _log.warning("the node's server could not be started again: %s", error)
+            else:
+                _log.error("the node's server ended too often: what it alone held is lost to the other nodes")
+                return
+            began = time.monotonic()
     finally:
         os.close(held)
-
-
-def _started(job: Job, held: int, timeout: float) -> subprocess.Popen[bytes] | None:
-    """The next server; None, and a log line, if it does not come up."""
-    try:
-        return _start(job, held, timeout)[0]
-    except (GearError, OSError) as error:
-        _log.warning("the node's server could not be started again: %s", error)
-        return None
 
 
 def _start(job: Job, held: int, timeout: float) -> tuple[subprocess.Popen[bytes], Serving]:

@@ -80,7 +80,7 @@ class Opened:
 
     Attributes:
         dataset, cache_dir, cache_bytes, residency, transport: see `gear_data.open`.
-        manifest: reads it.
+        prepare: gives its manifest, once this process has seen that it can open it.
         place: as rank 0 asks it.
     """
 
@@ -89,7 +89,7 @@ class Opened:
     cache_bytes: int | None
     residency: str
     transport: str
-    manifest: Callable[[], Manifest]
+    prepare: Callable[[], Manifest]
     place: Place
 
 
@@ -108,7 +108,7 @@ def join(opened: Opened) -> tuple[Membership, Lease | None]:
         board,
         f"ranks/{ranks.rank}",
         own,
-        lambda: {"node": ranks.node, "machine": machine(), "dataset": identity(opened.manifest())},
+        lambda: {"node": ranks.node, "machine": machine(), "dataset": identity(opened.prepare())},
     )
     if ranks.rank == 0:
         _post(board, "plan", own, lambda: _plan(board, ranks, opened.place))
