@@ -37,7 +37,7 @@ def srun(rank: int, size: int, node: int) -> dict[str, object]:
     return {
         "SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_NPROCS": size, "SLURM_NODEID": node,
         "SLURM_LOCALID": rank % 2, "SLURM_NNODES": 2, "SLURM_JOB_ID": 200505, "SLURM_STEP_ID": 0,
-        "SLURM_STEP_NUM_TASKS": size, "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_NODELIST": "gnode[10,20]", "SLURM_GTIDS": "0,1",
+        "SLURM_STEP_NUM_TASKS": size, "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_NODELIST": "gnode[10,20]",
     }  # fmt: skip
 
 
