@@ -19,7 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 class RunNodes(Nodes):
-    """What no node gives is asked again, till as much time has passed as one answer may take.
+    """What no node gives is asked again, till as much time has passed as one answer may take: since the first of them
+    failed, so that several threads, or batches, do not wait one after another.
 
     Args, errors: see `Nodes`.
     """
@@ -27,17 +28,22 @@ class RunNodes(Nodes):
     def __init__(self, addresses: Sequence[Address], access: Access, known: Known, transport: str) -> None:
         super().__init__(addresses, access, known, transport)
         self._patience = access.timeout
+        self._failing_since: float | None = None
 
     def fetch(self, request: Request, targets: Targets | None = None) -> list[Piece]:
-        limit, warned = time.monotonic() + self._patience, False
         while True:
+            began = time.monotonic()
             try:
-                return super().fetch(request, targets)
+                pieces = super().fetch(request, targets)
             except NodeUnreachableError as error:
-                if time.monotonic() + _PAUSE > limit:
+                since = self._failing_since
+                if since is None:
+                    since = self._failing_since = began
+                    _log.warning("%s; asked again for %g s", error, self._patience)
+                if time.monotonic() + _PAUSE > since + self._patience:
                     raise
-                if not warned:
-                    _log.warning("%s; asked again for %.0f s", error, limit - time.monotonic())
-                    warned = True
-            # Outside of `fetch`, so that the process can fork meanwhile.
+            else:
+                self._failing_since = None
+                return pieces
+            # Outside of `fetch` of `Nodes`, so that the process can fork meanwhile.
             time.sleep(_PAUSE)
