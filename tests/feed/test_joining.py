@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -206,6 +207,20 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all(folder, run, tmp_path):
     assert said == said[:1] * 3
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"transport": "verbs"}, "DeviceError rank 0: .*GEAR_DATA_RDMA_DEVICE is 'none'"),
+        ({"residency": "pinned"}, r"(MissingExtraError|DeviceError) rank 0: .*(cupy|CUDA)"),
+    ],
+)
+def test_what_a_machine_lacks_is_raised_on_all(folder, run, options, problem):
+    ranks = run([(folder, 0), (folder, 1)], repr(options), CUDA_VISIBLE_DEVICES="", GEAR_DATA_RDMA_DEVICE="none")
+    said = [rank.line() for rank in ranks]
+    assert re.match(problem, said[0]), said
+    assert said[1] == said[0]
+
+
 def test_ranks_that_open_different_datasets(folder, run, tmp_path):
     feed_data.convert_episodes(feed_data.locomotion([9, 20], seed=4), tmp_path / "other")
     ranks = run([(folder, 0), (tmp_path / "other", 1)])
@@ -243,5 +258,8 @@ def test_arguments(folder):
     for path, options in (("gear://localhost:1", {}), (folder, {"on_bad_shard": "skip"})):
         with pytest.raises(InvalidArgumentError, match="at a path or URL"):
             gear_data.open(path, cluster="torchrun", **options)
-    with pytest.raises(InvalidArgumentError, match="in 'host' or 'mmap'"):
+    with pytest.raises(InvalidArgumentError, match="in 'host', 'pinned' or 'mmap'"):
         gear_data.open(folder, "device", cluster="torchrun")
+    for options in ({}, {"cluster": "torchrun"}):
+        with pytest.raises(UnknownNameError, match="carrier pigeon"):
+            gear_data.open(folder, transport="carrier pigeon", **options)
