@@ -56,6 +56,21 @@ class Known:
     verbs: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class _Failing:
+    """A node that failed, and gave nothing since.
+
+    Attributes:
+        since: when it did so first.
+        seconds: for how long it is avoided since it did so last.
+        until: till when.
+    """
+
+    since: float
+    seconds: float
+    until: float
+
+
 class Nodes:
     """The nodes that hold a dataset, each some of its shards. For any threads, before and after a fork.
 
@@ -93,7 +108,7 @@ class Nodes:
         self._by_verbs: set[int] = set()
         self._memory: RemoteMemory | None
         self._verbs_failed: dict[int, float] = {}  # node -> read by Arrow Flight until
-        self._failed: dict[int, tuple[int, float]] = {}  # node -> times in a row, avoided until
+        self._failed: dict[int, _Failing] = {}
         self._turn = 0
         self._routes: dict[tuple[int, frozenset[int]], Int64Array] = {}
         if known is not None:
@@ -209,12 +224,12 @@ class Nodes:
 
     def _avoided(self) -> frozenset[int]:
         now = time.monotonic()
-        return frozenset(number for number, (_, until) in list(self._failed.items()) if until > now)
+        return frozenset(number for number, failing in list(self._failed.items()) if failing.until > now)
 
     def _note_failure(self, number: int) -> None:
-        times = self._failed.get(number, (0, 0.0))[0]
-        seconds = min(_AVOID_SECONDS * 2.0 ** min(times, 6), _MOST_AVOID_SECONDS)
-        self._failed[number] = (times + 1, time.monotonic() + seconds)
+        now, before = time.monotonic(), self._failed.get(number)
+        seconds = _AVOID_SECONDS if before is None else min(2 * before.seconds, _MOST_AVOID_SECONDS)
+        self._failed[number] = _Failing(now if before is None else before.since, seconds, now + seconds)
 
     def _route(self, turn: int, without: frozenset[int]) -> Int64Array:
         """int64 [shards]: the node that is asked for each; -1 where there is none. In another turn others are, of those

@@ -8,19 +8,18 @@ from collections.abc import Sequence
 
 from gear_data.cluster.addresses import Access, Address
 from gear_data.cluster.nodes import Known, Nodes
-from gear_data.cluster.protocol import Piece, Request
-from gear_data.cluster.verbs.client import Targets
-from gear_data.errors import NodeUnreachableError
+from gear_data.errors import GearError, NodeUnreachableError
+from gear_data.selection.windows import Int64Array
 
-#: Seconds before all is asked again.
+#: Seconds before a node is asked again.
 _PAUSE = 0.5
 
 _log = logging.getLogger(__name__)
 
 
 class RunNodes(Nodes):
-    """What no node gives is asked again, till as much time has passed as one answer may take: since the first of them
-    failed, so that several threads, or batches, do not wait one after another.
+    """What no node gives is asked again, till as much time has passed as one answer may take: since the first failure,
+    so that several threads, or batches, do not wait one after another.
 
     Args, errors: see `Nodes`.
     """
@@ -28,22 +27,21 @@ class RunNodes(Nodes):
     def __init__(self, addresses: Sequence[Address], access: Access, known: Known, transport: str) -> None:
         super().__init__(addresses, access, known, transport)
         self._patience = access.timeout
-        self._failing_since: float | None = None
+        self._told = 0.0  # of the failure since then
 
-    def fetch(self, request: Request, targets: Targets | None = None) -> list[Piece]:
+    def _owners(self, shards: Int64Array, turn: int, failed: dict[int, GearError]) -> Int64Array:
         while True:
-            began = time.monotonic()
             try:
-                pieces = super().fetch(request, targets)
+                return super()._owners(shards, turn, failed)
             except NodeUnreachableError as error:
-                since = self._failing_since
-                if since is None:
-                    since = self._failing_since = began
-                    _log.warning("%s; asked again for %g s", error, self._patience)
-                if time.monotonic() + _PAUSE > since + self._patience:
+                now = time.monotonic()
+                failing = [self._failed.get(number) for number in failed]
+                since = max((each.since for each in failing if each is not None), default=now)
+                left = since + self._patience - now
+                if left < _PAUSE:
                     raise
-            else:
-                self._failing_since = None
-                return pieces
-            # Outside of `fetch` of `Nodes`, so that the process can fork meanwhile.
-            time.sleep(_PAUSE)
+                if since != self._told:
+                    self._told = since
+                    _log.warning("%s; asked again for %.0f s", error, left)
+                time.sleep(_PAUSE)
+                failed.clear()
