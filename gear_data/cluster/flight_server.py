@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +91,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._served, self._memory = served, memory
         #: When something was asked last, by `time.monotonic`.
         self.last_used = time.monotonic()
+        #: Threads that hold queue pairs: through these clients read and ask nothing.
+        self.holding: set[int] = set()
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """`describe`: what is served, as JSON. `file`: a piece of the manifest or of a table's file."""
@@ -138,9 +141,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if self._memory is None:
             raise NodeRefusedError("serves by Arrow Flight alone", hint="use transport='flight'")
         with self._memory.grant(client) as answer:
-            _write(writer, answer)
-            if _next_chunk(reader) is not None:
-                raise NodeRefusedError("a message after the one that wants a queue pair")
+            self.holding.add(threading.get_ident())
+            try:
+                _write(writer, answer)
+                if _next_chunk(reader) is not None:
+                    raise NodeRefusedError("a message after the one that wants a queue pair")
+            finally:
+                self.holding.discard(threading.get_ident())
 
 
 def _write(writer: Any, answer: Answer, *, checksum: bool = False) -> None:

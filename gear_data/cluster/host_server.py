@@ -30,6 +30,8 @@ from gear_data.storage.dataset_files import open_files
 #: Seconds without a request after which a server whose ranks have ended ends too: those of other nodes may be a few
 #: batches behind.
 LINGER_SECONDS = 3.0
+#: The same where others hold queue pairs, whose use a server does not see. Of a machine that is gone it never hears.
+_LINGER_HELD_SECONDS = 3600.0
 _LOOK = 0.25
 
 
@@ -97,7 +99,8 @@ def main() -> None:
     serving.set()
     _say(json.dumps(said.to_json()))
     ended.wait()
-    while time.monotonic() < server.last_used + LINGER_SECONDS:
+    limit = time.monotonic() + _LINGER_HELD_SECONDS
+    while time.monotonic() < server.last_used + LINGER_SECONDS or (server.holding and time.monotonic() < limit):
         time.sleep(_LOOK)
     # Shutting down would wait for streams that other nodes have open.
     os._exit(0)
