@@ -1,14 +1,14 @@
-"""A node of a training run, its shards in pinned memory, on a stand-in for a GPU: kernels read them where they are, and
-what other nodes hold is brought to them; batches are those of the CPU."""
+"""A node of a training run whose shards are in pinned memory, on a stand-in for a GPU: kernels read them in place."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from cuda_loader_checks import CASES, OPTIONS, Gpu, convert, copies, from_device, on_gpu, same
 from cupy_stand_in import ORDERS, StandIn, stand_in
@@ -76,17 +76,14 @@ def join(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
 
 
 @pytest.mark.parametrize("gpu", ORDERS, indirect=True)
-@pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_in_every_order_of_the_streams(gpu: StandIn, path: Path, join: Join, nodes: int) -> None:
+def test_a_node_that_holds_all(gpu: StandIn, path: Path, join: Join) -> None:
     options = {**OPTIONS, "preset": "decision_transformer", "steps": 40}
     expected = copies(SequenceLoader(gear_data.open(path), **options), 40)
-    dataset = join(nodes)
-    assert dataset.is_remote == (nodes > 1)
+    dataset = join(1)
+    assert not dataset.is_remote
     same(from_device(gpu, on_gpu(dataset, **options), 40), expected)
     assert len(gpu.cupy.registered) == 1
-    # Where all is here the device draws too.
-    drawn = {"gear_draw_windows"} if nodes == 1 else set()
-    assert set(gpu.cupy.launched) == {"gear_collect"} | drawn
+    assert set(gpu.cupy.launched) == {"gear_collect", "gear_draw_windows"}
     del dataset
     assert not gpu.cupy.registered
 
@@ -94,37 +91,45 @@ def test_in_every_order_of_the_streams(gpu: StandIn, path: Path, join: Join, nod
 @pytest.mark.parametrize("case", CASES)
 def test_every_option(gpu: Gpu, path: Path, join: Join, case: str) -> None:
     expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, **CASES[case]}))
-    same(from_device(gpu, on_gpu(join(2), **CASES[case])), expected)
+    same(from_device(gpu, on_gpu(join(1), **CASES[case])), expected)
 
 
-def test_its_own_shards_are_read_where_they_are(gpu: Gpu, path: Path, join: Join) -> None:
-    """What each node draws by itself goes over no wire, nor through the CPU."""
-    dataset = join(2)
-
-    def refuse(*_: object) -> None:
-        raise AssertionError
-
-    dataset._root._nodes.fetch = refuse
-    options = {**OPTIONS, "selection": "decentralized"}
-    got = from_device(gpu, on_gpu(dataset, **options))
-    same(got, copies(SequenceLoader(join(2, "host"), **options)))
-    whole, member = dataset.device_columns(), dataset.membership
+@pytest.mark.parametrize("discount", [None, 0.9])
+def test_of_several_nodes_kernels_read_ones_own_shards(
+    gpu: StandIn, path: Path, join: Join, discount: float | None
+) -> None:
+    dataset, local = join(2), gear_data.open(path)
+    if discount is not None:
+        dataset, local = dataset.with_discount(discount), local.with_discount(discount)
+    member, found = dataset.membership, dataset.device_columns()
     assert member is not None
-    fixed = [not column.variable_length for column in dataset.schema]
-    here = np.isin(np.arange(len(dataset.manifest.shards)), member.shards)
-    assert whole.addresses[:, fixed].all(axis=1).tolist() == here.tolist()
-
-
-def test_what_no_kernel_reads_in_place(gpu: StandIn, path: Path, join: Join) -> None:
-    """Shards in shared memory or files, and nodes that have none: the device collects all the same."""
-    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
-    for residency in ("host", "mmap"):
-        same(from_device(gpu, on_gpu(join(2, residency))), expected)
-    shards = len(gear_data.open(path).manifest.shards)
-    none = join(shards + 1, node=shards)
-    assert none.membership is not None and none.membership.shards == ()
-    same(from_device(gpu, on_gpu(none)), expected)
+    steps = [shard.steps for shard in dataset.manifest.shards]
+    assert (found.shard.tolist(), found.last.tolist()) == (list(range(len(steps))), steps)
+    assert not found.first.any()
+    for shard in range(len(steps)):
+        for index, column in enumerate(dataset.schema):
+            address = int(found.addresses[shard, index])
+            # Of another discount all returns are here.
+            assert bool(address) == (
+                shard in member.shards or (column.name == "returns_to_go" and discount is not None)
+            )
+            if address:
+                values = local._root.shards.column(shard, index)
+                assert ctypes.string_at(address, values.nbytes) == values.tobytes()
+    assert len(gpu.cupy.registered) == (1 if discount is None else 2)
+    batches = copies(SequenceLoader(dataset, **OPTIONS, preset="decision_transformer"))
+    same(batches, copies(SequenceLoader(local, **OPTIONS, preset="decision_transformer")))
+    del dataset, found
+    gc.collect()
     assert not gpu.cupy.registered
+
+
+def test_a_node_that_holds_none(gpu: StandIn, path: Path, join: Join) -> None:
+    shards = len(gear_data.open(path).manifest.shards)
+    dataset = join(shards + 1, node=shards)
+    assert dataset.membership is not None and dataset.membership.shards == ()
+    assert not dataset.device_columns().addresses.any() and not gpu.cupy.registered
+    same(copies(SequenceLoader(dataset, **OPTIONS)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
 
 
 def test_a_copy_for_another_process(gpu: Gpu, path: Path, join: Join) -> None:
@@ -134,10 +139,9 @@ def test_a_copy_for_another_process(gpu: Gpu, path: Path, join: Join) -> None:
     same(copies(SequenceLoader(dataset, **OPTIONS, discount=0.9)), expected)
 
 
-def test_a_plan_where_others_hold_some(gpu: Gpu, path: Path, join: Join) -> None:
-    dataset = join(2)
+def test_a_plan(gpu: Gpu, path: Path, join: Join) -> None:
+    alone, dataset = join(1), join(2)
     with pytest.raises(InvalidArgumentError, match="what other machines serve"):
         dataset.place(dataset.residency_plan(1 << 20, 1 << 20))
-    alone = join(1)
     placed = alone.place(alone.residency_plan(10_000, 10_000))
     same(from_device(gpu, on_gpu(placed)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
