@@ -67,8 +67,8 @@ def open_dataset(
         ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
         VersionError, ManifestError, CorruptShardError: it cannot be used.
         HostMemoryError: `host` or `pinned`, and the columns are larger than the memory that is available.
-        MissingExtraError, DeviceError: `pinned` or `device`, and CuPy or a GPU is missing; or `verbs`, and pyverbs or an
-            RDMA device.
+        MissingExtraError, DeviceError: `pinned` or `device`, and CuPy or a GPU is missing; or `verbs`, and pyverbs or a
+            device for RDMA.
         DeviceMemoryError: `device`, and it has too little memory.
         EmptySourceError: `skip`, and no shard is sound.
     """
