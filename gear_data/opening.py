@@ -9,6 +9,7 @@ from typing import Literal
 from gear_data.bad_shards import find_bad_shards, sound_episodes
 from gear_data.cluster.addresses import is_cluster
 from gear_data.cluster.placement import Placement
+from gear_data.cluster.verbs.transport import check_transport
 from gear_data.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.root import Root
@@ -66,7 +67,8 @@ def open_dataset(
         ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
         VersionError, ManifestError, CorruptShardError: it cannot be used.
         HostMemoryError: `host` or `pinned`, and the columns are larger than the memory that is available.
-        MissingExtraError, DeviceError: `pinned` or `device`, and CuPy or a GPU is missing.
+        MissingExtraError, DeviceError: `pinned` or `device`, and CuPy or a GPU is missing; or `verbs`, and pyverbs or a
+            device for RDMA.
         DeviceMemoryError: `device`, and it has too little memory.
         EmptySourceError: `skip`, and no shard is sound.
     """
@@ -76,6 +78,7 @@ def open_dataset(
         raise unknown_name("cluster", cluster, CLUSTERS)
     if cluster is None and (budget is not None or sampler != "uniform"):
         raise InvalidArgumentError("sampler and budget say how a cluster shares a dataset out: they go with cluster=")
+    check_transport(transport)
     place = plain_path(path)
     if cluster is not None:
         if is_cluster(place) or on_bad_shard != "error":
@@ -84,12 +87,12 @@ def open_dataset(
                 "a path or URL",
                 hint="gear-data verify says which shards are not",
             )
-        if residency not in (None, "host", "mmap"):
+        if residency not in (None, "host", "pinned", "mmap"):
             raise InvalidArgumentError(
-                f"residency={residency!r}: the nodes of a run hold their shards in 'host' or 'mmap'",
-                hint="leave it out",
+                f"residency={residency!r}: the nodes of a run hold their shards in 'host', 'pinned' or 'mmap'",
+                hint="'pinned' is what GPUs of the node read in place",
             )
-        return _open_joined(path, residency or "host", sampler, budget, cache_dir, cache_bytes)
+        return _open_joined(path, residency or "host", sampler, budget, cache_dir, cache_bytes, transport)
     if is_cluster(place):
         if residency not in (None, "mmap") or on_bad_shard != "error":
             raise InvalidArgumentError(
@@ -113,6 +116,7 @@ def _open_joined(
     budget: int | None,
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | None,
+    transport: str,
 ) -> Dataset:
     from gear_data.cluster.joined_dataset import open_joined
 
@@ -123,4 +127,6 @@ def _open_joined(
         whole = Dataset(Root(files, "mmap", shards), View())
         return whole.placement(nodes, sampler, budget), whole.placement(nodes, sampler)
 
-    return Dataset(open_joined(path, residency, place, cache_dir, cache_bytes), View())
+    root = open_joined(path, residency, place, cache_dir, cache_bytes, transport)
+    root.device_columns()
+    return Dataset(root, View())

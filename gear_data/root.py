@@ -18,6 +18,7 @@ from gear_data.residency import (
     DeviceCopy,
     JoinedCopy,
     JoinedShards,
+    PartialCopy,
     ShardReader,
     Shards,
     on_the_host,
@@ -72,7 +73,7 @@ class Root:
         self._stored: Shards = self._open_shards()
         self.shards = self._stored
         self._stored_copy = self._device_copy(self.schema, self._stored)
-        self._copy: DeviceCopy | JoinedCopy = self._stored_copy
+        self._copy: DeviceCopy | PartialCopy | JoinedCopy = self._stored_copy
         #: Of `returns_to_go`; None for the column as it is stored, if it is.
         self.discount: float | None = None
 
@@ -86,9 +87,13 @@ class Root:
         """The shards that the manifest lists."""
         return open_shards(on_the_host(self._opened_as), self.files, self.schema, self.manifest.shards, self.bad)
 
-    def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy:
-        steps = np.array([entry.steps for entry in self.manifest.shards], np.int64)
-        return DeviceCopy(self.residency, schema, shards, steps, self._tiers)
+    @cached_property
+    def _steps(self) -> Int64Array:
+        """int64 [shards]: of each."""
+        return np.array([entry.steps for entry in self.manifest.shards], np.int64)
+
+    def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy | PartialCopy:
+        return DeviceCopy(self.residency, schema, shards, self._steps, self._tiers)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         """Its one column."""
@@ -198,7 +203,7 @@ class Root:
     def placement(self) -> tuple[Int64Array, Int64Array]:
         """int64 [n] each: shard, and row there of the first step; checked, since they become addresses."""
         shard, start = self._int64("shard"), self._int64("start")
-        steps = np.array([entry.steps for entry in self.manifest.shards], np.int64)
+        steps = self._steps
         inside = (shard >= 0) & (shard < len(steps)) & (start >= 0) & (self.lengths > 0)
         if inside.all():
             # Not start + length, which may overflow.
@@ -291,7 +296,11 @@ def _open_again(
     discount: float | None,
 ) -> Root:
     """In another process. Nothing is brought to a GPU before it is asked for: a DataLoader's worker never does."""
-    root = kind(files, residency, bad)
+    return as_it_was(kind(files, residency, bad), tiers, discount)
+
+
+def as_it_was(root: Root, tiers: ResidencyPlan | None, discount: float | None) -> Root:
+    """A root that was opened again, placed and with the discount that the first one had."""
     if tiers is not None:
         root = root.placed(tiers)
     return root if discount is None else root.with_discount(discount)

@@ -12,12 +12,9 @@ from gear_data.cluster.nodes import Nodes
 from gear_data.cluster.reader import ClusterReader
 from gear_data.cluster.remote_shards import placed_values
 from gear_data.collection import ColumnReader
-from gear_data.residency import Shards, open_shards
 from gear_data.root import Root
-from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.dataset_files import FolderFiles
-from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar
+from gear_data.storage.sidecar import REWARDS
 
 
 class ClusterRoot(Root):
@@ -32,12 +29,9 @@ class ClusterRoot(Root):
     _nodes: Nodes
     _here: npt.NDArray[np.bool_]
 
-    def _open_sidecar(self, sidecar: Sidecar) -> Shards:
-        # It is worked out and kept here, so that any discount can be chosen without the nodes' help: of all columns
-        # they send the rewards alone, once.
-        return open_shards("mmap", FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
-
     def _rewards(self, shard: int) -> npt.NDArray[Any]:
+        # A discount's returns are worked out and kept here, so that any can be chosen without the nodes' help: of all
+        # columns they send the rewards alone, once.
         return self._stored.column(shard, self.manifest.schema.index(REWARDS))
 
     def reader(self) -> ColumnReader:

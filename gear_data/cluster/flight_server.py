@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +91,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._served, self._memory = served, memory
         #: When something was asked last, by `time.monotonic`.
         self.last_used = time.monotonic()
+        #: Threads that hold queue pairs: through these clients read and ask nothing.
+        self.holding: set[int] = set()
         try:
             super().__init__(
                 f"grpc{'+tls' if encrypted else ''}://{listen}",
@@ -147,9 +150,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if self._memory is None:
             raise NodeRefusedError("serves by Arrow Flight alone", hint="use transport='flight'")
         with self._memory.grant(clients) as answer:
-            _write(writer, answer)
-            if _next_chunk(reader) is not None:
-                raise NodeRefusedError("a message after the one that wants queue pairs")
+            self.holding.add(threading.get_ident())
+            try:
+                _write(writer, answer)
+                if _next_chunk(reader) is not None:
+                    raise NodeRefusedError("a message after the one that wants queue pairs")
+            finally:
+                self.holding.discard(threading.get_ident())
 
 
 def _cannot_serve(listen: Address) -> ClusterError:

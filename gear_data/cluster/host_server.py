@@ -1,39 +1,38 @@
 """The server of a training run's node: a process that serves the node's shards as long as any of its ranks lives.
 
-    python -m gear_data.cluster.host_server
+    python -m gear_data.cluster.host_server DESCRIPTOR
 
-What it serves stands as a line of JSON on its standard input, which its ranks then hold open: where that ends, all of
-them have ended, however they did. It answers with one line: where it listens, or what is wrong.
+What it serves stands as a line of JSON on its standard input. It answers with one line: where it listens, or what is
+wrong. DESCRIPTOR is the read end of a pipe whose write end its ranks hold, see `hosting`.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
-import selectors
-import subprocess
 import sys
 import threading
 import time
-import weakref
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.flight_server import FlightServer, Guard
-from gear_data.cluster.protocol import error_from_bytes, error_to_bytes
+from gear_data.cluster.protocol import error_to_bytes
 from gear_data.cluster.run_secret import RunSecret
 from gear_data.cluster.served import ServedShards
+from gear_data.cluster.verbs.server import serve_memory
 from gear_data.errors import ClusterError, GearError
 from gear_data.storage.dataset_files import open_files
 
 #: Seconds without a request after which a server whose ranks have ended ends too: those of other nodes may be a few
 #: batches behind.
 LINGER_SECONDS = 3.0
+#: The same where others hold queue pairs, whose use a server does not see. Of a machine that is gone it never hears.
+_LINGER_HELD_SECONDS = 3600.0
 _LOOK = 0.25
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,11 @@ class Job:
 
     Attributes:
         dataset: its folder or URL.
-        cache_dir, cache_bytes, residency: see `gear_data.open`.
+        cache_dir, cache_bytes: see `gear_data.open`.
+        residency: `host` or `mmap`.
+        transport: see `serve_memory`.
         shards: those of the node.
-        host: where it listens.
+        host, port: where it listens; port 0 takes a free one.
         secret: of the run.
     """
 
@@ -52,8 +53,10 @@ class Job:
     cache_dir: str | None
     cache_bytes: int | None
     residency: str
+    transport: str
     shards: tuple[int, ...]
     host: str
+    port: int
     secret: RunSecret
 
     def to_json(self) -> dict[str, Any]:
@@ -64,115 +67,65 @@ class Job:
         return Job(**{**data, "shards": tuple(data["shards"]), "secret": RunSecret.from_json(data["secret"])})
 
 
-class Lease:
-    """One rank's hold on its node's server: it goes with the process, or with this object."""
+@dataclass(frozen=True)
+class Serving:
+    """What a server says when it serves.
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
-
-    def note(self) -> dict[str, int]:
-        """What `join_lease` takes in another process of this host."""
-        return {
-            "pid": os.getpid(),
-            "descriptor": self.descriptor,
-            "inode": os.fstat(self.descriptor).st_ino,
-        }
-
-
-def join_lease(note: dict[str, int]) -> Lease | None:
-    """A lease beside that of another process; None, and a log line, where the system does not let this one have it."""
-    try:
-        descriptor = os.open(f"/proc/{note['pid']}/fd/{note['descriptor']}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        if os.fstat(descriptor).st_ino == note["inode"]:
-            return Lease(descriptor)
-        os.close(descriptor)
-    except OSError as error:
-        _log.warning("the node's server will not wait for this process: %s", error)
-        return None
-    _log.warning("the node's server will not wait for this process: process %d has ended", note["pid"])
-    return None
-
-
-def start_server(job: Job, timeout: float) -> tuple[Address, Lease]:
-    """Starts a server, and waits until it serves.
-
-    Raises:
-        ClusterError: it did not come up within `timeout` seconds, or ended.
-        whatever it says is wrong.
+    Attributes:
+        address: where it listens.
+        verbs: whether its shards can be read by RDMA.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gear_data.cluster.host_server"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # a launcher that ends a rank's group must not end it before the other ranks
-    )
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("no pipes were made")
-    # Nobody else waits for it, and it would stay as a zombie.
-    threading.Thread(target=process.wait, name="gear-data-reap", daemon=True).start()
-    lease = Lease(os.dup(process.stdin.fileno()))
-    with process.stdout, process.stdin:
-        process.stdin.write(json.dumps(job.to_json()).encode() + b"\n")
-        process.stdin.flush()
-        said = _line(process.stdout.fileno(), timeout)
-    if not said:
-        raise ClusterError(
-            f"the server of {job.dataset} did not come up within {timeout:g} s, or ended", hint="see its log"
-        )
-    facts = json.loads(said)
-    if "listen" in facts:
-        return Address.parse(facts["listen"]), lease
-    raise error_from_bytes(said, job.dataset) or ClusterError("the server ended", file=job.dataset)
 
+    address: Address
+    verbs: bool
 
-def _line(descriptor: int, timeout: float) -> bytes:
-    """A line from a pipe; nothing if it does not come in time, or the other side ends."""
-    limit, said = time.monotonic() + timeout, b""
-    with selectors.DefaultSelector() as ready:
-        ready.register(descriptor, selectors.EVENT_READ)
-        while not said.endswith(b"\n"):
-            if not ready.select(max(0.0, limit - time.monotonic())):
-                return b""
-            piece = os.read(descriptor, 1 << 16)
-            if not piece:
-                return b""
-            said += piece
-    return said
+    def to_json(self) -> dict[str, Any]:
+        return {"listen": str(self.address), "verbs": self.verbs}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Serving:
+        return Serving(Address.parse(data["listen"]), data["verbs"])
 
 
 def main() -> None:
     job = Job.from_json(json.loads(sys.stdin.buffer.readline()))
     serving, ended = threading.Event(), threading.Event()
-    threading.Thread(target=_watch, args=(serving, ended), daemon=True).start()
+    threading.Thread(target=_watch, args=(int(sys.argv[1]), serving, ended), daemon=True).start()
     try:
-        server = _open_server(job)
+        server, said = _open_server(job)
     except GearError as error:
         _say(error_to_bytes(error).decode())
         sys.exit(1)
     serving.set()
-    _say(json.dumps({"listen": str(Address(job.host, server.port))}))
+    _say(json.dumps(said.to_json()))
     ended.wait()
-    while time.monotonic() < server.last_used + LINGER_SECONDS:
+    limit = time.monotonic() + _LINGER_HELD_SECONDS
+    while time.monotonic() < server.last_used + LINGER_SECONDS or (server.holding and time.monotonic() < limit):
         time.sleep(_LOOK)
     # Shutting down would wait for streams that other nodes have open.
     os._exit(0)
 
 
-def _open_server(job: Job) -> FlightServer:
+def _open_server(job: Job) -> tuple[FlightServer, Serving]:
     served = ServedShards(open_files(job.dataset, job.cache_dir, job.cache_bytes), job.shards, job.residency)
+    memory = serve_memory(served, job.transport)
     secret = job.secret
     guard = Guard(secret.token, secret.certificate.encode() or None, secret.key.encode() or None)
-    return FlightServer(served, Address(job.host, 0), guard)
+    listen = Address(job.host, job.port)
+    try:
+        server = FlightServer(served, listen, guard, memory)
+    except pa.ArrowException as error:
+        raise ClusterError(f"cannot listen at {listen}: {error}", file=job.dataset) from error
+    return server, Serving(Address(job.host, server.port), memory is not None)
 
 
 def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _watch(serving: threading.Event, ended: threading.Event) -> None:
+def _watch(held: int, serving: threading.Event, ended: threading.Event) -> None:
     """Notes when the last rank has ended; before anything is served the process ends with it."""
-    while os.read(sys.stdin.fileno(), 1 << 10):
+    while os.read(held, 1 << 10):
         pass
     ended.set()
     if not serving.is_set():

@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 
 from gear_data.cluster.cluster_root import ClusterRoot
-from gear_data.cluster.host_server import Lease
+from gear_data.cluster.hosting import Lease
 from gear_data.cluster.joining import Membership, Opened, Place, join
-from gear_data.cluster.nodes import Known, Nodes
+from gear_data.cluster.nodes import Known
 from gear_data.cluster.remote_shards import PlacedShards, RemoteShards
+from gear_data.cluster.run_nodes import RunNodes
 from gear_data.cluster.run_secret import access
-from gear_data.residency import Shards, open_shards
+from gear_data.cluster.verbs.transport import AUTO
+from gear_data.collection import ColumnReader
+from gear_data.residency import DeviceCopy, PartialCopy, Shards, on_the_host, open_shards
+from gear_data.residency.device_columns import current_device
+from gear_data.residency.plan import ResidencyPlan
+from gear_data.root import Root, as_it_was
+from gear_data.schema import Schema
 from gear_data.storage.dataset_files import DatasetFiles, open_files
+from gear_data.storage.manifest import Manifest
 from gear_data.storage.remote_files import plain_path
 
 
@@ -23,18 +31,20 @@ class JoinedRoot(ClusterRoot):
 
     Args:
         files: the dataset's; of its shards this node reads its own alone.
-        residency: see `gear_data.open`.
+        residency, transport: see `gear_data.open`.
         membership: this process's.
         lease: keeps the node's server alive; None where another process of the node does.
     """
 
-    def __init__(self, files: DatasetFiles, residency: str, membership: Membership, lease: Lease | None = None) -> None:
+    def __init__(
+        self, files: DatasetFiles, residency: str, transport: str, membership: Membership, lease: Lease | None = None
+    ) -> None:
         self.membership = self._known = membership
-        self._lease = lease
+        self._transport, self._lease = transport, lease
         super().__init__(files, residency)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_again, (self.files, self.residency, self._known, self.discount))
+        return (_open_again, (self.files, self._opened_as, self._transport, self._known, self._tiers, self.discount))
 
     def _check_files(self) -> None:
         here = {self.manifest.shards[shard].entry.file for shard in self._known.shards}
@@ -42,11 +52,16 @@ class JoinedRoot(ClusterRoot):
 
     def _open_shards(self) -> Shards:
         known = self._known
-        others = [n for n, address in enumerate(known.addresses) if address is not None and n != known.node]
-        self._nodes = Nodes(
-            [address for n in others if (address := known.addresses[n]) is not None],
+        others = [(n, server) for n, server in enumerate(known.servers) if server is not None and n != known.node]
+        self._nodes = RunNodes(
+            [server.address for _, server in others],
             access(known.run),
-            Known(self.manifest, tuple(frozenset(known.placement.held[n]) for n in others)),
+            Known(
+                self.manifest,
+                tuple(frozenset(known.placement.held[n]) for n, _ in others),
+                tuple(server.verbs for _, server in others),
+            ),
+            self._transport,
         )
         self._here = np.zeros(len(self.manifest.shards), np.bool_)
         self._here[list(known.shards)] = True
@@ -54,13 +69,32 @@ class JoinedRoot(ClusterRoot):
         if not known.shards:
             return RemoteShards(self._nodes)
         entries = tuple(self.manifest.shards[shard] for shard in known.shards)
-        return PlacedShards(self._nodes, known.shards, open_shards(self.residency, self.files, self.schema, entries))
+        local = open_shards(on_the_host(self._opened_as), self.files, self.schema, entries)
+        return PlacedShards(self._nodes, known.shards, local) if self.is_remote else local
+
+    def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy | PartialCopy:
+        if isinstance(shards, RemoteShards):
+            return DeviceCopy("mmap", schema, shards, self._steps)
+        if isinstance(shards, PlacedShards):
+            here = DeviceCopy(self.residency, schema, shards.local, self._steps[shards.here])
+            return PartialCopy(here, shards.here, self._steps)
+        return super()._device_copy(schema, shards)
+
+    def reader(self) -> ColumnReader:
+        # Past what is for other nodes: a GPU then has nobody to wait for.
+        return super().reader() if self.is_remote else Root.reader(self)
 
 
-def _open_again(files: DatasetFiles, residency: str, membership: Membership, discount: float | None) -> JoinedRoot:
+def _open_again(
+    files: DatasetFiles,
+    residency: str,
+    transport: str,
+    membership: Membership,
+    tiers: ResidencyPlan | None,
+    discount: float | None,
+) -> Root:
     """In a process that one of the run started."""
-    root = JoinedRoot(files, residency, membership)
-    return root if discount is None else root.with_discount(discount)  # type: ignore[return-value]
+    return as_it_was(JoinedRoot(files, residency, transport, membership), tiers, discount)
 
 
 def open_joined(
@@ -69,11 +103,12 @@ def open_joined(
     place: Place,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
+    transport: str = AUTO,
 ) -> JoinedRoot:
     """The dataset, shared out over the nodes of the run that this process is one of. Every rank must call it.
 
     Args:
-        path, cache_dir, cache_bytes: see `gear_data.open`.
+        path, cache_dir, cache_bytes, transport: see `gear_data.open`.
         residency: of the node's own shards.
         place: says which node holds which shards; rank 0's is asked.
 
@@ -82,5 +117,11 @@ def open_joined(
     """
     files = open_files(path, cache_dir, cache_bytes)
     cache = None if cache_dir is None else os.fspath(cache_dir)
-    membership, lease = join(Opened(plain_path(path), cache, cache_bytes, residency, files.manifest, place))
-    return JoinedRoot(files, residency, membership, lease)
+
+    def prepare() -> Manifest:
+        if residency == "pinned":
+            current_device()
+        return files.manifest()
+
+    membership, lease = join(Opened(plain_path(path), cache, cache_bytes, residency, transport, prepare, place))
+    return JoinedRoot(files, residency, transport, membership, lease)

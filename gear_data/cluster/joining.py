@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.cluster.addresses import Address
-from gear_data.cluster.host_server import Job, Lease, join_lease, start_server
+from gear_data.cluster.host_server import Job, Serving
+from gear_data.cluster.hosting import Lease, join_lease, start_server
 from gear_data.cluster.placement import Placement
 from gear_data.cluster.protocol import error_from_bytes, error_to_bytes, identity
 from gear_data.cluster.ranks import Board, Ranks, find_ranks, join_timeout, machine, own_host
 from gear_data.cluster.run_secret import RunSecret, make_secret
 from gear_data.errors import ClusterError, GearError
+from gear_data.residency import on_the_host
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 
@@ -47,7 +48,7 @@ class Membership:
         run: names its secret.
         node: the number of this process's node, in `placement.nodes`.
         local_rank, local_size: this process among those of its node.
-        addresses: where each node's server listens; None where it has none, since nobody needs it.
+        servers: each node's; None where it has none, since nobody needs it.
         placement: which node holds which shards.
         owners: the same without copies: each shard is on one node.
     """
@@ -56,7 +57,7 @@ class Membership:
     node: int
     local_rank: int
     local_size: int
-    addresses: tuple[Address | None, ...]
+    servers: tuple[Serving | None, ...]
     placement: Placement
     owners: Placement
 
@@ -78,8 +79,8 @@ class Opened:
     """What a process opens.
 
     Attributes:
-        dataset, cache_dir, cache_bytes, residency: see `gear_data.open`.
-        manifest: reads it.
+        dataset, cache_dir, cache_bytes, residency, transport: see `gear_data.open`.
+        prepare: gives its manifest, once this process has seen that it can open it.
         place: as rank 0 asks it.
     """
 
@@ -87,7 +88,8 @@ class Opened:
     cache_dir: str | None
     cache_bytes: int | None
     residency: str
-    manifest: Callable[[], Manifest]
+    transport: str
+    prepare: Callable[[], Manifest]
     place: Place
 
 
@@ -106,7 +108,7 @@ def join(opened: Opened) -> tuple[Membership, Lease | None]:
         board,
         f"ranks/{ranks.rank}",
         own,
-        lambda: {"node": ranks.node, "machine": machine(), "dataset": identity(opened.manifest())},
+        lambda: {"node": ranks.node, "machine": machine(), "dataset": identity(opened.prepare())},
     )
     if ranks.rank == 0:
         _post(board, "plan", own, lambda: _plan(board, ranks, opened.place))
@@ -126,16 +128,16 @@ def join(opened: Opened) -> tuple[Membership, Lease | None]:
             own,
             lambda: {"nodes": [_take(board, f"nodes/{n}", members[0]) for n, members in enumerate(nodes)]},
         )
-    servers = _take(board, "nodes", 0)["nodes"]
+    notes = _take(board, "nodes", 0)["nodes"]
     lease = leases[0] if leases else None
-    if lease is None and servers[node]["lease"] is not None:
-        lease = join_lease(servers[node]["lease"])
+    if lease is None and notes[node]["lease"] is not None:
+        lease = join_lease(notes[node]["lease"])
     membership = Membership(
         secret.run,
         node,
         nodes[node].index(ranks.rank),
         len(nodes[node]),
-        tuple(None if each["listen"] is None else Address.parse(each["listen"]) for each in servers),
+        tuple(None if note["server"] is None else Serving.from_json(note["server"]) for note in notes),
         placement,
         Placement.from_json(plan["owners"]),
     )
@@ -168,19 +170,21 @@ def _start(opened: Opened, placement: Placement, node: int, secret: RunSecret, l
     """Starts a server for this node, if other nodes read from it; its lease goes into `leases`."""
     shards = placement.held[node]
     if len(placement.nodes) == 1 or not shards:
-        return {"listen": None, "lease": None}
+        return {"server": None, "lease": None}
     job = Job(
         opened.dataset,
         opened.cache_dir,
         opened.cache_bytes,
-        opened.residency,
+        on_the_host(opened.residency),
+        opened.transport,
         shards,
         own_host() if secret.certificate else "127.0.0.1",
+        0,
         secret,
     )
-    address, lease = start_server(job, join_timeout())
+    serving, lease = start_server(job, join_timeout())
     leases.append(lease)
-    return {"listen": str(address), "lease": lease.note()}
+    return {"server": serving.to_json(), "lease": lease.note()}
 
 
 def _post(board: Board, key: str, own: str, make: Callable[[], dict[str, Any]]) -> None:

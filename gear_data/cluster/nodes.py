@@ -50,10 +50,27 @@ class Known:
     Attributes:
         manifest: the dataset's.
         held: of each node, its shards.
+        verbs: of each node, whether it offers RDMA.
     """
 
     manifest: Manifest
     held: tuple[frozenset[int], ...]
+    verbs: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class _Failing:
+    """A node that failed, and gave nothing since.
+
+    Attributes:
+        since: when it did so first.
+        seconds: for how long it is avoided since it did so last.
+        until: till when.
+    """
+
+    since: float
+    seconds: float
+    until: float
 
 
 class Nodes:
@@ -93,13 +110,14 @@ class Nodes:
         self._by_verbs: set[int] = set()
         self._memory: RemoteMemory | None
         self._verbs_failed: dict[int, float] = {}  # node -> read by Arrow Flight until
-        self._failed: dict[int, tuple[int, float]] = {}  # node -> times in a row, avoided until
+        self._failed: dict[int, _Failing] = {}
         self._turn = 0
         self._routes: dict[tuple[int, frozenset[int]], Int64Array] = {}
         if known is not None:
             self.manifest, self._held = known.manifest, list(known.held)
             self.dataset = identity(known.manifest)
-            self._memory = None
+            self._by_verbs = {number for number, offers in enumerate(known.verbs) if offers}
+            self._memory = self._remote_memory()
             return
         self.dataset = ""
         errors = self._ask()
@@ -110,7 +128,7 @@ class Nodes:
         self._memory = self._remote_memory()
 
     def _remote_memory(self) -> RemoteMemory | None:
-        if self._transport == FLIGHT or (self._transport == AUTO and not (self._by_verbs and has_device())):
+        if self._transport == FLIGHT or not self._by_verbs or (self._transport == AUTO and not has_device()):
             return None
         memory = RemoteMemory(self.manifest, self.dataset)
         try:
@@ -208,12 +226,12 @@ class Nodes:
 
     def _avoided(self) -> frozenset[int]:
         now = time.monotonic()
-        return frozenset(number for number, (_, until) in list(self._failed.items()) if until > now)
+        return frozenset(number for number, failing in list(self._failed.items()) if failing.until > now)
 
     def _note_failure(self, number: int) -> None:
-        times = self._failed.get(number, (0, 0.0))[0]
-        seconds = min(_AVOID_SECONDS * 2**times, _MOST_AVOID_SECONDS)
-        self._failed[number] = (times + 1, time.monotonic() + seconds)
+        now, before = time.monotonic(), self._failed.get(number)
+        seconds = _AVOID_SECONDS if before is None else min(2 * before.seconds, _MOST_AVOID_SECONDS)
+        self._failed[number] = _Failing(now if before is None else before.since, seconds, now + seconds)
 
     def _route(self, turn: int, without: frozenset[int]) -> Int64Array:
         """int64 [shards]: the node that is asked for each; -1 where there is none. In another turn others are, of those

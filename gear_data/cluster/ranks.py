@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -15,10 +15,24 @@ from typing import Any
 from gear_data.cluster.addresses import seconds_in
 from gear_data.errors import ClusterError
 
-#: Names of what torchrun, Slurm and Open MPI tell each process; the first that is there counts.
-_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-_WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
-_NODE = ("GROUP_RANK", "SLURM_NODEID")
+
+@dataclass(frozen=True)
+class _Launcher:
+    """Names of the variables in which a launcher tells each process its rank, how many there are, and its node."""
+
+    rank: str
+    world_size: str
+    node: str | None = None
+
+
+#: The first that tells a rank counts. What Slurm tells comes last: mpirun within a job hands on what was told to the
+#: job's own script, or to mpirun's daemons, which are counted in another way.
+_LAUNCHERS = (
+    _Launcher("RANK", "WORLD_SIZE", "GROUP_RANK"),  # torchrun
+    _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI's mpirun
+    _Launcher("PMI_RANK", "PMI_SIZE"),  # MPICH's and Intel MPI's mpirun
+    _Launcher("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NODEID"),  # srun
+)
 
 TIMEOUT_VARIABLE, HOST_VARIABLE = "GEAR_DATA_JOIN_TIMEOUT", "GEAR_DATA_NODE_HOST"
 _TIMEOUT = 1800.0
@@ -61,8 +75,8 @@ class Ranks:
 
     Attributes:
         rank, world_size: as torch.distributed counts.
-        node: what all processes of one node call it: torchrun's group rank, Slurm's node id, or the host's name. Sorts
-            as they are counted.
+        node: what all processes of one node call it: torchrun's group rank, Slurm's node id, or the host's name.
+            Numbers sort as they are counted.
         store: torch.distributed's.
     """
 
@@ -85,14 +99,15 @@ def find_ranks() -> Ranks:
     if distributed.is_initialized():
         store = distributed.distributed_c10d._get_default_store()
         return Ranks(distributed.get_rank(), distributed.get_world_size(), _node(), store)
-    rank, world_size = _told(_RANK), _told(_WORLD_SIZE)
+    launcher = _launcher()
+    rank, world_size = (None, None) if launcher is None else (_told(launcher.rank), _told(launcher.world_size))
     if rank is None or world_size is None or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise ClusterError(
             "cluster='torchrun': torch.distributed is not initialised, and no launcher has set RANK, WORLD_SIZE, "
             "MASTER_ADDR and MASTER_PORT",
             hint="start the script with torchrun, or call torch.distributed.init_process_group first",
         )
-    return Ranks(int(rank), int(world_size), _node(), _launchers_store(int(rank), int(world_size)))
+    return Ranks(rank, world_size, _node(), _launchers_store(rank, world_size))
 
 
 @cache  # rank 0's may be the server of all others
@@ -110,14 +125,21 @@ def _launchers_store(rank: int, world_size: int) -> Any:
         ) from error
 
 
-def _told(names: Sequence[str]) -> str | None:
-    """The first of these variables that is a number."""
-    return next((os.environ[name] for name in names if os.environ.get(name, "").isdecimal()), None)
+def _launcher() -> _Launcher | None:
+    """What told this process its rank."""
+    return next((launcher for launcher in _LAUNCHERS if _told(launcher.rank) is not None), None)
+
+
+def _told(name: str | None) -> int | None:
+    """The number in a variable; None where there is none."""
+    text = "" if name is None else os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
 
 
 def _node() -> str:
-    number = _told(_NODE)
-    return socket.gethostname() if number is None else f"{int(number):08}"
+    launcher = _launcher()
+    number = None if launcher is None else _told(launcher.node)
+    return socket.gethostname() if number is None else f"{number:08}"
 
 
 def join_timeout() -> float:

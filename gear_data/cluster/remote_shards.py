@@ -85,30 +85,33 @@ class PlacedShards:
         nodes: the nodes that hold the others.
         here: the places of the local ones in the manifest, ascending.
         local: these, in that order.
+
+    Attributes:
+        here, local: the same.
     """
 
     def __init__(self, nodes: Nodes, here: Sequence[int], local: Shards) -> None:
         self._remote = RemoteShards(nodes)
-        self._here = list(here)
-        self._local = local
+        self.here = list(here)
+        self.local = local
         self._place = {shard: place for place, shard in enumerate(here)}
 
     @cached_property
     def addresses(self) -> Int64Array:
         """int64 [shards, columns]; 0 for what is on other nodes. To be asked for when all that are here are mapped."""
         addresses = self._remote.addresses.copy()
-        addresses[self._here] = self._local.addresses
+        addresses[self.here] = self.local.addresses
         return addresses
 
     @property
     def all_mapped(self) -> bool:
         """Whether `addresses` holds those of every shard that is here."""
-        return self._local.all_mapped
+        return self.local.all_mapped
 
     def lease(self, shards: Sequence[int]) -> Lease:
         mine = [shard for shard in shards if shard in self._place]
         places = [self._place[shard] for shard in mine]
-        lease = self._local.lease(places)
+        lease = self.local.lease(places)
         addresses = self._remote.addresses.copy()
         addresses[mine] = lease.addresses[places]
         return Lease(addresses, lease)
@@ -117,11 +120,11 @@ class PlacedShards:
         place = self._place.get(shard)
         if place is None:
             return self._remote.column(shard, index, first, last)
-        return self._local.column(place, index, first, last)
+        return self.local.column(place, index, first, last)
 
     def values(self, shard: int, index: int) -> pa.Array:
         place = self._place.get(shard)
-        return self._remote.values(shard, index) if place is None else self._local.values(place, index)
+        return self._remote.values(shard, index) if place is None else self.local.values(place, index)
 
 
 def placed_values(

@@ -17,9 +17,12 @@ from gear_data.cluster.nodes import Nodes
 from gear_data.cluster.remote_shards import RemoteShards
 from gear_data.cluster.verbs.transport import AUTO
 from gear_data.errors import ClusterError
-from gear_data.residency import Shards
+from gear_data.residency import Shards, open_shards
+from gear_data.schema import Schema
+from gear_data.storage.dataset_files import FolderFiles
 from gear_data.storage.manifest import FileEntry, Manifest
 from gear_data.storage.shard_cache import ShardCache, default_folder
+from gear_data.storage.sidecar import COLUMN, Sidecar
 
 RESIDENCY = "remote"
 
@@ -90,6 +93,9 @@ class ServedRoot(ClusterRoot):
     def _open_shards(self) -> Shards:
         self._here = np.zeros(len(self.manifest.shards), np.bool_)
         return RemoteShards(self._nodes)
+
+    def _open_sidecar(self, sidecar: Sidecar) -> Shards:
+        return open_shards("mmap", FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
 
 
 def open_served(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -205,10 +205,32 @@ def extents_of(
     return extent.astype(np.int64, copy=False)
 
 
+class PartialCopy:
+    """Of shards of which only some are in this machine's memory; no device can read the others.
+
+    Args:
+        copy: of those that are here, each as a whole.
+        here: their places among all, ascending.
+        steps: int64 [shards], of all.
+    """
+
+    def __init__(self, copy: DeviceCopy, here: Sequence[int], steps: Int64Array) -> None:
+        self._copy, self._here, self._steps = copy, list(here), steps
+
+    def columns(self) -> DeviceColumns:
+        """Raises as `DeviceCopy.columns` does."""
+        found, count = self._copy.columns(), len(self._steps)
+        addresses = np.zeros((count, found.addresses.shape[1]), np.int64)
+        addresses[self._here] = found.addresses
+        return replace(
+            found, shard=np.arange(count), first=np.zeros(count, np.int64), last=self._steps, addresses=addresses
+        )
+
+
 class JoinedCopy:
     """Of one dataset with one column from elsewhere: see `JoinedShards`."""
 
-    def __init__(self, copy: DeviceCopy, index: int, other: DeviceCopy) -> None:
+    def __init__(self, copy: DeviceCopy | PartialCopy, index: int, other: DeviceCopy | PartialCopy) -> None:
         self._copy, self._index, self._other = copy, index, other
 
     def columns(self) -> DeviceColumns:

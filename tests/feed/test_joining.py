@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
+import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from run_ranks import all_ended, free_port, runs, servers
 
 import gear_data
 from gear_data import SequenceLoader
@@ -63,12 +63,6 @@ def parts(folder, nodes, to):
     return to / "part-{node}"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def torchrun(nodes, ranks, *arguments):
     """Runs a script with so many agents on this machine, each a node; as many exit statuses."""
     common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
@@ -79,23 +73,6 @@ def torchrun(nodes, ranks, *arguments):
     finally:
         for agent in agents:
             agent.kill()
-
-
-def servers():
-    """Processes of node servers."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline", "status"])
-        if "gear_data.cluster.host_server" in (process.info["cmdline"] or [])
-        and process.info["status"] != psutil.STATUS_ZOMBIE
-    ]
-
-
-def all_ended(processes, seconds):
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit and any(process.is_running() for process in processes):
-        time.sleep(0.1)
-    return not any(process.is_running() for process in processes)
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 2), (3, 1)])
@@ -154,78 +131,69 @@ def _check_decentralized(folder, found, facts, nodes, ranks):
     assert (np.abs(by_node - rows * steps / steps.sum()) <= 1).all()
 
 
-class Rank:
-    """A process of a run as Slurm starts it: rank, node and MASTER_ADDR are all it knows."""
-
-    def __init__(self, path, rank, size, node, port, **variables):
-        known = {"SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_NODEID": node, "MASTER_PORT": port, **variables}
-        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "GEAR_DATA_NODE_TIMEOUT": "3"}
-        environment |= {name: str(value) for name, value in known.items()}
-        command = [sys.executable, str(HERE / "hold_rank.py"), str(path)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        # So that nothing here waits for ever.
-        self._limit = threading.Timer(60, self.process.kill)
-        self._limit.start()
-
-    def line(self):
-        return self.process.stdout.readline().strip()
-
-    def read(self):
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.line()
-
-    def kill(self):
-        self._limit.cancel()
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
 @pytest.fixture
 def run():
-    """run([(dataset, node), ...]) -> ranks; killed in the end, with their servers."""
-    started, before = [], {process.pid for process in servers()}
-
-    def begin(places, **variables):
-        port = free_port()
-        started.extend(
-            Rank(path, rank, len(places), node, port, **variables) for rank, (path, node) in enumerate(places)
-        )
-        return started
-
-    yield begin
-    for rank in started:
-        rank.kill()
-    assert all_ended([process for process in servers() if process.pid not in before], 10)
+    with runs() as begin:
+        yield begin
 
 
 def test_a_server_lives_as_long_as_any_of_its_ranks(folder, run):
     before = {process.pid for process in servers()}
-    expected = hold_rank.digest(gear_data.open(folder))
+    expected = next(hold_rank.digests(gear_data.open(folder), 0))
     first, second, other = run([(folder, 0), (folder, 0), (folder, 1)])
     assert [rank.line() for rank in (first, second, other)] == ["open"] * 3
     mine = [process for process in servers() if process.pid not in before]
     assert len(mine) == 2
-    assert [rank.read() for rank in (first, second, other)] == [expected] * 3
+    assert [rank.ask("first") for rank in (first, second, other)] == [expected] * 3
     # The one that started the server; the store was its too.
     first.kill()
     time.sleep(LINGER_SECONDS + 1)
-    assert other.read() == second.read() == expected
+    assert other.ask("first") == second.ask("first") == expected
     second.kill()
     ended = time.monotonic()
     while all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in mine):
         assert time.monotonic() < ended + LINGER_SECONDS + 5
         time.sleep(0.1)
     assert time.monotonic() > ended + LINGER_SECONDS - 1
-    assert other.read().startswith("NodeUnreachableError gear://127.0.0.1:")
+    assert other.ask("first").startswith("NodeUnreachableError gear://127.0.0.1:")
     # The one that remains ends with its rank, in good order.
     other.process.stdin.close()
     assert other.process.wait(20) == 0
     assert all_ended(mine, LINGER_SECONDS + 5)
+
+
+def _new_servers(before):
+    """Those of two nodes, as soon as they are there."""
+    limit = time.monotonic() + 20
+    while len(found := [process for process in servers() if process.pid not in before]) < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    return found
+
+
+def test_a_server_that_dies_is_started_again(folder, run):
+    """Again and again, in the midst of reading: batches are those that they would have been."""
+    expected = iter(list(itertools.islice(hold_rank.digests(gear_data.open(folder), 0), 91)))
+    before = {process.pid for process in servers()}
+    ranks = run([(folder, 0), (folder, 0), (folder, 1)], GEAR_DATA_NODE_TIMEOUT=30)
+    assert [rank.line() for rank in ranks] == ["open"] * 3
+    for _ in range(2):
+        # Of this node's ranks one holds the server that it did not start.
+        for batch in itertools.islice(expected, 5):
+            assert [rank.ask("next") for rank in ranks] == [batch] * 3
+        dying = _new_servers(before)
+        for process in dying:
+            process.kill()
+        before |= {process.pid for process in dying}
+        # More than were made ahead.
+        for batch in itertools.islice(expected, 40):
+            assert [rank.ask("next") for rank in ranks] == [batch] * 3
+    # The last ones end with their ranks, and not before; the first node's is held by who did not start it.
+    mine = _new_servers(before)
+    ranks[0].kill()
+    time.sleep(LINGER_SECONDS + 1)
+    assert ranks[2].ask("next") == next(expected)
+    assert all(process.is_running() for process in mine)
 
 
 def test_what_is_wrong_on_one_rank_is_raised_on_all(folder, run, tmp_path):
@@ -237,6 +205,20 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all(folder, run, tmp_path):
     said = [rank.line() for rank in ranks]
     assert said[0].startswith("CorruptShardError rank 1: ") and said[0].endswith("the file is missing")
     assert said == said[:1] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"transport": "verbs"}, "DeviceError rank 0: .*GEAR_DATA_RDMA_DEVICE is 'none'"),
+        ({"residency": "pinned"}, r"(MissingExtraError|DeviceError) rank 0: .*(cupy|CUDA)"),
+    ],
+)
+def test_what_a_machine_lacks_is_raised_on_all(folder, run, options, problem):
+    ranks = run([(folder, 0), (folder, 1)], repr(options), CUDA_VISIBLE_DEVICES="", GEAR_DATA_RDMA_DEVICE="none")
+    said = [rank.line() for rank in ranks]
+    assert re.match(problem, said[0]), said
+    assert said[1] == said[0]
 
 
 def test_ranks_that_open_different_datasets(folder, run, tmp_path):
@@ -276,5 +258,8 @@ def test_arguments(folder):
     for path, options in (("gear://localhost:1", {}), (folder, {"on_bad_shard": "skip"})):
         with pytest.raises(InvalidArgumentError, match="at a path or URL"):
             gear_data.open(path, cluster="torchrun", **options)
-    with pytest.raises(InvalidArgumentError, match="in 'host' or 'mmap'"):
+    with pytest.raises(InvalidArgumentError, match="in 'host', 'pinned' or 'mmap'"):
         gear_data.open(folder, "device", cluster="torchrun")
+    for options in ({}, {"cluster": "torchrun"}):
+        with pytest.raises(UnknownNameError, match="carrier pigeon"):
+            gear_data.open(folder, transport="carrier pigeon", **options)

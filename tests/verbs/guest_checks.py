@@ -38,10 +38,11 @@ import gear_data.kernels.gather  # noqa: F401
 from gear_data.cluster import nodes as nodes_module
 from gear_data.cluster.addresses import Access
 from gear_data.cluster.flight_client import Endpoint, Stream
-from gear_data.cluster.nodes import Nodes
+from gear_data.cluster.nodes import Known, Nodes
 from gear_data.cluster.protocol import Request, opening
 from gear_data.cluster.reader import ClusterReader
 from gear_data.cluster.remote_shards import RemoteShards
+from gear_data.cluster.run_nodes import RunNodes
 from gear_data.cluster.served import ServedShards
 from gear_data.cluster.verbs.client import Link
 from gear_data.cluster.verbs.device import Device, open_device
@@ -355,8 +356,12 @@ def check_hostile_openings_are_refused(world: World) -> None:
 def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     third = world.spawner.node(world.halves[1])
     alone, replicated = connect(world.nodes[0], third, queue_pairs=3), connect(*world.nodes, third)
+    # Of a training run nothing is asked of nodes before they are read from.
+    known = Known(world.manifest, tuple(map(frozenset, world.halves)), (True, True))
+    run = RunNodes([world.nodes[0].address, third.address], Access.from_environment(), known, "verbs")
+    run._patience = 60.0  # a node takes long to start here
     request = world.request(100, 11)
-    for nodes in (alone, replicated, replicated):  # those with the same shards take turns
+    for nodes in (alone, run, replicated, replicated):  # those with the same shards take turns
         world.check(nodes, request)
     third.kill()
     begun = time.monotonic()
@@ -366,11 +371,16 @@ def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     for _ in range(2):
         # Another that has the shards takes over.
         world.check(replicated, request)
-    again = world.spawner.node(world.halves[1], third.address.port)
+    again: list[GuestNode] = []
+    restart = threading.Timer(0.5, lambda: again.append(world.spawner.node(world.halves[1], third.address.port)))
+    restart.start()
     try:
+        # A run waits for it.
+        world.check(run, request)
         world.check(alone, request)
     finally:
-        again.kill()
+        restart.join()
+        again[0].kill()
 
 
 def check_auto_reads_by_flight_where_rdma_fails(world: World) -> None:

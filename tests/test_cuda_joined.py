@@ -1,0 +1,147 @@
+"""A node of a training run whose shards are in pinned memory, on a stand-in for a GPU: kernels read them in place."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cuda_loader_checks import CASES, OPTIONS, Gpu, convert, copies, from_device, on_gpu, same
+from cupy_stand_in import ORDERS, StandIn, stand_in
+
+import gear_data
+from gear_data import Dataset, SequenceLoader
+from gear_data.cluster import waiting
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.flight_server import FlightServer, Guard
+from gear_data.cluster.host_server import Serving
+from gear_data.cluster.joined_dataset import JoinedRoot
+from gear_data.cluster.joining import Membership
+from gear_data.cluster.run_secret import make_secret
+from gear_data.cluster.served import ServedShards
+from gear_data.errors import InvalidArgumentError
+from gear_data.storage.dataset_files import open_files
+from gear_data.views import View
+
+Join = Callable[..., Dataset]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("joined")
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    return convert(11, folder / "one")
+
+
+@pytest.fixture(params=["all late"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandIn]:
+    with stand_in(monkeypatch, folder, order=request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def join(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
+    """join(nodes) -> the dataset as one of so many nodes has it, the first; the others' servers are in this process."""
+    running: list[FlightServer] = []
+    secret = make_secret(tls=False)
+    monkeypatch.setenv(f"GEAR_DATA_RUN_{secret.run}", "")
+    secret.keep()
+
+    def serve(shards: tuple[int, ...]) -> Serving:
+        server = FlightServer(
+            ServedShards(open_files(path), shards, "host"), Address("127.0.0.1", 0), Guard(secret.token)
+        )
+        running.append(server)
+        threading.Thread(target=server.serve, daemon=True).start()
+        return Serving(Address("127.0.0.1", server.port), False)
+
+    def begin(nodes: int, residency: str = "pinned", node: int = 0) -> Dataset:
+        placement = gear_data.open(path).placement([f"node-{number}" for number in range(nodes)])
+        held = enumerate(placement.held)
+        servers = tuple(serve(shards) if shards and number != node else None for number, shards in held)
+        membership = Membership(secret.run, node, 0, 1, servers, placement, placement)
+        return Dataset(JoinedRoot(open_files(path), residency, "auto", membership), View())
+
+    yield begin
+    waiting._close_all()
+    for server in running:
+        server.shutdown()
+
+
+@pytest.mark.parametrize("gpu", ORDERS, indirect=True)
+def test_a_node_that_holds_all(gpu: StandIn, path: Path, join: Join) -> None:
+    options = {**OPTIONS, "preset": "decision_transformer", "steps": 40}
+    expected = copies(SequenceLoader(gear_data.open(path), **options), 40)
+    dataset = join(1)
+    assert not dataset.is_remote
+    same(from_device(gpu, on_gpu(dataset, **options), 40), expected)
+    assert len(gpu.cupy.registered) == 1
+    assert set(gpu.cupy.launched) == {"gear_collect", "gear_draw_windows"}
+    del dataset
+    assert not gpu.cupy.registered
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_option(gpu: Gpu, path: Path, join: Join, case: str) -> None:
+    expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, **CASES[case]}))
+    same(from_device(gpu, on_gpu(join(1), **CASES[case])), expected)
+
+
+@pytest.mark.parametrize("discount", [None, 0.9])
+def test_of_several_nodes_kernels_read_ones_own_shards(
+    gpu: StandIn, path: Path, join: Join, discount: float | None
+) -> None:
+    dataset, local = join(2), gear_data.open(path)
+    if discount is not None:
+        dataset, local = dataset.with_discount(discount), local.with_discount(discount)
+    member, found = dataset.membership, dataset.device_columns()
+    assert member is not None
+    steps = [shard.steps for shard in dataset.manifest.shards]
+    assert (found.shard.tolist(), found.last.tolist()) == (list(range(len(steps))), steps)
+    assert not found.first.any()
+    for shard in range(len(steps)):
+        for index, column in enumerate(dataset.schema):
+            address = int(found.addresses[shard, index])
+            # Of another discount all returns are here.
+            assert bool(address) == (
+                shard in member.shards or (column.name == "returns_to_go" and discount is not None)
+            )
+            if address:
+                values = local._root.shards.column(shard, index)
+                assert ctypes.string_at(address, values.nbytes) == values.tobytes()
+    assert len(gpu.cupy.registered) == (1 if discount is None else 2)
+    batches = copies(SequenceLoader(dataset, **OPTIONS, preset="decision_transformer"))
+    same(batches, copies(SequenceLoader(local, **OPTIONS, preset="decision_transformer")))
+    del dataset, found
+    gc.collect()
+    assert not gpu.cupy.registered
+
+
+def test_a_node_that_holds_none(gpu: StandIn, path: Path, join: Join) -> None:
+    shards = len(gear_data.open(path).manifest.shards)
+    dataset = join(shards + 1, node=shards)
+    assert dataset.membership is not None and dataset.membership.shards == ()
+    assert not dataset.device_columns().addresses.any() and not gpu.cupy.registered
+    same(copies(SequenceLoader(dataset, **OPTIONS)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
+
+
+def test_a_copy_for_another_process(gpu: Gpu, path: Path, join: Join) -> None:
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=0.9))
+    dataset = pickle.loads(pickle.dumps(join(2).with_discount(0.9)))
+    assert dataset.residency == "pinned"
+    same(copies(SequenceLoader(dataset, **OPTIONS, discount=0.9)), expected)
+
+
+def test_a_plan(gpu: Gpu, path: Path, join: Join) -> None:
+    alone, dataset = join(1), join(2)
+    with pytest.raises(InvalidArgumentError, match="what other machines serve"):
+        dataset.place(dataset.residency_plan(1 << 20, 1 << 20))
+    placed = alone.place(alone.residency_plan(10_000, 10_000))
+    same(from_device(gpu, on_gpu(placed)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
