@@ -62,8 +62,12 @@ class Endpoint:
     def connect(self) -> Any:
         _keep_freed_memory()
         location = self.access.location(self.address)
-        # A connection of its own for each client: they share one otherwise, and its flow control.
-        options = [("grpc.use_local_subchannel_pool", 1)]
+        options = [
+            # A connection of its own for each client: they share one otherwise, and its flow control.
+            ("grpc.use_local_subchannel_pool", 1),
+            # How long gRPC tries to connect (20 s unless told), which opening a stream cannot be called back from.
+            ("grpc.min_reconnect_backoff_ms", int(1000 * self.timeout)),
+        ]
         return flight.connect(
             location,
             tls_root_certs=self.access.authorities,
