@@ -16,21 +16,19 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.flight_server import FlightServer, Guard
 from gear_data.cluster.protocol import error_to_bytes
 from gear_data.cluster.run_secret import RunSecret
 from gear_data.cluster.served import ServedShards
 from gear_data.cluster.verbs.server import serve_memory
-from gear_data.errors import ClusterError, GearError
+from gear_data.errors import GearError
 from gear_data.storage.dataset_files import open_files
 
 #: Seconds without a request after which a server whose ranks have ended ends too: those of other nodes may be a few
 #: batches behind.
 LINGER_SECONDS = 3.0
-#: The same where others hold queue pairs, whose use a server does not see. Of a machine that is gone it never hears.
+#: The same where others hold queue pairs, whose use a server does not see. Of a rank that hangs it hears nothing.
 _LINGER_HELD_SECONDS = 3600.0
 _LOOK = 0.25
 
@@ -112,10 +110,7 @@ def _open_server(job: Job) -> tuple[FlightServer, Serving]:
     secret = job.secret
     guard = Guard(secret.token, secret.certificate.encode() or None, secret.key.encode() or None)
     listen = Address(job.host, job.port)
-    try:
-        server = FlightServer(served, listen, guard, memory)
-    except pa.ArrowException as error:
-        raise ClusterError(f"cannot listen at {listen}: {error}", file=job.dataset) from error
+    server = FlightServer(served, listen, guard, memory)
     return server, Serving(Address(job.host, server.port), memory is not None)
 
 
