@@ -55,7 +55,13 @@ class Board:
         self._timeout = timedelta(seconds=timeout)
 
     def put(self, key: str, note: Mapping[str, Any]) -> None:
-        self._store.set(self._prefix + key, json.dumps(note))
+        """Raises ClusterError if the store does not take it."""
+        try:
+            self._store.set(self._prefix + key, json.dumps(note))
+        except RuntimeError as error:
+            raise ClusterError(
+                f"the run's store cannot be reached: {error}", hint="did rank 0, which holds it, end? see its log"
+            ) from error
 
     def take(self, key: str, whose: str) -> Any:
         """Waits for a note. Raises ClusterError if it does not come; `whose` says there who should have left it."""
