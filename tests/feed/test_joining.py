@@ -241,6 +241,17 @@ def test_a_rank_that_leaves_no_word():
         board.take("b", "rank 3")
 
 
+def test_a_store_that_is_gone():
+    master = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    store = torch.distributed.TCPStore("127.0.0.1", master.port, is_master=False)
+    board = Board(store, "run/", 0.5)
+    board.put("a", {})
+    del master
+    with pytest.raises(ClusterError, match="store cannot be reached"):
+        for _ in range(10):  # the first may still go out
+            board.put("a", {})
+
+
 def test_no_run(folder, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
