@@ -46,20 +46,18 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder:
         yield found
 
 
-@pytest.fixture
-def join(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
+@pytest.fixture(scope="module")
+def join(folder: Path) -> Iterator[Join]:
     """join(nodes) -> the dataset as one of so many nodes has it, the first; the others' servers are in this process."""
-    running: list[FlightServer] = []
+    path, running = convert(11, folder / "one"), dict[tuple[int, ...], FlightServer]()
     secret = make_secret(tls=False)
-    monkeypatch.setenv(f"GEAR_DATA_RUN_{secret.run}", "")
-    secret.keep()
 
     def serve(shards: tuple[int, ...]) -> Serving:
-        server = FlightServer(
-            ServedShards(open_files(path), shards, "host"), Address("127.0.0.1", 0), Guard(secret.token)
-        )
-        running.append(server)
-        threading.Thread(target=server.serve, daemon=True).start()
+        server = running.get(shards)
+        if server is None:
+            served = ServedShards(open_files(path), shards, "host")
+            server = running[shards] = FlightServer(served, Address("127.0.0.1", 0), Guard(secret.token))
+            threading.Thread(target=server.serve, daemon=True).start()
         return Serving(Address("127.0.0.1", server.port), False)
 
     def begin(nodes: int, residency: str = "pinned", node: int = 0) -> Dataset:
@@ -69,9 +67,12 @@ def join(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
         membership = Membership(secret.run, node, 0, 1, servers, placement, placement)
         return Dataset(JoinedRoot(open_files(path), residency, "auto", membership), View())
 
-    yield begin
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(f"GEAR_DATA_RUN_{secret.run}", "")
+        secret.keep()
+        yield begin
     waiting._close_all()
-    for server in running:
+    for server in running.values():
         server.shutdown()
 
 

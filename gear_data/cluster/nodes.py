@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,15 +59,9 @@ class Known:
     verbs: tuple[bool, ...]
 
 
-@dataclass(frozen=True)
-class _Failing:
-    """A node that failed, and gave nothing since.
-
-    Attributes:
-        since: when it did so first.
-        seconds: for how long it is avoided since it did so last.
-        until: till when.
-    """
+class _Failing(NamedTuple):
+    """Of a node that gave nothing since it failed: when it did so first; for how many seconds, and till when, it is
+    avoided."""
 
     since: float
     seconds: float
