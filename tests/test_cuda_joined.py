@@ -1,4 +1,5 @@
-"""A node of a training run whose shards are in pinned memory, on a stand-in for a GPU: kernels read them in place."""
+"""A node of a training run whose shards are in pinned memory, on a stand-in for a GPU: kernels read them in place, and
+what other nodes hold is brought to where they can."""
 
 from __future__ import annotations
 
@@ -77,22 +78,44 @@ def join(folder: Path) -> Iterator[Join]:
 
 
 @pytest.mark.parametrize("gpu", ORDERS, indirect=True)
-def test_a_node_that_holds_all(gpu: StandIn, path: Path, join: Join) -> None:
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_in_every_order_of_the_streams(gpu: StandIn, path: Path, join: Join, nodes: int) -> None:
     options = {**OPTIONS, "preset": "decision_transformer", "steps": 40}
     expected = copies(SequenceLoader(gear_data.open(path), **options), 40)
-    dataset = join(1)
-    assert not dataset.is_remote
+    dataset = join(nodes)
+    assert dataset.is_remote == (nodes > 1)
     same(from_device(gpu, on_gpu(dataset, **options), 40), expected)
     assert len(gpu.cupy.registered) == 1
-    assert set(gpu.cupy.launched) == {"gear_collect", "gear_draw_windows"}
+    # Where all is here the device draws too.
+    drawn = {"gear_draw_windows"} if nodes == 1 else set()
+    assert set(gpu.cupy.launched) == {"gear_collect"} | drawn
     del dataset
+    gc.collect()
     assert not gpu.cupy.registered
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_every_option(gpu: Gpu, path: Path, join: Join, case: str) -> None:
+def test_every_option(gpu: Gpu, path: Path, join: Join, case: str, nodes: int) -> None:
     expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, **CASES[case]}))
-    same(from_device(gpu, on_gpu(join(1), **CASES[case])), expected)
+    same(from_device(gpu, on_gpu(join(nodes), **CASES[case])), expected)
+
+
+def test_nothing_is_asked_of_others_for_ones_own_draws(gpu: Gpu, path: Path, join: Join) -> None:
+    dataset = join(2)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    dataset._root._nodes.asked = refuse  # type: ignore[attr-defined]
+    options = {**OPTIONS, "selection": "decentralized"}
+    same(from_device(gpu, on_gpu(dataset, **options)), copies(SequenceLoader(join(2, "host"), **options)))
+
+
+@pytest.mark.parametrize("residency", ["host", "mmap"])
+def test_what_no_kernel_reads_in_place(gpu: Gpu, path: Path, join: Join, residency: str) -> None:
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
+    same(from_device(gpu, on_gpu(join(2, residency))), expected)
 
 
 @pytest.mark.parametrize("discount", [None, 0.9])
@@ -120,6 +143,7 @@ def test_of_several_nodes_kernels_read_ones_own_shards(
     assert len(gpu.cupy.registered) == (1 if discount is None else 2)
     batches = copies(SequenceLoader(dataset, **OPTIONS, preset="decision_transformer"))
     same(batches, copies(SequenceLoader(local, **OPTIONS, preset="decision_transformer")))
+    same(from_device(gpu, on_gpu(dataset, preset="decision_transformer")), batches)
     del dataset, found
     gc.collect()
     assert not gpu.cupy.registered

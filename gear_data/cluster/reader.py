@@ -166,9 +166,11 @@ class ClusterReader:
         del lease
 
     def staging(self) -> ClusterStaging | None:
-        """What brings rows to where a GPU's kernels read them; None: nodes' memory is not read, so that there is
-        nothing to gain."""
-        return ClusterStaging(self._nodes, self._shards, self._local) if self._nodes.reads_memory else None
+        """What brings rows to where a GPU's kernels read them; None: nothing is here, and nodes' memory is not read, so
+        that there is nothing to gain."""
+        if not self._nodes.reads_memory and not self._here.any():
+            return None
+        return ClusterStaging(self._nodes, self._shards, self._local)
 
     def _lease(self, shards: Int64Array) -> Lease:
         if self._shards.all_mapped:
