@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from gear_data.cluster.addresses import CHECKSUM_VARIABLE, SCHEME, Access, Address
+from gear_data.cluster.failures import Failures
 from gear_data.cluster.flight_client import Stream
 from gear_data.cluster.flight_lane import FlightLane, cut
 from gear_data.cluster.node import Description, Node
@@ -38,8 +38,8 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.variable import OFFSET_BYTES
 
-#: Seconds for which a node that failed is asked only where no other can be; doubled each time it fails again.
-_AVOID_SECONDS, _MOST_AVOID_SECONDS = 1.0, 60.0
+#: Seconds for which a node whose memory could not be read is read by Arrow Flight.
+_BY_FLIGHT_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -57,15 +57,6 @@ class Known:
     manifest: Manifest
     held: tuple[frozenset[int], ...]
     verbs: tuple[bool, ...]
-
-
-class _Failing(NamedTuple):
-    """Of a node that gave nothing since it failed: when it did so first; for how many seconds, and till when, it is
-    avoided."""
-
-    since: float
-    seconds: float
-    until: float
 
 
 class Nodes:
@@ -105,7 +96,7 @@ class Nodes:
         self._by_verbs: set[int] = set()
         self._memory: RemoteMemory | None
         self._verbs_failed: dict[int, float] = {}  # node -> read by Arrow Flight until
-        self._failed: dict[int, _Failing] = {}
+        self._failures = Failures()
         self._turn = 0
         self._routes: dict[tuple[int, frozenset[int]], Int64Array] = {}
         if known is not None:
@@ -211,22 +202,13 @@ class Nodes:
 
     def _file_piece(self, file: str, offset: int) -> bytes:
         problem: GearError | None = None
-        for number in sorted(range(len(self._nodes)), key=lambda number: number in self._avoided()):
+        for number in sorted(range(len(self._nodes)), key=lambda number: number in self._failures.avoided()):
             try:
                 return self._nodes[number].file_piece(self.dataset, file, offset)
             except ClusterError as error:
-                self._note_failure(number)
+                self._failures.note(number)
                 problem = problem or error
         raise problem or InvalidArgumentError("no nodes")
-
-    def _avoided(self) -> frozenset[int]:
-        now = time.monotonic()
-        return frozenset(number for number, failing in list(self._failed.items()) if failing.until > now)
-
-    def _note_failure(self, number: int) -> None:
-        now, before = time.monotonic(), self._failed.get(number)
-        seconds = _AVOID_SECONDS if before is None else min(2 * before.seconds, _MOST_AVOID_SECONDS)
-        self._failed[number] = _Failing(now if before is None else before.since, seconds, now + seconds)
 
     def _route(self, turn: int, without: frozenset[int]) -> Int64Array:
         """int64 [shards]: the node that is asked for each; -1 where there is none. In another turn others are, of those
@@ -327,9 +309,9 @@ class Nodes:
                     self._note_verbs_failure(lane.number, lane.error)
                 elif lane.error is not None:
                     failed[lane.number] = lane.error
-                    self._note_failure(lane.number)
+                    self._failures.note(lane.number)
                 else:
-                    self._failed.pop(lane.number, None)
+                    self._failures.end(lane.number)
             if not unread:
                 return
             ask(np.concatenate(unread))
@@ -356,13 +338,13 @@ class Nodes:
         return FlightLane(number, node, lambda: self._stream(number), self.manifest.schema, request, pieces)
 
     def _note_verbs_failure(self, number: int, error: GearError) -> None:
-        self._verbs_failed[number] = time.monotonic() + _MOST_AVOID_SECONDS
-        _log.warning("%s; it is read by Arrow Flight for %g s", error, _MOST_AVOID_SECONDS)
+        self._verbs_failed[number] = time.monotonic() + _BY_FLIGHT_SECONDS
+        _log.warning("%s; it is read by Arrow Flight for %g s", error, _BY_FLIGHT_SECONDS)
 
     def _owners(self, shards: Int64Array, turn: int, failed: dict[int, GearError]) -> Int64Array:
         """int64 [n]: which node is asked for each of these shards; none of those that failed."""
         without = frozenset(failed)
-        for avoided in (without | self._avoided(), without):
+        for avoided in (without | self._failures.avoided(), without):
             owners = self._route(turn, avoided)[shards]
             if (owners >= 0).all():
                 return owners
@@ -372,7 +354,7 @@ class Nodes:
                 self._nodes[number].keep(self._stream(number))
             except ClusterError as error:
                 failed[number] = error
-                self._note_failure(number)
+                self._failures.note(number)
         if unknown:
             return self._owners(shards, turn, failed)
         lost = np.unique(shards[owners < 0]).tolist()

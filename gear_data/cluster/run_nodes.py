@@ -35,8 +35,8 @@ class RunNodes(Nodes):
                 return super()._owners(shards, turn, failed)
             except NodeUnreachableError as error:
                 now = time.monotonic()
-                failing = [self._failed.get(number) for number in failed]
-                since = max((each.since for each in failing if each is not None), default=now)
+                failing = [self._failures.since(number) for number in failed]
+                since = max((each for each in failing if each is not None), default=now)
                 left = since + self._patience - now
                 if left < _PAUSE:
                     raise

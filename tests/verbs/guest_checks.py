@@ -35,7 +35,7 @@ from guest_rows import Rows
 # Numba, before nodes are forked from this process: they would import it when they are first asked by Arrow Flight.
 import gear_data.kernels.cpu
 import gear_data.kernels.gather  # noqa: F401
-from gear_data.cluster import nodes as nodes_module
+from gear_data.cluster import failures
 from gear_data.cluster.addresses import Access
 from gear_data.cluster.flight_client import Endpoint, Stream
 from gear_data.cluster.nodes import Known, Nodes
@@ -447,7 +447,7 @@ def check_nothing_is_left_behind(world: World) -> None:
 
 def main(dataset: str, expected: str, protection: str) -> None:
     faulthandler.dump_traceback_later(420, exit=True)
-    nodes_module._AVOID_SECONDS = 0.1  # they are killed on purpose
+    failures.AVOID_SECONDS = 0.1  # they are killed on purpose
     world = World(Path(dataset), Path(expected), Path(protection))
     with Path("/out/results").open("w") as file:
         for row in itertools.chain(run(globals(), world), world.network.rows()):
