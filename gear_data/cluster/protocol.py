@@ -32,7 +32,7 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 
 #: Of all that is said here. Nodes of other versions refuse each other.
-VERSION = 1
+VERSION = 2
 
 #: Of the parts of an answer.
 ALIGNMENT = 64
