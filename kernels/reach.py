@@ -35,17 +35,16 @@ def reached_rows(start, length, total, reaches, low, count):  # type: ignore[no-
     for b in range(len(start)):
         lowest, highest = total[b], np.int64(0)
         for k in range(len(reaches)):
-            reach = reaches[k]
-            first = start[b] + reach[FIRST]
-            end = first + reach[WIDTH]
-            if reach[WITHIN]:
+            first = start[b] + reaches[k, FIRST]
+            end = first + reaches[k, WIDTH]
+            if reaches[k, WITHIN]:
                 first, end = max(first, start[b]), min(end, start[b] + length[b])
             else:
                 first, end = max(first, 0), min(end, total[b])
             if end > first:
                 # The row before an episode's first and the one after its last are none of its own.
-                lowest = min(lowest, max(first + reach[SHIFT], 0))
-                highest = max(highest, min(end + reach[SHIFT] + reach[HORIZON] - 1, total[b]))
+                lowest = min(lowest, max(first + reaches[k, SHIFT], 0))
+                highest = max(highest, min(end + reaches[k, SHIFT] + reaches[k, HORIZON] - 1, total[b]))
         low[b], count[b] = lowest, max(highest - lowest, 0)
 
 
