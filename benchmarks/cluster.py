@@ -116,19 +116,22 @@ def overhead(folder: Path, place: str, context: int, rounds: int) -> dict[str, f
     """Seconds that a batch takes whose windows are all here."""
     dataset, readers, here = local_readers(folder, place)
     outputs = SequenceLoader(dataset, BATCH, context)._parts[0].outputs
-    collectors = {
-        name: Collector([Share(reader, dataset.schema, outputs)], BATCH, reuse=True) for name, reader in readers.items()
-    }
     drawn = own_windows(dataset, here, context, 10)
     taken = _Rounds()
-    # In turns that are so short that the machine is left alone in some of them.
-    for _ in range(rounds * 100):
-        for name, collector in collectors.items():
-            begun = time.perf_counter()
-            for windows in drawn:
-                collector.collect(windows)
-            taken.note((name,), (time.perf_counter() - begun) / len(drawn))
-    return {name: taken.median(name) for name in collectors}
+    for _ in range(rounds):
+        # New ones each time: where a buffer lies makes as much of a difference as what is measured.
+        collectors = {
+            name: Collector([Share(reader, dataset.schema, outputs)], BATCH, reuse=True)
+            for name, reader in readers.items()
+        }
+        # In turns that are so short that the machine is left alone in some of them.
+        for _ in range(100):
+            for name, collector in collectors.items():
+                begun = time.perf_counter()
+                for windows in drawn:
+                    collector.collect(windows)
+                taken.note((name,), (time.perf_counter() - begun) / len(drawn))
+    return {name: taken.median(name) for name in readers}
 
 
 def measure(folder: Path, rounds: int, count: int) -> dict[str, Any]:
@@ -142,7 +145,7 @@ def measure(folder: Path, rounds: int, count: int) -> dict[str, Any]:
                 for message in BULK_MESSAGES:
                     taken.note(("bulk", message), 1 / raw.bulk(message, 64 << 20))
                 for context in (100, 20):
-                    batches = max(20, count * 20 // context)
+                    batches = count * 200 // context
                     for prefetch in (0, 2):
                         seconds, size = loop(dataset, context, prefetch, batches)
                         taken.note(("batch", context, prefetch), seconds)
