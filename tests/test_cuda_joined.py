@@ -112,10 +112,13 @@ def test_nothing_is_asked_of_others_for_ones_own_draws(gpu: Gpu, path: Path, joi
     same(from_device(gpu, on_gpu(dataset, **options)), copies(SequenceLoader(join(2, "host"), **options)))
 
 
-@pytest.mark.parametrize("residency", ["host", "mmap"])
-def test_what_no_kernel_reads_in_place(gpu: Gpu, path: Path, join: Join, residency: str) -> None:
-    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
-    same(from_device(gpu, on_gpu(join(2, residency))), expected)
+@pytest.mark.parametrize(("residency", "discount"), [("host", 1.0), ("mmap", 1.0), ("host", 0.9)])
+def test_what_no_kernel_reads_in_place(
+    gpu: Gpu, path: Path, join: Join, residency: str, discount: float
+) -> None:
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=discount))
+    # Of another discount all returns are here.
+    same(from_device(gpu, on_gpu(join(2, residency), discount=discount)), expected)
 
 
 @pytest.mark.parametrize("discount", [None, 0.9])

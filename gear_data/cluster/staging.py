@@ -51,20 +51,26 @@ class ClusterStaging:
             as `Nodes.fetch`.
         """
         shard = rows[0].shard
-        lease, groups = self._shards.lease(np.unique(shard).tolist()), []
+        lease = self._shards.lease(np.unique(shard).tolist())
+        away: list[StagedRows] = []
+        groups: list[Group] = []
         for each in rows:
             addresses = lease.addresses[shard, each.column]
             here = addresses != 0
-            groups.append(Group((each.column,), each.first, np.where(here, 0, each.count)))
             some = np.flatnonzero(here & (each.count > 0))
             if len(some):
                 packed = np.empty(int(each.sizes[some].sum()), np.uint8)
                 self._gather(addresses[some] + each.first[some] * each.row_bytes, each.sizes[some], packed.ctypes.data)
                 stage.put(packed, each.sizes[some], each.places[some])
-        targets = Targets(stage.memory, tuple(each.places for each in rows))
+            left = np.where(here, 0, each.count)
+            # A column that is all here may be none of the nodes': returns of another discount.
+            if left.any():
+                away.append(each)
+                groups.append(Group((each.column,), each.first, left))
+        targets = Targets(stage.memory, tuple(each.places for each in away))
         for piece in self._nodes.fetch(Request(shard, tuple(groups)), targets):
             if piece.placed:
                 continue
-            for each, group, part in zip(rows, groups, piece.parts, strict=True):
+            for each, group, part in zip(away, groups, piece.parts, strict=True):
                 spans = piece.spans[group.count[piece.spans] > 0]
                 stage.put(part, each.sizes[spans], each.places[spans])

@@ -52,7 +52,7 @@ class Stage:
         begins[1:] = places[1:] != places[:-1] + sizes[:-1]
         runs = np.flatnonzero(begins)
         for first, last, place in zip(
-            (ends - sizes)[runs].tolist(), ends[np.append(runs[1:], len(sizes)) - 1].tolist(), places[runs].tolist(),
+            (ends - sizes)[runs].tolist(), ends[np.append(runs, len(sizes))[1:] - 1].tolist(), places[runs].tolist(),
             strict=True,
         ):  # fmt: skip
             self._copy(place, data.ctypes.data + first, last - first)
