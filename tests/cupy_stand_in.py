@@ -31,6 +31,7 @@ import torch
 from cuda_runner import KERNELS, SHIM
 
 from gear_data.kernels import cuda
+from gear_data.residency.cuda_memory import TO_DEVICE
 
 #: The stream that is torch's current one.
 CONSUMER = 7
@@ -189,9 +190,12 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         assert here is None or any(first <= here and here + size <= last for first, last in pinned.copy().items())
         streams.add(stream, lambda: ctypes.memmove(target, source, size) and None)
 
-    def copy_at_once(target: int, source: int, size: int, kind: int) -> None:
+    def copy_from_pageable(target: int, source: int, size: int, kind: int) -> None:
+        """It may end after the call has, as CUDA's documentation says (API synchronization behavior)."""
+        assert kind == TO_DEVICE
         streams.finish(0)
-        ctypes.memmove(target, source, size)
+        data = ctypes.string_at(source, size)
+        streams.add(0, lambda: ctypes.memmove(target, data, size) and None)
 
     pinned = fake.pinned_memory
 
@@ -299,7 +303,8 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             getDeviceProperties=lambda number: {"name": b"made up", "totalGlobalMem": device_bytes, "l2CacheSize": 1},
             getDevice=lambda: 0,
             deviceSynchronize=streams.finish_all,
-            memcpy=copy_at_once,
+            memcpy=copy_from_pageable,
+            streamSynchronize=streams.finish,
             memcpyAsync=copy,
             memsetAsync=lambda at, value, size, stream: streams.add(
                 stream, lambda: ctypes.memset(at, value, size) and None

@@ -113,9 +113,7 @@ def test_nothing_is_asked_of_others_for_ones_own_draws(gpu: Gpu, path: Path, joi
 
 
 @pytest.mark.parametrize(("residency", "discount"), [("host", 1.0), ("mmap", 1.0), ("host", 0.9)])
-def test_what_no_kernel_reads_in_place(
-    gpu: Gpu, path: Path, join: Join, residency: str, discount: float
-) -> None:
+def test_what_no_kernel_reads_in_place(gpu: Gpu, path: Path, join: Join, residency: str, discount: float) -> None:
     expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=discount))
     # Of another discount all returns are here.
     same(from_device(gpu, on_gpu(join(2, residency), discount=discount)), expected)

@@ -51,20 +51,22 @@ class Stage:
         begins = np.ones(len(sizes), np.bool_)
         begins[1:] = places[1:] != places[:-1] + sizes[:-1]
         runs = np.flatnonzero(begins)
-        for first, last, place in zip(
-            (ends - sizes)[runs].tolist(), ends[np.append(runs, len(sizes))[1:] - 1].tolist(), places[runs].tolist(),
-            strict=True,
-        ):  # fmt: skip
-            self._copy(place, data.ctypes.data + first, last - first)
-
-    def _copy(self, target: int, source: int, size: int) -> None:
+        firsts, lasts = (ends - sizes)[runs], ends[np.append(runs, len(sizes))[1:] - 1]
+        copies = list(
+            zip(places[runs].tolist(), (data.ctypes.data + firsts).tolist(), (lasts - firsts).tolist(), strict=True)
+        )
         if isinstance(self.memory, PinnedBuffer):
-            ctypes.memmove(target, source, size)
+            for target, source, size in copies:
+                ctypes.memmove(target, source, size)
             return
         runtime: Any = import_extra("cupy", "gpu").cuda.runtime
         with cuda_errors("copying to the device"):
             # Not later: what it is copied from is used again.
-            runtime.memcpy(target, source, size, TO_DEVICE)
+            for target, source, size in copies:
+                runtime.memcpy(target, source, size, TO_DEVICE)
+            # Of memory that is not pinned a copy may end after the call, and kernels are in a stream that does not wait
+            # for this one: "API synchronization behavior" of CUDA's runtime.
+            runtime.streamSynchronize(0)
 
 
 @dataclass(frozen=True)
