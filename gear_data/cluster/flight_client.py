@@ -26,6 +26,8 @@ from gear_data.errors import CorruptAnswerError, NodeRefusedError, NodeUnreachab
 
 #: glibc counts no block of 32 MiB or more, its own few bytes included.
 _LARGE_BYTES = (32 << 20) - (64 << 10)
+#: gRPC counts milliseconds in 32 bits: 24 days.
+_LONGEST_MS = (1 << 31) - 1
 
 
 @cache
@@ -66,7 +68,7 @@ class Endpoint:
             # A connection of its own for each client: they share one otherwise, and its flow control.
             ("grpc.use_local_subchannel_pool", 1),
             # How long gRPC tries to connect (20 s unless told), which opening a stream cannot be called back from.
-            ("grpc.min_reconnect_backoff_ms", int(1000 * self.timeout)),
+            ("grpc.min_reconnect_backoff_ms", min(int(1000 * self.timeout), _LONGEST_MS)),
         ]
         return flight.connect(
             location,
@@ -134,7 +136,9 @@ class Stream:
 
     def cancel_late(self) -> None:
         self._late = True
-        self._reader.cancel()
+        # It may have been closed when this was about to be called: whoever calls has others to watch.
+        with suppress(AttributeError):
+            self._reader.cancel()
 
     def post(self, request: bytes) -> None:
         """Sends a request."""
@@ -145,7 +149,7 @@ class Stream:
         """The parts of the answer to the first request that has none yet."""
         with self._endpoint.errors(self), limited(self, self._endpoint.timeout):
             chunk = self._reader.read_chunk()
-        if chunk.app_metadata is None:
+        if chunk.app_metadata is None or len(chunk.app_metadata) % 8:
             raise self._endpoint.nonsense("an answer without its sizes")
         sizes = np.frombuffer(chunk.app_metadata, np.int64).tolist()
         if self._endpoint.access.checksum and not sizes:
@@ -154,7 +158,7 @@ class Stream:
         places, total = part_places(sizes)
         if min(sizes, default=0) < 0 or total > MAX_ANSWER_BYTES:
             raise self._endpoint.nonsense("an answer of impossible size")
-        data = _bytes(chunk)
+        data = self._bytes(chunk)
         if len(data) < total:
             data = self._rest(data, total)
         if len(data) != total:
@@ -179,7 +183,17 @@ class Stream:
             if done == total:
                 return whole
             with self._endpoint.errors(self), limited(self, self._endpoint.timeout):
-                data = _bytes(self._reader.read_chunk())
+                chunk = self._reader.read_chunk()
+            data = self._bytes(chunk)
+
+    def _bytes(self, chunk: Any) -> npt.NDArray[np.uint8]:
+        if chunk.data is None:
+            return np.empty(0, np.uint8)
+        if chunk.data.schema != STREAM_SCHEMA:
+            raise self._endpoint.nonsense("columns that are no bytes")
+        column = chunk.data.column(0)
+        # Not `to_numpy`, which imports pandas where that is installed.
+        return np.frombuffer(column.buffers()[1], np.uint8, len(column), column.offset)
 
     @property
     def was_late(self) -> bool:
@@ -197,14 +211,6 @@ class Stream:
         with suppress(pa.ArrowException, OSError):
             self._client.close()
         del self._writer, self._reader, self._client
-
-
-def _bytes(chunk: Any) -> npt.NDArray[np.uint8]:
-    if chunk.data is None:
-        return np.empty(0, np.uint8)
-    column = chunk.data.column(0)
-    # Not `to_numpy`, which imports pandas where that is installed.
-    return np.frombuffer(column.buffers()[1], np.uint8, len(column), column.offset)
 
 
 def _short(error: BaseException) -> str:
