@@ -178,7 +178,7 @@ def test_ends_of_queue_pairs_survive_the_wire():
 
 
 (GOOD,) = json.loads(messages.wanting("d", [END]))["queue_pairs"]
-HOSTILE = [None, 5, "x", [], {}, {**GOOD, "more": 1}]
+HOSTILE = [None, 5, "x", [], {}, {**GOOD, "more": 1}, {**GOOD, "gid": "fe80::1%eth0"}]
 HOSTILE += [{**GOOD, name: value} for name in GOOD for value in (-1, 1 << 24, 1 << 70, None, [], "no such", 2.5, True)]
 
 

@@ -61,7 +61,8 @@ class QueuePairEnd:
                     raise ValueError(name)
             if end.link not in (ETHERNET, INFINIBAND) or not isinstance(end.gid, str):
                 raise ValueError("link")
-            ipaddress.IPv6Address(end.gid)
+            if ipaddress.IPv6Address(end.gid).scope_id is not None:
+                raise ValueError("gid")
         except (ValueError, TypeError) as error:
             raise NodeRefusedError("a malformed end of a queue pair") from error
         return end
