@@ -212,6 +212,11 @@ class Stream:
             self._client.close()
         del self._writer, self._reader, self._client
 
+    def abandon(self) -> None:
+        """Ends it, and does not wait for a node that may be gone."""
+        self.cancel_late()
+        self.close()
+
 
 def _short(error: BaseException) -> str:
     """Without gRPC's own record of it."""

@@ -92,7 +92,7 @@ class FlightLane(Lane[Stream, int]):
         self._node.keep(stream)
 
     def _end(self, stream: Stream) -> None:
-        stream.close()
+        stream.abandon()
 
     def _end_kept(self) -> None:
         self._node.close_idle()

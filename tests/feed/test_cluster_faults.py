@@ -321,6 +321,16 @@ def test_no_open_door(folder, certificate, capsys):
             main(["serve", str(folder), "--listen", "127.0.0.1:0", "--shards", shards])
 
 
+def test_who_gives_up_does_not_wait_for_a_node_that_hangs(both):
+    nodes, request = gear_data.open(url(both[0]))._root._nodes, Request.from_bytes(one_request())
+    nodes.fetch(request)
+    both[0].stop()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), nodes.asked(request):
+        raise KeyboardInterrupt
+    assert time.monotonic() - begun < TIMEOUT / 2
+
+
 #: A node that says what one of the dataset would say, and answers every request with the bytes given.
 NONSENSE = """
 import json, sys
