@@ -139,4 +139,5 @@ class Node:
 
 def _close(streams: list[Stream]) -> None:
     while streams:
-        streams.pop().close()
+        # In a fork, and when the process ends: neither is to wait for a node that hangs.
+        streams.pop().abandon()

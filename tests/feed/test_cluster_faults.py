@@ -7,6 +7,7 @@ import datetime
 import ipaddress
 import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -410,3 +411,19 @@ def test_damage_on_the_way(folder, pair, expected, monkeypatch):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_fork_does_not_wait_for_a_node_that_hangs(both):
+    node = gear_data.open(url(both[0]))._root._nodes._nodes[0]
+    name = node.describe().dataset
+    streams = [node.open_stream(name)[0] for _ in range(4)]
+    for stream in streams:
+        node.keep(stream)
+    both[0].stop()
+    begun = time.monotonic()
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    took = time.monotonic() - begun
+    assert os.waitpid(child, 0)[1] == 0
+    assert took < TIMEOUT

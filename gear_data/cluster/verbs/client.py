@@ -42,7 +42,7 @@ class _Open:
     def close(self) -> None:
         for links in self.links.values():
             while links:
-                links.pop().close()
+                links.pop().abandon()
         self.memory.close()
         self.device.close()
 
