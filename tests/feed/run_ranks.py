@@ -16,6 +16,9 @@ from typing import Any
 import psutil
 
 HERE = Path(__file__).parent
+#: What all processes that this one starts have in their environment: other tests may run on the machine too.
+_OURS = "GEAR_DATA_TESTS_OF", str(os.getpid())
+os.environ.update([_OURS])
 
 
 def free_port() -> int:
@@ -25,12 +28,13 @@ def free_port() -> int:
 
 
 def servers() -> list[psutil.Process]:
-    """Processes of node servers."""
+    """Processes of node servers that this process, or one that it started, has started."""
     return [
         process
-        for process in psutil.process_iter(["cmdline", "status"])
+        for process in psutil.process_iter(["cmdline", "status", "environ"])
         if "gear_data.cluster.host_server" in (process.info["cmdline"] or [])
         and process.info["status"] != psutil.STATUS_ZOMBIE
+        and _OURS in (process.info["environ"] or {}).items()
     ]
 
 
