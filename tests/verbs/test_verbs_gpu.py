@@ -92,7 +92,7 @@ def read_to_gpu(world, gpu):
     found = [0, 0]
 
     def noting(remote, local, size):
-        there = any(first <= local < first + count for first, count in gpu.cupy.device_memory.items())
+        there = any(first <= local < first + count for first, count in gpu.cupy.device_memory.copy().items())
         found[not there] += size
 
     world.spoil = noting
