@@ -36,7 +36,8 @@ def _keep_freed_memory() -> None:
 
     It gives large blocks back to the system when they are freed, so that every answer faults its pages in anew, which
     costs as much as receiving it. What it takes for large grows with the largest block of up to 32 MiB that was ever
-    freed: M_MMAP_THRESHOLD in mallopt(3).
+    freed: M_MMAP_THRESHOLD in mallopt(3). So of what the process frees up to 64 MiB stay with it, as in any that once
+    freed so large an array.
     """
     np.empty(_LARGE_BYTES, np.uint8)
 

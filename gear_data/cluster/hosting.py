@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from gear_data.cluster.host_server import Job, Serving
 from gear_data.cluster.protocol import error_from_bytes
-from gear_data.errors import ClusterError, GearError
+from gear_data.errors import ClusterError, GearError, InvalidArgumentError
 
 #: Seconds before a server that died is started again, and so on in a row; after the last of them it is given up.
 PAUSES = (0.5, 2.0, 8.0, 30.0, 60.0)
@@ -144,9 +144,15 @@ def _told(process: subprocess.Popen[bytes], job: Job, timeout: float) -> Serving
         raise ClusterError(
             f"the server of {job.dataset} did not come up within {timeout:g} s, or ended", hint="see its log"
         )
-    facts = json.loads(said)
-    if "listen" in facts:
-        return Serving.from_json(facts)
+    try:
+        facts = json.loads(said)
+        if "listen" in facts:
+            return Serving.from_json(facts)
+    except (ValueError, KeyError, TypeError, InvalidArgumentError) as error:
+        raise ClusterError(
+            f"the server of {job.dataset} said {said[:200]!r} in place of where it listens",
+            hint="something in its environment writes to the standard output of every Python",
+        ) from error
     raise error_from_bytes(said, job.dataset) or ClusterError("the server ended", file=job.dataset)
 
 

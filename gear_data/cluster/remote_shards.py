@@ -62,7 +62,12 @@ class RemoteShards:
         data = np.empty(int(counts.sum()) * spec.row_bytes, np.uint8)
         request = Request(np.full(len(starts), shard), (Group((index,), starts, counts),))
         for piece in self._nodes.fetch(request):
-            data[int(ends[piece.spans[0] - 1]) if piece.spans[0] else 0 : int(ends[piece.spans[-1]])] = piece.parts[0]
+            taken = 0
+            # One by one: after a failure spans of a piece may be any.
+            for span in piece.spans.tolist():
+                size = int(counts[span]) * spec.row_bytes
+                data[int(ends[span]) - size : int(ends[span])] = piece.parts[0][taken : taken + size]
+                taken += size
         data.flags.writeable = False
         return data.view(spec.storage_dtype).view(spec.numpy_dtype).reshape(-1, *spec.shape)
 
