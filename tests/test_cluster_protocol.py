@@ -20,6 +20,7 @@ from gear_data.cluster.flight_client import Endpoint
 from gear_data.cluster.node import Node
 from gear_data.cluster.protocol import (
     MAX_SPANS,
+    VERSION,
     Group,
     Request,
     check_opening,
@@ -245,7 +246,7 @@ def test_openings(folder: Path) -> None:
         (b"", "malformed"),
         (b"[]", "malformed"),
         (b"[" * 100_000, "malformed"),
-        (json.dumps({**good, "version": 2}).encode(), "speaks version 1"),
+        (json.dumps({**good, "version": VERSION - 1}).encode(), f"speaks version {VERSION}"),
         (json.dumps({**good, "byteorder": "middle"}).encode(), "endian"),
         (json.dumps({**good, "dataset": "0" * 32}).encode(), "another dataset"),
     ]:

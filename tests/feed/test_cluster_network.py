@@ -73,26 +73,26 @@ def rank(link, number, folder):
     told = {"RANK": number, "WORLD_SIZE": 2, "GROUP_RANK": number, "MASTER_PORT": 29400}
     environment = {name: str(value) for name, value in told.items()}
     environment |= {"MASTER_ADDR": network_link.HOSTS[0], "GEAR_DATA_NODE_TIMEOUT": str(TIMEOUT)}
-    return Host(link, number, [hold_rank.__file__, folder], **environment)
+    return Host(link, number, [hold_rank.__file__, folder, "{}"], **environment)
 
 
 def test_a_bad_wire(folder, link):
-    expected = hold_rank.digest(gear_data.open(folder))
+    expected = next(hold_rank.digests(gear_data.open(folder), 0))
     hosts = [rank(link, number, folder) for number in range(2)]
     try:
         # Neither is at 127.0.0.1: they listen with TLS and a token that they made for this run.
         assert [host.line() for host in hosts] == ["open"] * 2
         for loss, delay in ((0.0, 0.0), (0.0, 0.02), (0.03, 0.002)):
             link.become(loss=loss, delay=delay)
-            assert [host.ask() for host in hosts] == [expected] * 2, (loss, delay)
+            assert [host.ask("first") for host in hosts] == [expected] * 2, (loss, delay)
         link.become(loss=1.0)
         for host, other in ((0, 1), (1, 0)):
             begun = time.monotonic()
-            said = hosts[host].ask()
+            said = hosts[host].ask("first")
             assert said.startswith(f"NodeUnreachableError gear://{network_link.HOSTS[other]}:"), said
             assert time.monotonic() - begun < 2 * TIMEOUT + 2
         link.become()
-        assert [host.ask() for host in hosts] == [expected] * 2
+        assert [host.ask("first") for host in hosts] == [expected] * 2
     finally:
         for host in hosts:
             host.kill()
