@@ -88,6 +88,8 @@ class Gpu(CudaLauncher):
         address = self.device(data.nbytes)
         if data.nbytes:
             self._runtime.memcpy(address, data.ctypes.data, data.nbytes, _COPY)
+            # Of memory that is not pinned it may end later, and other streams do not wait for it.
+            self._runtime.streamSynchronize(0)
         return address
 
     def get(self, address: int, shape: Any, dtype: Any) -> npt.NDArray[Any]:

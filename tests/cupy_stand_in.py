@@ -190,12 +190,16 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         assert here is None or any(first <= here and here + size <= last for first, last in pinned.copy().items())
         streams.add(stream, lambda: ctypes.memmove(target, source, size) and None)
 
-    def copy_from_pageable(target: int, source: int, size: int, kind: int) -> None:
-        """It may end after the call has, as CUDA's documentation says (API synchronization behavior)."""
-        assert kind == TO_DEVICE
+    def copy_pageable(target: int, source: int, size: int, kind: int) -> None:
+        """To the device it may end after the call has, as CUDA's documentation says (API synchronization behavior)."""
+        assert kind in (TO_DEVICE, 4)
         streams.finish(0)
+        to_device = any(first <= target < first + size for first, size in fake.device_memory.copy().items())
+        assert to_device or kind == 4
         data = ctypes.string_at(source, size)
         streams.add(0, lambda: ctypes.memmove(target, data, size) and None)
+        if not to_device:
+            streams.finish(0)
 
     pinned = fake.pinned_memory
 
@@ -303,7 +307,7 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             getDeviceProperties=lambda number: {"name": b"made up", "totalGlobalMem": device_bytes, "l2CacheSize": 1},
             getDevice=lambda: 0,
             deviceSynchronize=streams.finish_all,
-            memcpy=copy_from_pageable,
+            memcpy=copy_pageable,
             streamSynchronize=streams.finish,
             memcpyAsync=copy,
             memsetAsync=lambda at, value, size, stream: streams.add(
