@@ -56,6 +56,16 @@ def locomotion(lengths: Sequence[int], seed: int, observations: int = 4, actions
     ]
 
 
+#: Steps of the episodes of `shared_out`.
+SHARED_OUT_LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
+
+
+def shared_out(folder: Path) -> Path:
+    """A dataset in several shards, for several nodes to hold."""
+    convert_episodes(locomotion(SHARED_OUT_LENGTHS, seed=21), folder, shard_bytes=1024)
+    return folder
+
+
 #: Every kind of sampler.
 EVERY_SAMPLER = {
     "uniform": Uniform(),

@@ -27,14 +27,11 @@ from gear_data.cluster.ranks import Board
 from gear_data.errors import ClusterError, InvalidArgumentError, StateMismatchError, UnknownNameError
 
 HERE = Path(__file__).parent
-LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("joining") / "d"
-    feed_data.convert_episodes(feed_data.locomotion(LENGTHS, seed=21), path, shard_bytes=1024)
-    return path
+    return feed_data.shared_out(tmp_path_factory.mktemp("joining") / "d")
 
 
 @pytest.fixture(scope="module")

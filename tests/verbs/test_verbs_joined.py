@@ -18,14 +18,11 @@ from gear_data.cluster.host_server import LINGER_SECONDS
 
 #: In place of a device; and this gear-data.
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parent / "site"), str(Path(gear_data.__file__).parent.parent)])
-LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("verbs-joined") / "d"
-    feed_data.convert_episodes(feed_data.locomotion(LENGTHS, seed=21), path, shard_bytes=1024)
-    return path
+    return feed_data.shared_out(tmp_path_factory.mktemp("verbs-joined") / "d")
 
 
 @pytest.fixture

@@ -26,14 +26,10 @@ from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefuse
 from gear_data.loaders.presets import PRESETS
 from gear_data.storage.dataset_files import open_files
 
-LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("verbs") / "d"
-    feed_data.convert_episodes(feed_data.locomotion(LENGTHS, seed=21), folder, shard_bytes=1024)
-    return folder
+    return feed_data.shared_out(tmp_path_factory.mktemp("verbs") / "d")
 
 
 @pytest.fixture(scope="module")
