@@ -11,7 +11,7 @@ demo: $(VENV)/installed-train
 	$(BIN)/gear-data demo --out demo-output
 
 test: $(VENV)/installed-test lint
-	@if [ -n "$$GEAR_DATA_REQUIRE_VERBS" ]; then $(BIN)/python tests/verbs/image.py; fi
+	@if [ -n "$$GEAR_DATA_REQUIRE_VERBS" ]; then $(BIN)/python tests/support/rdma/image.py; fi
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/installed-test

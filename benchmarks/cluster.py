@@ -41,11 +41,11 @@ from raw_flight import RawFlight
 
 import gear_data
 from gear_data import SequenceLoader
-from gear_data.cluster import flight_lane
+from gear_data.cluster.client.reader import ClusterReader
+from gear_data.cluster.client.shards import PlacedShards
+from gear_data.cluster.flight import fetch as flight_lane
 from gear_data.cluster.protocol import Group, Request
-from gear_data.cluster.reader import ClusterReader
-from gear_data.cluster.remote_shards import PlacedShards
-from gear_data.collection import Collector, Share
+from gear_data.collection.collector import Collector, Share
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Windows
 from gear_data.storage.dataset_files import FolderFiles

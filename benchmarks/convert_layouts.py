@@ -246,9 +246,9 @@ def convert(source: Path, destination: Path, jobs: int) -> None:
 
 def read(source: Path, destination: Path) -> None:
     """What a conversion reads, and no more."""
-    from gear_data.ingest.formats import open_source
     from gear_data.ingest.location import locate
     from gear_data.ingest.source import SourceOptions
+    from gear_data.ingest.sources.registry import open_source
     from gear_data.storage.block import BEGIN, END
 
     destination.mkdir()

@@ -38,7 +38,7 @@ from gpu_knobs import knobs
 from gpu_report import Section, from_json, table, verdict
 from gpu_selection import selection
 
-from gear_data.collection import Collector, Share
+from gear_data.collection.collector import Collector, Share
 
 TITLES = {
     "a": "ceilings of the machine",

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from gpu_device import Bytes, Gpu
 from gpu_report import Row, Section
 
-from gear_data.collection import MASK, TIMESTEPS, Collector, Output, Places, Share
-from gear_data.kernels import cpu, launches
+from gear_data.collection.collector import MASK, TIMESTEPS, Collector, Output, Places, Share
+from gear_data.kernels.cpu import collect as cpu
+from gear_data.kernels.cuda import launches
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.windows import Windows
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import GearError
-from gear_data.kernels.cuda import CudaLauncher, cuda_errors
+from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
 
 Bytes = npt.NDArray[np.uint8]
 

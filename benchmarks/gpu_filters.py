@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gpu_report import Row, Section
 
-from gear_data.kernels import cudf
+from gear_data.kernels.cuda import cudf
 
 ROWS = (10**5, 10**6, 10**7, 10**8)
 _REPEATS = 5

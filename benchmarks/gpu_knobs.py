@@ -19,9 +19,9 @@ from gpu_report import Row, Section
 
 import gear_data
 from gear_data.errors import GearError
-from gear_data.kernels import launches
+from gear_data.kernels.cuda import launches
 
-SOURCE = Path(gear_data.__file__).resolve().parent / "kernels" / "collect.cu"
+SOURCE = Path(gear_data.__file__).resolve().parent / "kernels" / "cuda" / "collect.cu"
 KERNEL = "gear_collect"
 #: What is tried on each: small rows, rows of a kilobyte and long ones.
 CASES = (Case(44, 100, 4096), Case(1024, 100, 512), Case(65536, 20, 64))

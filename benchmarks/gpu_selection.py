@@ -13,13 +13,13 @@ from gpu_device import Gpu
 from gpu_report import Row, Section
 
 from gear_data.errors import DeviceMemoryError
-from gear_data.kernels import launches
-from gear_data.kernels import selection as kernels
+from gear_data.kernels.cpu import windows as kernels
+from gear_data.kernels.cuda import launches
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.drawer import WindowDrawer
+from gear_data.selection.integer_weights import quanta_prefix, quanta_scale, scale_factors
 from gear_data.selection.orders import Permuted
 from gear_data.selection.prefix_table import PrefixTable
-from gear_data.selection.quanta import quanta_prefix, quanta_scale, scale_factors
+from gear_data.selection.window_sampler import WindowDrawer
 from gear_data.selection.windows import WindowRule
 
 EPISODES = (10**4, 10**6, 10**8)

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gear_data import errors
     from gear_data.cluster.placement import Placement
-    from gear_data.dataset import Dataset
-    from gear_data.episode import Episode
+    from gear_data.dataset.dataset import Dataset
+    from gear_data.dataset.episode import Episode
+    from gear_data.dataset.open import open_dataset as open
     from gear_data.errors import GearError
     from gear_data.exports import export
     from gear_data.exports.batches import export_batches
     from gear_data.ingest.convert import ConvertReport, convert
-    from gear_data.ingest.lint_source import LintReport, lint
+    from gear_data.ingest.lint import LintReport, lint
     from gear_data.ingest.repair import RepairReport, repair
-    from gear_data.loaders.conventions import Convention
     from gear_data.loaders.mixture import Mixture
-    from gear_data.loaders.sequence import SequenceLoader
-    from gear_data.opening import open_dataset as open
+    from gear_data.loaders.presets.batch_format import Convention
+    from gear_data.loaders.sequence_loader import SequenceLoader
     from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
     from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
@@ -38,19 +38,19 @@ __version__ = "0.1.0"
 #: Public name -> (module, name there).
 _PUBLIC = {
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
-    "Convention": ("gear_data.loaders.conventions", "Convention"),
+    "Convention": ("gear_data.loaders.presets.batch_format", "Convention"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
-    "Dataset": ("gear_data.dataset", "Dataset"),
-    "Episode": ("gear_data.episode", "Episode"),
+    "Dataset": ("gear_data.dataset.dataset", "Dataset"),
+    "Episode": ("gear_data.dataset.episode", "Episode"),
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
-    "LintReport": ("gear_data.ingest.lint_source", "LintReport"),
+    "LintReport": ("gear_data.ingest.lint", "LintReport"),
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
     "Placement": ("gear_data.cluster.placement", "Placement"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
     "Schema": ("gear_data.schema", "Schema"),
-    "SequenceLoader": ("gear_data.loaders.sequence", "SequenceLoader"),
+    "SequenceLoader": ("gear_data.loaders.sequence_loader", "SequenceLoader"),
     "Shuffle": ("gear_data.selection.samplers", "Shuffle"),
     "TopK": ("gear_data.selection.samplers", "TopK"),
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
@@ -58,8 +58,8 @@ _PUBLIC = {
     "convert": ("gear_data.ingest.convert", "convert"),
     "export": ("gear_data.exports", "export"),
     "export_batches": ("gear_data.exports.batches", "export_batches"),
-    "lint": ("gear_data.ingest.lint_source", "lint"),
-    "open": ("gear_data.opening", "open_dataset"),
+    "lint": ("gear_data.ingest.lint", "lint"),
+    "open": ("gear_data.dataset.open", "open_dataset"),
     "repair": ("gear_data.ingest.repair", "repair"),
     "verify": ("gear_data.storage.verify", "verify"),
 }

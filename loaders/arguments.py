@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gear_data.dataset import Dataset
+from gear_data.dataset.dataset import Dataset
 from gear_data.errors import DeviceError, InvalidArgumentError
-from gear_data.loaders.presets import normalization_columns
+from gear_data.loaders.presets.outputs import normalization_columns
 
 #: What `dtype=` takes, and the dtype the collector writes for it; half precisions are rounded from float32.
 _DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.loaders.device import DeviceCollection, device_number, staging_reader
-from gear_data.loaders.making import Collection, Finish, HostCollection
-from gear_data.loaders.parts import Part
-from gear_data.residency.device_columns import current_device
+from gear_data.loaders.batch_builder import Collection, Finish, HostCollection
+from gear_data.loaders.component import Part
+from gear_data.loaders.device_builder import DeviceCollection, device_number, staging_reader
+from gear_data.residency.device.columns import current_device
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Target:
     Attributes:
         backend: `cpu` or `cuda`.
         device: of the tensors.
-        sm_budget: see `gear_data.kernels.cuda.CudaLauncher`.
+        sm_budget: see `gear_data.kernels.cuda.launcher.CudaLauncher`.
         pin: whether batches of the CPU go to the device through pinned memory.
     """
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.loaders.making import Made
-from gear_data.residency.device_collector import Later
+from gear_data.loaders.batch_builder import Made
+from gear_data.residency.device.collector import Later
 from gear_data.selection.samplers import Selector
-from gear_data.selection.weights import WeightedSelector
+from gear_data.selection.weighted import WeightedSelector
 
 
 class Meter:

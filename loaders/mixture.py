@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gear_data.dataset import Dataset
+from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, unknown_name
 
 #: Arguments of a SequenceLoader that a dataset of a mixture may have of its own.
@@ -23,7 +23,7 @@ class Component:
 
 
 class Mixture:
-    """Datasets for one SequenceLoader, in exact proportions (`gear_data.selection.cycle.Cycle`): after any number of
+    """Datasets for one SequenceLoader, in exact proportions (`gear_data.selection.turns.Cycle`): after any number of
     batches each dataset has had its share of them, or joined, of the windows, to within less than one.
 
     Each dataset is normalised by its own statistics; `preset_options={"return_scale": ...}` of its own gives it a

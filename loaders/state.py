@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gear_data.errors import StateMismatchError
-from gear_data.loaders.worker_mark import worker_place
+from gear_data.loaders.shared_state import worker_place
 
 _VERSION = 2
 

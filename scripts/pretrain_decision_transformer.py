@@ -20,11 +20,11 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 import gear_data
+from gear_data.common.extras import import_extra
+from gear_data.demo.checkpoint import save_model
+from gear_data.demo.loss_curve import loss_ends, write_loss_curve
+from gear_data.demo.training import Hyperparameters, Trainer
 from gear_data.errors import DestinationExistsError, InvalidArgumentError, UnknownNameError
-from gear_data.extras import import_extra
-from gear_data.loaders.checkpoint import save_model
-from gear_data.loaders.loss_curve import loss_ends, write_loss_curve
-from gear_data.loaders.training import Hyperparameters, Trainer
 
 EXAMPLE = """example:
   python scripts/pretrain_decision_transformer.py hopper/ --out runs/hopper --steps 1000 --learning-rate 1e-3
@@ -46,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint-every", type=_positive, default=500, metavar="N", help="steps, default 500")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUT, if there is one")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
-    group = parser.add_argument_group("model and optimizer", "see gear_data.loaders.training.Hyperparameters")
+    group = parser.add_argument_group("model and optimizer", "see gear_data.demo.training.Hyperparameters")
     for field in dataclasses.fields(Hyperparameters):
         flag = "--" + field.name.replace("_", "-")
         if field.name == "action_tanh":

@@ -1,28 +1,30 @@
-"""What tests share: the rollouts and writers of `rollout_files`, and one check of a dataset against them."""
+"""Fixtures that tests of several packages share."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+# Before anything imports the hub client: no test uses the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+# Processes that tests start import this gear_data and tests.support.
+_ROOT = str(Path(__file__).resolve().parent.parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+from hypothesis import settings
 
-# Helper modules here go by their own names.
-sys.path.insert(0, str(Path(__file__).parent))
-# Before anything imports the hub's client: no test reaches for the network.
-os.environ["HF_HUB_OFFLINE"] = "1"
-
-from rollout_files import (
+import gear_data
+from tests.support.checks import check_dataset, check_units, folder_contents
+from tests.support.feed import data as feed_data
+from tests.support.rollouts import (
     Rollout,
     episode_numbers,
     episode_table,
@@ -36,104 +38,14 @@ from rollout_files import (
     write_steps,
 )
 
-import gear_data
-from gear_data.storage.block import BEGIN, END
-
-
-def check_dataset(path: Path, rollouts: Sequence[Rollout], *, final: bool = False) -> None:
-    """That a dataset holds exactly these episodes, with all that is derived from them worked out here anew."""
-    ds = gear_data.open(path)
-    assert ds.num_episodes == len(rollouts)
-    assert ds.num_steps == sum(len(rollout) for rollout in rollouts)
-    derived = {"returns_to_go"} if "rewards" in rollouts[0].columns else set()
-    assert set(ds.schema.names) == rollouts[0].columns.keys() | derived
-    table = ds.episodes
-    places: dict[int, int] = {}
-    for i, rollout in enumerate(rollouts):
-        episode = ds.episode(i)
-        assert episode.num_steps == len(rollout)
-        for name, expected in rollout.columns.items():
-            assert episode[name].dtype == expected.dtype, name
-            np.testing.assert_array_equal(episode[name], expected, err_msg=f"episode {i}, {name}")
-        row = table.row(i, named=True)
-        assert row["episode_id"] == i
-        assert row["length"] == len(rollout)
-        assert row["start"] == places.get(row["shard"], 0)
-        places[row["shard"]] = row["start"] + len(rollout)
-        ends = (rollout.columns["terminated"][-1], rollout.columns["truncated"][-1])
-        assert any(ends)
-        assert (row["terminated"], row["truncated"]) == ends
-        if derived:
-            total, expected_rtg = 0.0, []
-            for reward in reversed(rollout.columns["rewards"].tolist()):
-                total += reward
-                expected_rtg.append(total)
-            np.testing.assert_array_equal(episode["returns_to_go"], np.array(expected_rtg[::-1], np.float32))
-            assert row["return"] == pytest.approx(total, rel=1e-12, abs=1e-12)
-        else:
-            assert row["return"] is None
-        if final:
-            np.testing.assert_array_equal((ds.final(i) or {})["observations"], rollout.final)
-        else:
-            assert ds.final(i) is None
-    assert [places[shard] for shard in range(len(ds.manifest.shards))] == [s.steps for s in ds.manifest.shards]
-    for name in rollouts[0].columns:
-        _check_statistics(ds.statistics[name], np.concatenate([r.columns[name] for r in rollouts]))
-    assert gear_data.verify(path).ok
-
-
-def _check_statistics(found: Any, values: npt.NDArray[Any]) -> None:
-    flat = values.astype(np.float64)
-    flat = flat if flat.ndim == 2 else flat.reshape(-1, 1)
-    assert found.count.tolist() == [len(flat)] * flat.shape[1]
-    np.testing.assert_allclose(found.mean, flat.mean(axis=0), rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(found.std, flat.std(axis=0), rtol=1e-12, atol=1e-14)
-    np.testing.assert_array_equal(found.min, flat.min(axis=0))
-    np.testing.assert_array_equal(found.max, flat.max(axis=0))
-
-
-def check_units(open_source: Callable[[], Any]) -> int:
-    """That a source read by units, and from each of its blocks on, gives what it gives in one go; the units' number."""
-
-    def read(start: Any, stop: Any) -> tuple[list[Any], dict[Any, int], list[Any]]:
-        source = open_source()
-        source.findings.restore([])
-        episodes, positions = [], []
-        for block in source.blocks(start, stop):
-            positions.append(block.position)
-            for i in range(len(block)):
-                one = block.slice(i, i + 1)
-                arrays = [{n: v.tobytes() for n, v in part.items()} for part in (one.columns, one.finals)]
-                texts = {name: array.to_pylist() for name, array in one.variable.items()}
-                facts = {name: values[0] for name, values in one.metadata.items() if values[0] is not None}
-                episodes.append((one.lengths[0], one.sources[0], one.rows[0], *arrays, texts, facts))
-        return episodes, {(f.code, f.column): f.count for f in source.findings}, positions
-
-    whole, noticed, positions = read(BEGIN, END)
-    units = [unit.position for unit in open_source().units()]
-    assert units[0] == BEGIN
-    assert units == sorted(set(units)) == [unit.position for unit in open_source().units()]
-    episodes, counts = [], Counter[Any]()
-    for start, stop in pairwise([*units, END]):
-        part, found, _ = read(start, stop)
-        episodes += part
-        counts.update(found)
-    assert episodes == whole
-    assert counts == noticed
-    for position in positions[:: 1 + len(positions) // 6]:
-        rest, _, _ = read(position, END)
-        assert rest == whole[-len(rest) :]
-    return len(units)
-
-
-def folder_contents(folder: Path) -> dict[str, bytes]:
-    """Every file in a folder, by its name there."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+# Compiling a kernel at the first example would break any deadline; the same examples in every run.
+settings.register_profile("feed", deadline=None, derandomize=True)
+settings.load_profile("feed")
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The functions of this module, for tests: under importlib mode tests cannot import it."""
+    """Writers of every source layout, and checks of what was converted."""
 
     Rollout: type[Rollout] = Rollout
     make_rollouts: Callable[..., list[Rollout]] = make_rollouts
@@ -208,3 +120,44 @@ def memory_url(tmp_path: Path) -> Iterator[str]:
     filesystem = fsspec.filesystem("memory")
     if filesystem.exists(name):
         filesystem.rm(name, recursive=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """Tests fork DataLoader workers and start threads of their own; torch's pool would fight them for cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+Make = Callable[..., gear_data.Dataset]
+
+
+@pytest.fixture
+def make_dataset(tmp_path: Path) -> Make:
+    """make_dataset(episodes, **convert options) -> a converted dataset, opened."""
+    count = 0
+
+    def make(episodes: Sequence[Mapping[str, Any]], **options: Any) -> gear_data.Dataset:
+        nonlocal count
+        count += 1
+        return feed_data.convert_episodes(episodes, tmp_path / f"dataset-{count}", **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def episodes() -> list[dict[str, np.ndarray]]:
+    """Nine episodes of 1 to 40 steps with observations, actions and rewards, float32, every number another."""
+    return feed_data.locomotion([7, 1, 23, 40, 2, 20, 19, 21, 5], seed=11)
+
+
+@pytest.fixture(scope="session")
+def dataset(episodes: list[dict[str, np.ndarray]], tmp_path_factory: pytest.TempPathFactory) -> gear_data.Dataset:
+    """`episodes`, converted, in several shards."""
+    opened = feed_data.convert_episodes(episodes, tmp_path_factory.mktemp("feed") / "dataset", shard_bytes=1024)
+    assert opened.episodes["shard"].n_unique() > 2
+    return opened

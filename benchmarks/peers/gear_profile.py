@@ -27,8 +27,8 @@ import torch
 from gear_source import open_loader
 from harness import claim_stdout, parse_arguments, say, touch
 
-from gear_data.collection import Collector
-from gear_data.loaders.draws import OneDataset
+from gear_data.collection.collector import Collector
+from gear_data.loaders.window_source import OneDataset
 
 COLD_BYTES = 1 << 30
 PREFETCH = 2

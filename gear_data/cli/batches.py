@@ -7,8 +7,8 @@ from typing import Any
 
 import gear_data
 from gear_data.cli.parsing import add_command, add_where, open_dataset, print_json
+from gear_data.common.progress import counted, format_bytes, progress_bar
 from gear_data.errors import InvalidArgumentError
-from gear_data.progress import counted, format_bytes, progress_bar
 
 #: What `feed` and `export` say of batches, where they say nothing else.
 _BATCH_DEFAULTS = {"batch_size": 256, "context": 20, "preset": "raw", "seed": 0, "sampler": "uniform"}

@@ -10,7 +10,7 @@ from typing import Any
 import gear_data
 from gear_data.cli.parsing import add_command, names, print_json, size
 from gear_data.cluster.addresses import Address, read_token
-from gear_data.cluster.verbs.transport import AUTO, TRANSPORTS
+from gear_data.cluster.rdma.transport import AUTO, TRANSPORTS
 
 #: Far above any dataset's, and far below what a list of them would hold.
 _LAST_SHARD = 1 << 24
@@ -88,9 +88,9 @@ def _shards(text: str) -> list[int]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from gear_data.cluster.flight_server import FlightServer, Guard
-    from gear_data.cluster.served import ServedShards
-    from gear_data.cluster.verbs.server import serve_memory
+    from gear_data.cluster.flight.server import FlightServer, Guard
+    from gear_data.cluster.rdma.server import serve_memory
+    from gear_data.cluster.server.shard_server import ServedShards
     from gear_data.storage.dataset_files import open_files
 
     token = None if options.token_file is None else read_token(options.token_file)

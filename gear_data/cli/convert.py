@@ -7,7 +7,7 @@ from typing import Any
 
 import gear_data
 from gear_data.cli.parsing import add_command, names, print_json, renaming, size
-from gear_data.progress import counted, format_bytes
+from gear_data.common.progress import counted, format_bytes
 
 
 def add_commands(commands: Any) -> None:

@@ -21,7 +21,7 @@ def _add_inspect(commands: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from gear_data.inspect import describe, summarize
+    from gear_data.cli.inspect import describe, summarize
 
     dataset = open_dataset(options)
     if options.json:

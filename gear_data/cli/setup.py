@@ -21,7 +21,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from gear_data.doctor import examine
+    from gear_data.cli.doctor import examine
 
     checks = examine()
     if options.json:
@@ -41,7 +41,7 @@ def _add_demo(commands: Any) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from gear_data.demo import run_demo
+    from gear_data.demo.run import run_demo
 
     report = run_demo(options.out, train_seconds=options.seconds)
     if options.json:

@@ -16,17 +16,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.exports.folder import whole_folder
 from gear_data.exports.nested import nested_episodes, nested_rows
-from gear_data.loaders.making import each_tensor
-from gear_data.progress import progress_bar
+from gear_data.loaders.batch_builder import each_tensor
 from gear_data.storage.atomic import checksum
-from gear_data.storage.remote_files import plain_path
+from gear_data.storage.remote.files import plain_path
 
 if TYPE_CHECKING:
-    from gear_data.loaders.making import Batch
-    from gear_data.loaders.sequence import SequenceLoader
+    from gear_data.loaders.batch_builder import Batch
+    from gear_data.loaders.sequence_loader import SequenceLoader
 
 BATCHES_MANIFEST = "batches.json"
 _VERSION = 1

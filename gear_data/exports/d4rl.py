@@ -8,13 +8,13 @@ from typing import Any
 
 import h5py
 
-from gear_data.dataset import Dataset
+from gear_data.common.progress import progress_bar
+from gear_data.dataset.dataset import Dataset
 from gear_data.exports.exporter import Exported, ExportOptions, report
 from gear_data.exports.facts import fact_names, source_metadata
 from gear_data.exports.flat import flat_blocks, flat_columns
 from gear_data.exports.folder import whole_file
 from gear_data.exports.hdf5 import new_hdf5
-from gear_data.progress import progress_bar
 
 
 def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:

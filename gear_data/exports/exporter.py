@@ -6,9 +6,9 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gear_data.dataset import Dataset
+from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.views import blocks
 from gear_data.errors import MissingColumnError
-from gear_data.views import blocks
 
 #: Column bytes that are read and written together; in Parquet, of a row group: small enough for streaming readers,
 #: large enough to compress.

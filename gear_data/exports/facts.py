@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.dataset import Dataset
+from gear_data.dataset.dataset import Dataset
 from gear_data.storage.tables import episode_metadata_names
 
 

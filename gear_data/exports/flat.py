@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.dataset import Dataset
+from gear_data.dataset.dataset import Dataset
 from gear_data.errors import UnsupportedColumnError
 from gear_data.exports.exporter import episode_blocks, require_columns
 from gear_data.exports.facts import episode_finals, episode_id

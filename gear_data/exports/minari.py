@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.dataset import Dataset
+from gear_data.common.progress import progress_bar
+from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.exports.exporter import REQUIRED, Exported, ExportOptions, episode_blocks, report, require_columns
 from gear_data.exports.facts import episode_facts, episode_finals, episode_id, source_metadata
 from gear_data.exports.folder import whole_folder
 from gear_data.exports.hdf5 import new_hdf5
 from gear_data.exports.spaces import space
-from gear_data.progress import progress_bar
 from gear_data.schema import ColumnSpec
 
 #: The version whose layout this is; Minari refuses those it does not know.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from numpy.lib import format as npy
 
-from gear_data.dataset import Dataset
+from gear_data.common.progress import progress_bar
+from gear_data.dataset.dataset import Dataset
 from gear_data.exports.exporter import Exported, ExportOptions, report
 from gear_data.exports.facts import fact_names
 from gear_data.exports.flat import flat_blocks, flat_columns
 from gear_data.exports.folder import whole_file
-from gear_data.progress import progress_bar
 
 
 def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:

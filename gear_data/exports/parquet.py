@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gear_data.dataset import Dataset
+from gear_data.common.progress import progress_bar
+from gear_data.dataset.dataset import Dataset
 from gear_data.exports.exporter import Exported, ExportOptions, episode_blocks, report
 from gear_data.exports.facts import episode_facts, episode_finals
 from gear_data.exports.folder import refuse_existing, whole_folder
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
 from gear_data.exports.table_writer import TableWriter
-from gear_data.progress import progress_bar
 from gear_data.storage.atomic import atomic_file
 from gear_data.storage.block import offsets_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.dataset import Dataset
+from gear_data.dataset.dataset import Dataset
 from gear_data.schema import ColumnSpec
 
 #: More values than this are numbers to reckon with, not choices.

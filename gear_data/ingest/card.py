@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.ingest.findings import Finding
-from gear_data.progress import counted
+from gear_data.common.progress import counted
+from gear_data.ingest.findings.record import Finding
 from gear_data.schema import ColumnSpec
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.statistics import ColumnStatistics

@@ -11,29 +11,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gear_data.errors import (
-    EmptySourceError,
-    GearError,
-    InvalidArgumentError,
-    ResumeError,
-    unknown_name,
-)
+from gear_data.common.progress import counted, progress_bar
+from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ResumeError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.destination import check_apart, no_empty_folder, prepare
-from gear_data.ingest.engines import Engine, Workers, in_this_process, side_by_side
-from gear_data.ingest.findings import Finding, Findings
-from gear_data.ingest.lint import lint_whole
+from gear_data.ingest.engine.processes import Engine, Workers, in_this_process, side_by_side
+from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.engine.tasks import Task, plan
+from gear_data.ingest.findings.checks import lint_whole
+from gear_data.ingest.findings.record import Finding, Findings
 from gear_data.ingest.location import Location, locate
-from gear_data.ingest.pipeline import stored_schema
-from gear_data.ingest.recipe import Recipe
+from gear_data.ingest.pipeline.prepare import stored_schema
 from gear_data.ingest.source import EpisodeSource, check_count, source_options
-from gear_data.ingest.tasks import Task, plan
-from gear_data.progress import counted, progress_bar
 from gear_data.storage.atomic import exchange
-from gear_data.storage.conversion import Conversion, Joined, TaskResult, difference
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
-from gear_data.storage.remote import open_store
-from gear_data.storage.remote_files import plain_path
+from gear_data.storage.remote.files import plain_path
+from gear_data.storage.remote.object_store import open_store
+from gear_data.storage.staging import Conversion, Joined, TaskResult, difference
 from gear_data.storage.store import Store, put_text
 from gear_data.storage.writer import PROGRESS
 
@@ -97,9 +91,9 @@ def convert(
 
     Args:
         source: a path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset` or
-            `IterableDataset`, or any iterable of episodes in memory (`gear_data.ingest.formats.in_memory`).
+            `IterableDataset`, or any iterable of episodes in memory (`gear_data.ingest.sources.in_memory`).
         destination: the dataset's folder, a path or an fsspec URL; must not exist, or be empty.
-        format: `auto`, or one of `gear_data.ingest.formats.known_formats()`.
+        format: `auto`, or one of `gear_data.ingest.sources.registry.known_formats()`.
         split: which split of the source, where it has several.
         columns: source or canonical names to keep; None keeps all. End flags are always kept.
         rename: source name -> canonical name, before the usual renaming.
@@ -271,7 +265,7 @@ def _engine(
             raise InvalidArgumentError(
                 "a source in the memory of this process cannot be converted by others", hint="leave --engine ray out"
             )
-        from gear_data.ingest.ray_engine import on_ray
+        from gear_data.ingest.engine.ray_cluster import on_ray
 
         return on_ray(recipe, store.name, jobs)
     if not workers.processes:

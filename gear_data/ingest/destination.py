@@ -11,7 +11,7 @@ from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentE
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
 from gear_data.storage.manifest import MANIFEST_NAME
-from gear_data.storage.remote import is_remote, open_store
+from gear_data.storage.remote.object_store import is_remote, open_store
 from gear_data.storage.store import Store
 from gear_data.storage.writer import PROGRESS
 

@@ -1,85 +1,99 @@
-"""What is odd about episodes and no error: noticed in every conversion, kept in the manifest.
-
-docs/lint.md has all codes. Each episode is judged on its own, so that what is found does not depend on how a source
-was cut into blocks.
-"""
+"""lint: what a conversion would notice, without converting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
-from gear_data.ingest.findings import Finding, Findings
-from gear_data.ingest.jumps import MAX_ELEMENTS, observation_jumps
-from gear_data.schema import Role, role_of
-from gear_data.storage.block import EpisodeBlock
-
-
-def lint_block(block: EpisodeBlock, findings: Findings, *, rows_are_steps: bool) -> None:
-    """Adds what is odd about the episodes of a block whose ends are complete: episodes of one step
-    (`one-step-episode`), and observations that jump inside an episode (`observation-jump`, see `ingest.jumps`)."""
-    single = np.flatnonzero(block.lengths == 1)
-    if len(single):
-        first = int(single[0])
-        message = "an episode of one step; kept"
-        findings.add(
-            Finding("one-step-episode", message, len(single), block.sources[first], int(block.rows[first]), None)
-        )
-    for name, values in block.columns.items():
-        if role_of(name) is not Role.OBSERVATION or values.dtype.kind != "f" or values.ndim > 2:
-            continue
-        vectors = values.reshape(len(values), -1)
-        if not 0 < vectors.shape[1] <= MAX_ELEMENTS:
-            continue
-        jumps = observation_jumps(vectors, block.lengths)
-        if jumps:
-            episode, step = jumps[0]
-            message = f"the observation jumps inside an episode, first after its step {step}, as if two rollouts were "
-            message += "joined; kept as one episode"
-            row = int(block.rows[episode]) + (step if rows_are_steps else 0)
-            findings.add(Finding("observation-jump", message, len(jumps), block.sources[episode], row, name))
+from gear_data.common.progress import progress_bar
+from gear_data.errors import EmptySourceError
+from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.findings.checks import lint_whole
+from gear_data.ingest.findings.record import Finding
+from gear_data.ingest.location import locate
+from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
+from gear_data.ingest.source import source_options
+from gear_data.storage.block import BEGIN, END
+from gear_data.storage.content import content_hashes
 
 
-def lint_whole(
-    findings: Findings,
-    metadata: Mapping[str, Any],
-    contents: Sequence[bytes],
-    steps: int,
-    place_of: Callable[[int], tuple[str, int]],
-) -> None:
-    """Adds what shows when all episodes are known: those that hold byte for byte what an earlier one holds
-    (`duplicate-episode`), and totals that the source declares and does not have (`metadata-disagrees`).
+@dataclass(frozen=True)
+class LintReport:
+    """What lint saw.
+
+    Attributes:
+        episodes, steps: how many the dataset would have.
+        findings: what was noticed; those that a conversion would keep in the manifest.
+        format, reason: the source's format, and why it was taken for that.
+    """
+
+    episodes: int
+    steps: int
+    findings: tuple[Finding, ...]
+    format: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "episodes": self.episodes,
+            "steps": self.steps,
+            "findings": [finding.to_json() for finding in self.findings],
+            "format": self.format,
+            "reason": self.reason,
+        }
+
+
+def lint(
+    source: Any,
+    *,
+    format: str = "auto",
+    split: str | None = None,
+    columns: Sequence[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    episode_column: str | None = None,
+    step_column: str | None = None,
+    end_column: str | None = None,
+    max_episode_steps: int | None = None,
+    keep_encoded: bool = False,
+    progress: bool | None = None,
+) -> LintReport:
+    """Reads a source as `convert` would, and says what it noticed. Nothing is written.
 
     Args:
-        metadata: what the source says of itself.
-        contents: every episode's content hash, 16 bytes, in order.
-        steps: of all episodes.
-        place_of: the file of an episode and its row there, by its number.
+        source, format, split, columns, rename, episode_column, step_column, end_column, max_episode_steps,
+        keep_encoded, progress: as in `convert`.
+
+    Returns:
+        What was noticed. Malformed episodes are among it (`bad-episode`); they are not counted as episodes.
+
+    Raises:
+        GearError: always one of its kinds, for a source that cannot be read at all.
     """
-    repeated, original = _repeated(contents)
-    if len(repeated):
-        first = int(repeated[0])
-        message = f"episodes hold the same steps as earlier ones, first episode {first} as episode {original}; kept"
-        findings.add(Finding("duplicate-episode", message, len(repeated), *place_of(first)))
-    known = {(finding.code, finding.column) for finding in findings}
-    if any(code == "bad-episode" for code, _ in known):
-        return  # of course fewer are left
-    for name, count in (("total_episodes", len(contents)), ("total_steps", steps), ("total_frames", steps)):
-        declared = metadata.get(name)
-        if isinstance(declared, int) and declared != count and ("metadata-disagrees", name) not in known:
-            message = f"the source declares {declared:,}, it has {count:,}; what it has is converted"
-            findings.add(Finding("metadata-disagrees", message, column=name))
-
-
-def _repeated(contents: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], int]:
-    """The numbers of the episodes that were there before, and which the first of them repeats."""
-    codes = pa.array(contents, pa.binary(16)).dictionary_encode().indices.to_numpy()
-    # Codes are given in the order of first appearance: what is new is larger than all before.
-    highest = np.maximum.accumulate(codes) if len(codes) else codes
-    repeated = np.flatnonzero(codes[1:] <= highest[:-1]) + 1
-    original = int(np.argmax(codes == codes[repeated[0]])) if len(repeated) else -1
-    return repeated, original
+    options = source_options(
+        columns,
+        rename,
+        skip_bad=True,
+        episode_column=episode_column,
+        step_column=step_column,
+        end_column=end_column,
+        max_episode_steps=max_episode_steps,
+    )
+    location = locate(source, split)
+    recipe = Recipe(source, split, format, options, keep_encoded, strict=False, shard_bytes=0)
+    opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
+    schema = stored_schema(opened)
+    contents: list[bytes] = []
+    places: list[tuple[str, int]] = []
+    steps = 0
+    with progress_bar(opened.num_rows, "lint", "step" if opened.rows_are_steps else "episode", progress) as bar:
+        for block, _ in prepared_blocks(opened, BEGIN, END, strict=False):
+            contents += content_hashes(block, schema)
+            places += zip(block.sources, block.rows.tolist(), strict=True)
+            steps += int(block.lengths.sum())
+            bar.update(block.source_rows)
+    if not contents:
+        raise EmptySourceError("the source holds no episode", file=location.name)
+    lint_whole(opened.findings, opened.metadata, contents, steps, places.__getitem__)
+    return LintReport(len(contents), steps, tuple(opened.findings), format_name, reason)

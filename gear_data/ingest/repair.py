@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gear_data.common.progress import progress_bar
 from gear_data.errors import (
     CorruptShardError,
     InvalidArgumentError,
@@ -16,16 +17,15 @@ from gear_data.errors import (
     UnknownFormatError,
     UnknownNameError,
 )
+from gear_data.ingest.engine.recipe import Recipe
 from gear_data.ingest.location import locate
-from gear_data.ingest.pipeline import prepared_blocks, stored_schema
-from gear_data.ingest.recipe import Recipe
+from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import EpisodeSource
-from gear_data.progress import progress_bar
 from gear_data.storage.atomic import checksum
 from gear_data.storage.block import END, EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
-from gear_data.storage.remote_files import is_remote, plain_path
+from gear_data.storage.remote.files import is_remote, plain_path
 from gear_data.storage.shard_buffer import ShardBuffer
 from gear_data.storage.store import LocalStore, put_text
 from gear_data.storage.tables import read_episodes, write_ipc

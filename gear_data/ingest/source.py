@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gear_data.errors import InvalidArgumentError
-from gear_data.ingest.findings import Findings
+from gear_data.ingest.findings.record import Findings
 from gear_data.ingest.location import Location
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position
@@ -99,8 +99,9 @@ class Unit:
 class EpisodeSource(Protocol):
     """A source opened: its columns are known, its episodes can be streamed.
 
-    Columns carry canonical names (`gear_data.ingest.names`). End flags are given as far as the source has them:
-    `dones`, `terminated`, `truncated`, as bool; `gear_data.ingest.ends` completes them.
+    Columns carry canonical names (`gear_data.ingest.pipeline.names`). End flags are given as far
+    as the source has them:
+    `dones`, `terminated`, `truncated`, as bool; `gear_data.ingest.pipeline.ends` completes them.
     """
 
     findings: Findings
@@ -142,7 +143,7 @@ class EpisodeSource(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """What a module in `gear_data.ingest.formats` provides as `FORMAT`.
+    """What a module in `gear_data.ingest.sources.registry` provides as `FORMAT`.
 
     Attributes:
         name: as given to `--format`.

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gear_data.errors import unknown_name
 from gear_data.residency.cached import CachedShards
-from gear_data.residency.device_columns import DeviceColumns, DeviceCopy, JoinedCopy, PartialCopy
+from gear_data.residency.device.columns import DeviceColumns, DeviceCopy, JoinedCopy, PartialCopy
 from gear_data.residency.host import host_shards
 from gear_data.residency.joined import JoinedShards
 from gear_data.residency.reader import ShardReader

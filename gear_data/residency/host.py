@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
+from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, HostMemoryError
-from gear_data.progress import progress_bar
 from gear_data.residency.registry import find_or_create
 from gear_data.residency.segment import HEADER_BYTES, create_segment, map_segment
 from gear_data.schema import Schema

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.collection import Places
+from gear_data.collection.collector import Places
+from gear_data.residency.device.staging import Stage, StagedRows
 from gear_data.residency.shards import Shards
-from gear_data.residency.stage import Stage, StagedRows
 from gear_data.selection.windows import Int64Array, Windows
 from gear_data.storage.reader import Lease
 
@@ -34,7 +34,7 @@ class ShardReader:
         self, shards: Shards, shard: Int64Array, start: Int64Array, length: Int64Array, finals: Finals
     ) -> None:
         # Bound here: importing in `read` would cost time at every batch.
-        from gear_data.kernels.cpu import collect
+        from gear_data.kernels.cpu.collect import collect
 
         self._collect = collect
         self.shards = shards
@@ -80,7 +80,7 @@ class ShardReader:
 
     def bring(self, rows: Sequence[StagedRows], stage: Stage) -> None:
         """See `StagingReader`."""
-        from gear_data.kernels.gather import gather
+        from gear_data.kernels.cpu.gather import gather
 
         wanted = np.unique(np.concatenate([each.shard[each.count > 0] for each in rows]))
         # Held till all is gathered: of a remote dataset another thread may let a shard go.

@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from gear_data.common.file_lock import locked
 from gear_data.errors import GearError
 from gear_data.residency.segment import is_segment
 from gear_data.storage.atomic import write_text
-from gear_data.storage.lock import locked
 
 _log = logging.getLogger(__name__)
 

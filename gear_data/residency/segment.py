@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from gear_data.errors import HostMemoryError
-from gear_data.residency.memory import available_memory
+from gear_data.residency.available_memory import available_memory
 
 #: What is stored begins here; before it stands what the segment holds.
 HEADER_BYTES = 4096

@@ -79,7 +79,7 @@ class Anchors:
 
 def _on_grid(mask: StepMask, first: Int64Array, lengths: Int64Array, rule: WindowRule) -> StepMask:
     """The steps of the mask that are anchors of the rule."""
-    from gear_data.kernels.step_mask import keep_grid
+    from gear_data.kernels.cpu.step_mask import keep_grid
 
     words = np.zeros_like(mask.words)
     keep_grid(mask.words, first, lengths, rule.first_anchor, rule.stride, rule.anchor_counts(lengths), words)

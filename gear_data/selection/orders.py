@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.drawer import Recipe, WindowDrawer
 from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.window_sampler import Recipe, WindowDrawer
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
 _FEISTEL_ROUNDS = 12
@@ -31,8 +31,8 @@ class OrderSelector:
     """
 
     def __init__(self, anchors: Anchors, seed: int, order: Callable[[int, int, int], Int64Array], name: str) -> None:
-        from gear_data.kernels.random import DOMAIN_SHUFFLE
-        from gear_data.kernels.selection import WITHIN_DIFFERENCE
+        from gear_data.kernels.cpu.random import DOMAIN_SHUFFLE
+        from gear_data.kernels.cpu.windows import WITHIN_DIFFERENCE
 
         self._total = anchors.total
         self._drawer = WindowDrawer(anchors, PrefixTable(anchors.prefix), seed, DOMAIN_SHUFFLE, WITHIN_DIFFERENCE)
@@ -78,7 +78,7 @@ class Permuted:
 
     def __call__(self, epoch: int, first: int, count: int) -> Int64Array:
         """Places first to first + count of an epoch."""
-        from gear_data.kernels.random import permuted
+        from gear_data.kernels.cpu.random import permuted
 
         if self.is_stored:
             return _stored_permutation(self.seed, epoch, self.size)[first : first + count]
@@ -89,7 +89,7 @@ class Permuted:
 
 @lru_cache(maxsize=8)
 def _stored_permutation(seed: int, epoch: int, size: int) -> Int64Array:
-    from gear_data.kernels.random import DOMAIN_SHUFFLE, shuffled
+    from gear_data.kernels.cpu.random import DOMAIN_SHUFFLE, shuffled
 
     out = np.empty(size, np.int64)
     shuffled(np.uint64(seed), DOMAIN_SHUFFLE, epoch, out)
@@ -99,7 +99,7 @@ def _stored_permutation(seed: int, epoch: int, size: int) -> Int64Array:
 
 @lru_cache(maxsize=8)
 def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
-    from gear_data.kernels.random import DOMAIN_FEISTEL, round_keys
+    from gear_data.kernels.cpu.random import DOMAIN_FEISTEL, round_keys
 
     keys = np.empty(_FEISTEL_ROUNDS, np.uint64)
     round_keys(np.uint64(seed), DOMAIN_FEISTEL, epoch, keys)

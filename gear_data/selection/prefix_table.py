@@ -29,7 +29,7 @@ class PrefixTable:
     """
 
     def __init__(self, prefix: Int64Array) -> None:
-        from gear_data.kernels.selection import fill_guide
+        from gear_data.kernels.cpu.windows import fill_guide
 
         if len(prefix) - 1 > _MAX_EPISODES:
             raise InvalidArgumentError(f"{len(prefix) - 1} episodes are more than the {_MAX_EPISODES} of a table")
@@ -44,8 +44,8 @@ class PrefixTable:
         return np.diff(self.prefix) / self.prefix[-1]  # type: ignore[no-any-return]
 
     def plan_fields(self) -> dict[int, int | npt.NDArray[Any]]:
-        """See `gear_data.selection.drawer.QuantaSource`."""
-        from gear_data.kernels import selection as kernels
+        """See `gear_data.selection.window_sampler.QuantaSource`."""
+        from gear_data.kernels.cpu import windows as kernels
 
         return {
             kernels.TOTAL: self.prefix[-1:],

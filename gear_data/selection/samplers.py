@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.drawer import Recipe, WindowDrawer
+from gear_data.selection.integer_weights import check_weights
 from gear_data.selection.orders import OrderSelector, Permuted, in_order
 from gear_data.selection.prefix_table import PrefixTable
-from gear_data.selection.quanta import check_weights
-from gear_data.selection.weights import WeightedSelector
+from gear_data.selection.weighted import WeightedSelector
+from gear_data.selection.window_sampler import Recipe, WindowDrawer
 from gear_data.selection.windows import Float64Array, Windows
 from gear_data.storage.block import offsets_of
 
@@ -94,7 +94,7 @@ class Uniform:
         _check_by(self.by)
 
     def bind(self, candidates: Candidates, seed: int) -> Selector:
-        from gear_data.kernels.random import DOMAIN_UNIFORM
+        from gear_data.kernels.cpu.random import DOMAIN_UNIFORM
 
         drawer = _drawer(candidates.anchors, seed, self.by, DOMAIN_UNIFORM, None)
         return _DrawSelector(drawer, {"name": self.name, "by": self.by})
@@ -126,7 +126,7 @@ class TopK:
 
     def bind(self, candidates: Candidates, seed: int) -> Selector:
         """Raises InvalidArgumentError where fewer than k episodes have an anchor and a value that is not null."""
-        from gear_data.kernels.random import DOMAIN_EPISODE
+        from gear_data.kernels.cpu.random import DOMAIN_EPISODE
 
         anchors = candidates.anchors
         values = candidates.evaluate(self.expression, "topk value")
@@ -234,7 +234,7 @@ def _largest(values: Float64Array, drawable: npt.NDArray[np.bool_], k: int) -> n
 
 def _drawer(anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArray[np.bool_] | None) -> WindowDrawer:
     """One quantum an anchor, or an episode with one, of the chosen episodes; None: of all."""
-    from gear_data.kernels.selection import WITHIN_DIFFERENCE, WITHIN_DRAWN, WITHIN_QUOTIENT
+    from gear_data.kernels.cpu.windows import WITHIN_DIFFERENCE, WITHIN_DRAWN, WITHIN_QUOTIENT
 
     if by == "step" and chosen is None:
         return WindowDrawer(anchors, PrefixTable(anchors.prefix), seed, domain, WITHIN_DIFFERENCE)

@@ -24,7 +24,7 @@ class StepMask:
     """
 
     def __init__(self, num_steps: int, words: npt.NDArray[np.uint64]) -> None:
-        from gear_data.kernels.step_mask import BLOCK_BITS, running_counts
+        from gear_data.kernels.cpu.step_mask import BLOCK_BITS, running_counts
 
         self.num_steps = num_steps
         self.words = words
@@ -39,7 +39,7 @@ class StepMask:
         Raises:
             InvalidArgumentError: a block outside the steps.
         """
-        from gear_data.kernels.step_mask import set_flags
+        from gear_data.kernels.cpu.step_mask import set_flags
 
         words = _no_words(num_steps)
         for first, flags in blocks:
@@ -65,7 +65,7 @@ class StepMask:
 
     def counts(self, first: Int64Array, lengths: Int64Array) -> Int64Array:
         """int64 [k]: steps that satisfy among the lengths[i] from first[i] on."""
-        from gear_data.kernels.step_mask import counts_between
+        from gear_data.kernels.cpu.step_mask import counts_between
 
         out = np.empty(len(lengths), np.int64)
         counts_between(self.words, self.ranks, first, lengths, out)
@@ -92,7 +92,7 @@ class StepMask:
             UnknownNameError: no such mode.
             InvalidArgumentError: the rule draws a window's place, so that no step tells where its window starts.
         """
-        from gear_data.kernels.step_mask import every_step_holds, first_step_holds
+        from gear_data.kernels.cpu.step_mask import every_step_holds, first_step_holds
 
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.selection.quanta import quanta_scale, scale_factors
+from gear_data.selection.integer_weights import quanta_scale, scale_factors
 from gear_data.selection.windows import Float64Array, Int64Array
 
 #: The scale stays while the total is in this range; it is 2^60 to 2^62 where a scale was just chosen.
@@ -15,7 +15,7 @@ MIN_TOTAL, MAX_TOTAL = 1 << 52, (1 << 63) - (1 << 40)
 
 
 class WeightTree:
-    """Weights of k episodes, and a tree of sums of their quanta (see `gear_data.kernels.weight_tree`).
+    """Weights of k episodes, and a tree of sums of their quanta (see `gear_data.kernels.cpu.weight_tree`).
 
     The quanta are a function of the weights and the exponent alone, so a weight that is set back gives the same draws.
 
@@ -48,7 +48,7 @@ class WeightTree:
 
     def rescale(self, exponent: int) -> None:
         """Takes another exponent, and computes all quanta anew."""
-        from gear_data.kernels.weight_tree import build, fill_leaves, squares
+        from gear_data.kernels.cpu.weight_tree import build, fill_leaves, squares
 
         self.exponent = exponent
         self._factors = scale_factors(exponent)
@@ -67,7 +67,7 @@ class WeightTree:
             The weights there were, float64 [m]: putting them back in reverse order undoes it. And whether the total is
             in its range; if not, nothing may be drawn before `rescale`.
         """
-        from gear_data.kernels.weight_tree import put
+        from gear_data.kernels.cpu.weight_tree import put
 
         before = np.empty(len(rows), np.float64)
         total = float(self.total)
@@ -88,8 +88,8 @@ class WeightTree:
         return self._nodes[: len(self.weights)] / self.total
 
     def plan_fields(self) -> dict[int, int | npt.NDArray[Any]]:
-        """See `gear_data.selection.drawer.QuantaSource`."""
-        from gear_data.kernels import selection as kernels
+        """See `gear_data.selection.window_sampler.QuantaSource`."""
+        from gear_data.kernels.cpu import windows as kernels
 
         return {
             kernels.TOTAL: self._nodes[self._starts[-1] :],
@@ -102,7 +102,7 @@ class WeightTree:
 def _level_starts(count: int) -> tuple[Int64Array, int]:
     """(first node of each level, nodes in all): every level is filled up to a multiple of the arity, the last to one
     node with as many beside it."""
-    from gear_data.kernels.weight_tree import ARITY
+    from gear_data.kernels.cpu.weight_tree import ARITY
 
     starts, size, width = [0], 0, count
     while True:

@@ -41,7 +41,7 @@ class EpisodeBlock:
         metadata: name -> n values, the source's own facts about each episode.
         variable: name -> `large_string` or `large_binary` array of sum(lengths) values, without nulls.
         variable_finals: name -> such an array of has_final.sum() values. A dataset cannot hold them: what is not made
-            a final observation of fixed size on the way is left out (`gear_data.ingest.finals`).
+            a final observation of fixed size on the way is left out (`gear_data.ingest.pipeline.finals`).
         source_rows: rows of the source that the block used up, for progress.
         first: of the episodes that the source yields from `position` on, the number of this block's first one. Not 0
             where what was read at once came as several blocks: these have one position between them.

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, Protocol
 from gear_data.errors import ManifestError
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, not_a_dataset
 from gear_data.storage.reader import check_file_size, check_size
-from gear_data.storage.remote import RemoteStore
-from gear_data.storage.remote_files import is_remote, join, plain_path
-from gear_data.storage.shard_cache import ShardCache, default_folder
+from gear_data.storage.remote.cache import ShardCache, default_folder
+from gear_data.storage.remote.files import is_remote, join, plain_path
+from gear_data.storage.remote.object_store import RemoteStore
 from gear_data.storage.writer import PROGRESS
 
 _COPY_BYTES = 32 << 20

@@ -25,12 +25,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from gear_data.common.file_lock import locked
+from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
-from gear_data.progress import progress_bar
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import atomic_file, checksum, write_text, writing_to
 from gear_data.storage.dataset_files import DatasetFiles
-from gear_data.storage.lock import locked
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
 from gear_data.storage.reader import check_size
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics
@@ -147,7 +147,7 @@ def _find_or_make(folder: Path, episodes: _Episodes, contents: str, discount: fl
 
 
 def _make(folder: Path, episodes: _Episodes, contents: str, discount: float) -> Sidecar:
-    from gear_data.kernels.returns import returns_to_go
+    from gear_data.kernels.cpu.returns import returns_to_go
 
     schema, shards = Schema((COLUMN,)), []
     statistics = RunningStatistics(schema)

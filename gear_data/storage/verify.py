@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, GearError, RemoteError, StorageFullError, UnwritableError
-from gear_data.progress import progress_bar
 from gear_data.storage.atomic import checksum
 from gear_data.storage.block import EpisodeBlock, Position
 from gear_data.storage.content import content_hashes

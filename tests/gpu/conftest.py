@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cuda_runner import Runner
+from tests.support.cuda.runner import Runner
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +18,7 @@ def _device() -> None:
 
 @pytest.fixture(scope="module", params=["device", "pinned"])
 def runner(request: pytest.FixtureRequest, _device: None) -> Iterator[Runner]:
-    from gpu_runner import GpuRunner, PinnedRunner
+    from tests.support.cuda.gpu_runner import GpuRunner, PinnedRunner
 
     found = {"device": GpuRunner, "pinned": PinnedRunner}[request.param]()
     yield found

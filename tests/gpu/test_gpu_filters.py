@@ -10,8 +10,8 @@ import pytest
 pl = pytest.importorskip("polars", reason="Polars is not installed")
 pytest.importorskip("cudf_polars", reason="cudf-polars is not installed, or does not go with this Polars")
 
-from gear_data.expressions import column_names, true_rows  # noqa: E402
-from gear_data.kernels import cudf  # noqa: E402
+from gear_data.dataset.filters import column_names, true_rows  # noqa: E402
+from gear_data.kernels.cuda import cudf  # noqa: E402
 
 ROWS = 200_000
 

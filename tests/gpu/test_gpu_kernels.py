@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cuda_collect_checks import CollectChecks
-from cuda_priorities_checks import PrioritiesChecks
-from cuda_select_checks import SelectChecks
+from tests.support.cuda.collect_checks import CollectChecks
+from tests.support.cuda.priorities_checks import PrioritiesChecks
+from tests.support.cuda.select_checks import SelectChecks
 
 
 class TestCollect(CollectChecks):

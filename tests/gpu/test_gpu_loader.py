@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_loader_checks import OPTIONS, LoaderChecks, convert, copies, on_gpu, same
 
 import gear_data
 from gear_data import SequenceLoader
+from tests.support.cuda.loader_checks import OPTIONS, LoaderChecks, convert, copies, on_gpu, same
 
 
 class Device:

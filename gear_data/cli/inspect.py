@@ -1,0 +1,104 @@
+"""inspect: what a dataset holds, for scripts and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.common.progress import counted, format_bytes
+from gear_data.dataset.dataset import Dataset
+
+_BARS = 12
+_BAR_WIDTH = 40
+
+
+def summarize(dataset: Dataset) -> dict[str, Any]:
+    """Counts, columns, the range of returns and lengths, fingerprint and source, JSON-able. `return` is of the
+    finite ones, and null where there are none."""
+    return {
+        "episodes": dataset.num_episodes,
+        "steps": dataset.num_steps,
+        "columns": {spec.name: {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in dataset.schema},
+        "return": _range(_returns(dataset)),
+        "length": _range(dataset.lengths.astype(np.float64)),
+        "fingerprint": dataset.fingerprint,
+        "source": dataset.manifest.provenance.get("source"),
+        "format": dataset.manifest.provenance.get("format"),
+        "shards": len(dataset.manifest.shards),
+        "bytes": sum(entry.bytes for entry in dataset.manifest.files),
+        "findings": [dict(finding) for finding in dataset.manifest.findings],
+    }
+
+
+def describe(dataset: Dataset) -> str:
+    """The same as text: a table of columns with statistics, and histograms of returns and lengths."""
+    facts = summarize(dataset)
+    lines = [
+        f"{dataset.path}: {counted(facts['episodes'], 'episode')}, {counted(facts['steps'], 'step')}, "
+        f"{format_bytes(facts['bytes'])} in {counted(facts['shards'], 'shard')}",
+        f"source {facts['source']} ({facts['format']}), fingerprint {facts['fingerprint']}",
+        "",
+        *_columns_table(dataset),
+    ]
+    for name, values in (("return", _returns(dataset)), ("length", dataset.lengths.astype(np.float64))):
+        if len(values):
+            lines += ["", f"{name} of an episode", *histogram(values)]
+    if facts["findings"]:
+        lines += ["", "noticed at conversion", *(f"  {_finding(finding)}" for finding in facts["findings"])]
+    return "\n".join(lines)
+
+
+def histogram(values: npt.NDArray[np.float64]) -> list[str]:
+    """A line a bin: its lower edge, a bar, its count."""
+    counts, edges = np.histogram(values, bins=_BARS if values.min() < values.max() else 1)
+    widest = counts.max()
+    return [
+        f"  {edge:>12,.1f} {'█' * int(np.ceil(count / widest * _BAR_WIDTH)):<{_BAR_WIDTH}} {count:,}"
+        for edge, count in zip(edges[:-1], counts, strict=True)
+    ]
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as aligned columns, the first row underlined."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [lines[0], "  ".join("─" * width for width in widths), *lines[1:]]
+
+
+def _columns_table(dataset: Dataset) -> list[str]:
+    rows = [["column", "dtype", "shape", "mean", "std", "min", "max", ""]]
+    for spec in dataset.schema:
+        note = "derived" if spec.derived else f"from {spec.source}" if spec.source else ""
+        if spec.variable_length:
+            total = sum(shard.variable[spec.name].bytes for shard in dataset.manifest.shards)
+            shape = f"{format_bytes(total / dataset.manifest.steps)} a step"
+            rows.append([spec.name, spec.dtype, shape, "", "", "", "", note])
+            continue
+        stats = dataset.statistics[spec.name]
+        shape = "x".join(str(n) for n in spec.shape) or "scalar"
+        if len(stats.mean) == 1:
+            numbers = [f"{float(v[0]):.4g}" for v in (stats.mean, stats.std, stats.min, stats.max)]
+        else:
+            # Per element there are too many to show; the range over all of them says enough.
+            numbers = ["…", "…", f"{np.nanmin(stats.min):.4g}", f"{np.nanmax(stats.max):.4g}"]
+        rows.append([spec.name, spec.dtype, shape, *numbers, note])
+    return table(rows)
+
+
+def _returns(dataset: Dataset) -> npt.NDArray[np.float64]:
+    returns: npt.NDArray[np.float64] = dataset.episode_table.column("return").to_numpy()
+    return returns[np.isfinite(returns)]
+
+
+def _range(values: npt.NDArray[np.float64]) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
+
+
+def _finding(finding: Mapping[str, Any]) -> str:
+    column = f" column '{finding['column']}'" if finding["column"] else ""
+    return f"{finding['code']}:{column} {finding['message']} ({finding['count']}x)"

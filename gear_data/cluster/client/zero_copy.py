@@ -1,0 +1,38 @@
+"""Where in a batch the rows of a column go that are copied as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gear_data.collection.collector import Places
+from gear_data.selection.windows import Int64Array, Windows
+
+
+def copied_to(plan: Int64Array, column: int) -> int | None:
+    """The output that is a plain copy of a column, row for row; None where there is another, or none."""
+    from gear_data.kernels.cpu import collect as cpu
+
+    reading = np.isin(plan[:, cpu.KIND], (cpu.KIND_COPY, cpu.KIND_CONVERT, cpu.KIND_DISCOUNTED))
+    outputs = np.flatnonzero(reading & (plan[:, cpu.COLUMN] == column))
+    if len(outputs) != 1:
+        return None
+    fields = plan[outputs[0]]
+    # Shifted rows do not stand beside each other: one of them is a final observation, or a fill.
+    return int(outputs[0]) if fields[cpu.KIND] == cpu.KIND_COPY and not fields[cpu.SHIFT] else None
+
+
+def target_rows(places: Places, output: int, windows: Windows, low: Int64Array, count: Int64Array) -> Int64Array:
+    """int64 [B]: the address of each window's first valid row in an output that is not shifted.
+
+    Args:
+        low, count: int64 [B]: the first row of the episode that it reads, and how many.
+    """
+    from gear_data.kernels.cpu import collect as cpu
+
+    first, width, pad_left, row_bytes = places.plan[
+        output, [cpu.FIRST, cpu.WIDTH, cpu.PAD_LEFT, cpu.OUT_BYTES]
+    ].tolist()
+    head = width - count if pad_left else low - (windows.start + first)
+    rows = places.rows if len(places.rows) else np.arange(len(windows))
+    found: Int64Array = places.addresses[output] + (rows * width + head) * row_bytes
+    return found

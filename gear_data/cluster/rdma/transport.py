@@ -1,0 +1,28 @@
+"""How bytes of another node are read."""
+
+from __future__ import annotations
+
+import os
+
+from gear_data.cluster.rdma.ports import DEVICE_VARIABLE, choose_port
+from gear_data.errors import DeviceError, unknown_name
+
+AUTO, VERBS, FLIGHT = "auto", "verbs", "flight"
+TRANSPORTS = (AUTO, VERBS, FLIGHT)
+
+
+def check_transport(name: str) -> None:
+    """Raises UnknownNameError."""
+    if name not in TRANSPORTS:
+        raise unknown_name("transport", name, TRANSPORTS)
+
+
+def has_device() -> bool:
+    """Whether there is an RDMA device with an active port. Raises DeviceError where a variable names another one."""
+    try:
+        choose_port()
+    except DeviceError:
+        if os.environ.get(DEVICE_VARIABLE) is not None:
+            raise
+        return False
+    return True

@@ -1,0 +1,56 @@
+"""Damaged shards of a dataset that is opened all the same."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+import numpy as np
+
+from gear_data.dataset.store import Root
+from gear_data.errors import CorruptShardError, EmptySourceError
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.dataset_files import open_files
+from gear_data.storage.verify import verify
+
+
+def find_bad_shards(path: str | os.PathLike[str]) -> frozenset[str]:
+    """The files of shards that do not verify, here or at any other rank of torch.distributed; a warning says which.
+
+    Raises:
+        CorruptShardError: a table is damaged, without which nothing can be read.
+        GearError: the manifest cannot be used.
+    """
+    report, tables = verify(path), open_files(path).manifest().tables.values()
+    errors = {check.file: check.error for check in report.shards if not check.ok}
+    for table in tables:
+        if table.file in errors:
+            raise CorruptShardError(f"is damaged: {errors[table.file]}", file=f"{path}/{table.file}")
+    for file, error in _of_all_ranks({file: str(error) for file, error in errors.items()}).items():
+        warnings.warn(f"{path}: {file} is left out: {error}", RuntimeWarning, stacklevel=3)
+        errors[file] = error
+    return frozenset(errors)
+
+
+def _of_all_ranks(errors: dict[str, str]) -> dict[str, str]:
+    if "torch.distributed" not in sys.modules:
+        return errors
+    from gear_data.common.distributed import from_every_rank
+
+    return {file: error for found in from_every_rank(errors) for file, error in found.items()}
+
+
+def sound_episodes(root: Root) -> Int64Array:
+    """int64 [k], ascending: the episodes of the shards that are not bad.
+
+    Raises:
+        EmptySourceError: there are none.
+    """
+    bad = [index for index, shard in enumerate(root.manifest.shards) if shard.entry.file in root.bad]
+    ids = np.flatnonzero(~np.isin(root.placement[0], bad)).astype(np.int64)
+    if not len(ids):
+        raise EmptySourceError(
+            "none of its shards is sound", file=str(root.path), hint="gear-data repair, or convert again"
+        )
+    return ids

@@ -1,0 +1,45 @@
+"""Root of a dataset whose shards are on several nodes, as the rest of the package sees one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.cluster.client.reader import ClusterReader
+from gear_data.cluster.client.shard_client import Nodes
+from gear_data.cluster.client.shards import placed_values
+from gear_data.collection.collector import ColumnReader
+from gear_data.dataset.store import Root
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.sidecar import REWARDS
+
+
+class ClusterRoot(Root):
+    """All episodes of a dataset of which some shards, or none, are here, and the others on other nodes.
+
+    Attributes that a kind of it sets:
+        _nodes: the nodes.
+        _here: bool [shards].
+    """
+
+    is_remote = True
+    _nodes: Nodes
+    _here: npt.NDArray[np.bool_]
+
+    def _rewards(self, shard: int) -> npt.NDArray[Any]:
+        # A discount's returns are worked out and kept here, so that any can be chosen without the nodes' help: of all
+        # columns they send the rewards alone, once.
+        return self._stored.column(shard, self.manifest.schema.index(REWARDS))
+
+    def reader(self) -> ColumnReader:
+        shard, start = self.placement
+        return ClusterReader(self._nodes, self.shards, self._here, shard, start, self.lengths, lambda: self.finals)
+
+    def values(self, name: str, ids: Int64Array) -> pa.Array:
+        shard, first, last = np.array(list(self._runs(ids)), np.int64).reshape(-1, 3).T
+        spans = (shard, first, last - first)
+        arrays = placed_values(self._nodes, self.shards, self._here, self.schema.index(name), spans)
+        return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

@@ -1,0 +1,117 @@
+"""A dataset that other machines serve, as the rest of the package sees one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gear_data.cluster.addresses import SCHEME, Access, Address, parse_nodes
+from gear_data.cluster.client.shard_client import Nodes
+from gear_data.cluster.client.shards import RemoteShards
+from gear_data.cluster.rdma.transport import AUTO
+from gear_data.dataset.cluster_store import ClusterRoot
+from gear_data.errors import ClusterError
+from gear_data.residency import Shards, open_shards
+from gear_data.schema import Schema
+from gear_data.storage.dataset_files import FolderFiles
+from gear_data.storage.manifest import FileEntry, Manifest
+from gear_data.storage.remote.cache import ShardCache, default_folder
+from gear_data.storage.sidecar import COLUMN, Sidecar
+
+RESIDENCY = "remote"
+
+
+class ServedFiles:
+    """`DatasetFiles` of a dataset that nodes serve. Its tables are fetched, and kept in a cache of this machine; its
+    shards' files stay where they are.
+
+    Args:
+        addresses: of all nodes.
+        cache: where tables are kept.
+        transport: see `Nodes`.
+    """
+
+    def __init__(self, addresses: tuple[Address, ...], cache: ShardCache, transport: str = AUTO) -> None:
+        self._addresses = addresses
+        self._cache = cache
+        self._transport = transport
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Connections and tokens belong to a process.
+        return (ServedFiles, (self._addresses, self._cache, self._transport))
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        return Nodes(self._addresses, Access.from_environment(), transport=self._transport)
+
+    @property
+    def place(self) -> str:
+        return SCHEME + ",".join(map(str, self._addresses))
+
+    def manifest(self) -> Manifest:
+        return self.nodes.manifest
+
+    def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
+        """The nodes did so, each with its own files, and all shards are held: see `Nodes`."""
+
+    @contextmanager
+    def local(self, entry: FileEntry) -> Iterator[Path]:
+        names = [name for name, table in self.nodes.manifest.tables.items() if table == entry]
+        if not names:
+            raise ClusterError("stays on its node: a node sends steps, not files", file=self.name(entry))
+
+        def fetch(file: BinaryIO) -> None:
+            for piece in self.nodes.file_pieces(names[0]):
+                file.write(piece)
+
+        with self._cache.use(entry, fetch, self.name(entry)) as path:
+            yield path
+
+    def name(self, entry: FileEntry) -> str:
+        return f"{self.place}/{entry.file}"
+
+    def identity(self, entry: FileEntry) -> list[Any]:
+        return [self.place]
+
+    def sidecars(self, contents: str) -> Path:
+        return self._cache.folder / "sidecars" / contents
+
+
+class ServedRoot(ClusterRoot):
+    """All episodes of a dataset that nodes serve, none of whose shards is here."""
+
+    def __init__(self, files: ServedFiles, residency: str = RESIDENCY, bad: frozenset[str] = frozenset()) -> None:
+        self._nodes = files.nodes
+        super().__init__(files, residency, bad)
+
+    def _open_shards(self) -> Shards:
+        self._here = np.zeros(len(self.manifest.shards), np.bool_)
+        return RemoteShards(self._nodes)
+
+    def _open_sidecar(self, sidecar: Sidecar) -> Shards:
+        return open_shards("mmap", FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
+
+
+def open_served(
+    place: str,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+    transport: str = AUTO,
+) -> ServedRoot:
+    """The dataset of `gear://host:port,host:port`.
+
+    Args:
+        cache_dir, cache_bytes, transport: see `gear_data.open`.
+
+    Raises:
+        InvalidArgumentError: no such addresses, or a token is needed and there is none.
+        ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
+    """
+    cache = ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes)
+    return ServedRoot(ServedFiles(parse_nodes(place), cache, transport))

@@ -1,0 +1,143 @@
+"""What stands under `meta/` of a LeRobot v3.0 dataset: `info.json`, `stats.json`, the tasks and the list of episodes.
+
+What LeRobot has no place for and an equal dataset needs stands beside them, see
+`gear_data.ingest.sources.lerobot.notes`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gear_data.dataset.dataset import Dataset
+from gear_data.exports.exporter import episode_blocks
+from gear_data.exports.facts import episode_facts, episode_finals, source_metadata
+from gear_data.exports.lerobot.features import CLOCK, TASK, Feature
+from gear_data.exports.nested import nested_finals
+from gear_data.exports.table_writer import TableWriter
+from gear_data.ingest.sources.lerobot.notes import FINALS, NOTES, LerobotNotes
+from gear_data.schema import ColumnSpec
+from gear_data.storage.statistics import ColumnStatistics
+
+#: Column bytes of a data file, as LeRobot's default is.
+DATA_MB = 100
+#: Columns of LeRobot's own list of episodes: facts of these names are left out.
+LISTED = ("episode_index", "tasks", "dataset_from_index", "dataset_to_index")
+_VERSION = "v3.0"
+_VIDEO_MB = 200
+_CHUNK_FILES = 1000
+_PATTERN = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+
+
+def data_path(number: int) -> str:
+    """Where the data file of a number stands."""
+    return f"data/{_PATTERN}".format(chunk_index=number // _CHUNK_FILES, file_index=number % _CHUNK_FILES)
+
+
+def write_meta(
+    folder: Path,
+    dataset: Dataset,
+    columns: Sequence[Feature],
+    made: Sequence[ColumnSpec],
+    statistics: Mapping[str, ColumnStatistics],
+    tasks: Sequence[str],
+    files: Sequence[int],
+    fps: float,
+) -> None:
+    """Writes all of it.
+
+    Args:
+        folder: the dataset's.
+        columns: the dataset's own features.
+        made: LeRobot's columns that the dataset has not, and their `statistics`.
+        tasks: texts by `task_index`.
+        files: for each episode, the number of its data file.
+    """
+    (folder / _EPISODES).parent.mkdir(parents=True)
+    declared = {feature.name: feature.declared for feature in columns}
+    declared.update({spec.name: {"dtype": spec.dtype, "shape": [1], "names": None} for spec in made})
+    info = {
+        "codebase_version": _VERSION,
+        "robot_type": source_metadata(dataset).get("robot_type"),
+        "total_episodes": dataset.num_episodes,
+        "total_frames": dataset.num_steps,
+        "total_tasks": len(tasks),
+        "chunks_size": _CHUNK_FILES,
+        "data_files_size_in_mb": DATA_MB,
+        "video_files_size_in_mb": _VIDEO_MB,
+        "fps": fps,
+        "splits": {"train": f"0:{dataset.num_episodes}"},
+        "data_path": f"data/{_PATTERN}",
+        "video_path": None,
+        "features": declared,
+    }
+    _write_json(folder / "meta/info.json", info)
+    fixed = [feature for feature in columns if not feature.spec.variable_length]
+    found = {**{feature.name: dataset.statistics[feature.spec.name] for feature in fixed}, **statistics}
+    _write_json(folder / "meta/stats.json", {name: _stats(dataset, each) for name, each in found.items()})
+    _write_tasks(folder / "meta/tasks.parquet", tasks)
+    _write_episodes(folder / _EPISODES, dataset, np.array(files, np.int64))
+    finals = [feature for feature in columns if feature.spec.has_final]
+    if finals:
+        _write_finals(folder / FINALS, dataset, finals)
+    notes = LerobotNotes(
+        made=tuple(spec.name for spec in made if spec.name in (CLOCK, TASK)),
+        vectors=tuple(feature.name for feature in columns if feature.spec.shape == (1,)),
+        finals=tuple(feature.name for feature in finals),
+    )
+    _write_json(folder / NOTES, notes.to_json())
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=4, ensure_ascii=False), encoding="utf-8")
+
+
+def _stats(dataset: Dataset, found: ColumnStatistics) -> dict[str, Any]:
+    numbers = {name: getattr(found, name).tolist() for name in ("min", "max", "mean", "std")}
+    return {**numbers, "count": [dataset.num_steps]}
+
+
+def _write_tasks(path: Path, texts: Sequence[str]) -> None:
+    """A table that pandas reads with the texts as its index, which is how LeRobot looks them up."""
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
+        for name, kind, dtype in ((TASK, "int64", "int64"), ("task", "unicode", "object"))
+    ]
+    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": None}
+    table = pa.table({TASK: np.arange(len(texts)), "task": pa.array(texts, pa.string())})
+    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), path)
+
+
+def _write_episodes(path: Path, dataset: Dataset, files: Any) -> None:
+    zeros = np.zeros(dataset.num_episodes, np.int64)
+    facts = episode_facts(dataset, 0, dataset.num_episodes)
+    texts = dataset.episode_table.column("task").to_pylist()
+    columns: dict[str, Any] = {
+        "episode_index": np.arange(dataset.num_episodes),
+        "tasks": pa.array([["" if text is None else text] for text in texts], pa.list_(pa.string())),
+        "length": dataset.lengths,
+        "data/chunk_index": files // _CHUNK_FILES,
+        "data/file_index": files % _CHUNK_FILES,
+        "meta/episodes/chunk_index": zeros,
+        "meta/episodes/file_index": zeros,
+        "dataset_from_index": dataset.offsets[:-1],
+        "dataset_to_index": dataset.offsets[1:],
+    }
+    others = {name: values for name, values in facts.items() if name not in (*LISTED, "task")}
+    pq.write_table(pa.table({**others, **columns}), path)
+
+
+def _write_finals(path: Path, dataset: Dataset, finals: Sequence[Feature]) -> None:
+    with TableWriter(path) as writer:
+        for first, last in episode_blocks(dataset):
+            found = episode_finals(dataset, first, last)
+            columns: dict[str, Any] = {"episode_index": np.arange(first, last)}
+            columns.update({feature.name: nested_finals(found, feature.spec) for feature in finals})
+            writer.write(pa.table(columns))

@@ -1,0 +1,142 @@
+"""Where episodes begin in a stream of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.errors import BadEpisodeError
+from gear_data.ingest.pipeline.id_ranges import SeenIds
+from gear_data.ingest.pipeline.step_order import falls
+from gear_data.ingest.sources.tables.stream import TablePart
+from gear_data.ingest.sources.tables.values import null_rows, storage_array
+
+_SORT = "sort the rows by episode and step first; if every file numbers its episodes anew, give them ids of their own"
+_NOTE = "episode_ids"
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The episode of every row: int64 [n] `codes` are the ids themselves, or places in `names`."""
+
+    codes: npt.NDArray[np.int64]
+    names: npt.NDArray[Any] | None
+
+    def __getitem__(self, row: int) -> int | str:
+        code = int(self.codes[row])
+        return code if self.names is None else str(self.names[code])
+
+    def values(self) -> npt.NDArray[Any]:
+        """[n]: the ids."""
+        return self.codes if self.names is None else self.names[self.codes]
+
+    def outside(self, low: Any, high: Any) -> npt.NDArray[np.bool_]:
+        """bool [n]: whether each is less than `low` or not less than `high`; None is no bound."""
+        values = self.codes if self.names is None else self.names
+        found = np.zeros(len(values), np.bool_)
+        if low is not None:
+            found |= values < low
+        if high is not None:
+            found |= values >= high
+        return found if self.names is None else found[self.codes]
+
+
+def read_ids(part: TablePart, column: str) -> Ids:
+    """Raises BadEpisodeError for a step that belongs to no episode, or to one of a number beyond int64."""
+    array = storage_array(part.table.column(column))
+    missing = null_rows(array)
+    if len(missing):
+        file, row = part.place(int(missing[0]))
+        raise BadEpisodeError(
+            "holds a null", file=file, column=column, row=row, hint="every step must say which episode it belongs to"
+        )
+    if pa.types.is_integer(array.type):
+        try:
+            return Ids(array.cast(pa.int64()).to_numpy(), None)
+        except pa.ArrowInvalid as error:
+            file, row = part.place(0)
+            raise BadEpisodeError(
+                f"numbers episodes beyond int64: {error}", file=file, column=column, row=row
+            ) from error
+    encoded = array.dictionary_encode()
+    names = np.array(encoded.dictionary.to_pylist(), dtype=object)
+    return Ids(encoded.indices.to_numpy().astype(np.int64), names)
+
+
+class EpisodeIds:
+    """Episodes begin where the id changes; one that comes back is refused.
+
+    Args:
+        column: of ids.
+        notes: where ids of episodes that ended are kept, also those that an earlier run read.
+        low, high: no id may be less than the one, or as much as the other: other parts of the source have those.
+    """
+
+    def __init__(self, column: str | None, notes: dict[str, Any], low: Any, high: Any) -> None:
+        self._column = column
+        self._notes = notes
+        self._low, self._high = low, high
+        self._ended = SeenIds(notes.get(_NOTE))
+        self._last: int | str | None = None
+
+    def starts(self, ids: Ids, part: TablePart) -> npt.NDArray[np.bool_]:
+        """bool [n]: whether each row begins an episode.
+
+        Raises:
+            BadEpisodeError: an episode goes on after another one began, or may do so.
+        """
+        outside = ids.outside(self._low, self._high)
+        if outside.any():
+            row = int(np.argmax(outside))
+            raise self._error(
+                f"episode {ids[row]} is out of order, where those of other files or row groups rise", row, part
+            )
+        starts = np.empty(len(ids.codes), np.bool_)
+        starts[0] = ids[0] != self._last
+        starts[1:] = ids.codes[1:] != ids.codes[:-1]
+        for row in np.flatnonzero(starts).tolist():
+            if self._last is not None:
+                self._ended.add(self._last)
+            value = ids[row]
+            if value in self._ended:
+                raise self._error(f"episode {value} goes on here after another one began", row, part)
+            self._last = value
+        self._notes[_NOTE] = self._ended.to_json()
+        return starts
+
+    def _error(self, message: str, row: int, part: TablePart) -> BadEpisodeError:
+        file, place = part.place(row)
+        return BadEpisodeError(message, file=file, column=self._column, row=place, hint=_SORT)
+
+
+class Boundaries:
+    """Numbers the episodes of a stream of steps."""
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._ended = True
+        self._step: npt.NDArray[np.int64] | None = None
+
+    def by_ends(self, ends: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """bool [n]: whether each row begins an episode, where `ends` says which end one."""
+        starts = np.concatenate([[self._ended], ends[:-1]])
+        self._ended = bool(ends[-1])
+        return starts
+
+    def by_steps(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """bool [n]: whether each row begins an episode, where steps are numbered anew in every one."""
+        before = self._step
+        self._step = numbers[-1:]
+        if before is None:
+            return np.concatenate([[True], falls(numbers)])
+        return falls(np.concatenate([before, numbers]))
+
+    def number(self, starts: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """int64 [n]: the running number of each row's episode."""
+        numbers: npt.NDArray[np.int64] = self._number + np.cumsum(starts, dtype=np.int64)
+        self._number = int(numbers[-1])
+        return numbers

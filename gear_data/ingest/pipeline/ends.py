@@ -1,0 +1,123 @@
+"""How episodes end: `terminated` and `truncated` for every source, whatever flags it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import BadEpisodeError, UnsupportedColumnError
+from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.pipeline.names import DONES
+from gear_data.schema import ColumnSpec
+from gear_data.storage.block import EpisodeBlock
+
+
+def end_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+    """The columns with `dones` gone and `terminated` and `truncated` there, both bool.
+
+    Raises:
+        UnsupportedColumnError: a flag with several values a step.
+    """
+    known = {column.name: column for column in columns}
+    for name in (DONES, "terminated", "truncated"):
+        if name in known and known[name].shape != ():
+            raise UnsupportedColumnError(
+                f"an end flag is one value a step, and this has shape {known[name].shape}",
+                column=known[name].source or name,
+                hint="give it another name with --rename, if it is something else",
+            )
+    flags = []
+    for name in ("terminated", "truncated"):
+        spec = known.get(name)
+        if spec is None and name == "terminated":
+            spec = known.get(DONES)
+        source = None if spec is None else spec.source or (spec.name if spec.name != name else None)
+        flags.append(ColumnSpec(name, "bool", source=source))
+    return (*(c for c in columns if c.name not in (DONES, "terminated", "truncated")), *flags)
+
+
+def complete_ends(block: EpisodeBlock, findings: Findings) -> EpisodeBlock:
+    """Adds the flags a source lacks, so that the last step of every episode has one.
+
+    - `dones` alone is read as `terminated`: such sources do not tell a time limit from a terminal state.
+    - `dones` beside one of the two says what the other is.
+    - an episode whose last step has no flag was cut off: its last step becomes truncated.
+    - both flags set are kept as they are: Gymnasium's `step` may return both, a terminal state at the time limit.
+      Formats with a reading of their own (D4RL: terminated) have settled it before.
+    """
+    _check_flags(block)
+    columns = dict(block.columns)
+    last = block.offsets[1:] - 1
+    dones = columns.pop(DONES, None)
+    terminated = _flag(columns.get("terminated"), len(dones) if dones is not None else int(block.lengths.sum()))
+    truncated = _flag(columns.get("truncated"), len(terminated))
+    had_flags = bool({"terminated", "truncated"} & columns.keys())
+    if dones is not None and not had_flags:
+        terminated = _flag(dones, len(dones))
+        message = "the source has one end flag and no truncation; read as terminated, so time limits count as terminal"
+        findings.add(_first(block, "no-truncation-flag", message, np.arange(len(block)), DONES))
+    elif dones is not None and "terminated" not in columns:
+        terminated = dones.astype(np.bool_) & ~truncated
+    elif dones is not None and "truncated" not in columns:
+        truncated = dones.astype(np.bool_) & ~terminated
+    elif dones is not None and (differ := dones.astype(np.bool_) != (terminated | truncated)).any():
+        message = "the flag of any end is not that of the two others together; it is left out"
+        findings.add(_first(block, "flags-disagree", message, _episodes_of(block, differ), DONES))
+    unflagged = np.flatnonzero(~(terminated[last] | truncated[last]))
+    if len(unflagged):
+        truncated[last[unflagged]] = True
+        if not had_flags and dones is None:
+            findings.add(_first(block, "no-end-flag", "the source has no end flags; read as truncated", unflagged))
+        else:
+            message = "the last step has no end flag; read as truncated"
+            findings.add(_first(block, "unfinished-episode", message, unflagged))
+    inside = terminated | truncated
+    inside[last] = False
+    if inside.any():
+        message = "an end flag is set before the episode's last step; kept as it is"
+        findings.add(_first(block, "end-flag-inside", message, _episodes_of(block, inside)))
+    both = terminated & truncated
+    if both.any():
+        message = "terminated and truncated are both set; kept as they are"
+        findings.add(_first(block, "both-flags", message, _episodes_of(block, both)))
+    columns["terminated"], columns["truncated"] = terminated, truncated
+    return replace(block, columns=columns)
+
+
+def _flag(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.bool_]:
+    """A flag column of our own to write on."""
+    return np.zeros(count, np.bool_) if values is None else values.astype(np.bool_).copy()
+
+
+def _check_flags(block: EpisodeBlock) -> None:
+    """Raises BadEpisodeError for a flag that is neither 0 nor 1: what else it may mean is not guessed."""
+    for name in (DONES, "terminated", "truncated"):
+        values = block.columns.get(name)
+        if values is None or values.dtype.kind == "b":
+            continue
+        wrong = np.flatnonzero((values != 0) & (values != 1))
+        if len(wrong):
+            episode = int(np.searchsorted(block.offsets, wrong[0], side="right")) - 1
+            step = int(wrong[0] - block.offsets[episode])
+            raise BadEpisodeError(
+                f"step {step} of the episode has {values[wrong[0]]}, where an end flag is 0 or 1",
+                file=block.sources[episode],
+                column=name,
+                row=int(block.rows[episode]),
+                hint="mend the source, or give the column another name with --rename, if it is something else",
+            )
+
+
+def _episodes_of(block: EpisodeBlock, steps: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """The episodes that have one of the steps marked."""
+    return np.unique(np.searchsorted(block.offsets, np.flatnonzero(steps), side="right") - 1)
+
+
+def _first(
+    block: EpisodeBlock, code: str, message: str, episodes: npt.NDArray[Any], column: str | None = None
+) -> Finding:
+    first = int(episodes[0])
+    return Finding(code, message, len(episodes), block.sources[first], int(block.rows[first]), column)

@@ -1,0 +1,91 @@
+"""From a source's blocks to blocks as they are stored: checked, with their ends completed and what is derived added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gear_data.errors import CorruptSourceError, UnsupportedColumnError
+from gear_data.ingest.findings.checks import lint_block
+from gear_data.ingest.findings.record import Finding
+from gear_data.ingest.pipeline.derive import RETURNS_TO_GO, add_returns_to_go, check_finite, derived_columns
+from gear_data.ingest.pipeline.ends import complete_ends, end_columns
+from gear_data.ingest.pipeline.finals import kept_finals, leave_out_variable_finals
+from gear_data.ingest.pipeline.names import NO_NAME, is_storable
+from gear_data.ingest.source import EpisodeSource
+from gear_data.schema import ColumnSpec, Schema
+from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.remote.files import printable
+
+
+def stored_schema(source: EpisodeSource) -> Schema:
+    """The columns of the dataset that a source becomes."""
+    return Schema(derived_columns(end_columns(kept_finals(source.columns))))
+
+
+def note_replaced_columns(source: EpisodeSource) -> None:
+    """Adds a finding where a column of the source makes room for one that is derived."""
+    columns = {column.name: column for column in source.columns}
+    if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
+        message = "the source's own is replaced by that computed from its rewards; --rename keeps it under another name"
+        source.findings.add(Finding("replaced-column", message, column=RETURNS_TO_GO))
+
+
+def prepared_blocks(
+    source: EpisodeSource, start: Position, stop: Position, *, strict: bool
+) -> Iterator[tuple[EpisodeBlock, dict[str, Any]]]:
+    """Blocks ready to be written, each with the source's state when it was read from the block's position: what a run
+    resumed there must start from."""
+    has_rewards = any(column.name == "rewards" and column.shape == () for column in source.columns)
+    blocks = source.blocks(start, stop)
+    state: dict[str, Any] = {}
+    while True:
+        before = {"findings": source.findings.to_json(), "notes": dict(source.notes)}
+        block = next(blocks, None)
+        if block is None:
+            return
+        # Several blocks of one position are read again together, and all that is noticed on the way.
+        state = state if block.first else before
+        if not len(block):
+            continue
+        _check_block(block, source.columns)
+        block = leave_out_variable_finals(block, source.columns, source.findings)
+        ready = complete_ends(block, source.findings)
+        check_finite(ready, source.findings, strict=strict, rows_are_steps=source.rows_are_steps)
+        lint_block(ready, source.findings, rows_are_steps=source.rows_are_steps)
+        yield add_returns_to_go(ready) if has_rewards else ready, state
+
+
+def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
+    """That a block's arrays are what the schema says: from here on their bytes are written and hashed as they are. And
+    that its episodes' facts have names."""
+    for name in block.metadata:
+        if not is_storable(name):
+            raise UnsupportedColumnError(
+                f"a fact about an episode cannot have the name {name!r}: it is {NO_NAME}",
+                file=block.sources[0],
+                column=printable(name),
+                row=int(block.rows[0]),
+                hint="give it another in the source",
+            )
+    steps = int(block.lengths.sum())
+    for spec in columns:
+        parts = ("variable", "variable_finals") if spec.variable_length else ("columns", "finals")
+        counts = (steps, int(block.has_final.sum())) if spec.has_final else (steps,)
+        for part, count in zip(parts, counts, strict=False):
+            values = getattr(block, part)[spec.name]
+            if spec.variable_length:
+                if values.type != spec.arrow_type or len(values) != count or values.null_count:
+                    raise _changed(block, spec, str(values.type))
+            elif values.dtype != spec.numpy_dtype or values.shape != (count, *spec.shape):
+                raise _changed(block, spec, f"{values.dtype} {values.shape[1:]}")
+
+
+def _changed(block: EpisodeBlock, spec: ColumnSpec, found: str) -> CorruptSourceError:
+    return CorruptSourceError(
+        f"holds {found} here, and {spec.dtype} {spec.shape} where it began",
+        file=block.sources[0],
+        column=spec.source or spec.name,
+        row=int(block.rows[0]),
+        hint="bring the column to one type and shape first",
+    )

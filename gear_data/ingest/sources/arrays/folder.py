@@ -1,0 +1,65 @@
+"""A folder of `.npy` files, one a column (`observations.npy`, `infos/qpos.npy`), or of such folders, one an episode."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from gear_data.errors import UnknownFormatError
+from gear_data.ingest.findings.record import Findings
+from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.pipeline.columns import SCALARS
+from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.sources.arrays.episodes import ArrayEpisodes, Part
+from gear_data.ingest.sources.arrays.files import array_file
+from gear_data.ingest.sources.arrays.layouts import array_part
+
+_SUFFIX = ".npy"
+
+
+def probe(location: Location) -> str | None:
+    folders = _folders(location)
+    for folder, files in folders.items():
+        names = {canonical_name(name) for name in files}
+        if "actions" in names or names & SCALARS:
+            return f"NumPy files: {folder or 'the folder'} holds {', '.join(files)}"
+        break
+    return None
+
+
+def open_(location: Location, options: SourceOptions) -> ArrayEpisodes:
+    folders = list(_folders(location).items())
+    if not folders:
+        raise UnknownFormatError("holds no .npy file", file=location.name)
+    sizes = [sum(file.size for file in files.values()) for _, files in folders]
+
+    def part(i: int) -> Part:
+        folder, files = folders[i]
+        arrays = {name: array_file(file) for name, file in files.items()}
+        return array_part(folder, sizes[i], arrays, options, alone=len(folders) == 1, seekable=True)
+
+    return ArrayEpisodes([folder for folder, _ in folders], sizes, part, Findings())
+
+
+def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:
+    """Folder -> column -> file. Below a folder that has arrays itself, folders are parts of the columns' names."""
+    files = [(PurePosixPath(file.name), file) for file in location.with_suffix(_SUFFIX)]
+    if any(path.parent == PurePosixPath() for path, _ in files):
+        depth = 0
+    else:
+        depth = min((len(path.parts) - 1 for path, _ in files), default=0)
+    folders: dict[str, dict[str, SourceFile]] = {}
+    for path, file in files:
+        column = ".".join(path.with_suffix("").parts[depth:])
+        folders.setdefault("/".join(path.parts[:depth]), {})[column] = file
+    return {folder or location.name: found for folder, found in folders.items()}
+
+
+FORMAT = Format(
+    name="numpy",
+    probe=probe,
+    open=open_,
+    priority=11,
+    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps"}),
+    suffixes=(".npy",),
+)

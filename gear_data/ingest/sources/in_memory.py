@@ -1,0 +1,77 @@
+"""Episodes in memory: any iterable of mappings, or of objects such as Minari's and d3rlpy's episodes.
+
+What an episode may hold: see `gear_data.ingest.pipeline.episode_stream.EpisodeStream`.
+Observations, actions and infos may be
+mappings (Dict spaces) and tuples (Tuple spaces) of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+from gear_data.errors import InvalidArgumentError, UnknownFormatError
+from gear_data.ingest.location import Location
+from gear_data.ingest.pipeline.episode_stream import EpisodeStream
+from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.storage.block import BEGIN
+
+
+def probe(location: Location) -> str | None:
+    return None if location.episodes is None else "episodes in memory"
+
+
+def open_(location: Location, options: SourceOptions) -> EpisodeStream:
+    episodes = location.episodes
+    if episodes is None:
+        raise UnknownFormatError("is not an iterable of episodes", file=location.name)
+    count = len(episodes) if hasattr(episodes, "__len__") else None
+    is_iterator = not callable(episodes) and iter(episodes) is episodes
+    reader = _Iterator(episodes, location.name) if is_iterator else _Iterable(episodes, location.name)
+    return EpisodeStream(location.name, reader.read, options, units=[Unit(BEGIN, 0)], num_rows=count)
+
+
+class _Iterable:
+    """What can be iterated over again and again; or a function that returns an iterable."""
+
+    def __init__(self, episodes: Any, name: str) -> None:
+        self._episodes = episodes
+        self._name = name
+
+    def read(self, start: int, stop: int | None) -> Iterator[Any]:
+        episodes = self._episodes() if callable(self._episodes) else self._episodes
+        if not isinstance(episodes, Iterable) and not hasattr(episodes, "__getitem__"):
+            raise InvalidArgumentError(
+                f"gives {type(episodes).__name__}, where an iterable of episodes is expected", file=self._name
+            )
+        return islice(episodes, start, stop)
+
+
+class _Iterator:
+    """What can be iterated over only once. A look at the first episode does not count."""
+
+    def __init__(self, episodes: Iterator[Any], name: str) -> None:
+        self._name = name
+        self._first = list(islice(episodes, 1))
+        self._rest: Iterator[Any] | None = episodes
+
+    def read(self, start: int, stop: int | None) -> Iterator[Any]:
+        if (start, stop) == (0, 1):
+            return iter(self._first)
+        if self._rest is None:
+            raise InvalidArgumentError(
+                "the iterator has been read already, and cannot be read again",
+                file=self._name,
+                hint="give a list, or the generator function itself",
+            )
+        rest, self._rest = self._rest, None
+        return islice(chain(self._first, rest), start, stop)
+
+
+FORMAT = Format(
+    name="in-memory",
+    probe=probe,
+    open=open_,
+    priority=60,
+)

@@ -1,0 +1,139 @@
+"""What gear-data's own LeRobot exports say beside LeRobot's files, so that they convert to an equal dataset again.
+
+LeRobot needs columns that a dataset may lack, keeps shapes () and (1,) as the same scalar, and has no place for final
+observations. `meta/gear_data.json` names the features concerned; `meta/final_observations.parquet` has a row an
+episode: `episode_index`, and the final observation of every such feature, null where an episode has none. LeRobot looks
+at neither file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.errors import CorruptSourceError
+from gear_data.ingest.location import Location
+from gear_data.ingest.sources.json_files import read_json_object
+from gear_data.ingest.sources.tables.stream import ParquetTables
+from gear_data.ingest.sources.tables.values import Irregular, null_rows, storage_array, to_numpy
+from gear_data.schema import ColumnSpec
+from gear_data.storage.block import END, EpisodeBlock, Position
+
+NOTES = "meta/gear_data.json"
+FINALS = "meta/final_observations.parquet"
+_EPISODE = "episode_index"
+
+
+@dataclass(frozen=True)
+class LerobotNotes:
+    """Features of an export, by LeRobot's names.
+
+    Attributes:
+        made: LeRobot needs them, and the dataset had no such column.
+        vectors: vectors of one element, which LeRobot keeps as scalars.
+        finals: observations that have a final one.
+    """
+
+    made: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
+    finals: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"made": list(self.made), "vectors": list(self.vectors), "finals": list(self.finals)}
+
+    def columns(self, columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        """The columns as they were before the export, those of `made` among them."""
+        return tuple(
+            replace(
+                spec,
+                shape=(1,) if _source(spec) in self.vectors and spec.shape == () else spec.shape,
+                has_final=_source(spec) in self.finals and not spec.variable_length,
+            )
+            for spec in columns
+        )
+
+
+def read_notes(location: Location) -> LerobotNotes:
+    """Empty for a dataset that gear-data did not write.
+
+    Raises:
+        CorruptSourceError: not a JSON object of lists of names.
+    """
+    file = location.file(NOTES)
+    if file is None:
+        return LerobotNotes()
+    values = read_json_object(file)
+    names = {key: values.get(key, []) for key in ("made", "vectors", "finals")}
+    for key, value in names.items():
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise CorruptSourceError("should be a list of names", file=NOTES, column=key)
+    return LerobotNotes(**{key: tuple(value) for key, value in names.items()})
+
+
+class FinalObservations:
+    """Final observations by episode number, read from `FINALS` as they are asked for.
+
+    Raises:
+        CorruptSourceError: the file is missing, cut short, or lacks a column.
+    """
+
+    def __init__(self, location: Location, columns: tuple[ColumnSpec, ...]) -> None:
+        file = location.file(FINALS)
+        if file is None:
+            raise CorruptSourceError(f"is missing, and {NOTES} names final observations", file=FINALS)
+        self._columns = columns
+        self._tables = ParquetTables((file,))
+        names = [_EPISODE, *(_source(spec) for spec in columns)]
+        for name in names:
+            if name not in self._tables.schema.names:
+                raise CorruptSourceError("the column is missing", file=FINALS, column=name)
+        self._tables.select(names)
+
+    def add(self, block: EpisodeBlock, ids: npt.NDArray[np.int64]) -> EpisodeBlock:
+        """The block with the final observations of its episodes, of which `ids` are the numbers, rising."""
+        if (np.diff(ids) <= 0).any():
+            raise CorruptSourceError(f"the episodes' numbers are not rising, as those in {FINALS} are", column=_EPISODE)
+        rows = self._rows(int(ids[0]), int(ids[-1])).take(pa.array(ids - ids[0]))
+        if not np.array_equal(rows.column(_EPISODE).to_numpy(), ids):
+            raise CorruptSourceError("a row is not that of its episode", file=FINALS, column=_EPISODE)
+        found = {spec.name: _known(rows, spec) for spec in self._columns}
+        has_final = next(iter(found.values()))[0]
+        for name, (known, _) in found.items():
+            if not np.array_equal(known, has_final):
+                raise CorruptSourceError("only part of a final observation", file=FINALS, column=name)
+        return replace(block, has_final=has_final, finals={name: values for name, (_, values) in found.items()})
+
+    def _rows(self, first: int, last: int) -> pa.Table:
+        tables: list[pa.Table] = []
+        needed = last + 1 - first
+        if needed > 0 <= first:
+            for part in self._tables.parts(Position(0, first), END):
+                tables.append(part.table.slice(0, needed))
+                needed -= len(tables[-1])
+                if not needed:
+                    return pa.concat_tables(tables)
+        raise CorruptSourceError(f"has no rows for episodes {first} to {last}", file=FINALS)
+
+
+def _known(rows: pa.Table, spec: ColumnSpec) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
+    """Which rows have a final observation, and those there are."""
+    array = storage_array(rows.column(_source(spec)))
+    known = np.ones(len(array), np.bool_)
+    known[null_rows(array)] = False
+    try:
+        values = to_numpy(array.filter(pa.array(known)), spec.shape)
+    except (Irregular, pa.ArrowException, AttributeError) as error:
+        raise CorruptSourceError(
+            f"should hold {spec.dtype} {spec.shape}: {error}", file=FINALS, column=spec.name
+        ) from error
+    if str(values.dtype) != spec.dtype:
+        raise CorruptSourceError(f"holds {values.dtype}, not {spec.dtype}", file=FINALS, column=_source(spec))
+    return known, values
+
+
+def _source(spec: ColumnSpec) -> str:
+    return spec.source or spec.name

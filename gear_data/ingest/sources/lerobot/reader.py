@@ -1,0 +1,164 @@
+"""LeRobot v2.0, v2.1 and v3.0: Parquet files with a row a frame, and what `meta/` says of them.
+
+v2 has one file an episode, v3 files of many episodes that are closed by size. The files found are read; where LeRobot's
+templates (`data_path`) would look for them is of no account. The rows' own `episode_index` is trusted over the
+metadata; where the two differ, a finding says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFormatError
+from gear_data.ingest.findings.record import Findings
+from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.sources.lerobot.checks import (
+    check_block,
+    check_features,
+    check_listing,
+    check_timestamps,
+    task_texts,
+)
+from gear_data.ingest.sources.lerobot.meta import Info, ListedEpisodes, read_episodes, read_info, read_tasks
+from gear_data.ingest.sources.lerobot.notes import FinalObservations, read_notes
+from gear_data.ingest.sources.tables.step_rows import StepRows
+from gear_data.ingest.sources.tables.stream import ParquetTables
+from gear_data.schema import ColumnSpec
+from gear_data.storage.block import EpisodeBlock, Position
+
+_EPISODE = "episode_index"
+#: Columns that the checks and the episodes' tasks need, whether or not they are to be kept.
+_TASK, _TIME = "task_index", "timestamp"
+_MAJORS = (2, 3)
+
+
+def probe(location: Location) -> str | None:
+    if not _data_files(location):
+        return None
+    info = read_info(location)
+    return None if info is None else f"a LeRobot dataset {info.version}: it has {info.name}"
+
+
+def open_(location: Location, options: SourceOptions) -> LeRobotRows:
+    files = _data_files(location)
+    info = read_info(location) if files else None
+    if info is None:
+        raise UnknownFormatError("no meta/info.json of LeRobot's with Parquet files under data/", file=location.name)
+    if info.major not in _MAJORS:
+        hint = "the rows alone can be read with --format step-rows"
+        if info.major == 1:
+            hint = f"bring it to v2 or v3 with LeRobot's own converters (lerobot/datasets); or: {hint}"
+        raise UnknownFormatError(
+            f"LeRobot {info.version} is not supported; v2.0, v2.1 and v3.0 are", file=location.name, hint=hint
+        )
+    if options.episode_column not in (None, _EPISODE):
+        raise InvalidArgumentError(
+            f"episodes of a LeRobot dataset are numbered by '{_EPISODE}'",
+            column=options.episode_column,
+            hint="leave --episode-column out, or read the rows alone with --format step-rows",
+        )
+    return LeRobotRows(location, files, info, options)
+
+
+def _data_files(location: Location) -> tuple[SourceFile, ...]:
+    return tuple(file for file in location.with_suffix(".parquet") if file.name.startswith("data/"))
+
+
+class LeRobotRows:
+    """An `EpisodeSource`: steps as `StepRows` gives them, with the episodes' own facts and tasks, and checked."""
+
+    rows_are_steps = True
+
+    def __init__(self, location: Location, files: tuple[SourceFile, ...], info: Info, options: SourceOptions) -> None:
+        tables = ParquetTables(files)
+        names = tables.schema.names
+        if _EPISODE not in names:
+            raise CorruptSourceError("the column is missing; every frame has it", file=files[0].name, column=_EPISODE)
+        needed = [name for name in (_TASK, _TIME) if name in names]
+        asked = None if options.columns is None else {*options.columns}
+        if asked is not None:
+            options = replace(options, columns=(*(options.columns or ()), *needed))
+        self._rows = StepRows(location, tables, options)
+        by_source = {_source(spec): spec for spec in self._rows.columns}
+        self._task, self._time = by_source.get(_TASK), by_source.get(_TIME)
+        if self._task is not None and self._task.numpy_dtype.kind not in "iu":
+            raise CorruptSourceError(
+                f"should number the tasks, and is {self._task.dtype}", file=files[0].name, column=_TASK
+            )
+        self._info = info
+        self._tasks = read_tasks(location, info.major)
+        self._listed = read_episodes(location, info.major)
+        exported = read_notes(location)
+        unwanted = {
+            spec.name
+            for name, spec in by_source.items()
+            if name in exported.made or (name in needed and asked is not None and not asked & {spec.name, name})
+        }
+        kept = tuple(spec for spec in self._rows.columns if spec.name not in unwanted)
+        self.columns = exported.columns(kept)
+        with_final = tuple(spec for spec in self.columns if spec.has_final)
+        self._finals = FinalObservations(location, with_final) if with_final else None
+        self.metadata: Mapping[str, Any] = info.facts
+        self.num_rows: int | None = info.total_frames or tables.num_rows
+        self.findings: Findings = self._rows.findings
+        self.notes: dict[str, Any] = self._rows.notes
+        check_features(info, names, self._rows.columns, self.findings)
+        check_listing(info, self._listed, [file.name for file in files], self.findings)
+
+    def units(self) -> Sequence[Unit]:
+        return self._rows.units()
+
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        for block in self._rows.blocks(start, stop):
+            yield self._complete(block) if len(block) else block
+
+    def _complete(self, block: EpisodeBlock) -> EpisodeBlock:
+        """The block with facts and tasks, without columns that were read for the checks alone."""
+        ids = np.asarray(block.metadata[_EPISODE], np.int64)
+        places = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
+        if self._listed is not None:
+            check_block(block, places, self._listed, self.findings)
+        if self._time is not None and not self._time.variable_length and self._info.fps is not None:
+            check_timestamps(block, block.columns[self._time.name], self._info.fps, self.findings)
+        tasks: list[str | None] = [None] * len(ids)
+        if self._task is not None:
+            tasks = task_texts(block, block.columns[self._task.name], self._tasks, self.findings)
+        if self._listed is not None:
+            tasks = [task or _first_task(self._listed, i) for task, i in zip(tasks, places.tolist(), strict=True)]
+        metadata = {**_facts(self._listed, places), **block.metadata, "task": [task or None for task in tasks]}
+        columns = {
+            spec.name: block.columns[spec.name].reshape(-1, *spec.shape)
+            for spec in self.columns
+            if not spec.variable_length
+        }
+        block = replace(block, columns=columns, metadata=metadata)
+        return block if self._finals is None else self._finals.add(block, ids)
+
+
+def _source(spec: ColumnSpec) -> str:
+    return spec.source or spec.name
+
+
+def _facts(listed: ListedEpisodes | None, places: Any) -> dict[str, list[Any]]:
+    if listed is None:
+        return {}
+    return {name: [values[i] if i >= 0 else None for i in places.tolist()] for name, values in listed.facts.items()}
+
+
+def _first_task(listed: ListedEpisodes, place: int) -> str | None:
+    return listed.tasks[place][0] if place >= 0 and listed.tasks[place] else None
+
+
+FORMAT = Format(
+    name="lerobot",
+    probe=probe,
+    open=open_,
+    priority=40,
+    uses=frozenset({"episode_column", "step_column", "end_column"}),
+    suffixes=(".parquet",),
+)

@@ -1,0 +1,182 @@
+"""What Minari's `metadata.json` says: the spaces of observations and actions, and facts about the dataset.
+
+Layout: https://minari.farama.org/content/dataset_standards. Spaces stand there as JSON text, with bounds for every
+element; nested Dict and Tuple spaces are flattened to dotted names here, as they are to columns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gear_data.errors import CorruptSourceError
+from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.sources.json_files import json_object, read_json_object
+
+METADATA = "metadata.json"
+
+#: Bounds of image spaces make it megabytes; this is far above the largest there are.
+#: Longer texts and lists are not kept among the facts.
+_MAX_FACT = 10_000
+_MAX_DEPTH = 32
+#: Minari encodes a uint8 Box as JPEG if both its first axes have at least this many elements.
+_IMAGE_SIDE = 32
+_SPACES = {"observations": "observation_space", "actions": "action_space"}
+#: Facts about one space that stay: bounds by element and character sets do not.
+_SPACE_FACTS = ("type", "dtype", "shape", "n", "nvec", "start", "min_length", "max_length")
+
+
+@dataclass(frozen=True)
+class SpaceLeaf:
+    """A space that is not made of others.
+
+    Attributes:
+        kind: its Gymnasium class: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, `Text`.
+        dtype: NumPy name; None for a Text.
+        shape: of one step; `()` for a Discrete and a Text.
+        encoded: its steps are stored as JPEG bytes: a uint8 Box of an image's size, in a dataset that encodes them.
+    """
+
+    kind: str
+    dtype: str | None
+    shape: tuple[int, ...]
+    encoded: bool
+
+
+@dataclass(frozen=True)
+class MinariMetadata:
+    """What `metadata.json` says.
+
+    Attributes:
+        data_format: `hdf5`, `arrow` or `parquet`; None in files older than Minari 0.5.
+        leaves: dotted column name, such as `observations.image` or `actions.0`, -> space.
+        total_episodes, total_steps: as declared, which need not be true; None where they are not.
+        facts: everything else worth keeping, JSON-able and of bounded size; spaces without their bounds.
+    """
+
+    data_format: str | None
+    leaves: Mapping[str, SpaceLeaf]
+    total_episodes: int | None
+    total_steps: int | None
+    facts: Mapping[str, Any]
+
+    def note_counts(self, episodes: int, steps: int | None, findings: Findings) -> None:
+        """Adds a finding where what was found (None: not counted) is not what is declared."""
+        for what, declared, found in (
+            ("episodes", self.total_episodes, episodes),
+            ("steps", self.total_steps, steps),
+        ):
+            if declared is not None and found is not None and declared != found:
+                message = f"total_{what} is {declared}, there are {found}; those there are read"
+                findings.add(Finding("metadata-disagrees", message, file=METADATA, column=f"total_{what}"))
+
+
+def read_metadata(file: SourceFile) -> MinariMetadata:
+    """Reads a `metadata.json`.
+
+    Raises:
+        CorruptSourceError: not a JSON object, absurdly large, or with spaces that are none.
+    """
+    file.check_readable()
+    return parse_metadata(read_json_object(file), file.name)
+
+
+def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
+    """As `read_metadata`, of a metadata object read already."""
+    # Until a flag said so (Minari 0.5.4) image spaces were encoded; readers look at what is stored, too.
+    jpeg = raw.get("jpeg_encoding", True) is not False
+    leaves: dict[str, SpaceLeaf] = {}
+    facts = {key: value for key, value in raw.items() if key not in _SPACES.values() and _is_small(value)}
+    for column, key in _SPACES.items():
+        space = raw.get(key)
+        if space is None:
+            continue
+        if isinstance(space, str | bytes):
+            space = json_object(space, file, column=key)
+        leaves.update(_leaves(space, column, jpeg, f"{file} {key}", 0))
+        described = _described(space)
+        if _is_small(described):
+            facts[key] = described
+    data_format = raw.get("data_format")
+    return MinariMetadata(
+        data_format=data_format if isinstance(data_format, str) else None,
+        leaves=leaves,
+        total_episodes=_count(raw.get("total_episodes")),
+        total_steps=_count(raw.get("total_steps")),
+        facts=facts,
+    )
+
+
+def _leaves(space: Any, name: str, jpeg: bool, where: str, depth: int) -> Iterator[tuple[str, SpaceLeaf]]:
+    if not isinstance(space, dict) or depth > _MAX_DEPTH:
+        raise CorruptSourceError(f"'{name}' is not a space", file=where)
+    kind, subspaces = str(space.get("type")), space.get("subspaces")
+    if kind == "Dict" and isinstance(subspaces, dict):
+        for key, subspace in subspaces.items():
+            yield from _leaves(subspace, f"{name}.{key.replace('/', '.')}", jpeg, where, depth + 1)
+    elif kind == "Tuple" and isinstance(subspaces, list):
+        for index, subspace in enumerate(subspaces):
+            yield from _leaves(subspace, f"{name}.{index}", jpeg, where, depth + 1)
+    else:
+        shape, dtype = _shape(kind, space, name, where), space.get("dtype")
+        encoded = jpeg and kind == "Box" and _is_image(dtype, shape, space.get("low"), space.get("high"))
+        yield name, SpaceLeaf(kind, dtype if isinstance(dtype, str) else None, shape, encoded)
+
+
+def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[int, ...]:
+    shape = space.get("shape", ())
+    if kind == "MultiBinary":
+        shape = space.get("n", ())
+    elif kind == "MultiDiscrete":
+        nvec = space.get("nvec", ())
+        shape = []
+        while isinstance(nvec, list) and nvec:
+            shape.append(len(nvec))
+            nvec = nvec[0]
+    sides = [shape] if isinstance(shape, int) else shape
+    if not isinstance(sides, list | tuple) or not all(type(n) is int and n >= 0 for n in sides):
+        raise CorruptSourceError(f"'{name}' has shape {shape!r}", file=where)
+    return tuple(sides)
+
+
+def _is_image(dtype: object, shape: tuple[int, ...], low: object, high: object) -> bool:
+    """Minari's own rule (`minari.dataset.minari_storage.is_image_space`)."""
+    return (
+        dtype == "uint8"
+        and len(shape) in (2, 3)
+        and min(shape[:2]) >= _IMAGE_SIDE
+        and _all_are(low, 0)
+        and _all_are(high, 255)
+    )
+
+
+def _all_are(values: object, wanted: int) -> bool:
+    return all(_all_are(value, wanted) for value in values) if isinstance(values, list) else values == wanted
+
+
+def _described(space: Any) -> Any:
+    """A space without bounds and character sets. Its nesting is known to be bounded."""
+    kept = {key: space[key] for key in _SPACE_FACTS if key in space}
+    subspaces = space.get("subspaces")
+    if isinstance(subspaces, dict):
+        kept["subspaces"] = {key: _described(value) for key, value in subspaces.items()}
+    elif isinstance(subspaces, list):
+        kept["subspaces"] = [_described(value) for value in subspaces]
+    return kept
+
+
+def _is_small(value: object) -> bool:
+    try:
+        return len(json.dumps(value)) <= _MAX_FACT
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return int(value) if isinstance(value, int | float) else None

@@ -1,0 +1,140 @@
+"""The formats that sources may have. A new format is a module with a `FORMAT`, and its name here."""
+
+from __future__ import annotations
+
+import importlib
+
+from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError, unknown_name
+from gear_data.ingest.findings.record import Finding
+from gear_data.ingest.location import Location
+from gear_data.ingest.pipeline.columns import SCALARS, structure
+from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.source import DATA_SUFFIXES, EpisodeSource, Format, SourceOptions
+from gear_data.ingest.sources.tables.stream import TableStream, open_tables
+from gear_data.ingest.sources.tables.values import is_list, list_lengths, storage_array
+from gear_data.ingest.sources.unrecognised import unrecognised
+
+#: The modules that define a `FORMAT`, below `gear_data.ingest.sources`.
+_MODULES = (
+    "arrays.folder",
+    "arrays.npz",
+    "d4rl.reader",
+    "hdf5.robomimic",
+    "in_memory",
+    "lerobot.reader",
+    "minari.arrow",
+    "minari.hdf5",
+    "rlds",
+    "tables.episode_rows",
+    "tables.step_rows",
+    "torchrl",
+)
+_TABLES = ("episode-rows", "step-rows")
+_IN_MEMORY = "in-memory"
+#: Rows looked at to tell one value in a list from the steps of an episode.
+_HEAD_ROWS = 64
+#: Options that not every format has a use for.
+_OPTIONAL = ("episode_column", "step_column", "end_column", "max_episode_steps")
+
+
+def known_formats() -> dict[str, Format]:
+    """Name -> format, in the order they are probed."""
+    modules = [importlib.import_module(f"gear_data.ingest.sources.{name}") for name in _MODULES]
+    found: list[Format] = [module.FORMAT for module in modules]
+    return {item.name: item for item in sorted(found, key=lambda item: -item.priority)}
+
+
+def open_source(location: Location, name: str, options: SourceOptions) -> tuple[EpisodeSource, str, str]:
+    """Opens a source in the format `name`, or in the one found for "auto".
+
+    Returns:
+        The source, the format's name, and why it is that one.
+
+    Raises:
+        UnknownNameError: no such format.
+        UnknownFormatError: "auto" recognises nothing.
+    """
+    formats = known_formats()
+    if name != "auto" and name not in formats:
+        raise unknown_name("format", name, [*formats, "auto"])
+    try:
+        return _open_as(location, formats, name, options)
+    except GearError as error:
+        # What is wrong with options is known where there is no file yet.
+        error.file = error.file or location.name
+        raise
+
+
+def _open_as(
+    location: Location, formats: dict[str, Format], name: str, options: SourceOptions
+) -> tuple[EpisodeSource, str, str]:
+    if name != "auto":
+        return _open(formats[name], location, options), name, "asked for"
+    for item in formats.values():
+        # What a user says of columns goes before what their names and types suggest.
+        if item.name in _TABLES and (found := _by_named_columns(location, options)) is not None:
+            return _open(formats[found[0]], location, options), *found
+        if reason := item.probe(location):
+            return _open(item, location, options), item.name, reason
+    # Episodes in memory are recognised always, and nothing else ever is such.
+    raise unrecognised(location, [name for name in formats if name != _IN_MEMORY])
+
+
+def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSource:
+    """Opens a source, and notes what data in its folder another format would have to read."""
+    for name in _OPTIONAL:
+        if getattr(options, name) is not None and name not in item.uses:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidArgumentError(
+                f"the format {item.name} has no use for {name} ({flag})", file=location.name, hint="leave it out"
+            )
+    source = item.open(location, options)
+    for spec in source.columns:
+        if spec.name in SCALARS and spec.variable_length:
+            raise UnsupportedColumnError(
+                f"holds {spec.dtype}, where {spec.name} are numbers",
+                column=spec.source or spec.name,
+                hint="give it another name with --rename, if it is something else",
+            )
+    if item.suffixes:
+        left = [file for file in location.with_suffix(*DATA_SUFFIXES) if not file.path.lower().endswith(item.suffixes)]
+        if left:
+            message = f"files of another kind than {item.name}; left out: convert them by themselves"
+            source.findings.add(Finding("files-left-out", message, len(left), left[0].name))
+    return source
+
+
+def _by_named_columns(location: Location, options: SourceOptions) -> tuple[str, str] | None:
+    """The format of a table that columns named by the user imply, and why: lists where a row is an episode."""
+    flags = {
+        "--episode-column": options.episode_column,
+        "--step-column": options.step_column,
+        "--end-column": options.end_column,
+    }
+    tables = open_tables(location) if any(flags.values()) else None
+    if tables is None:
+        return None
+    named = structure(tables.schema.names, options)
+    for flag, name in flags.items():
+        if name is not None:
+            type_ = tables.schema.field(name).type
+            if named.episode_column is None and is_list(type_):
+                return "episode-rows", f"a row is an episode: '{name}', given as {flag}, is {type_}"
+            if (steps := _list_of_steps(tables, named)) is not None:
+                return "episode-rows", f"a row is an episode: '{steps}' is a list"
+            return "step-rows", f"a row is a step: '{name}' is given as {flag}"
+    return None
+
+
+def _list_of_steps(tables: TableStream, options: SourceOptions) -> str | None:
+    """The column of what is one value a step (rewards, end flags) that is a list of several in a row; None if none."""
+    rename = options.rename or {}
+    names: list[str] = [field.name for field in tables.schema if is_list(field.type)]
+    names = [name for name in names if (rename.get(name) or canonical_name(name)) in SCALARS]
+    if not names:
+        return None
+    tables.select(names[:1])
+    head = tables.head(_HEAD_ROWS)
+    if head is None or (list_lengths(storage_array(head.column(names[0])).drop_null()) == 1).all():
+        return None
+    return names[0]

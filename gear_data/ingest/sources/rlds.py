@@ -1,0 +1,242 @@
+"""RLDS: episodes in a TFDS dataset folder, read by `tensorflow_datasets` (extra `rlds`).
+
+Layout: https://github.com/google-research/rlds. An episode is a nested dataset of steps: `observation`, `action`,
+`reward`, `discount`, `is_first`, `is_last`, `is_terminal` and what else a step has; beside it stand facts about the
+episode. The step with `is_last` holds the observation after the last action: its action and reward mean nothing. It is
+terminal if `is_terminal`, else the episode was truncated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.common.extras import import_extra
+from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
+from gear_data.ingest.findings.record import Finding
+from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.pipeline.episode_stream import EpisodeStream
+from gear_data.ingest.pipeline.episode_values import flatten, is_single
+from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
+from gear_data.ingest.sources.json_files import read_json_object
+from gear_data.storage.block import Position
+
+_INFO, _FEATURES = "dataset_info.json", "features.json"
+_STEPS = "steps"
+#: TFDS imports the module of whatever class a dataset names; only its own may be named.
+_TRUSTED = "tensorflow_datasets."
+_FACTS = ("name", "version", "description", "citation", "license")
+
+
+def probe(location: Location) -> str | None:
+    folder = _folder(location)
+    if folder is None:
+        return None
+    try:
+        features = _features(location, folder)
+    except GearError:
+        return None
+    return f"RLDS: {folder}{_FEATURES} has nested {_STEPS}" if _STEPS in features["featuresDict"]["features"] else None
+
+
+def open_(location: Location, options: SourceOptions) -> EpisodeStream:
+    folder = _folder(location)
+    if folder is None:
+        raise UnknownFormatError(f"holds no {_INFO} with a {_FEATURES} beside it", file=location.name)
+    file = location.file(folder + _INFO)
+    if file is None or file.filesystem is not None:
+        raise UnknownFormatError(
+            "RLDS is read from local folders", file=location.name, hint="copy the folder here first"
+        )
+    for name in _class_names(_features(location, folder)):
+        if not name.startswith(_TRUSTED):
+            raise CorruptSourceError(
+                f"names the Python class {name}, which reading it would import", file=folder + _FEATURES
+            )
+    return _Rlds(file, folder).stream(location.name, options)
+
+
+def _folder(location: Location) -> str | None:
+    """The dataset's folder in the location, "" or with a slash at its end; None where there is none or are several."""
+    found = [
+        file.name.removesuffix(_INFO)
+        for file in location.files
+        if PurePosixPath(file.name).name == _INFO and location.file(file.name.removesuffix(_INFO) + _FEATURES)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _features(location: Location, folder: str) -> dict[str, Any]:
+    file = location.file(folder + _FEATURES)
+    if file is None:
+        raise CorruptSourceError("is missing", file=folder + _FEATURES)
+    features = read_json_object(file)
+    inner: Any = features
+    for key in ("featuresDict", "features"):
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict):
+        raise CorruptSourceError("does not describe features", file=file.name)
+    return features
+
+
+def _class_names(features: Any) -> Iterator[str]:
+    if isinstance(features, Mapping):
+        for key, value in features.items():
+            if key == "pythonClassName":
+                yield str(value)
+            else:
+                yield from _class_names(value)
+    elif isinstance(features, list):
+        for value in features:
+            yield from _class_names(value)
+
+
+class _Rlds:
+    """A dataset folder opened."""
+
+    def __init__(self, info: SourceFile, folder: str) -> None:
+        # TensorFlow takes all memory of every GPU it sees at its first operation; nothing here needs one.
+        self._tf = import_extra("tensorflow", "rlds")
+        with suppress(RuntimeError):  # in use already, by whoever imported us
+            self._tf.config.set_visible_devices([], "GPU")
+        self._tfds = import_extra("tensorflow_datasets", "rlds")
+        self._name = folder + _INFO
+        with self._reading():
+            self._builder = self._tfds.builder_from_directory(info.path.removesuffix(_INFO))
+            splits = {name: split for name, split in self._builder.info.splits.items() if split.num_examples}
+        if len(splits) != 1:
+            raise UnknownFormatError(
+                f"has the splits {', '.join(sorted(splits)) or '(none)'}, and one is read at a time",
+                file=self._name,
+                hint="make a folder of one split's files, with dataset_info.json and features.json",
+            )
+        self._split = next(iter(splits.values()))
+
+    def stream(self, name: str, options: SourceOptions) -> EpisodeStream:
+        info = self._builder.info
+        facts = {key: str(value) for key in _FACTS if (value := getattr(info, key, None))}
+        left_out: set[str] = set()
+        stream = EpisodeStream(
+            name,
+            self._read,
+            options,
+            prepare=lambda episode: _episode(episode, left_out),
+            units=self._units(),
+            num_rows=self._split.num_examples,
+            metadata=facts,
+        )
+        for fact in sorted(left_out):
+            message = "an array among the facts about an episode; left out"
+            stream.findings.add(Finding("fact-left-out", message, file=name, column=fact))
+        return stream
+
+    def _units(self) -> list[Unit]:
+        """Shards taken together; an episode never runs over two."""
+        lengths = self._split.shard_lengths or [self._split.num_examples]
+        share = self._split.num_bytes // max(1, len(lengths))
+        units: list[Unit] = []
+        first, stop, size = 0, 0, 0
+        for length in lengths:
+            stop, size = stop + length, size + share
+            if size >= UNIT_BYTES or stop >= self._split.num_examples:
+                units.append(Unit(Position(0, first), size))
+                first, size = stop, 0
+        return units
+
+    def _read(self, start: int, stop: int | None) -> Iterator[dict[str, Any]]:
+        tf, tfds = self._tf, self._tfds
+        end = min(self._split.num_examples, self._split.num_examples if stop is None else stop)
+        if start >= end:
+            return
+        wanted = tfds.core.ReadInstruction(self._split.name, from_=start, to=end, unit="abs")
+
+        def with_steps(episode: dict[str, Any]) -> dict[str, Any]:
+            # All steps at once: iterating over a nested dataset costs a millisecond a step.
+            steps = episode[_STEPS].batch(tf.int64.max, drop_remainder=False)
+            return {**episode, _STEPS: tf.data.experimental.get_single_element(steps)}
+
+        with self._reading():
+            config = tfds.ReadConfig(interleave_cycle_length=1, skip_prefetch=True)
+            episodes = self._builder.as_dataset(split=wanted, shuffle_files=False, read_config=config)
+            iterator = iter(tfds.as_numpy(episodes.map(with_steps, num_parallel_calls=2).prefetch(2)))
+        while True:
+            with self._reading():
+                episode = next(iterator, None)
+            if episode is None:
+                return
+            yield episode
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turns what TensorFlow and TFDS raise for damaged files into CorruptSourceError."""
+        try:
+            yield
+        except GearError:
+            raise
+        except Exception as error:  # TensorFlow's errors, protobuf's, and those of TFDS have no base in common
+            raise CorruptSourceError(
+                f"tensorflow_datasets cannot read it: {type(error).__name__}: {error}",
+                file=self._name,
+                hint="download it again, or look at it with tfds.builder_from_directory",
+            ) from error
+
+
+def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
+    """An episode of n rows as T = n - 1 steps and the observation after them; as n steps where it was cut off."""
+    if not isinstance(episode[_STEPS], Mapping):
+        raise BadEpisodeError("a step has no named values", column=_STEPS)
+    steps = {name: _text(values, name) for name, values in flatten(episode[_STEPS]).items()}
+    flags = {name: np.asarray(steps.pop(name, ())) for name in ("is_first", "is_last", "is_terminal")}
+    rows = min((len(values) for values in steps.values()), default=0)
+    last, terminal = flags["is_last"], flags["is_terminal"]
+    if last[:-1].any():
+        raise BadEpisodeError(f"is set at step {int(np.argmax(last))}, and {rows} steps follow", column="is_last")
+    whole = not len(last) or bool(last[-1])
+    values: dict[str, Any] = {}
+    for name, column in steps.items():
+        is_observation = name.split(".", 1)[0] == "observation"
+        values[name] = column if is_observation or not whole else column[:-1]
+    if whole:
+        if len(terminal):
+            values["terminated"] = terminal[1:]
+            values["truncated"] = np.zeros(rows - 1, np.bool_)
+            values["truncated"][-1:] = not terminal[-1]
+    else:
+        values["terminated"] = np.zeros(rows, np.bool_)
+        values["truncated"] = np.arange(rows) == rows - 1
+    for name, value in flatten({key: value for key, value in episode.items() if key != _STEPS}).items():
+        if is_single(value):
+            fact = value.item() if hasattr(value, "item") else value
+            values[name] = fact.decode("utf-8", "replace") if isinstance(fact, bytes) else fact
+        else:
+            left_out.add(name)
+    return values
+
+
+def _text(values: Any, name: str) -> npt.NDArray[Any]:
+    """TensorFlow has one type for text and bytes: what is UTF-8 in a whole episode is text."""
+    if not isinstance(values, np.ndarray):
+        raise UnsupportedColumnError(
+            "has steps of unlike shapes (a Sequence in a step)", column=name, hint="convert a copy without it"
+        )
+    if values.dtype != np.dtype(object) or values.ndim != 1:
+        return values
+    try:
+        texts = np.empty(len(values), object)
+        texts[:] = [value.decode("utf-8") for value in values]
+    except UnicodeDecodeError:
+        return values
+    return texts
+
+
+FORMAT = Format(
+    name="rlds",
+    probe=probe,
+    open=open_,
+    priority=46,
+)

@@ -1,0 +1,58 @@
+"""Weights to integers, over a part of the episodes at a time; `gear_data.selection.integer_weights` says how."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True, cache=True, inline="always")
+def quanta(weight, low, high):  # type: ignore[no-untyped-def]
+    """max(1, rint(weight * low * high)) of a positive weight, as int64."""
+    return max(np.int64(1), np.int64(np.rint(weight * low * high)))
+
+
+@njit(nogil=True, cache=True)
+def bounds(weights, prefix, by_anchor, first, last):  # type: ignore[no-untyped-def]
+    """(largest weight, anchors or episodes, episodes) among the positive weights of episodes with an anchor."""
+    largest, units, episodes = 0.0, 0, 0
+    for i in range(first, last):
+        anchors = prefix[i + 1] - prefix[i]
+        if anchors and weights[i] > 0:
+            largest = max(largest, weights[i])
+            units += anchors if by_anchor else 1
+            episodes += 1
+    return largest, units, episodes
+
+
+@njit(nogil=True, cache=True)
+def sums(weights, prefix, by_anchor, low, high, first, last):  # type: ignore[no-untyped-def]
+    """(quanta, episodes raised to one) of a part."""
+    total, raised = 0, 0
+    for i in range(first, last):
+        anchors = prefix[i + 1] - prefix[i]
+        if anchors and weights[i] > 0:
+            total += quanta(weights[i], low, high) * (anchors if by_anchor else 1)
+            raised += np.rint(weights[i] * low * high) == 0
+    return total, raised
+
+
+@njit(nogil=True, cache=True)
+def fill_prefix(weights, prefix, by_anchor, low, high, first, last, base, out):  # type: ignore[no-untyped-def]
+    """out[i + 1] = base + the quanta of the part up to episode i."""
+    total = base
+    for i in range(first, last):
+        anchors = prefix[i + 1] - prefix[i]
+        if anchors and weights[i] > 0:
+            total += quanta(weights[i], low, high) * (anchors if by_anchor else 1)
+        out[i + 1] = total
+
+
+@njit(nogil=True, cache=True)
+def squares_between(prefix):  # type: ignore[no-untyped-def]
+    """The sum of the squares of the quanta whose running sums these are, as float64."""
+    total = 0.0
+    for i in range(len(prefix) - 1):
+        quanta_here = np.float64(prefix[i + 1] - prefix[i])
+        total += quanta_here * quanta_here
+    return total

@@ -1,0 +1,488 @@
+// Collection on a GPU: windows of steps to padded outputs, all outputs of a batch in one launch.
+//
+// The same bytes as gear_data.kernels.cpu.collect.collect gives on an x86 processor, NaN included, from the same plan, in which
+// every address is one that the device can read. Columns may lie in device memory or in pinned host memory.
+//
+// A warp takes one piece of one window of one output at a time. Over PCIe what counts is that a warp asks for whole
+// lines of 128 bytes, and for many at once: sources are read in 16-byte words from line to line, wherever they begin,
+// into registers where the target is aligned alike, else into shared memory, from where they are written in 16-byte
+// words of the target. No byte outside a window's own is read: other memory need not be there.
+//
+// Needs no include. The arithmetic is spelled out with __dmul_rn and __dadd_rn, so that no multiplication and addition
+// become one rounding, whatever options it is compiled with.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef ulonglong2 Word;
+
+namespace {
+
+const u32 LANES = 32;
+const i64 LINE = 128;
+// Independent loads of a lane.
+const u32 UNROLL = 4;
+// Source bytes that a warp holds in shared memory.
+const u32 STAGE = UNROLL * LANES * sizeof(Word);
+const u32 MOST_WARPS = 16;
+// Bytes of an output's window that a warp takes at a time; gear_data.kernels.cuda.launches counts the pieces of a batch by it.
+const i64 PIECE = 8192;
+// Copies up to here take one load a lane, narrow as it may be.
+const i64 SHORT = 128;
+
+enum { COPY, CONVERT, TIMESTEP, CONSTANT, DISCOUNTED };
+enum { PAD_FILL, PAD_EDGE, PAD_FIRST, PAD_RUN_ON };
+enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16 };
+enum { STEP_INT64, STEP_INT32, STEP_FLOAT32, STEP_FLOAT64 };
+
+// A row of the plan: the fields of gear_data.kernels.cpu.collect, in their order. Rows of a template are all equal.
+struct Plan {
+    i64 kind, column, source_bytes, out_bytes, elements, source_type, out_type;
+    i64 first, width, pad_left, within, padding;
+    const u8 *fill, *valid;
+    const double *affine;
+    i64 affine_rows, origin, shift;
+    const u8 *finals;
+    const double *discounts;
+    i64 horizon, like;
+};
+static_assert(sizeof(Plan) == 22 * sizeof(i64), "a row of the plan");
+
+// Where a window's steps are in an output: its first step, its rows, the rows before them, and the row of the final
+// observation that its last one is (-1: none).
+struct Place {
+    i64 low, rows, head, final;
+};
+
+__device__ Place place_of(const Plan &plan, i64 start, i64 length, i64 total, i64 episode, const i64 *finals) {
+    i64 first = start + plan.first, width = plan.width;
+    i64 low = plan.within ? max(first, start) : max(first, 0LL);
+    i64 high = min(first + width, plan.within ? start + length : total);
+    i64 final = -1, missing = 0;
+    if (plan.shift > 0 && high == total && high > low) {
+        if (plan.finals) final = finals[episode];
+        missing = final < 0;
+    }
+    i64 rows = max(high - low - missing, 0LL);
+    // The place of a row that is missing stays: the others stand beside those of their own step.
+    i64 head = rows == 0 ? width : plan.pad_left ? width - rows - missing : low - first;
+    return Place{low, rows, head, final};
+}
+
+// Bytes
+
+__device__ void zero(u32 lane, u8 *target, i64 count) {
+    i64 head = min(count, (i64)(-(u64)target & 15)), words = (count - head) >> 4, done = head + (words << 4);
+    if (lane < head) target[lane] = 0;
+    for (i64 i = lane; i < words; i += LANES) ((Word *)(target + head))[i] = Word{0, 0};
+    if (lane < count - done) target[done + lane] = 0;
+}
+
+template <class Unit> __device__ void copy_units(u32 lane, u8 *target, const u8 *source, i64 count) {
+    for (i64 i = lane; i < count / (i64)sizeof(Unit); i += LANES) ((Unit *)target)[i] = ((const Unit *)source)[i];
+}
+
+// Source and target are the same bytes after a multiple of 16.
+__device__ void copy_alike(u32 lane, u8 *target, const u8 *source, i64 count) {
+    i64 head = min(count, (i64)(-(u64)source & 15)), words = (count - head) >> 4;
+    i64 edge = lane < 16 ? lane : head + (words << 4) + lane - 16;
+    if (edge < (lane < 16 ? head : count)) target[edge] = source[edge];
+    const Word *from = (const Word *)(source + head);
+    Word *to = (Word *)(target + head);
+    // From the line on that the first word is in.
+    for (i64 at = (i64)lane - (i64)(((u64)from & (LINE - 1)) >> 4); at - (i64)lane < words; at += UNROLL * LANES) {
+        // Set to zeros, or what was held the round before would be kept for where nothing is loaded.
+        Word held[UNROLL] = {};
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) {
+            i64 i = at + u * LANES;
+            if (i >= 0 && i < words) held[u] = from[i];
+        }
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) {
+            i64 i = at + u * LANES;
+            if (i >= 0 && i < words) to[i] = held[u];
+        }
+    }
+}
+
+// Source bytes from a place of a line on into the stage, at the same place there: as many as it has room for, so that
+// the next are from a line on. Returns how many; `begin` is where in the stage.
+__device__ u32 fetch(u32 lane, u8 *stage, const u8 *source, i64 count, u32 &begin) {
+    begin = (u32)((u64)source & (LINE - 1));
+    u32 end = (u32)min((i64)STAGE, begin + count), first = (begin + 15) >> 4, last = end >> 4;
+    const u8 *line = source - begin;
+    Word held[UNROLL] = {};
+#pragma unroll
+    for (u32 u = 0; u < UNROLL; u++) {
+        u32 i = u * LANES + lane;
+        if (i >= first && i < last) held[u] = ((const Word *)line)[i];
+    }
+    // The bytes of words that the range has a part of, at its beginning and at its end.
+    u32 edge = lane < 16 ? begin + lane : max(first, last) * 16 + lane - 16;
+    if (edge < (lane < 16 ? min(first * 16, end) : end)) stage[edge] = line[edge];
+#pragma unroll
+    for (u32 u = 0; u < UNROLL; u++) {
+        u32 i = u * LANES + lane;
+        if (i >= first && i < last) ((Word *)stage)[i] = held[u];
+    }
+    __syncwarp();
+    return end - begin;
+}
+
+// Sixteen bytes of two words, from byte `skip` (1 to 15) on.
+__device__ Word shifted(Word low, Word high, u32 skip) {
+    u64 a = skip < 8 ? low.x : low.y, b = skip < 8 ? low.y : high.x, c = skip < 8 ? high.x : high.y;
+    u32 bits = (skip & 7) * 8;
+    // In two steps: a shift by 64 bits has no value.
+    return Word{(a >> bits) | (b << 1 << (63 - bits)), (b >> bits) | (c << 1 << (63 - bits))};
+}
+
+__device__ void copy_shifted(u32 lane, u8 *stage, u8 *target, const u8 *source, i64 count) {
+    while (count > 0) {
+        u32 begin, got = fetch(lane, stage, source, count, begin);
+        u32 head = min(got, (u32)(-(u64)target & 15)), words = (got - head) >> 4, done = head + (words << 4);
+        u32 edge = lane < 16 ? lane : done + lane - 16;
+        if (edge < (lane < 16 ? head : got)) target[edge] = stage[begin + edge];
+        u32 from = begin + head, skip = from & 15;
+        const Word *held = (const Word *)(stage + from - skip);
+        for (u32 i = lane; i < words; i += LANES) {
+            ((Word *)(target + head))[i] = skip ? shifted(held[i], held[i + 1], skip) : held[i];
+        }
+        __syncwarp();
+        source += got, target += got, count -= got;
+    }
+}
+
+__device__ void copy(u32 lane, u8 *stage, u8 *target, const u8 *source, i64 count) {
+    u64 both = (u64)target | (u64)source;
+    if (count <= SHORT && ((both | (u64)count) & 3) == 0) {
+        copy_units<u32>(lane, target, source, count);
+    } else if (count <= LANES) {
+        copy_units<u8>(lane, target, source, count);
+    } else if ((((u64)target ^ (u64)source) & 15) == 0) {
+        copy_alike(lane, target, source, count);
+    } else {
+        copy_shifted(lane, stage, target, source, count);
+    }
+}
+
+// Numbers. Where a result is NaN its bits are those that x86 gives: of the first operand that is NaN, made quiet; else
+// the one with the sign. A GPU's own instructions would give others.
+// Subnormal float32 are worked out by their bits: compiled with -ftz=true, which CuPy adds, the casts make zeros of them.
+
+const u64 QUIET = 0x0008000000000000, EXPONENT = 0x7FF0000000000000, MADE = 0xFFF8000000000000;
+
+__device__ bool is_nan(double value) { return value != value; }
+__device__ double quiet(double value) { return __longlong_as_double(__double_as_longlong(value) | (i64)QUIET); }
+__device__ double made_nan() { return __longlong_as_double((i64)MADE); }
+
+struct Half {
+    u16 bits;
+};
+
+__device__ double number(Half value) {
+    u32 exponent = (value.bits >> 10) & 31, fraction = value.bits & 1023;
+    u64 sign = (u64)(value.bits >> 15) << 63;
+    if (exponent == 31) return __longlong_as_double((i64)(sign | EXPONENT | (fraction ? QUIET : 0)));
+    // 2^-24, and powers of two from 2^-15 on.
+    double size = exponent == 0 ? fraction * 0x1p-24
+                                : (1024.0 + fraction) * __longlong_as_double((i64)(u64)(exponent + 1023 - 25) << 52);
+    return __longlong_as_double((i64)sign | __double_as_longlong(size));
+}
+
+__device__ double number(float value) {
+    u32 bits = __float_as_uint(value), size = bits & 0x7FFFFFFF;
+    u64 sign = (u64)(bits >> 31) << 63;
+    if (size > 0x7F800000) return __longlong_as_double((i64)(sign | EXPONENT | QUIET | (u64)(bits & 0x7FFFFF) << 29));
+    if (size >= 0x800000) return value;
+    // Subnormal ones count 2^-149.
+    return __longlong_as_double((i64)sign | __double_as_longlong(size * 0x1p-149));
+}
+
+template <class T> __device__ double number(T value) { return (double)value; }
+
+__device__ double normalised(double value, double mean, double scale) {
+    double result = __dmul_rn(__dadd_rn(value, -mean), scale);
+    if (!is_nan(result)) return result;
+    return is_nan(value) ? quiet(value) : is_nan(mean) ? quiet(mean) : is_nan(scale) ? quiet(scale) : made_nan();
+}
+
+__device__ u32 float32_bits(double value) {
+    u64 bits = (u64)__double_as_longlong(value);
+    u32 sign = (u32)(bits >> 63) << 31;
+    if (is_nan(value)) return sign | 0x7FC00000 | (u32)(bits >> 29 & 0x7FFFFF);
+    double size = __longlong_as_double((i64)(bits & ~(1ULL << 63)));
+    // As above; the largest may round to the first that is normal.
+    if (size < 0x1p-126) return sign | (u32)rint(__dmul_rn(size, 0x1p149));
+    return __float_as_uint(__double2float_rn(value));
+}
+
+// Of a float32's bits those of the nearest float16, ties to even.
+__device__ u16 float16_bits(u32 bits) {
+    u32 sign = bits >> 16 & 0x8000, rest = bits & 0x7FFFFFFF;
+    if (rest > 0x7F800000) return (u16)(sign | 0x7E00);
+    if (rest >= 0x47800000) return (u16)(sign | 0x7C00);
+    if (rest >= 0x38800000) return (u16)(sign | ((rest - 0x38000000 + 0xFFF + (rest >> 13 & 1)) >> 13));
+    // A subnormal float16 counts 2^-24: the implicit bit is shifted in, and what falls out rounds.
+    u32 shift = 126 - (rest >> 23);
+    if (shift > 25) return (u16)sign;
+    u32 whole = (rest & 0x7FFFFF) | 0x800000, half = whole >> shift;
+    u32 lost = whole & ((1U << shift) - 1), middle = 1U << (shift - 1);
+    return (u16)(sign | (half + (lost > middle || (lost == middle && (half & 1)))));
+}
+
+__device__ u16 bfloat16_bits(u32 bits) {
+    return (bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : (u16)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+__device__ void store(i64 type, u8 *out, i64 element, double value) {
+    if (type == FLOAT64) {
+        ((double *)out)[element] = value;
+    } else if (type == FLOAT32) {
+        ((u32 *)out)[element] = float32_bits(value);
+    } else {
+        // Through float32, as is documented.
+        u32 bits = float32_bits(value);
+        ((u16 *)out)[element] = type == FLOAT16 ? float16_bits(bits) : bfloat16_bits(bits);
+    }
+}
+
+__device__ __noinline__ double number_at(i64 type, const u8 *place) {
+    switch (type) {
+    case 0: return number(*(const u8 *)place);
+    case 1: return number(*(const u16 *)place);
+    case 2: return number(*(const u32 *)place);
+    case 3: return number(*(const u64 *)place);
+    case 4: return number(*(const signed char *)place);
+    case 5: return number(*(const short *)place);
+    case 6: return number(*(const int *)place);
+    case 7: return number(*(const i64 *)place);
+    case 8: return number(*(const float *)place);
+    case 9: return number(*(const double *)place);
+    default: return number(*(const Half *)place);
+    }
+}
+
+// `count` elements from element `first` of the rows that `source` and `target` are of.
+template <class T>
+__device__ __noinline__ void convert(const Plan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first, i64 count) {
+    const double *mean = plan.affine, *scale = plan.affine + plan.affine_rows * plan.elements;
+    i64 elements = plan.elements, type = plan.out_type;
+    // Of a lane's elements the place in their rows, without a division each.
+    i64 column = (first + lane) % elements, stride = LANES % elements;
+    source += first * sizeof(T);
+    while (count > 0) {
+        u32 begin, got = fetch(lane, stage, source, count * sizeof(T), begin) / sizeof(T);
+        const T *values = (const T *)(stage + begin);
+        for (u32 i = lane; i < got; i += LANES) {
+            store(type, target, first + i, normalised(number(values[i]), mean[column], scale[column]));
+            column += stride;
+            if (column >= elements) column -= elements;
+        }
+        __syncwarp();
+        source += got * sizeof(T), first += got, count -= got;
+        column = (first + lane) % elements;
+    }
+}
+
+__device__ void convert_any(const Plan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first, i64 count) {
+#define CONVERT_FROM(T) convert<T>(plan, lane, stage, target, source, first, count)
+    switch (plan.source_type) {
+    case 0: CONVERT_FROM(u8); break;
+    case 1: CONVERT_FROM(u16); break;
+    case 2: CONVERT_FROM(u32); break;
+    case 3: CONVERT_FROM(u64); break;
+    case 4: CONVERT_FROM(signed char); break;
+    case 5: CONVERT_FROM(short); break;
+    case 6: CONVERT_FROM(int); break;
+    case 7: CONVERT_FROM(i64); break;
+    case 8: CONVERT_FROM(float); break;
+    case 9: CONVERT_FROM(double); break;
+    default: CONVERT_FROM(Half);
+    }
+#undef CONVERT_FROM
+}
+
+// The discounted sum from the element at `place` on, over at most `left` rows.
+__device__ double discounted(const Plan &plan, const u8 *place, i64 left) {
+    double total = 0.0;
+    for (i64 j = 0; j < min(plan.horizon, left); j++, place += plan.source_bytes) {
+        double value = number_at(plan.source_type, place), part = __dmul_rn(plan.discounts[j], value);
+        if (is_nan(part)) part = is_nan(value) ? quiet(value) : made_nan();
+        double sum = __dadd_rn(total, part);
+        total = !is_nan(sum) ? sum : is_nan(total) ? total : is_nan(part) ? part : made_nan();
+    }
+    return total;
+}
+
+// Rows, counted from the first of a part of a window, of which `target` and `source` are the first
+
+// Steps are numbered through from `step` on; a stride of 0 gives all the same number.
+__device__ void count_rows(const Plan &plan, u32 lane, u8 *target, i64 first, i64 last, i64 step, i64 stride) {
+    for (i64 row = first + lane; row < last; row += LANES) {
+        i64 number = plan.origin + step + row * stride;
+        switch (plan.out_type) {
+        case STEP_INT64: ((i64 *)target)[row] = number; break;
+        case STEP_INT32: ((int *)target)[row] = (int)number; break;
+        case STEP_FLOAT32: ((float *)target)[row] = (float)number; break;
+        case STEP_FLOAT64: ((double *)target)[row] = (double)number;
+        }
+    }
+}
+
+template <class Unit>
+__device__ void repeat_units(u32 lane, u8 *target, const u8 *source, i64 row_bytes, i64 first, i64 last) {
+    i64 units = row_bytes / (i64)sizeof(Unit);
+    for (i64 i = first / (i64)sizeof(Unit) + lane; i < last / (i64)sizeof(Unit); i += LANES) {
+        ((Unit *)target)[i] = ((const Unit *)source)[i % units];
+    }
+}
+
+// Bytes first to last of rows that are all the same.
+__device__ void repeat_row(u32 lane, u8 *target, const u8 *source, i64 row_bytes, i64 first, i64 last) {
+    u64 all = (u64)target | (u64)source | (u64)row_bytes | (u64)first | (u64)last;
+    if ((all & 15) == 0) {
+        repeat_units<Word>(lane, target, source, row_bytes, first, last);
+    } else if ((all & 3) == 0) {
+        repeat_units<u32>(lane, target, source, row_bytes, first, last);
+    } else {
+        repeat_units<u8>(lane, target, source, row_bytes, first, last);
+    }
+}
+
+// Elements first to last that are discounted sums, or where `repeat` the first row's number over again. `left`: steps
+// of the episode from the first row's on.
+__device__ void element_rows(const Plan &plan, u32 lane, u8 *target, const u8 *source, i64 first, i64 last, i64 left,
+                             bool repeat) {
+    i64 elements = plan.elements, source_item = plan.source_bytes / elements;
+    const double *scale = plan.affine + plan.affine_rows * elements;
+    for (i64 i = first + lane; i < last; i += LANES) {
+        i64 row = repeat ? 0 : i / elements, element = i % elements;
+        const u8 *place = source + row * plan.source_bytes + element * source_item;
+        double value = plan.kind == DISCOUNTED
+                           ? discounted(plan, place, left - row)
+                           : normalised(number_at(plan.source_type, place), plan.affine[element], scale[element]);
+        store(plan.out_type, target, i, value);
+    }
+}
+
+// Bytes first to last of a part whose rows are not copied as they are. Not inlined: a copy would have fewer registers.
+__device__ __noinline__ void make_rows(const Plan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first,
+                                       i64 last, i64 step, i64 left, bool repeat) {
+    if (plan.kind == TIMESTEP) {
+        count_rows(plan, lane, target, first / plan.out_bytes, last / plan.out_bytes, step, !repeat);
+        return;
+    }
+    if (plan.kind == COPY || plan.kind == CONSTANT) {
+        repeat_row(lane, target, source, plan.out_bytes, first, last);
+        return;
+    }
+    i64 item = plan.out_bytes / plan.elements;
+    if (plan.kind == CONVERT && !repeat) {
+        convert_any(plan, lane, stage, target, source, first / item, (last - first) / item);
+    } else {
+        element_rows(plan, lane, target, source, first / item, last / item, left, repeat);
+    }
+}
+
+// Bytes lo to hi of the output `out` of a window. `source`: of its first step's row.
+__device__ void fill_piece(const Plan &plan, const Place &place, u32 lane, u8 *stage, u8 *out, const u8 *source, i64 lo,
+                           i64 hi, i64 left) {
+    i64 head = place.head, rows = place.rows, end = head + rows, padding = plan.padding;
+    bool reads = plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED;
+    // Whether the first valid row is padding, there being no step before; and whether the last is a final observation.
+    i64 blank = rows > 0 && reads && plan.shift < 0 && place.low == 0, final = rows > 0 && reads && place.final >= 0;
+    // In order: padding, the row without a step, rows of steps, the final observation, padding. Most pieces are of the
+    // third alone.
+    u32 part = lo >= (head + blank) * plan.out_bytes ? 2 : 0, parts = hi <= (end - final) * plan.out_bytes ? 3 : 5;
+#pragma unroll 1
+    for (; part < parts; part++) {
+        i64 from = part == 0 ? 0 : part == 1 ? head : part == 2 ? head + blank : part == 3 ? end - final : end;
+        i64 to = part == 0 ? head : part == 1 ? head + blank : part == 2 ? end - final : part == 3 ? end : plan.width;
+        i64 first = max(lo - from * plan.out_bytes, 0LL), last = min(hi, to * plan.out_bytes) - from * plan.out_bytes;
+        if (first >= last) continue;
+        // The valid row that stands here, and whether it stands for all of the part.
+        i64 row = from - head;
+        bool repeat = false, fill = part == 1;
+        if (part == 0 || part == 4) {
+            fill = padding == PAD_FILL || rows == 0;
+            if (padding == PAD_EDGE || padding == PAD_FIRST) {
+                repeat = true;
+                row = part == 0 || padding == PAD_FIRST ? 0 : rows - 1;
+                fill = fill || (row == 0 && blank);
+            }
+        }
+        u64 here = fill                     ? (u64)plan.fill
+                   : !reads                 ? (u64)plan.valid + row * plan.out_bytes
+                   : final && row == rows - 1 ? (u64)plan.finals + place.final * plan.source_bytes
+                                            : (u64)source + row * plan.source_bytes;
+        u8 *target = out + from * plan.out_bytes;
+        if (fill && !here) {
+            zero(lane, target + first, last - first);
+        } else if (fill || (!repeat && (plan.kind == COPY || plan.kind == CONSTANT))) {
+            copy(lane, stage, target + first, (const u8 *)here + first, last - first);
+        } else {
+            make_rows(plan, lane, stage, target, (const u8 *)here, first, last, place.low + row, left - row, repeat);
+        }
+    }
+}
+
+}  // namespace
+
+// Fills every output of a batch, or of several.
+//
+// As gear_data.kernels.cpu.collect.collect, whose arrays these are, on the device; beside them:
+//   rows_of: 0 where window b goes to row b; finals: 0 where no output has final observations.
+//   count, columns, outputs_count: windows, columns of `addresses`, outputs.
+//   pieces: [outputs + 1], pieces of a window before each output: ceil((WIDTH * OUT_BYTES + 127) / 8192) each.
+//   valid: zeros, to which the bytes of valid rows are added; 0: they are not counted.
+// Blocks of at most 512 threads, a multiple of 32; any number of them does the work, so fewer take fewer
+// multiprocessors. Columns, templates and outputs begin at multiples of their elements' sizes.
+extern "C" __global__ void __launch_bounds__(512, 2)
+gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *rows_of, i64 count,
+             const i64 *shards, const i64 *bases, const i64 *lengths, const i64 *finals, const i64 *addresses,
+             i64 columns, const Plan *plans, i64 outputs_count, const i64 *outputs, const i64 *pieces, i64 per,
+             u64 *valid) {
+    __shared__ Word stages[MOST_WARPS][STAGE / sizeof(Word) + 1];
+    u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
+    i64 a_window = pieces[outputs_count], items = count * a_window;
+    for (i64 item = (i64)blockIdx.x * warps + warp; item < items; item += (i64)gridDim.x * warps) {
+        i64 b = item / a_window, number = item - b * a_window, k = 0, last = outputs_count - 1;
+        while (k < last) {
+            i64 middle = (k + last + 1) >> 1;
+            if (pieces[middle] <= number) {
+                k = middle;
+            } else {
+                last = middle - 1;
+            }
+        }
+        i64 e = episode[b], total = lengths[e];
+        if (valid && number == 0) {
+            // A lane an output.
+            u64 bytes = 0;
+            for (i64 i = lane; i < outputs_count; i += LANES) {
+                bytes += place_of(plans[i], start[b], length[b], total, e, finals).rows * plans[i].out_bytes;
+            }
+            for (u32 apart = LANES / 2; apart; apart /= 2) bytes += __shfl_xor_sync(0xFFFFFFFF, bytes, apart);
+            if (lane == 0) atomicAdd(valid + b / per, bytes);
+        }
+        const Plan &plan = plans[k];
+        i64 size = plan.width * plan.out_bytes, at = (number - pieces[k]) * PIECE;
+        Place place = place_of(plan, start[b], length[b], total, e, finals);
+        u8 *out = (u8 *)outputs[k] + (rows_of ? rows_of[b] : b) * size;
+        u64 source = 0;
+        i64 phase = 0;
+        if (place.rows && (plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED)) {
+            // As an integer: the row before an episode's first may be none of the column.
+            source = (u64)addresses[shards[e] * columns + plan.column] +
+                     (u64)((bases[e] + place.low + plan.shift) * plan.source_bytes);
+            // Pieces of a copy are cut where a line of the source begins.
+            if (plan.kind == COPY) phase = (i64)((source - (u64)(place.head * plan.out_bytes)) & (LINE - 1));
+        }
+        fill_piece(plan, place, lane, (u8 *)stages[warp], out, (const u8 *)source, max(at - phase, 0LL),
+                   min(at + PIECE - phase, size), total - place.low);
+    }
+}

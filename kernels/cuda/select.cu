@@ -1,0 +1,400 @@
+// Selection on a GPU: the windows of a batch drawn by a thread a slot, the same integers as gear_data.kernels.cpu.windows.
+//
+// A plan has the fields of gear_data.kernels.cpu.windows, in their order, with addresses that the device can read. The
+// tables they point to are made by priorities.cu, or copied. Slots are independent of each other, but for draws without
+// replacement, which take three launches: gear_draw_episodes, gear_make_distinct, gear_finish_windows.
+//
+// `out` is int64 [3 or 4, count]: episode ids, first steps, lengths, and probabilities (float64) where `rows` is 4.
+// Needs no include.
+
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+namespace {
+
+const u32 LANES = 32, WHOLE = 0xFFFFFFFF;
+const u64 NOBODY = ~0ULL;
+
+// What a counter is drawn for, see gear_data.kernels.cpu.random.
+enum { DOMAIN_FEISTEL = 3, DOMAIN_ANCHOR = 5, DOMAIN_PLACE = 6 };
+enum { WITHIN_DIFFERENCE, WITHIN_QUOTIENT, WITHIN_DRAWN };
+enum { ANCHOR_START, ANCHOR_END, ANCHOR_RANDOM };
+const u32 FEISTEL_ROUNDS = 12;
+// Rejected repeats after which a slot draws from what the earlier slots have left.
+const u32 MAX_REPEATS = 32;
+const u32 ARITY_BITS = 4;
+const i64 BLOCK_BITS = 512, BLOCK_WORDS = BLOCK_BITS / 64;
+
+struct Plan {
+    u64 seed;
+    i64 domain, episodes;
+    const i64 *total, *prefix;
+    const u32 *guide;
+    i64 shift;
+    const i64 *nodes, *starts;
+    i64 levels, distinct, within;
+    const i64 *counts, *offsets, *ids;
+    const u64 *words;
+    const i64 *ranks, *first;
+    i64 context, stride, origin, anchor, may_be_short;
+};
+static_assert(sizeof(Plan) == 23 * sizeof(i64), "a plan");
+
+__device__ i64 thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ i64 thread_count() { return (i64)gridDim.x * blockDim.x; }
+
+// Random numbers: Philox4x32-10, as gear_data.kernels.cpu.random
+
+__device__ void philox(u32 c[4], u32 k0, u32 k1) {
+    for (u32 round = 0; round < 10; round++) {
+        u64 p0 = (u64)0xD2511F53 * c[0], p1 = (u64)0xCD9E8D57 * c[2];
+        c[0] = (u32)(p1 >> 32) ^ c[1] ^ k0;
+        c[1] = (u32)p1;
+        c[2] = (u32)(p0 >> 32) ^ c[3] ^ k1;
+        c[3] = (u32)p0;
+        k0 += 0x9E3779B9;
+        k1 += 0xBB67AE85;
+    }
+}
+
+__device__ u64 word64(u64 seed, i64 domain, i64 step, i64 slot, u32 attempt) {
+    u32 c[4] = {(u32)slot, (u32)step, (u32)((u64)step >> 32), (u32)domain << 24 | attempt};
+    philox(c, (u32)seed, (u32)(seed >> 32));
+    return (u64)c[1] << 32 | c[0];
+}
+
+// Lemire's multiply and reject: the number below `bound` of a word, and whether it counts.
+__device__ bool accepted(u64 word, u64 bound, i64 &number) {
+    u64 low = word * bound;
+    number = (i64)__umul64hi(word, bound);
+    return low >= bound || low >= (0 - bound) % bound;
+}
+
+__device__ i64 below(u64 seed, i64 domain, i64 step, i64 slot, i64 bound) {
+    i64 number;
+    for (u32 attempt = 0; !accepted(word64(seed, domain, step, slot, attempt), (u64)bound, number); attempt++) {
+    }
+    return number;
+}
+
+// Tables
+
+__device__ void find_in_tree(const Plan &plan, i64 quantum, i64 &episode, i64 &rest) {
+    i64 node = 0;
+    for (i64 level = plan.levels - 2; level >= 0; level--) {
+        const i64 *nodes = plan.nodes + plan.starts[level];
+        for (node <<= ARITY_BITS; quantum >= nodes[node]; node++) quantum -= nodes[node];
+    }
+    episode = node, rest = quantum;
+}
+
+// The episode of a quantum, and how many quanta it has before that one.
+__device__ void find(const Plan &plan, i64 quantum, i64 &episode, i64 &rest) {
+    if (plan.nodes) {
+        find_in_tree(plan, quantum, episode, rest);
+        return;
+    }
+    i64 low = plan.guide[quantum >> plan.shift], high = plan.guide[(quantum >> plan.shift) + 1];
+    while (low < high) {
+        i64 middle = (low + high + 1) >> 1;
+        if (plan.prefix[middle] <= quantum) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    episode = low, rest = quantum - plan.prefix[low];
+}
+
+__device__ i64 quanta_of(const Plan &plan, i64 episode) {
+    return plan.nodes ? plan.nodes[episode] : plan.prefix[episode + 1] - plan.prefix[episode];
+}
+
+// How many bits before `place` are set.
+__device__ i64 rank(const Plan &plan, i64 place) {
+    i64 block = place / BLOCK_BITS, count = plan.ranks[block];
+    for (i64 word = block * BLOCK_WORDS; word < place >> 6; word++) count += __popcll(plan.words[word]);
+    if (place & 63) count += __popcll(plan.words[place >> 6] << (64 - (place & 63)));
+    return count;
+}
+
+// The place of set bit `number`, counted over the whole mask, known to lie in first to last - 1.
+__device__ i64 select(const Plan &plan, i64 first, i64 last, i64 number) {
+    i64 low = first / BLOCK_BITS, high = (last - 1) / BLOCK_BITS;
+    while (low < high) {
+        i64 middle = (low + high + 1) >> 1;
+        if (plan.ranks[middle] <= number) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    i64 left = number - plan.ranks[low], word = low * BLOCK_WORDS;
+    for (i64 count; left >= (count = __popcll(plan.words[word])); word++) left -= count;
+    u64 value = plan.words[word];
+    for (; left; left--) value &= value - 1;
+    return (word << 6) + __popcll((value & (0 - value)) - 1);
+}
+
+// From an episode and quanta before the drawn one in it to the slot's window.
+__device__ void finish(const Plan &plan, i64 step, i64 slot, i64 episode, i64 rest, i64 *out, i64 count, i64 rows) {
+    i64 begin = plan.offsets[episode], length = plan.offsets[episode + 1] - begin, number = rest;
+    if (plan.within != WITHIN_DIFFERENCE) {
+        i64 quanta = quanta_of(plan, episode), anchors = plan.counts[episode + 1] - plan.counts[episode];
+        number = plan.within == WITHIN_QUOTIENT ? rest / (quanta / anchors)
+                                                : below(plan.seed, DOMAIN_ANCHOR, step, slot, anchors);
+        if (rows > 3) {
+            ((double *)out)[3 * count + slot] = (double)quanta / (double)*plan.total / (double)anchors;
+        }
+    }
+    i64 anchor = plan.origin + number * plan.stride;
+    if (plan.words) {
+        i64 first = plan.first[episode];
+        anchor = select(plan, first, first + length, rank(plan, first) + number) - first;
+    }
+    i64 start = anchor, taken = min(plan.context, length - anchor);
+    if (plan.anchor == ANCHOR_END) {
+        start = max(0LL, anchor + 1 - plan.context);
+        taken = anchor + 1 - start;
+    } else if (plan.anchor == ANCHOR_RANDOM) {
+        i64 place = anchor - below(plan.seed, DOMAIN_PLACE, step, slot, plan.context);
+        start = plan.may_be_short ? max(0LL, place) : min(max(0LL, place), length - plan.context);
+        taken = plan.may_be_short ? min(length, place + plan.context) - start : plan.context;
+    }
+    out[slot] = plan.ids ? plan.ids[episode] : episode;
+    out[count + slot] = start;
+    out[2 * count + slot] = taken;
+}
+
+// Draws without replacement. Who holds an episode is in a hash table: episodes, and the first slot of each.
+
+struct Holders {
+    u64 *episodes, *slots;
+    u64 mask;
+
+    __device__ u64 place(i64 episode) const { return ((u64)episode * 0x9E3779B97F4A7C15ULL >> 20) & mask; }
+
+    // Where the episode is, or would be put.
+    __device__ u64 find(i64 episode) const {
+        u64 at = place(episode);
+        while (episodes[at] != NOBODY && episodes[at] != (u64)episode) at = (at + 1) & mask;
+        return at;
+    }
+
+    __device__ void offer(i64 episode, i64 slot) const {
+        for (u64 at = place(episode);; at = (at + 1) & mask) {
+            u64 there = atomicCAS(episodes + at, NOBODY, (u64)episode);
+            if (there != NOBODY && there != (u64)episode) continue;
+            atomicMin(slots + at, (u64)slot);
+            return;
+        }
+    }
+
+    // The slot that holds the episode; NOBODY is larger than any.
+    __device__ u64 of(i64 episode) const { return slots[find(episode)]; }
+};
+
+__device__ i64 warp_sum(i64 value) {
+    for (u32 apart = LANES / 2; apart; apart /= 2) value += __shfl_xor_sync(WHOLE, value, apart);
+    return value;
+}
+
+__device__ void take(const Holders &holders, i64 *out, i64 count, i64 slot, i64 episode, i64 quantum, i64 rest) {
+    u64 at = holders.find(episode);
+    holders.episodes[at] = (u64)episode, holders.slots[at] = (u64)slot;
+    out[slot] = episode, out[count + slot] = quantum, out[2 * count + slot] = rest;
+}
+
+// Draws a slot anew, by a whole warp: a lane an attempt. All slots before it are as they will be.
+__device__ void draw_again(const Plan &plan, const Holders &holders, i64 step, i64 *out, i64 count, i64 slot, u32 lane) {
+    u32 attempt = 0, repeats = 0;
+    i64 total = *plan.total, quantum, episode, rest;
+    while (repeats < MAX_REPEATS) {
+        bool counts = accepted(word64(plan.seed, plan.domain, step, slot, attempt + lane), (u64)total, quantum);
+        find(plan, quantum, episode, rest);
+        bool repeat = counts && holders.of(episode) < (u64)slot;
+        u32 free = __ballot_sync(WHOLE, counts && !repeat), taken = __ballot_sync(WHOLE, repeat);
+        // Repeats before the first that is free; after so many the rest is not looked at.
+        if (free) taken &= (free & (0 - free)) - 1;
+        if (repeats + (u32)__popc(taken) >= MAX_REPEATS) {
+            for (; repeats + 1 < MAX_REPEATS; repeats++) taken &= taken - 1;
+            attempt += (u32)__ffs((int)taken), repeats++;
+            break;
+        }
+        if (free) {
+            if (lane + 1 == (u32)__ffs((int)free)) take(holders, out, count, slot, episode, quantum, rest);
+            __syncwarp();
+            return;
+        }
+        repeats += (u32)__popc(taken), attempt += LANES;
+    }
+    // From the quanta not taken, laid end to end.
+    i64 held = 0;
+    for (i64 i = lane; i < slot; i += LANES) held += quanta_of(plan, out[i]);
+    i64 bound = total - warp_sum(held);
+    u32 free;
+    do {
+        free = __ballot_sync(
+            WHOLE, accepted(word64(plan.seed, plan.domain, step, slot, attempt + lane), (u64)bound, quantum));
+        attempt += LANES;
+    } while (!free);
+    i64 among = __shfl_sync(WHOLE, quantum, __ffs((int)free) - 1), before = -1;
+    // The least place that is as far on as there are taken quanta before it.
+    for (quantum = among; quantum != before;) {
+        before = quantum, held = 0;
+        for (i64 i = lane; i < slot; i += LANES) {
+            if (out[count + i] - out[2 * count + i] <= before) held += quanta_of(plan, out[i]);
+        }
+        quantum = among + warp_sum(held);
+    }
+    find(plan, quantum, episode, rest);
+    __syncwarp();
+    if (lane == 0) take(holders, out, count, slot, episode, quantum, rest);
+    __syncwarp();
+}
+
+// Orders
+
+// The finalizer of SplitMix64.
+__device__ u64 mix(u64 z) {
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBULL;
+    return z ^ z >> 31;
+}
+
+// The first step after `above` of those listed, -1 if none.
+__device__ i64 next_step(const int *list, const int *following, i64 number, i64 above) {
+    i64 least = -1;
+    for (i64 i = list[number]; i >= 0; i = following[i]) {
+        if (i > above && (least < 0 || i < least)) least = i;
+    }
+    return least;
+}
+
+}  // namespace
+
+// Four words of Philox4x32-10 for each of `count` counters and keys, uint32 [count, 6].
+extern "C" __global__ void gear_philox(const u32 *given, u32 *out, i64 count) {
+    for (i64 i = thread(); i < count; i += thread_count()) {
+        u32 c[4];
+        for (u32 j = 0; j < 4; j++) c[j] = given[6 * i + j];
+        philox(c, given[6 * i + 4], given[6 * i + 5]);
+        for (u32 j = 0; j < 4; j++) out[4 * i + j] = c[j];
+    }
+}
+
+// The windows that a plan draws for slots 0 to count - 1 of `step`, with replacement.
+extern "C" __global__ void gear_draw_windows(const Plan *plan, i64 step, i64 *out, i64 count, i64 rows) {
+    for (i64 slot = thread(); slot < count; slot += thread_count()) {
+        i64 quantum = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
+        find(*plan, quantum, episode, rest);
+        finish(*plan, step, slot, episode, rest, out, count, rows);
+    }
+}
+
+// out[0:3] = the episodes that the slots draw, the quanta, and the quanta before those in the episodes.
+extern "C" __global__ void gear_draw_episodes(const Plan *plan, i64 step, i64 *out, i64 count) {
+    for (i64 slot = thread(); slot < count; slot += thread_count()) {
+        i64 quantum = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
+        find(*plan, quantum, episode, rest);
+        out[slot] = episode, out[count + slot] = quantum, out[2 * count + slot] = rest;
+    }
+}
+
+// Of what gear_draw_episodes gave, draws anew every slot whose episode an earlier one has. One block, of any number of
+// warps. `table`: [2 * size], memory to work in; size: a power of two, four times `count` at least.
+//
+// One slot after the other would be what this means. But a slot that nobody before it is in the way of stays as it is:
+// only the others are gone through, in order, and those that one of these newly is in the way of.
+extern "C" __global__ void gear_make_distinct(const Plan *plan, i64 step, i64 *out, i64 count, u64 *table, i64 size) {
+    Holders holders = {table, table + size, (u64)size - 1};
+    for (i64 i = threadIdx.x; i < 2 * size; i += blockDim.x) table[i] = NOBODY;
+    __syncthreads();
+    for (i64 slot = threadIdx.x; slot < count; slot += blockDim.x) holders.offer(out[slot], slot);
+    __syncthreads();
+    u32 lane = threadIdx.x;
+    if (lane >= LANES) return;
+    for (i64 first = 0; first < count;) {
+        i64 slot = first + lane;
+        u32 beaten = __ballot_sync(WHOLE, slot < count && holders.of(out[slot]) != (u64)slot);
+        if (beaten) {
+            draw_again(*plan, holders, step, out, count, first + __ffs((int)beaten) - 1, lane);
+        } else {
+            first += LANES;
+        }
+    }
+}
+
+// The windows of what gear_draw_episodes gave, perhaps made distinct, in its place.
+extern "C" __global__ void gear_finish_windows(const Plan *plan, i64 step, i64 *out, i64 count, i64 rows) {
+    for (i64 slot = thread(); slot < count; slot += thread_count()) {
+        finish(*plan, step, slot, out[slot], out[2 * count + slot], out, count, rows);
+    }
+}
+
+// The windows of the quanta with the numbers out[1], in slots 0 to count - 1 of `step`.
+extern "C" __global__ void gear_windows_of_anchors(const Plan *plan, i64 step, i64 *out, i64 count) {
+    for (i64 slot = thread(); slot < count; slot += thread_count()) {
+        i64 episode, rest;
+        find(*plan, out[count + slot], episode, rest);
+        finish(*plan, step, slot, episode, rest, out, count, 3);
+    }
+}
+
+// out[i] = first + i: an epoch in the order of the dataset.
+extern "C" __global__ void gear_in_order(i64 first, i64 *out, i64 count) {
+    for (i64 i = thread(); i < count; i += thread_count()) out[i] = first + i;
+}
+
+// out[i] = the image of first + i under an epoch's permutation of 0..size-1, a Feistel network.
+extern "C" __global__ void gear_permuted(u64 seed, i64 epoch, i64 first, u64 size, i64 *out, i64 count) {
+    __shared__ u64 keys[FEISTEL_ROUNDS];
+    if (threadIdx.x == 0) {
+        for (u32 round = 0; round < FEISTEL_ROUNDS; round++) keys[round] = word64(seed, DOMAIN_FEISTEL, epoch, round, 0);
+    }
+    __syncthreads();
+    u32 bits = 1;
+    while (1ULL << bits < size) bits++;
+    u32 small = bits / 2, large = bits - small;
+    for (i64 i = thread(); i < count; i += thread_count()) {
+        u64 value = (u64)(first + i);
+        do {
+            u32 left_bits = large, right_bits = small;
+            u64 left = value >> small, right = value & ((1ULL << small) - 1);
+            for (u32 round = 0; round < FEISTEL_ROUNDS; round++) {
+                u64 mixed = left ^ (mix(right ^ keys[round]) & ((1ULL << left_bits) - 1));
+                left = right, right = mixed;
+                u32 bits_there = left_bits;
+                left_bits = right_bits, right_bits = bits_there;
+            }
+            value = left << right_bits | right;
+        } while (value >= size);
+        out[i] = (i64)value;
+    }
+}
+
+// out = a permutation of 0..size-1 by Fisher and Yates, as gear_data.kernels.cpu.random.shuffled makes it one step after the
+// other. One block. `work`: int32 [3 * size], memory to work in; size below 2^31.
+//
+// Step i (from the last down to 1) swaps numbers i and j = below(i + 1), and then number i stays. What it gets is what
+// is at j by then: j itself, unless a step before (a larger one) has put something there, of those the last one; which
+// is what had been at that step's own place, and so on.
+extern "C" __global__ void gear_shuffled(u64 seed, i64 domain, i64 epoch, i64 *out, i64 size, int *work) {
+    int *swapped = work, *list = work + size, *following = work + 2 * size;
+    for (i64 i = threadIdx.x; i < size; i += blockDim.x) {
+        swapped[i] = i ? (int)below(seed, domain, epoch, i, i + 1) : 0;
+        list[i] = -1;
+    }
+    __syncthreads();
+    for (i64 i = threadIdx.x; i < size; i += blockDim.x) following[i] = atomicExch(list + swapped[i], (int)i);
+    __syncthreads();
+    for (i64 i = threadIdx.x; i < size; i += blockDim.x) {
+        i64 number = swapped[i];
+        for (i64 step = next_step(list, following, number, i); step >= 0;) {
+            number = step;
+            step = next_step(list, following, number, number);
+        }
+        out[i] = number;
+    }
+}

@@ -1,0 +1,115 @@
+"""Decoders: what makes tensors of text and of encoded images."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from gear_data.common.images import CHANNELS, UNREADABLE
+from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnsupportedColumnError
+
+#: Called with the texts (str) or bytes of all valid steps of a batch, one after another, by one thread at a time. Gives
+#: one thing a step: an array [n, ...], a list of n numbers or arrays, or a mapping of names to such, as HuggingFace's
+#: tokenizers do. A `GearError` that it raises with a `row`, a place in that list, is raised with the episode and step.
+Decoder = Callable[[list[Any]], Any]
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "dtype": ("uint8", "float32"),
+    "channels": ("first", "last"),
+    "mode": ("RGB", "L", None),
+}
+#: Pillow's modes of 8 bits a channel; any can become RGB or L. The others would be cut to 8 bits.
+_READ = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+
+
+@dataclass(frozen=True)
+class ImageDecoder:
+    """Decodes images of any format that Pillow reads. Can be pickled.
+
+    Attributes:
+        dtype: `uint8`, or `float32` from 0 to 1.
+        channels: `first`: [n, C, H, W]; `last`: [n, H, W, C].
+        mode: `RGB` (C = 3) or `L` (grey, C = 1), to which images are converted. None: as they are, all alike.
+        size: (H, W) that images are scaled to, by Pillow's bilinear filter; JPEGs that are much larger are decoded at a
+            half, a quarter or an eighth of their size first. None: as they are, all alike.
+
+    Raises:
+        InvalidArgumentError: an attribute is none of these.
+    """
+
+    dtype: str = "uint8"
+    channels: str = "first"
+    mode: str | None = "RGB"
+    size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                choices = ", ".join(repr(choice) for choice in known)
+                raise InvalidArgumentError(
+                    f"ImageDecoder: {name} must be one of {choices}, not {getattr(self, name)!r}"
+                )
+        size = self.size
+        if size is not None and not (
+            isinstance(size, tuple) and [type(n) for n in size] == [int, int] and min(size) > 0
+        ):
+            raise InvalidArgumentError(f"ImageDecoder: size must be (height, width), not {self.size!r}")
+
+    def __call__(self, images: Sequence[bytes]) -> npt.NDArray[Any]:
+        """uint8 or float32 [n, C, H, W] or [n, H, W, C]. For each error, `row` is the image's place among `images`.
+
+        Raises:
+            CorruptSourceError: not an image, or a damaged one.
+            UnsupportedColumnError: an image of more than 8 bits a channel, or with `mode=None` one of a palette.
+            InvalidArgumentError: images of unlike size or channels, or text.
+        """
+        whole = np.empty(0, np.uint8)
+        for row, encoded in enumerate(images):
+            if not isinstance(encoded, bytes):
+                raise InvalidArgumentError(f"images are bytes, not {type(encoded).__name__}", row=row)
+            image = self._decode(encoded, row)
+            if row == 0:
+                whole = np.empty((len(images), *image.shape), np.uint8)
+            if image.shape != whole.shape[1:]:
+                raise InvalidArgumentError(
+                    f"an image is {_shown(image.shape, self)}, where the first of its batch is "
+                    f"{_shown(whole.shape[1:], self)}",
+                    row=row,
+                    hint="ImageDecoder(size=(height, width)) scales them; mode='RGB' makes channels alike",
+                )
+            whole[row] = image
+        return np.divide(whole, np.float32(255)) if self.dtype == "float32" else whole
+
+    def _decode(self, encoded: bytes, row: int) -> npt.NDArray[np.uint8]:
+        """[C, H, W] or [H, W, C]."""
+        try:
+            with Image.open(io.BytesIO(encoded)) as image:
+                if image.mode not in (CHANNELS if self.mode is None else _READ):
+                    raise UnsupportedColumnError(
+                        f"an image of Pillow's mode '{image.mode}' cannot become {self.mode or 'uint8 as it is'}",
+                        row=row,
+                        hint="decode such images with a callable of your own",
+                    )
+                if self.size is not None:
+                    image.draft(self.mode, self.size[::-1])
+                pixels = image if self.mode in (None, image.mode) else image.convert(self.mode)
+                if self.size is not None:
+                    pixels = pixels.resize(self.size[::-1], Image.Resampling.BILINEAR)
+                array: npt.NDArray[np.uint8] = np.asarray(pixels)
+        except UnsupportedColumnError:
+            raise
+        except UNREADABLE as error:
+            raise CorruptSourceError(f"{len(encoded)} bytes that are no image: {error}", row=row) from error
+        array = array.reshape(*array.shape[:2], -1)
+        return array.transpose(2, 0, 1) if self.channels == "first" else array
+
+
+def _shown(shape: tuple[int, ...], decoder: ImageDecoder) -> str:
+    channels, height, width = shape if decoder.channels == "first" else (shape[2], *shape[:2])
+    return f"{height} x {width} with {channels} channels"

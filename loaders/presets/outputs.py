@@ -1,0 +1,366 @@
+"""Presets: what a batch convention asks of a dataset, as the outputs of a batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.collection.collector import MASK, TIMESTEPS, Output, Padding
+from gear_data.errors import InvalidArgumentError, MissingColumnError
+from gear_data.loaders.presets import gato
+from gear_data.loaders.presets.batch_format import PRESETS, Convention, Tokens, resolve_preset
+from gear_data.schema import ColumnSpec, Role, Schema
+
+__all__ = [
+    "PRESETS",
+    "BatchRequest",
+    "Convention",
+    "batch_finish",
+    "batch_outputs",
+    "normalization_columns",
+    "resolve_preset",
+    "text_columns",
+]
+
+#: Takes a batch, key -> tensor [B, ...] or list of B.
+Finish = Callable[[dict[str, Any]], dict[str, Any]]
+Normalization = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
+
+#: `next_X` is X of the following step.
+_NEXT = "next_"
+_N_STEP = "n_step_returns"
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """What a loader asks a preset for.
+
+    Attributes:
+        schema: the dataset's.
+        context: steps of a sequence.
+        columns: columns to add to the preset's own; for a preset of every column, the columns wanted. None: none added,
+            or all. `next_X`, where the dataset has no such column, is column X of the following step.
+        offsets: column -> (first, last) steps around the window's first step, last not included.
+        normalize: column -> (mean, std), float64 [elements] or [1].
+        float_dtype: what float columns become; None leaves that to the preset.
+        n_step: where not None, `n_step_returns` are discounted sums of so many rewards.
+        discount: of `n_step`.
+    """
+
+    schema: Schema
+    context: int
+    columns: tuple[str, ...] | None
+    offsets: Mapping[str, tuple[int, int]]
+    normalize: Normalization
+    float_dtype: str | None
+    n_step: int | None = None
+    discount: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One column of a batch.
+
+    Attributes:
+        spec: the column read.
+        name: as it was asked for: `spec.name`, or with `next_` before it.
+        key: its key.
+        own: whether it is the convention's own.
+    """
+
+    spec: ColumnSpec
+    name: str
+    key: str
+    own: bool
+
+    @property
+    def following(self) -> bool:
+        return self.name != self.spec.name
+
+
+def batch_outputs(preset: str | Convention, request: BatchRequest) -> list[Output]:
+    """The outputs of a batch.
+
+    Raises:
+        UnknownNameError: no such preset, or no such column.
+        MissingColumnError: the preset needs a column the dataset lacks.
+        InvalidArgumentError: a column the preset cannot take.
+    """
+    convention = resolve_preset(preset)
+    everything = _wanted(convention, request)
+    for name in (*request.offsets, *convention.fill):
+        request.schema.index(name)
+    for item in everything:
+        if item.spec.variable_length and item.own and convention.vectors:
+            raise InvalidArgumentError(
+                f"preset '{convention.name}' needs vectors, and this column is {item.spec.dtype}", column=item.spec.name
+            )
+    wanted = [item for item in everything if not item.spec.variable_length]
+    outputs = [_column(convention, request, item) for item in wanted]
+    if request.n_step is not None:
+        outputs.append(_n_step_returns(convention, request))
+    outputs += _common(convention, request)
+    outputs += _own_masks(convention, request, wanted)
+    _check_keys(convention, outputs, [item for item in everything if item.spec.variable_length])
+    used = {item.spec.name for item in wanted}
+    for name in request.offsets:
+        if request.schema[name].variable_length:
+            raise InvalidArgumentError("a column of text or bytes has no offsets", column=name)
+        if name not in used:
+            raise InvalidArgumentError(
+                f"offsets name a column that preset '{convention.name}' does not put in the batch", column=name
+            )
+    return outputs
+
+
+def text_columns(preset: str | Convention, request: BatchRequest) -> dict[str, str]:
+    """Columns of variable length that belong to the batch -> their keys; they are no outputs of a collector.
+
+    Raises what `batch_outputs` raises for unknown and missing columns.
+    """
+    wanted = _wanted(resolve_preset(preset), request)
+    return {item.spec.name: item.key for item in wanted if item.spec.variable_length}
+
+
+def batch_finish(preset: str | Convention, request: BatchRequest) -> Finish | None:
+    """What is left to do with the tensors of a collected batch, which holds `valid_count`; None: nothing. Picklable.
+
+    Raises:
+        InvalidArgumentError: observations or actions with offsets, where they become tokens.
+    """
+    convention = resolve_preset(preset)
+    return None if convention.tokens is None else _tokens(convention, convention.tokens, request)
+
+
+def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str]) -> tuple[str, ...]:
+    """The columns to normalise: `True` means every float observation column.
+
+    Raises:
+        UnknownNameError: no such column.
+        InvalidArgumentError: a column of booleans or of variable length, or no names.
+    """
+    if isinstance(normalize, bool):
+        return tuple(
+            c.name
+            for c in schema
+            if normalize and c.role is Role.OBSERVATION and not c.variable_length and c.numpy_dtype.kind == "f"
+        )
+    if not isinstance(normalize, str | Sequence):
+        raise InvalidArgumentError(
+            f"normalize is True, a column, several, or a mapping of column to (mean, std), not {normalize!r}"
+        )
+    names = (normalize,) if isinstance(normalize, str) else tuple(normalize)
+    for name in names:
+        if schema[name].dtype == "bool" or schema[name].variable_length:
+            raise InvalidArgumentError("booleans, text and bytes cannot be normalised", column=name)
+    return names
+
+
+def _wanted(convention: Convention, request: BatchRequest) -> list[_Wanted]:
+    """Every column of the batch, in order."""
+    schema, asked = request.schema, request.columns
+    missing = [name for name in convention.needs if name not in schema]
+    if missing:
+        raise MissingColumnError(
+            f"preset '{convention.name}' needs the columns {', '.join(missing)}, which the dataset lacks",
+            column=missing[0],
+            hint=f"it has: {', '.join(schema.names)}",
+        )
+    roles = convention.roles
+    names = [*convention.needs, *(c.name for c in schema if roles is None or c.role.value in roles)]
+    if roles is None and asked is not None:
+        names, asked = list(asked), ()
+    else:
+        names = list(dict.fromkeys(names))
+    own = [_one(convention, schema, name, own=True) for name in names]
+    return own + [_one(convention, schema, name, own=False, beside=names) for name in asked or ()]
+
+
+def _one(convention: Convention, schema: Schema, name: str, *, own: bool, beside: Sequence[str] = ()) -> _Wanted:
+    """A column by the name it was asked for; the step after one of the convention's own columns is treated as it is."""
+    followed = name.removeprefix(_NEXT)
+    if name not in schema and followed != name and followed in schema:
+        spec = schema[followed]
+        if spec.variable_length:
+            raise InvalidArgumentError("text and bytes have no column of the following step", column=followed)
+        return _Wanted(spec, name, name, own or followed in beside)
+    spec = schema[name]
+    key = spec.source if convention.source_names and spec.source is not None else name
+    return _Wanted(spec, name, convention.keys.get(name, key) if own else key, own)
+
+
+def _column(convention: Convention, request: BatchRequest, item: _Wanted) -> Output:
+    """An element of standard deviation 0 becomes 0, where nothing is added to the deviation."""
+    spec = item.spec
+    if item.own and convention.vectors and len(spec.shape) > 1:
+        raise InvalidArgumentError(
+            f"preset '{convention.name}' needs vectors, and this column has shape {spec.shape}", column=spec.name
+        )
+    mean, scale = _affine(request, spec.name, epsilon=convention.std_epsilon if item.own else 0.0)
+    factor = convention.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
+    if factor != 1.0:
+        mean = np.zeros(1) if mean is None else mean
+        scale = np.full(1, factor) if scale is None else scale * factor
+    fill: Any = convention.fill.get(spec.name, 0.0) if item.own else 0.0
+    if item.own and convention.normalize_padding and mean is not None and scale is not None:
+        fill = (fill - mean) * scale
+    return Output(
+        item.key,
+        spec.name,
+        _dtype(convention, request, item, normalised=mean is not None),
+        _shape(convention, item),
+        fill=fill,
+        mean=mean,
+        scale=scale,
+        padding=convention.pads_with,
+        following=item.following,
+        preceding=item.own and not item.following and spec.name in convention.preceding,
+        **_places(convention, request, spec),
+    )
+
+
+def _places(convention: Convention, request: BatchRequest, spec: ColumnSpec) -> dict[str, Any]:
+    """Which steps an output of this column has, and where they stand: arguments of `Output`."""
+    if spec.name in request.offsets:
+        first, last = request.offsets[spec.name]
+        return {"first": first, "width": last - first, "within_window": False}
+    if convention.first_step_alone(spec.role):
+        return {"first": 0, "width": 1, "single": True}
+    return {"first": 0, "width": request.context, "pad_left": convention.pad_left}
+
+
+def _dtype(convention: Convention, request: BatchRequest, item: _Wanted, *, normalised: bool) -> str:
+    kind, dtype = item.spec.numpy_dtype.kind, item.spec.dtype
+    if item.own and convention.dtype is not None and (kind == "f" or convention.cast_integers):
+        return request.float_dtype or convention.dtype
+    if kind == "f" and request.float_dtype is not None:
+        return request.float_dtype
+    if normalised and dtype not in ("float32", "float64"):
+        return request.float_dtype or "float32"
+    return dtype
+
+
+def _shape(convention: Convention, item: _Wanted) -> tuple[int, ...]:
+    return (1,) if item.own and not item.spec.shape and item.spec.name in convention.trailing_axis else item.spec.shape
+
+
+def _n_step_returns(convention: Convention, request: BatchRequest) -> Output:
+    if "rewards" not in request.schema:
+        raise MissingColumnError(
+            "n_step needs the column rewards, which the dataset lacks",
+            column="rewards",
+            hint=f"it has: {', '.join(request.schema.names)}",
+        )
+    spec = request.schema["rewards"]
+    item = _Wanted(spec, spec.name, _N_STEP, own=True)
+    return Output(
+        _N_STEP,
+        spec.name,
+        request.float_dtype or convention.dtype or ("float64" if spec.dtype == "float64" else "float32"),
+        _shape(convention, item),
+        padding=convention.pads_with,
+        discounts=tuple(request.discount**j for j in range(request.n_step or 0)),
+        **_places(convention, request, spec),
+    )
+
+
+def _common(convention: Convention, request: BatchRequest) -> list[Output]:
+    """Timesteps, mask and loss weight: [B, context]."""
+    outputs = []
+    sequence: dict[str, Any] = {"first": 0, "width": request.context, "pad_left": convention.pad_left, "column": False}
+    if convention.timesteps_key is not None:
+        origin, padding = convention.timesteps_origin, Padding(convention.timesteps_padding)
+        dtype = convention.timesteps_dtype
+        outputs.append(
+            Output(convention.timesteps_key, TIMESTEPS, dtype, (), origin=origin, padding=padding, **sequence)
+        )
+    if convention.mask_key is not None:
+        valid = int(convention.mask_valid)
+        outputs.append(
+            Output(convention.mask_key, MASK, convention.mask_dtype, (), valid=valid, fill=1 - valid, **sequence)
+        )
+    if convention.loss_weight is not None:
+        weight = convention.loss_weight
+        outputs.append(Output("loss_weight", MASK, "float32", (), valid=weight, fill=weight, **sequence))
+    return outputs
+
+
+def _own_masks(convention: Convention, request: BatchRequest, wanted: Sequence[_Wanted]) -> list[Output]:
+    """Masks, bool, of the columns whose valid steps are not those of the window."""
+    masks = []
+    valid = int(convention.mask_valid)
+    for item in wanted:
+        places = _places(convention, request, item.spec)
+        alone = convention.mask_key is None and "single" not in places
+        if item.spec.name in request.offsets or item.following or alone:
+            key = convention.column_mask.replace("{column}", item.name).replace("{key}", item.key)
+            about = item.spec.name if item.following else None
+            masks.append(
+                Output(
+                    key, MASK, "bool", (), column=False, valid=valid, fill=1 - valid,
+                    following=item.following, about=about, **places,
+                )
+            )  # fmt: skip
+    return masks
+
+
+def _check_keys(convention: Convention, outputs: Sequence[Output], text: Sequence[_Wanted]) -> None:
+    named = [(output.key, output.source if output.column else output.key) for output in outputs]
+    named += [(item.key, item.spec.name) for item in text]
+    keys = {"valid_count"} if convention.tokens is None else {"valid_count", gato.TOKENS, gato.TARGETS}
+    for key, column in named:
+        if key in keys:
+            raise InvalidArgumentError(
+                f"preset '{convention.name}' would put two things under the key '{key}'",
+                column=column,
+                hint="name each column once, and convert with --rename where a column has the name of another key",
+            )
+        keys.add(key)
+
+
+def _affine(
+    request: BatchRequest, name: str, *, epsilon: float
+) -> tuple[npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None]:
+    """(mean, 1 / (std + epsilon)); a std of 0 without epsilon counts as 1."""
+    if name not in request.normalize:
+        return None, None
+    mean, std = request.normalize[name]
+    size, shape = request.schema[name].size, request.schema[name].shape or (1,)
+    if np.size(mean) not in (1, size) or np.size(std) not in (1, size):
+        raise InvalidArgumentError(
+            f"normalize has {np.size(mean)} means and {np.size(std)} deviations for {size} elements", column=name
+        )
+    mean, std = (np.broadcast_to(np.ravel(a), size).astype(np.float64) for a in (mean, std))
+    std = std + epsilon
+    inverse = 1.0 / np.where(std == 0, 1.0, std)
+    return mean.reshape(shape), inverse.reshape(shape)
+
+
+def _tokens(convention: Convention, tokens: Tokens, request: BatchRequest) -> Finish:
+    """Observations and actions in the order of their names; images are left beside the tokens."""
+    wanted = [item for item in _wanted(convention, request) if not item.spec.variable_length]
+    parts: dict[Role, list[str]] = {Role.OBSERVATION: [], Role.ACTION: []}
+    for item in sorted(wanted, key=lambda item: item.name):
+        is_image = item.spec.role is Role.OBSERVATION and len(item.spec.shape) > 2
+        if item.own and not item.following and item.spec.role in parts and not is_image:
+            parts[item.spec.role].append(item.key)
+            if item.name in request.offsets:
+                raise InvalidArgumentError(
+                    f"preset '{convention.name}' makes tokens of whole steps, so this column cannot have offsets",
+                    column=item.name,
+                )
+    sequences = [item.key for item in wanted if item.spec.name not in request.offsets]
+    return functools.partial(
+        gato.finish,
+        tokens=tokens,
+        observations=tuple(parts[Role.OBSERVATION]),
+        actions=tuple(parts[Role.ACTION]),
+        sequences=(*sequences, convention.timesteps_key or "", "loss_weight", _N_STEP),
+        pad_left=convention.pad_left,
+        mask_key=convention.mask_key,
+    )

@@ -1,0 +1,394 @@
+"""benchmarks/gpu.py without a GPU: its cases, targets, report and order of sections; and its sections of collection and
+selection on a stand-in for CuPy, whose kernels run on the CPU."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gear_data
+from gear_data.errors import DeviceMemoryError
+from gear_data.kernels.cuda import launches
+from tests.support.cuda.cupy_stand_in import MadeUp, stand_in
+
+BENCHMARKS = Path(gear_data.__file__).resolve().parent.parent / "benchmarks"
+# Behind all others: it has modules of the names of some of the tests.
+
+import gpu as benchmark  # noqa: E402
+import gpu_collection  # noqa: E402
+import gpu_device  # noqa: E402
+import gpu_knobs  # noqa: E402
+import gpu_selection  # noqa: E402
+from gpu_collection import Case  # noqa: E402
+from gpu_report import Row, Section, from_json, table, verdict  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the kernels that run on the CPU."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def cupy(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUp]:
+    with stand_in(monkeypatch, libraries, order="all late") as found:
+        yield found.cupy
+
+
+@pytest.fixture
+def gpu(cupy: MadeUp, monkeypatch: pytest.MonkeyPatch) -> gpu_device.Gpu:
+    """Each call is measured once: this is slow."""
+    monkeypatch.setattr(gpu_collection, "QUICK_SOURCE_BYTES", 4 << 20)
+    made = gpu_device.Gpu()
+    monkeypatch.setattr(made, "seconds", lambda calls, repeats=7: made._timed(calls, len(calls)))
+    return made
+
+
+def left() -> float:
+    return 1e9
+
+
+# On the stand-in
+
+
+def test_calls_are_timed_in_groups_that_take_turns(cupy: MadeUp) -> None:
+    gpu, called = gpu_device.Gpu(), []
+    calls = [
+        lambda: cupy.streams.add(0, lambda: called.append(0)),
+        lambda: cupy.streams.add(0, lambda: (called.append(1), time.sleep(1e-4))[0]),
+    ]
+    seconds = gpu.seconds(calls, repeats=3)
+    # Both once to warm up, both once to see how long they take, and then so many that a group takes about 2 ms.
+    assert 2e-5 < seconds < 5e-3
+    assert len(called) > 4
+    assert abs(called.count(0) - called.count(1)) <= 3
+
+
+def test_what_is_taken_in_a_scope_is_given_back(cupy: MadeUp) -> None:
+    gpu = gpu_device.Gpu()
+    with gpu.scope():
+        outer = gpu.device(100)
+        with pytest.raises(ZeroDivisionError), gpu.scope():
+            gpu.registered(4096)[:] = 1
+            gpu.pinned(100)
+            assert len(cupy.registered) == 1
+            raise ZeroDivisionError
+        assert not cupy.registered
+        assert len(gpu._held) == 1
+        assert outer % 256 == 0
+    assert not gpu._held
+
+
+def test_pages_that_cannot_be_registered_are_allocated(cupy: MadeUp) -> None:
+    gpu = gpu_device.Gpu()
+    with gpu.scope():
+        assert gpu.host(4096)[1] == "registered"
+
+    def refuse(*_: Any) -> None:
+        raise cupy.cuda.runtime.CUDARuntimeError(801)
+
+    cupy.cuda.runtime.hostRegister = refuse
+    with gpu.scope():
+        host, kind = gpu.host(4096)
+        assert (len(host), kind, gpu._registered) == (4096, "allocated", [])
+
+
+def test_memory_that_runs_out_is_an_error_that_says_so(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        stand_in(monkeypatch, libraries, order="all late", device_bytes=1000),
+        pytest.raises(DeviceMemoryError, match=r"1,000 bytes of GPU memory"),
+    ):
+        gpu_device.Gpu().device(1000)
+
+
+SMALL = [Case(44, 20, 70), Case(0, 20, 40), Case(65536, 2, 3), Case(1024, 7, 5), Case(3, 9, 100)]
+
+
+@pytest.mark.parametrize("where", ["pinned", "device"])
+def test_collection_is_compared_with_the_cpus(where: str, gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_collection, "all_cases", lambda most, quick: SMALL)
+    monkeypatch.setitem(gpu_collection.LARGE, where, Case(44, 20, 70).nbytes)
+    section = gpu_collection.collection(gpu, where, 1e9, 1e-6, True, left)
+    named = {row.name: row for row in section.rows}
+    assert [case.name for case in SMALL] == list(named)[: len(SMALL)]
+    row = named["44 B x 20 x 70"]
+    assert row.ratio == pytest.approx(44 * 20 * 70 / (row.values["us"] * 1e-6) / 1e9)
+    assert row.values["empty launches"] == pytest.approx(row.values["us"])
+    # Too small to be compared with a copy.
+    assert named["1024 B x 7 x 5"].ratio is None
+
+
+def test_a_kernel_that_is_wrong_is_not_measured(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = gpu.registered(4 << 20)
+    gpu_collection.fill_raw(raw)
+    made = gpu_collection.Collection(gpu, raw, raw.ctypes.data, Case(44, 20, 70))
+    made.check()
+    raw[:] = raw[::-1].copy()
+    with pytest.raises(RuntimeError, match="44 B x 20 x 70: rows is not what the CPU collects"):
+        made.check()
+
+
+def test_ceilings_and_selection(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = gpu_collection.ceilings(gpu, True)
+    assert section.facts["bytes_per_second"].keys() == {
+        "pinned to device, allocated", "pinned to device, registered", "device to device"
+    }  # fmt: skip
+    monkeypatch.setattr(gpu_selection, "EPISODES", (300, 5000))
+    monkeypatch.setattr(gpu_selection, "DRAWS", (50, 500))
+    monkeypatch.setattr(gpu_selection, "TARGET", (500, 5000, 1e-3))
+    found = gpu_selection.selection(gpu, section.facts["empty_launch_seconds"], True, left)
+    assert len(found.rows) == 2 * (3 * 2 + 2)
+    judged = [row for row in found.rows if row.target is not None]
+    assert [row.name for row in judged] == ["weighted by episode, 500 of 5,000", "weighted by step, 500 of 5,000"]
+    for row in judged:
+        assert row.met == (row.values["us"] <= 1000)
+
+
+def test_draws_that_are_wrong_are_not_measured(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_selection, "EPISODES", (100,))
+    monkeypatch.setattr(gpu_selection, "DRAWS", (50, 60))
+    monkeypatch.setattr(gpu_selection.launches, "draw_windows", lambda *arguments: None)
+    with pytest.raises(RuntimeError, match="uniform by step, 100 episodes"):
+        gpu_selection.selection(gpu, 1e-6, True, left)
+
+
+def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = (gpu_knobs.Variant(), gpu_knobs.Variant(unroll=2))
+    monkeypatch.setattr(gpu_knobs, "VARIANTS", variants)
+    monkeypatch.setattr(gpu_knobs, "CASES", (SMALL[0], SMALL[0]))
+    monkeypatch.setattr(gpu_knobs, "CROSSOVER_BYTES", (1 << 12,) * 3)
+    before = launches.PIECE_BYTES, launches._BLOCK, gpu.blocks, dict(gpu._kernels)
+    section = gpu_knobs.knobs(gpu, True, left)
+    assert (launches.PIECE_BYTES, launches._BLOCK, gpu.blocks, gpu._kernels) == before
+    assert [row.ratio for row in section.rows[:2]] == [1.0, 1.0]
+    assert [row.name.partition(",")[0] for row in section.rows[2:]] == ["CPU or GPU"] * 2
+    # The stand-in has no other sources than those that are built in, which is told and ends nothing.
+    assert [text.partition(" (")[0] for text in section.left_out] == [variants[1].name]
+
+
+def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_training
+    import torch
+
+    class Model(torch.nn.Linear):
+        """In place of a Decision Transformer, whose import takes longer than all the rest."""
+
+        def forward(self, states: Any, **others: Any) -> Any:
+            assert {"states", *others} == {*gpu_training.MODEL_KEYS, "return_dict"}
+            return SimpleNamespace(action_preds=super().forward(states))
+
+    monkeypatch.setattr(gpu_training, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    loaders = {gpu_training.OURS: ("host", "cpu"), "on no GPU": ("mmap", "cuda")}
+    monkeypatch.setattr(gpu_training, "LOADERS", loaders)
+    # TorchRL's too.
+    monkeypatch.setitem(sys.modules, "torchrl.data", None)
+    monkeypatch.setattr(gpu_training, "build_model", lambda loader, hyperparameters: Model(11, 3))
+    monkeypatch.setattr(gpu_training, "CONTEXT", 3)
+    episodes = gpu_training.synthetic_episodes(2000)
+    gpu_training.write_parquet(episodes, tmp_path / "source.parquet")
+    gear_data.convert(tmp_path / "source.parquet", tmp_path / "dataset")
+    section = Section([])
+    gpu_training._measure(section, tmp_path / "dataset", 2, episodes, 1, 2, left)
+    rows = {row.name.removeprefix("batch 2: "): row for row in section.rows}
+    assert rows.keys() == {gpu_training.COSTLESS, gpu_training.OURS}
+    assert [row.target for row in rows.values() if row.target] == [0.98]
+    ours, costless = rows[gpu_training.OURS], rows[gpu_training.COSTLESS]
+    assert ours.ratio == pytest.approx(ours.values["steps/s"] / costless.values["steps/s"])
+    reasons = "".join(section.notes)
+    assert "on no GPU, batch 2: not run: InvalidArgumentError" in reasons
+    assert f"{gpu_training.TORCHRL}, batch 2: not run: ModuleNotFoundError" in reasons
+
+
+def test_filters_are_measured_where_cudf_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_filters
+    import polars as pl
+
+    monkeypatch.setattr(gpu_filters, "find_spec", lambda name: None if name == "cudf_polars" else object())
+    assert gpu_filters.filters(True, left).notes == ["not run: cudf_polars not installed (see docs/gpu.md)"]
+    monkeypatch.setattr(gpu_filters, "find_spec", lambda name: object())
+    monkeypatch.setattr(gpu_filters, "ROWS", (10, 1000))
+
+    def right(frame: Any, expression: Any) -> Any:
+        return frame.select(expression.alias("found")).to_series(), False
+
+    monkeypatch.setattr(gpu_filters.cudf, "evaluate", right)
+    assert [row.name for row in gpu_filters.filters(True, left).rows] == ["10 rows", "1,000 rows"]
+    monkeypatch.setattr(gpu_filters.cudf, "evaluate", lambda frame, _: (pl.Series([True] * len(frame)), False))
+    with pytest.raises(RuntimeError, match="rows: the GPU's are not the CPU's"):
+        gpu_filters.filters(True, left)
+
+
+# What needs no device
+
+
+def test_cases_span_what_is_asked_for() -> None:
+    cases = gpu_collection.all_cases(512 << 20, quick=False)
+    sizes = [(case.row_bytes, case.context, case.batch) for case in cases if case.row_bytes]
+    assert {row for row, _, _ in sizes} >= {44, 1024, 65536}
+    assert {context for _, context, _ in sizes} == {20, 100, 1000}
+    assert {batch for _, _, batch in sizes} == {32, 256, 1024, 4096}
+    assert all(row * context * batch <= 512 << 20 for row, context, batch in sizes)
+    assert (44, 1000, 4096) in sizes
+    quick = gpu_collection.all_cases(gpu_collection.QUICK_SOURCE_BYTES // 4, quick=True)
+    assert len(quick) < 10
+    # Both kinds of memory have cases with a target among them.
+    assert all(any(gpu_collection.target(where, case) for case in quick) for where in ("pinned", "device"))
+
+
+@pytest.mark.parametrize(
+    ("where", "case", "expected"),
+    [
+        ("pinned", Case(1024, 100, 256), 0.9),  # 25 MiB
+        ("pinned", Case(65536, 20, 256), 0.9),
+        ("pinned", Case(44, 100, 4096), 0.7),
+        ("pinned", Case(44, 20, 32), None),  # below 16 MiB a launch rules
+        ("pinned", Case(44, 1000, 4096), None),
+        ("pinned", Case(256, 1000, 4096), None),
+        ("pinned", Case(0, 1000, 4096), None),
+        ("device", Case(1024, 100, 256), None),  # below 64 MiB
+        ("device", Case(1024, 100, 1024), 0.7),
+        ("device", Case(44, 1000, 4096), 0.7),
+    ],
+)
+def test_targets_are_those_of_large_batches(where: str, case: Case, expected: float | None) -> None:
+    assert gpu_collection.target(where, case) == expected
+
+
+@pytest.mark.parametrize("variant", gpu_knobs.VARIANTS, ids=lambda variant: variant.name)
+def test_constants_are_put_into_the_source(variant: gpu_knobs.Variant) -> None:
+    source = gpu_knobs.SOURCE.read_text()
+    changed = gpu_knobs.source_of(variant, source)
+    assert (changed == source) == (variant == gpu_knobs.VARIANTS[0])
+    assert f"__launch_bounds__({variant.threads}, {variant.resident})\ngear_collect(" in changed
+    assert f"const i64 PIECE = {variant.piece};" in changed
+    assert f"const u32 UNROLL = {variant.unroll};" in changed
+    # Stages of one block are at most 48 KiB.
+    assert variant.threads // 32 * (variant.unroll * 32 * 16 + 16) <= 48 << 10
+
+
+def test_a_constant_that_is_gone_is_told() -> None:
+    with pytest.raises(ValueError, match="PIECE"):
+        gpu_knobs.source_of(gpu_knobs.Variant(), gpu_knobs.SOURCE.read_text().replace("PIECE =", "OTHER ="))
+
+
+SECTION = Section(
+    [
+        Row("fast", {"us": 12.0}, 0.95, 0.9),
+        Row("slow", {"us": 1234.5, "text": "a"}, 0.5, 0.7),
+        Row("late", {"us": None}, 1.5, 1.0, at_most=True),
+        Row("free", {"us": 1.0}, 2.0),
+    ],
+    left_out=["one", "two"],
+    notes=["a note"],
+)
+
+
+def test_a_report_says_what_is_met() -> None:
+    assert from_json(json.loads(json.dumps(SECTION.to_json()))) == SECTION
+    assert [row["met"] for row in SECTION.to_json()["rows"]] == [True, False, False, None]
+    lines = table(SECTION).splitlines()
+    assert "0.95" in lines[2]
+    assert ">= 0.9 met" in lines[2]
+    assert ">= 0.7 NOT met" in lines[3]
+    assert "<= 1 NOT met" in lines[4]
+    assert lines[-2:] == ["left out: one; two", "a note"]
+    assert verdict({"b": SECTION}).splitlines() == [
+        "targets met: 1 of 3", "  (b) slow: 0.5, target 0.7", "  (b) late: 1.5, target 1"
+    ]  # fmt: skip
+
+
+class Runs:
+    """Stands for `run_apart`; `fails`: sections that do."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.names, self.ceilings = fails, "", {}
+
+    def __call__(self, name: str, ceilings: dict[str, Any], quick: bool, seconds: float) -> dict[str, Any]:
+        self.names += name
+        self.ceilings[name] = ceilings
+        assert 10 <= seconds <= benchmark.SECONDS[name]
+        if name in self.fails:
+            return {"status": "failed", "reason": "a reason"}
+        section = Section([Row(f"row of {name}", {"us": 1.0})], facts={"from": name})
+        return {"status": "ok", "seconds": 1.0, "section": section.to_json()}
+
+
+@pytest.mark.parametrize(
+    ("names", "fails", "run", "left_out"),
+    [
+        ("abcdefg", "", "abcdefg", ""),
+        ("abcdefg", "ce", "abcdefg", ""),
+        ("abcdefg", "a", "aefg", "bcd"),
+        ("d", "", "ad", ""),
+        ("fe", "", "ef", ""),
+    ],
+)
+def test_sections_that_fail_leave_the_others(
+    names: str, fails: str, run: str, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = Runs(fails)
+    record = benchmark.run_all(names, False, time.monotonic() + benchmark.TOTAL_SECONDS, runs)
+    assert runs.names == run
+    assert {name for name, item in record.items() if item["status"] == "left out"} == set(left_out)
+    assert {name for name, item in record.items() if item["status"] == "failed"} == set(fails)
+    for name in set(run) & set("bcd"):
+        assert runs.ceilings[name] == {"from": "a"}
+    shown = capsys.readouterr().out
+    for name in set(run) - set(fails):
+        assert f"row of {name}" in shown
+
+
+def test_all_of_it_takes_less_than_eight_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(step=100.0)
+    monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(now))
+    record = benchmark.run_all("abcdefg", False, benchmark.TOTAL_SECONDS, Runs())
+    assert [item["status"] for item in record.values()].count("left out") >= 1
+    assert benchmark.TOTAL_SECONDS < 8 * 60
+
+
+def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def died(command: list[str], **options: Any) -> Any:
+        assert "--worker" in command
+        return SimpleNamespace(returncode=-6, stdout="", stderr="Traceback\n  there\nCUDAError: 700\n")
+
+    monkeypatch.setattr(benchmark.subprocess, "run", died)
+    found = benchmark.run_apart("b", {}, True, 20.0)
+    assert found["status"] == "failed"
+    assert "status -6: Traceback |   there | CUDAError: 700" in found["reason"]
+
+    def slow(command: list[str], **options: Any) -> Any:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(benchmark.subprocess, "run", slow)
+    assert benchmark.run_apart("b", {}, True, 20.0)["reason"] == "took more than 60 s"
+
+
+@pytest.mark.parametrize(("text", "letters"), [("a,b", "ab"), ("f", "f"), ("c, d", "cd")])
+def test_sections_are_named_by_letters(text: str, letters: str) -> None:
+    assert benchmark.parse_arguments(["--only", text]).only == letters
+    with pytest.raises(argparse.ArgumentTypeError, match="a, b, c"):
+        benchmark._letters(f"{text},x")
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    if benchmark.no_gpu() is None:
+        pytest.skip("there is a GPU")
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu.py"), "--quick", "--json", str(tmp_path / "out.json")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("not run: ")
+    assert not (tmp_path / "out.json").exists()

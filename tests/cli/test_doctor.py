@@ -1,0 +1,165 @@
+"""What doctor says of GPUs: of the driver, and of packages, made up here, that are tried in a process of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gear_data.cli import doctor
+from gear_data.kernels.cuda.nvml import Driver
+
+ROOT = Path(doctor.__file__).resolve().parents[2]
+
+CUPY = """
+from types import SimpleNamespace
+__version__ = "14.2.0"
+cuda = SimpleNamespace(
+    runtime=SimpleNamespace(runtimeGetVersion=lambda: 13020, driverGetVersion=lambda: DRIVER),
+    nvrtc=SimpleNamespace(getVersion=lambda: (13, 2)),
+    is_available=lambda: True,
+)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Puts a module of this name and source where it is found first, here and in new processes."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+
+    def put(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(source)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("found", "visible", "ok", "words"),
+    [
+        (None, 0, False, ["no NVIDIA driver", "none is needed"]),
+        (Driver("580.65", (13, 0), ("H100", "H200", "H100")), 3, True, ["2 x H100, 1 x H200; driver 580.65", "13.0"]),
+        (Driver("580.65.06", (13, 0), ("H100",)), 0, False, ["1 x H100", "all hidden", "CUDA_VISIBLE_DEVICES"]),
+        (Driver("580.65.06", (13, 0), ()), 0, False, ["none; driver", "container"]),
+    ],
+    ids=["no driver", "three", "hidden", "none"],
+)  # fmt: skip
+def test_gpus_are_those_that_the_driver_tells(
+    found: Driver | None, visible: int, ok: bool, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "driver", lambda: found)
+    monkeypatch.setattr(doctor, "gpu_count", lambda: visible)
+    check = doctor._gpu()
+    assert check.ok == ok
+    assert bool(check.remedy) != ok
+    for word in words:
+        assert word in f"{check.found} {check.remedy}"
+
+
+@pytest.mark.parametrize(
+    ("number", "ok", "words"),
+    [
+        (13020, True, ["14.2.0, CUDA runtime 13.2, NVRTC 13.2, driver for CUDA 13.2"]),
+        (12090, False, ["driver for CUDA 12.9", "pip install cupy-cuda12x"]),
+        (0, False, ["no driver"]),
+    ],
+)
+def test_versions_that_do_not_go_together_are_named(
+    number: int, ok: bool, words: list[str], package: Callable[[str, str], None]
+) -> None:
+    package("cupy", CUPY.replace("DRIVER", str(number)))
+    check = doctor._cupy()
+    assert check.ok == ok
+    assert bool(check.remedy) != ok
+    for word in words:
+        assert word in f"{check.found} {check.remedy}"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("raise OSError('libcuda.so.1: no such file')", "OSError: libcuda.so.1: no such file"),
+        ("import os; os._exit(7)", "crashed with status 7"),
+        ("import ctypes; ctypes.string_at(0)", "crashed with status -11"),
+        ("import time; time.sleep(60)", "no answer in 2 s"),
+        ("raise ImportError('numpy is too old')", "cupy cannot be imported: numpy is too old"),
+    ],
+    ids=["raises", "exits", "crashes", "hangs", "cannot be imported"],
+)
+def test_what_fails_fails_by_itself(
+    source: str, words: str, package: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package("cupy", source)
+    if "sleep" in source:
+        monkeypatch.setattr(doctor, "_PROBE_SECONDS", 2.0)
+    check = doctor._cupy()
+    assert words in check.found
+    assert not check.ok
+    assert check.remedy
+
+
+def test_a_filter_is_tried_where_there_is_a_gpu(
+    package: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        missing = doctor._cudf()
+    assert (missing.ok, missing.found) == (False, "not installed")
+    assert "gear-data[cudf]" in str(missing.remedy)
+    package("cudf_polars", "raise ImportError('polars 2.1 is too new')")
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 0)
+    assert doctor._cudf().found == "installed, not tried"
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 1)
+    package("rmm", "")
+    assert "polars 2.1 is too new" in doctor._cudf().found
+
+
+def test_kernels_are_not_tried_without_a_gpu(
+    package: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package("cupy", "import os; os._exit(7)")
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 0)
+    assert doctor._cuda_kernels().found == "not tried"
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 1)
+    assert "status 7" in doctor._cuda_kernels().found
+
+
+@pytest.mark.parametrize(
+    ("supported", "ok", "words"),
+    [(0, False, "no way to"), (1, True, "by DMA-BUF, which no test has tried")],
+)
+def test_whether_an_rdma_device_writes_to_memory_of_the_gpu(
+    supported: int, ok: bool, words: str, package: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 0)
+    assert doctor._rdma_to_gpu().found == "not tried"
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        assert doctor._rdma_to_gpu().remedy == "see the pyverbs line"
+    # A pyverbs with that kind of region, and a driver, in the probe's process.
+    package("pyverbs", "__path__ = []")
+    modules = dict.fromkeys(("addr", "cq", "device", "enums", "pd", "qp"), "") | {"mr": "class DmaBufMR: ..."}
+    package(
+        "sitecustomize",
+        f"""
+import ctypes, sys, types
+for name, source in {modules!r}.items():
+    module = sys.modules[f"pyverbs.{{name}}"] = types.ModuleType(f"pyverbs.{{name}}")
+    exec(source, vars(module))
+class Driver:
+    cuInit = staticmethod(lambda flags: 0)
+    cuDeviceGet = staticmethod(lambda gpu, number: 0)
+    def cuDeviceGetAttribute(self, answer, attribute, gpu):
+        answer._obj.value = {supported}
+        return 0
+whole = ctypes.CDLL
+ctypes.CDLL = lambda name, *more, **options: Driver() if name == "libcuda.so.1" else whole(name, *more, **options)
+""",
+    )
+    check = doctor._rdma_to_gpu()
+    assert check.ok == ok
+    assert words in check.found
+    assert bool(check.remedy) != ok

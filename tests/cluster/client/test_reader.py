@@ -1,0 +1,377 @@
+"""A dataset read from two nodes gives what the same folder gives, bit for bit."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import pickle
+import signal
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import gear_data
+from gear_data import Mixture, SequenceLoader
+from gear_data.cluster.client.reader import ClusterReader
+from gear_data.cluster.client.shards import RemoteShards
+from gear_data.cluster.flight import fetch as flight_lane
+from gear_data.cluster.flight.client import Stream
+from gear_data.collection.collector import Collector, Output, Share
+from gear_data.dataset.remote_store import open_served
+from gear_data.errors import ClusterError, InvalidArgumentError
+from gear_data.loaders.presets.outputs import PRESETS
+from gear_data.selection.windows import Windows
+from gear_data.storage.reader import Lease
+from tests.support.cluster.nodes import NodeProcess, url
+from tests.support.feed import data as feed_data
+from tests.support.feed import variable as variable_data
+
+LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """D4RL-like episodes with final observations, in several shards."""
+    import h5py
+
+    episodes = feed_data.locomotion(LENGTHS, seed=21)
+    rng = np.random.default_rng(1)
+    path = tmp_path_factory.mktemp("cluster") / "rollouts.hdf5"
+    with h5py.File(path, "w") as file:
+        for name in ("observations", "actions", "rewards"):
+            file[name] = np.concatenate([episode[name] for episode in episodes])
+        ends = np.concatenate([np.arange(n) == n - 1 for n in LENGTHS])
+        late = np.repeat(np.arange(len(LENGTHS)) % 3 == 0, LENGTHS)
+        file["terminals"], file["timeouts"] = ends & ~late, ends & late
+        finals = [rng.normal(size=(1, 4)).astype(np.float32) for _ in LENGTHS]
+        following = [np.concatenate([e["observations"][1:], f]) for e, f in zip(episodes, finals, strict=True)]
+        file["next_observations"] = np.concatenate(following)
+    gear_data.convert(path, path.with_suffix(""), shard_bytes=1024, progress=False)
+    return path.with_suffix("")
+
+
+@pytest.fixture(scope="module")
+def text_folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cluster-text") / "d"
+    variable_data.convert(variable_data.make_episodes(), path, shard_bytes=1024)
+    return path
+
+
+@pytest.fixture(scope="module")
+def nodes(folder, text_folder, tmp_path_factory):
+    """Two nodes with half of the shards each, and one with all of the dataset with text."""
+    count = len(gear_data.open(folder).manifest.shards)
+    assert count > 4
+    half = count // 2
+    started = [
+        NodeProcess(folder, f"0-{half}"),
+        NodeProcess(folder, f"{half + 1}-{count - 1}", ["--residency", "host"]),
+        NodeProcess(text_folder),
+    ]
+    assert [len(node.wait()["shards"]) for node in started[:2]] == [half + 1, count - half - 1]
+    started[2].wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEAR_DATA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield started
+    for node in started:
+        node.kill()
+
+
+@pytest.fixture(scope="module")
+def local(folder):
+    return gear_data.open(folder)
+
+
+@pytest.fixture(scope="module")
+def remote(nodes):
+    return gear_data.open(url(*nodes[:2]))
+
+
+def same(value, other):
+    if isinstance(value, dict):
+        assert value.keys() == other.keys()
+        for key in value:
+            same(value[key], other[key])
+    elif isinstance(value, torch.Tensor):
+        assert (value.dtype, value.shape) == (other.dtype, other.shape)
+        one, two = (np.atleast_1d(t.view(torch.int16) if t.dtype == torch.bfloat16 else t) for t in (value, other))
+        assert one.tobytes() == two.tobytes()
+    elif isinstance(value, list):
+        for one, two in zip(value, other, strict=True):
+            same(one, two)
+    else:
+        assert value == other
+
+
+def batches(dataset, count=6, **options):
+    loader = SequenceLoader(dataset, **{"batch_size": 16, "context": 8, "seed": 3, "prefetch": 0, **options})
+    return list(itertools.islice(loader, count))
+
+
+OPTIONS = {
+    "plain": {},
+    "weights": {"sampler": gear_data.Weighted("length * (episode_id % 3)")},
+    "shuffled, prefetched": {"sampler": "shuffle", "prefetch": 2},
+    "discount": {"discount": 0.9},
+    "long": {"context": 64},
+    "half, normalised": {"dtype": "bfloat16", "normalize": True},
+    "following, n-step": {"columns": ["next_observations"], "n_step": 3, "discount": 0.97},
+    "around": {"offsets": {"observations": (-5, 2), "actions": (3, 9)}, "columns": ["observations", "actions"]},
+    "far": {"offsets": {"rewards": (60, 62)}, "columns": ["rewards"]},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_gives_what_it_gives_locally(local, remote, preset, options):
+    try:
+        expected = batches(local, preset=preset, **OPTIONS[options])
+    except gear_data.GearError as error:
+        # What a preset does not take it refuses alike.
+        with pytest.raises(type(error)):
+            batches(remote, preset=preset, **OPTIONS[options])
+        return
+    assert len(expected) == 6
+    same(batches(remote, preset=preset, **OPTIONS[options]), expected)
+
+
+def test_most_options_are_taken(local):
+    taken = 0
+    for preset, options in itertools.product(PRESETS, OPTIONS.values()):
+        try:
+            taken += bool(batches(local, 1, preset=preset, **options))
+        except gear_data.GearError:
+            continue
+    assert taken > 0.7 * len(PRESETS) * len(OPTIONS)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_many_small_answers(local, remote, prefetch, monkeypatch):
+    """What is read at once comes in pieces that end in the midst of batches."""
+    monkeypatch.setattr(flight_lane, "REQUEST_BYTES", 700)
+    taken, take = [], Stream.take
+    monkeypatch.setattr(Stream, "take", lambda stream: taken.append(1) or take(stream))
+    options = {"sampler": gear_data.Weighted("length"), "prefetch": prefetch}
+    same(batches(remote, **options), batches(local, **options))
+    assert len(taken) > 6 * 4
+
+
+@pytest.mark.parametrize("at", ["_fill", "_point"])
+def test_a_read_that_is_interrupted_leaves_nothing_behind(local, remote, at, monkeypatch):
+    """What the nodes still send of it must not be taken for the answer to the next one."""
+    monkeypatch.setattr(flight_lane, "REQUEST_BYTES", 700)
+    with monkeypatch.context() as patch:
+
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        patch.setattr(ClusterReader, at, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            batches(remote)
+    same(batches(remote), batches(local))
+
+
+def test_views(local, remote):
+    for view in (
+        lambda d: d.filter("length > 6 AND terminated"),
+        lambda d: d.filter_steps("rewards > 1"),
+        lambda d: d.filter_steps("rewards > -20", mode="all").filter("length < 30"),
+        lambda d: d.split({"a": 0.5, "b": 0.5}, seed=4)["b"],
+        lambda d: d.with_discount(0.5),
+    ):
+        here, there = view(local), view(remote)
+        assert there.fingerprint == here.fingerprint
+        assert [(k, v.to_json()) for k, v in there.statistics.items()] == [
+            (k, v.to_json()) for k, v in here.statistics.items()
+        ]
+        assert there.sizes(0, 2).tolist() == here.sizes(0, 2).tolist()
+        same(batches(there, preset="decision_transformer"), batches(here, preset="decision_transformer"))
+
+
+def test_episodes(local, remote):
+    assert remote.residency == "remote"
+    assert remote.episodes.equals(local.episodes)
+    for index in range(local.num_episodes):
+        for name in local.schema.names:
+            values, expected = remote.episode(index)[name], local.episode(index)[name]
+            assert values.dtype == expected.dtype
+            np.testing.assert_array_equal(values, expected)
+            assert not values.flags.writeable
+        assert (remote.final(index) is None) == (local.final(index) is None)
+        if local.final(index) is not None:
+            np.testing.assert_array_equal(remote.final(index)["observations"], local.final(index)["observations"])
+    np.testing.assert_array_equal(remote.steps("rewards", 1, 9), local.steps("rewards", 1, 9))
+
+
+@pytest.mark.parametrize("join", [False, True])
+def test_a_mixture_of_here_and_there(local, remote, join):
+    pairs = [[(one, 2.0), (two, 1.0)] for one, two in ((local, local), (local, remote), (remote, remote))]
+    expected, half, whole = (batches(Mixture(pair, join=join)) for pair in pairs)
+    same(half, expected)
+    same(whole, expected)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_of_a_data_loader(local, remote, start):
+    options = {"batch_size": 16, "context": 8, "seed": 3, "steps": 12, "preset": "decision_transformer"}
+    expected = list(SequenceLoader(local, **options))
+    # This process reads too, before, while and after they do.
+    loader = SequenceLoader(remote, **options)
+    same(list(loader), expected)
+    iterator = iter(SequenceLoader(remote, **options))
+    first = [next(iterator), next(iterator)]
+    workers = DataLoader(
+        SequenceLoader(remote, **options),
+        batch_size=None,
+        num_workers=2 if start == "fork" else 1,
+        multiprocessing_context=start,
+    )
+    same(list(workers), expected)
+    same([*first, *iterator], expected)
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_many_forks_while_this_process_reads(local, remote, prefetch):
+    """gRPC would hang in every fourth child, or so, if its threads were not waited for."""
+    expected = batches(local, 2)
+    reading = iter(SequenceLoader(remote, 16, 8, prefetch=prefetch))
+    ends = []
+    for _ in range(12):
+        next(reading)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                same(batches(remote, 2), expected)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        ends.append(os.waitpid(child, 0)[1])
+    assert ends == [0] * 12
+
+
+def test_a_pickled_one_connects_anew(local, remote):
+    copy = pickle.loads(pickle.dumps(remote.with_discount(0.9).filter("length > 6")))
+    same(batches(copy), batches(local.with_discount(0.9).filter("length > 6")))
+
+
+def test_text(text_folder, nodes):
+    here, there = gear_data.open(text_folder), gear_data.open(url(nodes[2]))
+    name = variable_data.TEXT
+    options = {"context": 4, "columns": [name, variable_data.IMAGE]}
+    for preset in ("raw", "decision_transformer"):
+        for decoders in (None, {name: variable_data.words}):
+            expected = batches(here, preset=preset, decoders=decoders, **options)
+            same(batches(there, preset=preset, decoders=decoders, **options), expected)
+    assert there.values(name, 1, 6).equals(here.values(name, 1, 6))
+    assert there.episode(2)[name].tolist() == here.episode(2)[name].tolist()
+    assert there.sizes(0, 7).tolist() == here.sizes(0, 7).tolist()
+
+
+class _SomeAway:
+    """Mapped shards of which those with an odd number are said not to be here."""
+
+    all_mapped = False
+
+    def __init__(self, shards):
+        self._shards = shards
+
+    def lease(self, shards):
+        lease = self._shards.lease(shards)
+        addresses = lease.addresses.copy()
+        addresses[1::2] = 0
+        return Lease(addresses, lease)
+
+    def __getattr__(self, name):
+        return getattr(self._shards, name)
+
+
+windows = st.lists(st.tuples(st.integers(0, len(LENGTHS) - 1), st.integers(0, 39), st.integers(1, 9)), min_size=1)
+sources = st.sampled_from(["observations", "actions", "rewards"])
+outputs = st.lists(
+    st.tuples(
+        sources, st.integers(-9, 9), st.integers(1, 9), st.sampled_from([0, 1, -1]), st.integers(0, 4), st.booleans(),
+        st.booleans(), st.booleans(),
+    ),
+    min_size=1,
+    max_size=4,
+)  # fmt: skip
+
+
+@given(windows, outputs)
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_any_output_of_any_windows(local, remote, drawn, wanted):
+    """Shards here, there, and some of both."""
+    rows = [(e, s % LENGTHS[e], min(n, LENGTHS[e] - s % LENGTHS[e])) for e, s, n in drawn]
+    chosen = Windows(*np.array(rows, np.int64).T.copy())
+    made = []
+    for number, (name, first, width, shift, horizon, left, within, cast) in enumerate(wanted):
+        spec = local.schema[name]
+        discounts = tuple(0.9**j for j in range(horizon)) if horizon and not shift else None
+        dtype = "float64" if cast else "float32"
+        made.append(
+            Output(
+                str(number), name, dtype, spec.shape, first, width, left, -3, within_window=within,
+                following=shift > 0, preceding=shift < 0, discounts=discounts,
+            )
+        )  # fmt: skip
+    root, nodes = local._root, remote._root._nodes
+    placed = (*root.placement, root.lengths)
+    here = np.arange(len(local.manifest.shards)) % 2 == 0
+    mixed = ClusterReader(nodes, _SomeAway(root.shards), here, *placed, lambda: root.finals)
+    alone = ClusterReader(nodes, root.shards, here | True, *placed, lambda: root.finals)
+    found = []
+    for reader in (local.reader(), remote.reader(), mixed, alone):
+        collector = Collector([Share(reader, local.schema, tuple(made))], len(rows), reuse=False)
+        (collected,) = collector.collect(chosen)
+        arrays = {key: (array.dtype, array.shape, array.tobytes()) for key, array in collected.arrays.items()}
+        found.append((arrays, collected.valid_bytes))
+    assert found[1:] == found[:1] * 3
+
+
+def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypatch):
+    root = local._root
+
+    class NoNodes:
+        pass
+
+    here = np.ones(len(local.manifest.shards), np.bool_)
+    reader = ClusterReader(NoNodes(), root.shards, here, *root.placement, root.lengths, lambda: root.finals)
+    output = Output("x", "observations", "float32", (4,), 0, 5)
+    collected = [
+        Collector([Share(each, local.schema, (output,))], 3, reuse=False).collect(
+            Windows(np.array([0, 3, 5]), np.array([2, 0, 9]), np.array([5, 5, 5]))
+        )[0]
+        for each in (local.reader(), reader)
+    ]
+    np.testing.assert_array_equal(collected[0].arrays["x"], collected[1].arrays["x"])
+
+
+def test_connections_end_with_the_dataset(nodes):
+    dataset = gear_data.open(url(*nodes[:2]))
+    batches(dataset, prefetch=2)
+    known = [weakref.ref(node) for node in dataset._root._nodes._nodes]
+    assert any(node()._idle for node in known)
+    del dataset
+    gc.collect()
+    assert [node() for node in known] == [None, None]
+
+
+def test_what_cannot_be_asked(nodes, remote):
+    place = url(*nodes[:2])
+    for options in ({"residency": "host"}, {"on_bad_shard": "skip"}):
+        with pytest.raises(InvalidArgumentError, match="they choose"):
+            gear_data.open(place, **options)
+    with pytest.raises(InvalidArgumentError, match="needs a token"):
+        gear_data.open("gear://10.0.0.1:1")
+    root = open_served(place)
+    with pytest.raises(ClusterError, match="not files"), root.files.local(root.manifest.shards[0].entry):
+        pass
+    assert not RemoteShards(root._nodes).all_mapped

@@ -1,0 +1,90 @@
+"""Answers and waits of clients that have no cluster around them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from gear_data.cluster.addresses import Access, Address
+from gear_data.cluster.flight.client import Endpoint, Stream
+from gear_data.cluster.protocol import STREAM_SCHEMA
+from gear_data.errors import NodeRefusedError, NodeUnreachableError
+
+
+def test_a_stream_to_a_host_that_takes_connections_and_says_nothing():
+    """As a process that was stopped does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = Address("127.0.0.1", silent.getsockname()[1])
+        begun = time.monotonic()
+        with pytest.raises(NodeUnreachableError) as error:
+            Stream(Endpoint(address, Access(None, None, 1.5)), b"")
+        assert time.monotonic() - begun < 10
+        assert error.value.file == f"gear://{address}"
+
+
+class Liar(flight.FlightServerBase):
+    """Answers any first message with one of its own."""
+
+    def __init__(self, values, head):
+        super().__init__("grpc://127.0.0.1:0")
+        schema = STREAM_SCHEMA if values.type == pa.uint8() else pa.schema([("bytes", values.type)])
+        self._batch, self._head = pa.record_batch([values], schema=schema), head
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def do_exchange(self, context, descriptor, reader, writer):
+        writer.begin(self._batch.schema)
+        reader.read_chunk()
+        writer.write_with_metadata(self._batch, self._head)
+
+
+def words(*sizes):
+    return np.array(sizes, np.int64).tobytes()
+
+
+BYTES = pa.array(range(64), pa.uint8())
+
+
+@pytest.mark.parametrize(
+    ("values", "head"),
+    [
+        (BYTES, b"123"),
+        (BYTES, b""),
+        (pa.array(range(64), pa.int64()), words(64)),
+        (pa.array(["x"] * 64), words(64)),
+        (pa.nulls(64), words(64)),
+    ],
+    ids=["no words", "no sizes", "numbers", "text", "nulls"],
+)
+def test_an_answer_that_is_none(values, head):
+    with Liar(values, head) as server:
+        stream = Stream(Endpoint(Address("127.0.0.1", server.port), Access(None, None, 2.0)), b"")
+        try:
+            stream.post(b"rows")
+            with pytest.raises(NodeRefusedError, match="answers with") as error:
+                stream.take()
+            assert error.value.file == f"gear://127.0.0.1:{server.port}"
+        finally:
+            stream.close()
+
+
+def test_a_limit_of_months():
+    with Liar(BYTES, words(64)) as server:
+        stream = Stream(Endpoint(Address("127.0.0.1", server.port), Access(None, None, 1e7)), b"")
+        stream.post(b"rows")
+        assert stream.take()[0].tolist() == list(range(64))
+        stream.close()
+
+
+def test_one_that_is_closed_when_it_is_found_late():
+    with Liar(BYTES, words(64)) as server:
+        stream = Stream(Endpoint(Address("127.0.0.1", server.port), Access(None, None, 2.0)), b"")
+        stream.close()
+        # As the thread does that watches all streams, and must live on.
+        stream.cancel_late()
+        assert stream.was_late

@@ -1,0 +1,96 @@
+"""A node of a training run whose peer dies: for how long it is waited for, and that work goes on once it is back."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import pytest
+
+import gear_data
+from gear_data import Dataset, SequenceLoader
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import make_secret
+from gear_data.cluster.rendezvous import Membership
+from gear_data.cluster.server.node_server import Serving
+from gear_data.dataset.joined_store import JoinedRoot
+from gear_data.dataset.views import View
+from gear_data.errors import NodeUnreachableError
+from gear_data.storage.dataset_files import open_files
+from tests.support.cluster.nodes import NodeProcess
+from tests.support.feed import data as feed_data
+
+TIMEOUT = 4.0
+OPTIONS = {"batch_size": 8, "context": 5, "seed": 2}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    feed_data.convert_episodes(feed_data.locomotion([9, 20, 31, 4, 25, 17], seed=3), tmp_path / "d", shard_bytes=1024)
+    return tmp_path / "d"
+
+
+@pytest.fixture
+def peer(folder, tmp_path, monkeypatch):
+    """The dataset as node 0 of two has it, and node 1's process."""
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", str(TIMEOUT))
+    secret = make_secret(tls=False)
+    monkeypatch.setenv(f"GEAR_DATA_RUN_{secret.run}", "")
+    secret.keep()
+    (tmp_path / "token").write_text(secret.token)
+    placement = gear_data.open(folder).placement(["node-0", "node-1"])
+    held = ",".join(map(str, placement.held[1]))
+    node = NodeProcess(folder, held, ["--token-file", str(tmp_path / "token")])
+    node.wait()
+    servers = (None, Serving(Address.parse(node.address), False))
+    root = JoinedRoot(
+        open_files(folder), "host", "auto", Membership(secret.run, 0, 0, 1, servers, placement, placement)
+    )
+    yield Dataset(root, View()), node
+    if node.lives:
+        node.kill()
+
+
+def rows(batches, count):
+    return [batch["observations"].numpy().tobytes() for batch in itertools.islice(batches, count)]
+
+
+def seconds_to_an_error(loader):
+    begun = time.monotonic()
+    with pytest.raises(NodeUnreachableError, match="no other node gives shards"):
+        # More than were made ahead.
+        rows(loader, 100)
+    return time.monotonic() - begun
+
+
+def test_it_is_waited_for_once_and_work_goes_on_when_it_is_back(folder, peer, caplog):
+    dataset, node = peer
+    expected = rows(SequenceLoader(gear_data.open(folder), **OPTIONS), 150)
+    loader = SequenceLoader(dataset, **OPTIONS)
+    assert rows(loader, 10) == expected[:10]
+    node.kill()
+    # Batches that are made ahead do not wait one after another.
+    assert TIMEOUT / 2 < seconds_to_an_error(loader) < 2 * TIMEOUT
+    assert caplog.text.count("asked again for") == 1
+    # Nor does who asks later.
+    assert seconds_to_an_error(loader) < TIMEOUT - 1
+    node.begin()
+    node.wait()
+    step = loader.state_dict()["step"]
+    loader.load_state_dict(loader.state_dict())
+    assert rows(loader, 20) == expected[step : step + 20]
+
+
+def test_it_comes_back_in_time(folder, peer, monkeypatch):
+    dataset, node = peer
+    monkeypatch.setattr(dataset._root._nodes, "_patience", 60.0)
+    expected = rows(SequenceLoader(gear_data.open(folder), **OPTIONS), 100)
+    batches = iter(SequenceLoader(dataset, **OPTIONS))
+    found = rows(batches, 10)
+    node.kill()
+    restart = threading.Timer(1.0, node.begin)
+    restart.start()
+    assert found + rows(batches, 90) == expected
+    restart.join()
+    node.wait()

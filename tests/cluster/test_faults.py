@@ -1,0 +1,431 @@
+"""Nodes that are asked for what they must not give, and nodes that die, hang, come back or are others."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import gear_data
+from gear_data import SequenceLoader
+from gear_data.cli import main
+from gear_data.cluster.protocol import STREAM_SCHEMA, Group, Request, identity, opening
+from gear_data.errors import (
+    ClusterError,
+    CorruptAnswerError,
+    InvalidArgumentError,
+    MissingShardsError,
+    NodeRefusedError,
+    NodeUnreachableError,
+)
+from tests.support.cluster.nodes import NodeProcess, url
+from tests.support.feed import data as feed_data
+from tests.support.feed.batches import clones, same
+
+#: Seconds an answer may take here.
+TIMEOUT = 2.0
+TOKEN = "0123456789abcdef0123456789abcdef"
+OPTIONS = {"batch_size": 8, "context": 5, "seed": 2, "prefetch": 0}
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", str(TIMEOUT))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("faults") / "d"
+    feed_data.convert_episodes(feed_data.locomotion([9, 20, 31, 4, 25, 17], seed=3), path, shard_bytes=1024)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    """Two nodes that hold everything."""
+    nodes = [NodeProcess(folder), NodeProcess(folder)]
+    for node in nodes:
+        node.wait()
+    yield nodes
+    for node in nodes:
+        node.kill()
+
+
+@pytest.fixture
+def both(pair):
+    """They are restored after each test."""
+    yield pair
+    for node in pair:
+        if node.lives:
+            node.go_on()
+        else:
+            node.begin()
+            node.wait()
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    return clones(itertools.islice(SequenceLoader(gear_data.open(folder), **OPTIONS), 30))
+
+
+def one_request():
+    return Request(np.array([0]), (Group((0,), np.array([0]), np.array([2])),)).to_bytes()
+
+
+def exchange(client, command, message):
+    """The answer to one message, as any client may send it; None stands for a message of data alone."""
+    writer, reader = client.do_exchange(
+        flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(timeout=20)
+    )
+    try:
+        writer.begin(STREAM_SCHEMA)
+        if message is None:
+            writer.write_batch(pa.record_batch([pa.array([1, 2], pa.uint8())], schema=STREAM_SCHEMA))
+        else:
+            writer.write_metadata(message)
+        chunk = reader.read_chunk()
+        writer.done_writing()
+        return chunk.data.column(0).to_numpy().tobytes()
+    finally:
+        with contextlib.suppress(pa.ArrowException):
+            writer.close()
+
+
+def test_hostile_clients_are_refused_and_the_node_lives(folder, pair):
+    dataset = gear_data.open(folder)
+    name = identity(dataset.manifest)
+    good, request = opening(name), one_request()
+    expected = dataset.episode(0)["observations"][:2].tobytes()
+    client = flight.connect(f"grpc://{pair[0].address}")
+    words = np.frombuffer(request, np.int64)
+    beyond, elsewhere, negative = words.copy(), words.copy(), words.copy()
+    beyond[-1], elsewhere[4], negative[-2] = 1 << 40, 77, -1
+    cases = [
+        (b"", request, "malformed opening"),
+        (b"\xff" * 1000, request, "malformed opening"),
+        (opening("0" * 32), request, "another dataset"),
+        (json.dumps({**json.loads(good), "version": 99}).encode(), request, "speaks version"),
+        (good, None, "without a request"),
+        (good, b"\xff" * 16, "malformed"),
+        (good, b"\0" * (1 << 20), "malformed"),
+        (good, words[:-1].tobytes(), "malformed"),
+        (good, np.array([1, 1 << 60, 1, 0], np.int64).tobytes(), "malformed"),
+        (good, beyond.tobytes(), "does not have"),
+        (good, negative.tobytes(), "does not have"),
+        (good, elsewhere.tobytes(), "shards are"),
+    ]
+    try:
+        for command, message, match in cases:
+            with pytest.raises(pa.ArrowException, match=match):
+                exchange(client, command, message)
+        many = Request(
+            np.zeros(60_000, np.int64), (Group((0,) * 1000, np.zeros(60_000, np.int64), np.full(60_000, 2)),)
+        )
+        with pytest.raises(pa.ArrowException, match="at once"):
+            exchange(client, good, many.to_bytes())
+        for action, body in [
+            ("shutdown", b""),
+            ("file", b""),
+            ("file", good),
+            ("file", json.dumps({**json.loads(good), "file": "../../etc/passwd", "offset": 0}).encode()),
+            ("file", json.dumps({**json.loads(good), "file": "episodes", "offset": -1}).encode()),
+            ("file", json.dumps({**json.loads(good), "file": "episodes", "offset": 1.5}).encode()),
+            ("file", json.dumps({**json.loads(opening("x")), "file": "episodes", "offset": 0}).encode()),
+        ]:
+            with pytest.raises(pa.ArrowException):
+                list(client.do_action(flight.Action(action, body)))
+        for call in (lambda: client.do_get(flight.Ticket(b"x")).read_all(), lambda: list(client.list_flights())):
+            with pytest.raises((pa.ArrowException, NotImplementedError)):
+                call()
+        # What speaks no HTTP at all.
+        host, port = pair[0].address.split(":")
+        with socket.create_connection((host, int(port))) as plain:
+            plain.sendall(b"\x80\0\xff" * 5000)
+        assert pair[0].lives
+        assert exchange(client, good, request)[: len(expected)] == expected
+    finally:
+        client.close()
+
+
+def test_another_node_takes_over_and_one_that_is_back_is_used(folder, both, expected):
+    one, two = both
+    loader = SequenceLoader(gear_data.open(url(one, two)), **OPTIONS)
+    found = []
+    for step, batch in enumerate(itertools.islice(loader, 30)):
+        found += clones([batch])
+        if step == 4:
+            one.kill()
+        elif step == 14:
+            one.begin()
+            one.wait()
+            time.sleep(1.1)  # so long it is not asked
+        elif step == 19:
+            two.kill()
+    same(found, expected)
+
+
+def test_without_another_the_error_names_the_node_and_the_windows_go_on(folder, both, expected):
+    node, other = both
+    other.kill()
+    dataset = gear_data.open(url(node))
+    found = clones(itertools.islice(SequenceLoader(dataset, **OPTIONS), 5))
+    node.kill()
+    begun = time.monotonic()
+    with pytest.raises(NodeUnreachableError, match="no other node gives shards 0") as error:
+        dataset.steps("rewards", 0, 1)
+    loader = SequenceLoader(dataset, **OPTIONS)
+    loader.load_state_dict({**loader.state_dict(), "step": 5})
+    with pytest.raises(NodeUnreachableError) as error:
+        next(iter(loader))
+    assert time.monotonic() - begun < 2 * TIMEOUT + 1
+    assert error.value.file == url(node)
+    assert url(node) in str(error.value)
+    node.begin()
+    node.wait()
+    loader = SequenceLoader(dataset, **OPTIONS)
+    loader.load_state_dict({**loader.state_dict(), "step": 5})
+    same(found + clones(itertools.islice(loader, 25)), expected)
+
+
+def test_a_node_that_hangs(folder, both, expected):
+    one, two = both
+    alone, together = gear_data.open(url(one)), gear_data.open(url(one, two))
+    same(clones(itertools.islice(SequenceLoader(alone, **OPTIONS), 3)), expected[:3])
+    one.stop()
+    begun = time.monotonic()
+    with pytest.raises(NodeUnreachableError, match="did not answer within 2 s"):
+        next(iter(SequenceLoader(alone, **OPTIONS)))
+    assert TIMEOUT * 0.9 < time.monotonic() - begun < TIMEOUT + 1.5
+    begun = time.monotonic()
+    same(clones(itertools.islice(SequenceLoader(together, **OPTIONS), 10)), expected[:10])
+    # On a busy machine it is asked again before all batches are there.
+    assert time.monotonic() - begun < 4 * TIMEOUT
+    one.go_on()
+    same(clones(itertools.islice(SequenceLoader(alone, **OPTIONS), 30)), expected)
+
+
+def test_nodes_that_do_not_hold_all(folder, both):
+    one, two = both
+    count = len(gear_data.open(folder).manifest.shards)
+    some = NodeProcess(folder, "1,2")
+    assert some.wait()["shards"] == [1, 2]
+    try:
+        missing = ", ".join(map(str, [0, *range(3, count)]))
+        with pytest.raises(MissingShardsError, match=f"no node holds shards {missing} of {count}"):
+            gear_data.open(url(some))
+        two.kill()
+        with pytest.raises(MissingShardsError, match=f"{two.address}: cannot be reached"):
+            gear_data.open(url(some, two))
+        # What is away when the dataset is opened is asked later.
+        dataset = gear_data.open(url(one, two))
+        two.begin()
+        two.wait()
+        one.kill()
+        assert len(next(iter(SequenceLoader(dataset, **OPTIONS)))["rewards"]) == 8
+        one.begin()
+        one.wait()
+    finally:
+        some.kill()
+    with pytest.raises(NodeUnreachableError, match="cannot be reached"):
+        gear_data.open(url(some))
+
+
+def test_nodes_of_different_datasets(both, tmp_path):
+    feed_data.convert_episodes(feed_data.locomotion([9, 20], seed=4), tmp_path / "other")
+    other = NodeProcess(tmp_path / "other")
+    other.wait()
+    try:
+        with pytest.raises(NodeRefusedError, match="another dataset than the other nodes") as error:
+            gear_data.open(url(both[0], other))
+        assert other.address in str(error.value)
+    finally:
+        other.kill()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Paths of a self-signed certificate of 127.0.0.1, its key, and a token."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    path = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "node")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    built = built.serial_number(1).not_valid_before(now - datetime.timedelta(1))
+    built = built.not_valid_after(now + datetime.timedelta(1)).add_extension(
+        x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+    )
+    pem = serialization.Encoding.PEM
+    (path / "node.pem").write_bytes(built.sign(key, hashes.SHA256()).public_bytes(pem))
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (path / "node.key").write_bytes(private)
+    (path / "token").write_text(TOKEN)
+    (path / "wrong").write_text(TOKEN[::-1])
+    return path
+
+
+def test_tokens_and_tls(folder, certificate, expected, monkeypatch):
+    files = {name: str(certificate / name) for name in ("node.pem", "node.key", "token", "wrong")}
+    guard = ["--token-file", files["token"], "--tls-cert", files["node.pem"], "--tls-key", files["node.key"]]
+    node, open_to_see = NodeProcess(folder, options=guard), NodeProcess(folder, options=guard[:2])
+    node.wait(), open_to_see.wait()
+    try:
+        with pytest.raises(NodeUnreachableError):
+            gear_data.open(url(node))  # without TLS
+        with pytest.raises(NodeRefusedError, match="wants a token"):
+            gear_data.open(url(open_to_see))
+        for token in ("wrong", "token"):
+            monkeypatch.setenv("GEAR_DATA_TOKEN_FILE", files[token])
+            if token == "wrong":
+                with pytest.raises(NodeRefusedError, match="does not take the token"):
+                    gear_data.open(url(open_to_see))
+        same(clones(itertools.islice(SequenceLoader(gear_data.open(url(open_to_see)), **OPTIONS), 3)), expected[:3])
+        monkeypatch.setenv("GEAR_DATA_TLS_CA", files["node.pem"])
+        same(clones(itertools.islice(SequenceLoader(gear_data.open(url(node)), **OPTIONS), 3)), expected[:3])
+        monkeypatch.setenv("GEAR_DATA_TOKEN_FILE", files["wrong"])
+        with pytest.raises(NodeRefusedError, match="does not take the token"):
+            gear_data.open(url(node))
+        assert node.lives and open_to_see.lives
+    finally:
+        node.kill()
+        open_to_see.kill()
+
+
+def test_no_open_door(folder, certificate, capsys):
+    """Nothing that others could reach listens without a token and TLS."""
+    tls = ["--tls-cert", str(certificate / "node.pem"), "--tls-key", str(certificate / "node.key")]
+    token = ["--token-file", str(certificate / "token")]
+    for options in ([], tls, token):
+        assert main(["serve", str(folder), "--listen", "0.0.0.0:0", *options]) == 2
+        assert "takes TLS and a token" in capsys.readouterr().err
+    assert main(["serve", str(folder), "--listen", "127.0.0.1:0", *tls[:2]]) == 2
+    assert "certificate and its key" in capsys.readouterr().err
+    assert main(["serve", str(folder), "--listen", "127.0.0.1:0", "--shards", "99"]) == 2
+    for shards in ("x", "3-1", "1-", "-1", "0-99999999999"):
+        with pytest.raises(SystemExit):
+            main(["serve", str(folder), "--listen", "127.0.0.1:0", "--shards", shards])
+
+
+def test_who_gives_up_does_not_wait_for_a_node_that_hangs(both):
+    nodes, request = gear_data.open(url(both[0]))._root._nodes, Request.from_bytes(one_request())
+    nodes.fetch(request)
+    both[0].stop()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), nodes.asked(request):
+        raise KeyboardInterrupt
+    assert time.monotonic() - begun < TIMEOUT / 2
+
+
+#: A node that says what one of the dataset would say, and answers every request with the bytes given.
+NONSENSE = """
+import json, sys
+import numpy as np, pyarrow as pa
+from pyarrow import flight
+from gear_data.cluster.flight import server as flight_server
+from gear_data.cluster.server import shard_server as served
+from gear_data.cluster.addresses import Address
+from gear_data.storage.dataset_files import FolderFiles
+sizes = json.loads(sys.argv[2])
+class Liar(served.ServedShards):
+    def answer(self, request):
+        return served.Answer(np.array(sizes, np.int64), np.zeros(json.loads(sys.argv[3]), np.uint8))
+server = flight_server.FlightServer(Liar(FolderFiles(__import__("pathlib").Path(sys.argv[1]))), Address("127.0.0.1", 0),
+    flight_server.Guard())
+print(json.dumps({"listen": f"127.0.0.1:{server.port}"}), flush=True)
+server.serve()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "data"),
+    # Too few parts, impossible ones, more than was said; and less, which is waited for in vain.
+    [([16], 64), ([-1], 64), ([1 << 62], 64), ([64], 128), ([16] * 9, 64)],
+)
+def test_answers_that_are_none(folder, sizes, data, pair, expected):
+    command = [sys.executable, "-c", NONSENSE, str(folder), json.dumps(sizes), str(data)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        address = json.loads(process.stdout.readline())["listen"]
+        with pytest.raises(ClusterError, match=r"answers with|did not answer within 2 s"):
+            next(iter(SequenceLoader(gear_data.open(f"gear://{address}"), **OPTIONS)))
+        both = gear_data.open(f"gear://{address},{pair[0].address}")
+        same(clones(itertools.islice(SequenceLoader(both, **OPTIONS), 3)), expected[:3])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+#: A node that damages what it sends, one byte in the middle of each answer.
+DAMAGE = """
+import json, sys
+from gear_data.cluster.flight import server as flight_server
+from gear_data.cluster.server import shard_server as served
+from gear_data.cluster.addresses import Address
+from gear_data.storage.dataset_files import open_files
+sound = flight_server.bytes_array
+def damaged(values):
+    values = values.copy()
+    values[len(values) // 2] ^= 1
+    return sound(values)
+flight_server.bytes_array = damaged
+server = flight_server.FlightServer(served.ServedShards(open_files(sys.argv[1])), Address("127.0.0.1", 0),
+    flight_server.Guard())
+print(json.dumps({"listen": f"127.0.0.1:{server.port}"}), flush=True)
+server.serve()
+"""
+
+
+def test_damage_on_the_way(folder, pair, expected, monkeypatch):
+    process = subprocess.Popen([sys.executable, "-c", DAMAGE, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        address = json.loads(process.stdout.readline())["listen"]
+        for variable in ("2", "yes"):
+            monkeypatch.setenv("GEAR_DATA_CHECKSUM", variable)
+            with pytest.raises(InvalidArgumentError, match="not 0 or 1"):
+                gear_data.open(f"gear://{address}")
+        monkeypatch.setenv("GEAR_DATA_CHECKSUM", "1")
+        with pytest.raises(CorruptAnswerError, match="differs from its checksum") as error:
+            next(iter(SequenceLoader(gear_data.open(f"gear://{address}"), **OPTIONS)))
+        assert address in str(error.value)
+        both = gear_data.open(f"gear://{address},{pair[0].address}")
+        same(clones(itertools.islice(SequenceLoader(both, **OPTIONS), 30)), expected)
+        # Without checksums it goes unseen.
+        monkeypatch.setenv("GEAR_DATA_CHECKSUM", "0")
+        alone = SequenceLoader(gear_data.open(f"gear://{address}"), **OPTIONS)
+        with pytest.raises(AssertionError):
+            same(clones(itertools.islice(alone, 3)), expected[:3])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_fork_does_not_wait_for_a_node_that_hangs(both):
+    node = gear_data.open(url(both[0]))._root._nodes._nodes[0]
+    name = node.describe().dataset
+    streams = [node.open_stream(name)[0] for _ in range(4)]
+    for stream in streams:
+        node.keep(stream)
+    both[0].stop()
+    begun = time.monotonic()
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    took = time.monotonic() - begun
+    assert os.waitpid(child, 0)[1] == 0
+    assert took < TIMEOUT

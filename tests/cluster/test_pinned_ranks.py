@@ -1,0 +1,173 @@
+"""A node of a training run whose shards are in pinned memory, on a stand-in for a GPU: kernels read them in place, and
+what other nodes hold is brought to where they can."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import gear_data
+from gear_data import Dataset, SequenceLoader
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import make_secret
+from gear_data.cluster.flight import grpc_fork as waiting
+from gear_data.cluster.flight.server import FlightServer, Guard
+from gear_data.cluster.rendezvous import Membership
+from gear_data.cluster.server.node_server import Serving
+from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.dataset.joined_store import JoinedRoot
+from gear_data.dataset.views import View
+from gear_data.errors import InvalidArgumentError
+from gear_data.storage.dataset_files import open_files
+from tests.support.cuda.cupy_stand_in import ORDERS, StandIn, stand_in
+from tests.support.cuda.loader_checks import CASES, OPTIONS, Gpu, convert, copies, from_device, on_gpu, same
+
+Join = Callable[..., Dataset]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("joined")
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    return convert(11, folder / "one")
+
+
+@pytest.fixture(params=["all late"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandIn]:
+    with stand_in(monkeypatch, folder, order=request.param) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def join(folder: Path) -> Iterator[Join]:
+    """join(nodes) -> the dataset as one of so many nodes has it, the first; the others' servers are in this process."""
+    path, running = convert(11, folder / "one"), dict[tuple[int, ...], FlightServer]()
+    secret = make_secret(tls=False)
+
+    def serve(shards: tuple[int, ...]) -> Serving:
+        server = running.get(shards)
+        if server is None:
+            served = ServedShards(open_files(path), shards, "host")
+            server = running[shards] = FlightServer(served, Address("127.0.0.1", 0), Guard(secret.token))
+            threading.Thread(target=server.serve, daemon=True).start()
+        return Serving(Address("127.0.0.1", server.port), False)
+
+    def begin(nodes: int, residency: str = "pinned", node: int = 0) -> Dataset:
+        placement = gear_data.open(path).placement([f"node-{number}" for number in range(nodes)])
+        held = enumerate(placement.held)
+        servers = tuple(serve(shards) if shards and number != node else None for number, shards in held)
+        membership = Membership(secret.run, node, 0, 1, servers, placement, placement)
+        return Dataset(JoinedRoot(open_files(path), residency, "auto", membership), View())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(f"GEAR_DATA_RUN_{secret.run}", "")
+        secret.keep()
+        yield begin
+    waiting._close_all()
+    for server in running.values():
+        server.shutdown()
+
+
+@pytest.mark.parametrize("gpu", ORDERS, indirect=True)
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_in_every_order_of_the_streams(gpu: StandIn, path: Path, join: Join, nodes: int) -> None:
+    options = {**OPTIONS, "preset": "decision_transformer", "steps": 40}
+    expected = copies(SequenceLoader(gear_data.open(path), **options), 40)
+    dataset = join(nodes)
+    assert dataset.is_remote == (nodes > 1)
+    same(from_device(gpu, on_gpu(dataset, **options), 40), expected)
+    assert len(gpu.cupy.registered) == 1
+    # Where all is here the device draws too.
+    drawn = {"gear_draw_windows"} if nodes == 1 else set()
+    assert set(gpu.cupy.launched) == {"gear_collect"} | drawn
+    del dataset
+    gc.collect()
+    assert not gpu.cupy.registered
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_every_option(gpu: Gpu, path: Path, join: Join, case: str, nodes: int) -> None:
+    expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, **CASES[case]}))
+    same(from_device(gpu, on_gpu(join(nodes), **CASES[case])), expected)
+
+
+def test_nothing_is_asked_of_others_for_ones_own_draws(gpu: Gpu, path: Path, join: Join) -> None:
+    dataset = join(2)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    dataset._root._nodes.asked = refuse  # type: ignore[attr-defined]
+    options = {**OPTIONS, "selection": "decentralized"}
+    same(from_device(gpu, on_gpu(dataset, **options)), copies(SequenceLoader(join(2, "host"), **options)))
+
+
+@pytest.mark.parametrize(("residency", "discount"), [("host", 1.0), ("mmap", 1.0), ("host", 0.9)])
+def test_what_no_kernel_reads_in_place(gpu: Gpu, path: Path, join: Join, residency: str, discount: float) -> None:
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=discount))
+    # Of another discount all returns are here.
+    same(from_device(gpu, on_gpu(join(2, residency), discount=discount)), expected)
+
+
+@pytest.mark.parametrize("discount", [None, 0.9])
+def test_of_several_nodes_kernels_read_ones_own_shards(
+    gpu: StandIn, path: Path, join: Join, discount: float | None
+) -> None:
+    dataset, local = join(2), gear_data.open(path)
+    if discount is not None:
+        dataset, local = dataset.with_discount(discount), local.with_discount(discount)
+    member, found = dataset.membership, dataset.device_columns()
+    assert member is not None
+    steps = [shard.steps for shard in dataset.manifest.shards]
+    assert (found.shard.tolist(), found.last.tolist()) == (list(range(len(steps))), steps)
+    assert not found.first.any()
+    for shard in range(len(steps)):
+        for index, column in enumerate(dataset.schema):
+            address = int(found.addresses[shard, index])
+            # Of another discount all returns are here.
+            assert bool(address) == (
+                shard in member.shards or (column.name == "returns_to_go" and discount is not None)
+            )
+            if address:
+                values = local._root.shards.column(shard, index)
+                assert ctypes.string_at(address, values.nbytes) == values.tobytes()
+    assert len(gpu.cupy.registered) == (1 if discount is None else 2)
+    batches = copies(SequenceLoader(dataset, **OPTIONS, preset="decision_transformer"))
+    same(batches, copies(SequenceLoader(local, **OPTIONS, preset="decision_transformer")))
+    same(from_device(gpu, on_gpu(dataset, preset="decision_transformer")), batches)
+    del dataset, found
+    gc.collect()
+    assert not gpu.cupy.registered
+
+
+def test_a_node_that_holds_none(gpu: StandIn, path: Path, join: Join) -> None:
+    shards = len(gear_data.open(path).manifest.shards)
+    dataset = join(shards + 1, node=shards)
+    assert dataset.membership is not None and dataset.membership.shards == ()
+    assert not dataset.device_columns().addresses.any() and not gpu.cupy.registered
+    same(copies(SequenceLoader(dataset, **OPTIONS)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
+
+
+def test_a_copy_for_another_process(gpu: Gpu, path: Path, join: Join) -> None:
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=0.9))
+    dataset = pickle.loads(pickle.dumps(join(2).with_discount(0.9)))
+    assert dataset.residency == "pinned"
+    same(copies(SequenceLoader(dataset, **OPTIONS, discount=0.9)), expected)
+
+
+def test_a_plan(gpu: Gpu, path: Path, join: Join) -> None:
+    alone, dataset = join(1), join(2)
+    with pytest.raises(InvalidArgumentError, match="what other machines serve"):
+        dataset.place(dataset.residency_plan(1 << 20, 1 << 20))
+    placed = alone.place(alone.residency_plan(10_000, 10_000))
+    same(from_device(gpu, on_gpu(placed)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))

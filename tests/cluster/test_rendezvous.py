@@ -1,0 +1,270 @@
+"""Runs under torchrun: nodes that share a dataset out give what one process gives, bit for bit, and end with them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import gear_data
+from gear_data import SequenceLoader
+from gear_data.cluster.ranks import Board
+from gear_data.cluster.server.node_server import LINGER_SECONDS
+from gear_data.errors import ClusterError, InvalidArgumentError, StateMismatchError, UnknownNameError
+from tests.support.cluster import hold_rank, join_rank
+from tests.support.cluster.runs import all_ended, free_port, runs, servers
+from tests.support.feed import data as feed_data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return feed_data.shared_out(tmp_path_factory.mktemp("joining") / "d")
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """What one process gives that has all."""
+    dataset = gear_data.open(folder)
+    found = {
+        name: join_rank.stacked(SequenceLoader(dataset, **{**join_rank.OPTIONS, **more}))
+        for name, more in join_rank.LOADERS.items()
+    }
+    found["updated"] = join_rank.updated(dataset, None)
+    found["filtered"] = join_rank.stacked(SequenceLoader(dataset.filter("length > 6"), **join_rank.OPTIONS))
+    found["workers"] = found["pickled"] = found["uniform"]
+    return found
+
+
+def parts(folder, nodes, to):
+    """Copies of a dataset for nodes 0, 1, ..., each with the shards alone that are placed there."""
+    placement = gear_data.open(folder).placement([f"node-{number}" for number in range(nodes)])
+    manifest = gear_data.open(folder).manifest
+    for number in range(nodes):
+        shutil.copytree(folder, to / f"part-{number}")
+        for shard, entry in enumerate(manifest.shards):
+            if shard not in placement.held[number]:
+                (to / f"part-{number}" / entry.entry.file).unlink()
+    return to / "part-{node}"
+
+
+def torchrun(nodes, ranks, *arguments):
+    """Runs a script with so many agents on this machine, each a node; as many exit statuses."""
+    common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
+    common += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    agents = [subprocess.Popen([*common, "--node-rank", str(node), *map(str, arguments)]) for node in range(nodes)]
+    try:
+        return [agent.wait(timeout=240) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 2), (3, 1)])
+def test_runs_give_what_one_process_gives(folder, expected, tmp_path, nodes, ranks):
+    dataset = parts(folder, nodes, tmp_path)
+    before = {process.pid for process in servers()}
+    assert torchrun(nodes, ranks, join_rank.__file__, dataset, tmp_path / "out") == [0] * nodes
+    found = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(nodes * ranks)]
+    facts = [json.loads((tmp_path / f"out-{rank}.json").read_text()) for rank in range(nodes * ranks)]
+    for name, keys in expected.items():
+        for key, whole in keys.items():
+            batches = len(whole) // 13 if len(whole) % 13 == 0 else None
+            mine = [one[f"{name}/{key}"] for one in found]
+            if batches is not None:
+                mine = [np.split(one, batches) for one in mine]
+                joined = np.concatenate([part for step in zip(*mine, strict=True) for part in step])
+                assert joined.tobytes() == whole.tobytes(), (name, key)
+            # Of a shorter last batch each rank has its part.
+            else:
+                assert sum(map(len, mine)) == len(whole), (name, key)
+    assert all(one["token"] == [] for one in facts)
+    # Resumed on another number of nodes.
+    resumed = SequenceLoader(gear_data.open(folder), **join_rank.OPTIONS)
+    resumed.load_state_dict(facts[-1]["interrupted"])
+    rest = join_rank.stacked(resumed)["observations"]
+    assert rest.tobytes() == expected["uniform"]["observations"][3 * 13 :].tobytes()
+    with pytest.raises(StateMismatchError, match="another selection"):
+        SequenceLoader(gear_data.open(folder), **{**join_rank.OPTIONS, "batch_size": 24}).load_state_dict(
+            facts[0]["state"]
+        )
+    _check_decentralized(folder, found, facts, nodes, ranks)
+    assert all_ended([process for process in servers() if process.pid not in before], 10)
+
+
+def _check_decentralized(folder, found, facts, nodes, ranks):
+    """Rows of a node are of its own shards, and were not asked of others; together they are whole batches."""
+    dataset = gear_data.open(folder)
+    shard = dataset.episodes["shard"].to_numpy()
+    rows = sum(len(one["decentralized/rewards"]) for one in found)
+    assert rows == join_rank.STEPS * 24
+    starts = {}
+    for episode in range(dataset.num_episodes):
+        for value in dataset.episode(episode)["rewards"]:
+            starts[float(value)] = episode
+    by_node = np.zeros(nodes)
+    for rank, (one, fact) in enumerate(zip(found, facts, strict=True)):
+        drawn = [starts[float(value)] for value in one["decentralized/rewards"][:, 0]]
+        assert set(shard[drawn]) <= set(fact["here"])
+        assert set(shard[fact["own"]]) <= set(fact["here"])
+        assert fact["asked"][0] == 0
+        assert fact["asked"][1] > 0 or nodes == 1
+        assert fact["state"] == facts[0]["state"]
+        by_node[rank // ranks] += len(drawn)
+    steps = np.array([dataset.lengths[np.isin(shard, facts[node * ranks]["here"])].sum() for node in range(nodes)])
+    # A cycle deals rows to within one.
+    assert (np.abs(by_node - rows * steps / steps.sum()) <= 1).all()
+
+
+@pytest.fixture
+def run():
+    with runs() as begin:
+        yield begin
+
+
+def test_a_server_lives_as_long_as_any_of_its_ranks(folder, run):
+    before = {process.pid for process in servers()}
+    expected = next(hold_rank.digests(gear_data.open(folder), 0))
+    first, second, other = run([(folder, 0), (folder, 0), (folder, 1)])
+    assert [rank.line() for rank in (first, second, other)] == ["open"] * 3
+    mine = [process for process in servers() if process.pid not in before]
+    assert len(mine) == 2
+    assert [rank.ask("first") for rank in (first, second, other)] == [expected] * 3
+    # The one that started the server; the store was its too.
+    first.kill()
+    time.sleep(LINGER_SECONDS + 1)
+    assert other.ask("first") == second.ask("first") == expected
+    second.kill()
+    ended = time.monotonic()
+    while all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in mine):
+        assert time.monotonic() < ended + LINGER_SECONDS + 5
+        time.sleep(0.1)
+    assert time.monotonic() > ended + LINGER_SECONDS - 1
+    assert other.ask("first").startswith("NodeUnreachableError gear://127.0.0.1:")
+    # The one that remains ends with its rank, in good order.
+    other.process.stdin.close()
+    assert other.process.wait(20) == 0
+    assert all_ended(mine, LINGER_SECONDS + 5)
+
+
+def _new_servers(before):
+    """Those of two nodes, as soon as they are there."""
+    limit = time.monotonic() + 20
+    while len(found := [process for process in servers() if process.pid not in before]) < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    return found
+
+
+def test_a_server_that_dies_is_started_again(folder, run):
+    """Again and again, in the midst of reading: batches are those that they would have been."""
+    expected = iter(list(itertools.islice(hold_rank.digests(gear_data.open(folder), 0), 91)))
+    before = {process.pid for process in servers()}
+    ranks = run([(folder, 0), (folder, 0), (folder, 1)], GEAR_DATA_NODE_TIMEOUT=30)
+    assert [rank.line() for rank in ranks] == ["open"] * 3
+    for _ in range(2):
+        # Of this node's ranks one holds the server that it did not start.
+        for batch in itertools.islice(expected, 5):
+            assert [rank.ask("next") for rank in ranks] == [batch] * 3
+        dying = _new_servers(before)
+        for process in dying:
+            process.kill()
+        before |= {process.pid for process in dying}
+        # More than were made ahead.
+        for batch in itertools.islice(expected, 40):
+            assert [rank.ask("next") for rank in ranks] == [batch] * 3
+    # The last ones end with their ranks, and not before; the first node's is held by who did not start it.
+    mine = _new_servers(before)
+    ranks[0].kill()
+    time.sleep(LINGER_SECONDS + 1)
+    assert ranks[2].ask("next") == next(expected)
+    assert all(process.is_running() for process in mine)
+
+
+def test_what_is_wrong_on_one_rank_is_raised_on_all(folder, run, tmp_path):
+    parted = str(parts(folder, 2, tmp_path))
+    mine = [parted.replace("{node}", str(node)) for node in range(2)]
+    for shard in (Path(mine[1]) / "shards").iterdir():
+        shard.unlink()
+    ranks = run([(mine[0], 0), (mine[1], 1), (mine[1], 1)])
+    said = [rank.line() for rank in ranks]
+    assert said[0].startswith("CorruptShardError rank 1: ") and said[0].endswith("the file is missing")
+    assert said == said[:1] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"transport": "verbs"}, "DeviceError rank 0: .*GEAR_DATA_RDMA_DEVICE is 'none'"),
+        ({"residency": "pinned"}, r"(MissingExtraError|DeviceError) rank 0: .*(cupy|CUDA)"),
+    ],
+)
+def test_what_a_machine_lacks_is_raised_on_all(folder, run, options, problem):
+    ranks = run([(folder, 0), (folder, 1)], repr(options), CUDA_VISIBLE_DEVICES="", GEAR_DATA_RDMA_DEVICE="none")
+    said = [rank.line() for rank in ranks]
+    assert re.match(problem, said[0]), said
+    assert said[1] == said[0]
+
+
+def test_ranks_that_open_different_datasets(folder, run, tmp_path):
+    feed_data.convert_episodes(feed_data.locomotion([9, 20], seed=4), tmp_path / "other")
+    ranks = run([(folder, 0), (tmp_path / "other", 1)])
+    for rank in ranks:
+        assert rank.line().startswith("ClusterError rank 0: rank 1 opens another dataset than rank 0")
+
+
+def test_a_rank_that_never_comes(folder, run):
+    (rank,) = run([(folder, 0)], SLURM_NTASKS=2, GEAR_DATA_JOIN_TIMEOUT=2)
+    assert rank.line().startswith("ClusterError None: torch.distributed's store at 127.0.0.1:")
+
+
+def test_a_rank_that_leaves_no_word():
+    board = Board(torch.distributed.HashStore(), "run/", 0.5)
+    board.put("a", {"x": 1})
+    assert board.take("a", "rank 0") == {"x": 1}
+    with pytest.raises(ClusterError, match="rank 3 has left no word"):
+        board.take("b", "rank 3")
+
+
+def test_a_store_that_is_gone():
+    master = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    store = torch.distributed.TCPStore("127.0.0.1", master.port, is_master=False)
+    board = Board(store, "run/", 0.5)
+    board.put("a", {})
+    del master
+    with pytest.raises(ClusterError, match="store cannot be reached"):
+        for _ in range(10):  # the first may still go out
+            board.put("a", {})
+
+
+def test_no_run(folder, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ClusterError, match="no launcher has set RANK") as error:
+        gear_data.open(folder, cluster="torchrun")
+    assert "torchrun" in error.value.hint
+
+
+def test_arguments(folder):
+    with pytest.raises(UnknownNameError, match="mpi"):
+        gear_data.open(folder, cluster="mpi")
+    for options in ({"budget": 10}, {"sampler": "shuffle"}):
+        with pytest.raises(InvalidArgumentError, match="go with cluster="):
+            gear_data.open(folder, **options)
+    for path, options in (("gear://localhost:1", {}), (folder, {"on_bad_shard": "skip"})):
+        with pytest.raises(InvalidArgumentError, match="at a path or URL"):
+            gear_data.open(path, cluster="torchrun", **options)
+    with pytest.raises(InvalidArgumentError, match="in 'host', 'pinned' or 'mmap'"):
+        gear_data.open(folder, "device", cluster="torchrun")
+    for options in ({}, {"cluster": "torchrun"}):
+        with pytest.raises(UnknownNameError, match="carrier pigeon"):
+            gear_data.open(folder, transport="carrier pigeon", **options)

@@ -1,0 +1,247 @@
+"""Damages sources of every format and converts them: `python tests/fuzz/readers.py --seconds 600`.
+
+Every case runs in a process of its own. It passes if the conversion succeeds and what it made verifies, or if it ends
+with a GearError; any other exception, a crash, `TIME_LIMIT` seconds or `MEMORY_LIMIT` bytes fail. A failed case is kept
+in a folder and printed with the line that runs it again. Cases depend on the seed, the format and their number alone.
+Not a test: tests/fuzz/test_smoke.py runs it for a moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import gear_data
+from gear_data.errors import GearError
+from gear_data.ingest.sources.registry import known_formats
+from tests.fuzz.damage import damage
+from tests.support import source_makers
+from tests.support.rollouts import make_rollouts
+
+TIME_LIMIT = 20
+MEMORY_LIMIT = 512 << 20
+_ADDRESSES = 4 << 30  # more than the memory: threads reserve some, and use little of it
+
+#: How a case ended, by its process's exit status.
+_CONVERTED, _REFUSED, _FAILED = 0, 3, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One source damaged in one way."""
+
+    seed: int
+    format: str
+    number: int
+
+    def rng(self) -> random.Random:
+        return random.Random(f"{self.seed} {self.format} {self.number}")
+
+    def __str__(self) -> str:
+        return f"--seed {self.seed} --format {self.format} --case {self.number}"
+
+
+def in_child(body: Callable[[], int], log: Path, time_limit: int) -> tuple[int, resource.struct_rusage]:
+    """Runs `body` in a forked process whose output goes to `log`; its wait status, and what it used."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        status = _FAILED
+        try:
+            signal.alarm(time_limit)  # kills, whatever C code is running
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + _ADDRESSES,) * 2)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            sys.stdout = sys.stderr = log.open("w", buffering=1)
+            os.dup2(sys.stdout.fileno(), 1)
+            os.dup2(sys.stdout.fileno(), 2)
+            status = body()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    _, status, used = os.wait4(child, 0)
+    return status, used
+
+
+def convert(name: str, source: Path, destination: Path, rng: random.Random) -> int:
+    """Converts a source, now and then with other options, or as what it is not."""
+    chosen = rng.choices(("auto", _format(name), rng.choice(list(known_formats()))), (5, 4, 1))[0]
+    try:
+        gear_data.convert(
+            source,
+            destination,
+            format=chosen,
+            on_bad_episode=rng.choice(("error", "skip")),
+            keep_encoded=rng.random() < 0.3,
+            shard_bytes=rng.choice((1 << 10, 1 << 20)),
+            jobs=1,
+            progress=False,
+        )
+    except GearError as error:
+        print(f"{type(error).__name__}: {error}")
+        return _REFUSED
+    if not gear_data.verify(destination, progress=False).ok:
+        print("what was made does not verify")
+        return _FAILED
+    return _CONVERTED
+
+
+def _format(name: str) -> str:
+    """The format of a maker's source."""
+    return max((known for known in known_formats() if name.startswith(known)), key=len, default="episode-rows")
+
+
+def read(folder: Path, rng: random.Random) -> int:
+    """Opens the gear datasets of a folder, reads all of them and verifies them."""
+    status = _CONVERTED
+    for path in sorted(folder.iterdir()):
+        try:
+            ds = gear_data.open(
+                path, residency=rng.choice(("mmap", "host")), on_bad_shard=rng.choice(("error", "skip"))
+            )
+            for i in ds.episode_table.column("episode_id").to_pylist():
+                episode = ds.episode(i)
+                for name in ds.schema.names:
+                    np.array(episode[name])
+                ds.final(i)
+            gear_data.verify(path, progress=False)
+        except GearError as error:
+            print(f"{type(error).__name__}: {error}")
+            status = _REFUSED
+    return status
+
+
+def check(name: str, source: Path, destination: Path, rng: random.Random) -> int:
+    return read(source, rng) if name == "gear" else convert(name, source, destination, rng)
+
+
+def run(case: Case, source: Path, keep: Path) -> str:
+    """Runs a case; `converted`, `refused`, or `failed`."""
+    rng = case.rng()
+    with tempfile.TemporaryDirectory(prefix="gear-fuzz-") as scratch:
+        work = Path(scratch)
+        shutil.copytree(source, work / "s")
+        done = damage(work / "s", rng)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        def body() -> int:
+            return check(case.format, work / "s", work / "d", rng)
+
+        status, used = in_child(body, work / "log", TIME_LIMIT)
+        code = os.waitstatus_to_exitcode(status)
+        reasons = []
+        if code == -signal.SIGALRM:
+            reasons.append(f"took more than {TIME_LIMIT} s")
+        elif code < 0:
+            reasons.append(f"killed by {signal.Signals(-code).name}")
+        elif code not in (_CONVERTED, _REFUSED):
+            lines = [line for line in (work / "log").read_text(errors="replace").splitlines() if line.strip()]
+            reasons.append(lines[-1] if lines else f"exit status {code}")
+        if (used.ru_maxrss - before) * 1024 > MEMORY_LIMIT:
+            reasons.append(f"took {used.ru_maxrss >> 10} MiB")
+        if not reasons:
+            return "converted" if code == _CONVERTED else "refused"
+        kept = keep / f"{case.format}-{case.seed}-{case.number}"
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(work, kept, ignore=lambda folder, names: [] if folder != str(work) else {"d"} & set(names))
+        print(f"\nFAILED {case}: {'; '.join(reasons)}\n  damage: {done}\n  kept in {kept}", flush=True)
+        return "failed"
+
+
+def make_sources(names: list[str], folder: Path) -> dict[str, Path]:
+    """Format -> folder of a source, seen to be valid. Made in other processes: Arrow's threads must not be forked."""
+    made = {}
+    for name in names:
+
+        def body(name: str = name) -> int:
+            try:
+                source_makers.MAKERS[name](folder / name, make_rollouts(4, seed=1, max_length=9))
+            except ImportError as error:
+                print(f"{error}")
+                return _REFUSED
+            return check(name, folder / name, folder / f"{name}.converted", random.Random(0))
+
+        log = folder / f"{name}.log"
+        status, _ = in_child(body, log, 120)
+        if status == 0:
+            made[name] = folder / name
+        else:
+            print(f"no source of format {name}: {log.read_text().strip().splitlines()[-1:]}")
+    return made
+
+
+def warm_up(names: list[str]) -> None:
+    """Imports what a case needs, so that a fork has it; nothing that would start a thread is done."""
+    for module in ("h5py", "gear_data.ingest.convert", "gear_data.dataset.open", "gear_data.storage.verify"):
+        importlib.import_module(module)
+    known_formats()
+    if "rlds" in names:
+        try:
+            for module in ("tensorflow_datasets", "tensorflow", "keras"):
+                importlib.import_module(module)
+        except ImportError:
+            names.remove("rlds")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60, help="default 60")
+    parser.add_argument("--seed", type=int, default=0, help="default 0")
+    parser.add_argument("--format", action="append", choices=sorted(source_makers.MAKERS), help="default all")
+    parser.add_argument("--case", type=int, help="run this one alone")
+    parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "gear-fuzz", help="failed cases")
+    options = parser.parse_args()
+    names = options.format or list(source_makers.MAKERS)
+    os.fsync = lambda _: None  # nothing here need outlive a power cut, and it takes most of a case's time
+    warm_up(names)
+    counts = {name: Counter[str]() for name in names}
+    with tempfile.TemporaryDirectory(prefix="gear-fuzz-") as scratch:
+        sources = make_sources(names, Path(scratch))
+        end = time.monotonic() + options.seconds
+        spent = dict.fromkeys(sources, 0.0)
+        while sources and (
+            time.monotonic() < end or not all(spent.values())
+        ):  # each one once, on however slow a machine
+            name = min(spent, key=lambda name: spent[name])  # the same time for all
+            number = options.case if options.case is not None else counts[name].total()
+            started = time.monotonic()
+            counts[name][run(Case(options.seed, name, number), sources[name], options.keep)] += 1
+            spent[name] += time.monotonic() - started
+            if options.case is not None:
+                break
+            cases, failed = (sum(pick(count) for count in counts.values()) for pick in (Counter.total, _failed))
+            if sys.stdout.isatty():
+                print(f"\r{cases} cases, {failed} failed", end="", flush=True)
+    print()
+    for name, count in counts.items():
+        print(f"{name:18s} {count['converted']:6d} read {count['refused']:6d} refused {count['failed']:4d} failed")
+    missing = [name for name, count in counts.items() if not count]
+    if missing:
+        print(f"not run: {', '.join(missing)}")
+    return 1 if missing or any(_failed(count) for count in counts.values()) else 0
+
+
+def _failed(count: Counter[str]) -> int:
+    return count["failed"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Conversions cut into tasks: whoever does them, and however often they die, the dataset is the same to the byte."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import gear_data
+from gear_data.errors import BadEpisodeError, DatasetNotFoundError, InvalidArgumentError, WorkerError
+from gear_data.ingest.engine import tasks
+from gear_data.ingest.source import Unit
+from gear_data.storage.block import BEGIN, END, Position
+
+_OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of a few KB. They are planned in this process alone."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("gear_data.ingest.") and hasattr(module, "UNIT_BYTES"):
+            monkeypatch.setattr(module, "UNIT_BYTES", 1)
+
+
+@pytest.fixture
+def source(sources: Any, rollouts: list[Any], tmp_path: Path) -> Path:
+    """Eight files, with a finding in each; the rollouts are in order."""
+    marked = [
+        r if i % 5 else r.with_columns(observations=np.full_like(r.columns["observations"], np.nan))
+        for i, r in enumerate(rollouts)
+    ]
+    for i in range(8):
+        sources.write_episodes(tmp_path / "source" / f"part-{i}.parquet", marked[i * 5 : i * 5 + 5])
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def whole(source: Path, tmp_path: Path) -> Path:
+    """Converted by this process, one task after another."""
+    gear_data.convert(source, tmp_path / "whole", jobs=1, **_OPTIONS)
+    return tmp_path / "whole"
+
+
+def _descendants(name: str) -> Iterator[psutil.Process]:
+    """The processes started by this one, or by those, whose command line or title has `name`."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # gone meanwhile
+            if name in " ".join(process.cmdline()):
+                yield process
+
+
+@pytest.fixture
+def kill_one() -> Iterator[Callable[[str], list[int]]]:
+    """Kills the first process of a name that is seen from now on; gives a list that will hold it."""
+    stop = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def start(name: str) -> list[int]:
+        killed: list[int] = []
+
+        def watch() -> None:
+            while not killed and not stop.is_set():
+                for process in _descendants(name):
+                    time.sleep(0.3)  # it has begun with its work by then, or is about to
+                    process.kill()
+                    killed.append(process.pid)
+                    return
+
+        threads.append(threading.Thread(target=watch))
+        threads[-1].start()
+        return killed
+
+    yield start
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_plan_takes_units_together() -> None:
+    units = [Unit(Position(i, 0), 10) for i in range(7)]
+    planned = tasks.plan(units, shard_bytes=50)
+    assert [(task.start.file, task.stop.file, task.bytes) for task in planned[:-1]] == [(0, 3, 30), (3, 6, 30)]
+    assert planned[-1] == tasks.Task("00002-", Position(6, 0), END, 10)
+    assert tasks.plan(units, shard_bytes=1 << 20) == (tasks.Task("", BEGIN, END, 70),)
+
+
+def test_shards_do_not_depend_on_the_number_of_processes(
+    source: Path, whole: Path, sources: Any, tmp_path: Path
+) -> None:
+    manifest = gear_data.open(whole).manifest
+    assert len(manifest.provenance["tasks"]) > 2
+    assert [finding["count"] for finding in manifest.findings if finding["code"] == "non-finite"] == [
+        sum(gear_data.open(whole).lengths[::5]) * 3
+    ]
+    assert gear_data.verify(whole).ok
+    gear_data.convert(source, tmp_path / "two", jobs=2, **_OPTIONS)
+    assert sources.folder_contents(tmp_path / "two") == sources.folder_contents(whole)
+
+
+def test_the_tasks_are_one_dataset(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    """Episode ids, shards, places, statistics and final observations are of the whole."""
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts)
+    gear_data.convert(source, tmp_path / "d", jobs=1, **_OPTIONS)
+    sources.check_dataset(tmp_path / "d", rollouts, final=True)
+
+
+def test_an_error_is_that_of_the_first_task_that_has_one(sources: Any, source: Path, tmp_path: Path) -> None:
+    empty = sources.make_rollouts(1)[0]
+    nothing = sources.Rollout({name: values[:0] for name, values in empty.columns.items()}, empty.final)
+    for i in (3, 6):
+        sources.write_episodes(source / f"part-{i}.parquet", [empty, nothing])
+    for jobs in (1, 2):
+        with pytest.raises(BadEpisodeError, match="no steps") as error:
+            gear_data.convert(source, tmp_path / f"d{jobs}", jobs=jobs, **_OPTIONS)
+        assert (error.value.file, error.value.row) == ("part-3.parquet", 1)
+        assert "--resume" in str(error.value)
+        with pytest.raises(DatasetNotFoundError, match="did not finish"):
+            gear_data.open(tmp_path / f"d{jobs}")
+
+
+def test_a_process_that_dies(
+    source: Path, whole: Path, sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path
+) -> None:
+    killed = kill_one("gear_data.ingest.engine.worker")
+    with pytest.raises(WorkerError, match="status -9"):
+        gear_data.convert(source, tmp_path / "d", jobs=2, **_OPTIONS)
+    assert killed
+    gear_data.convert(source, tmp_path / "d", jobs=2, resume=True, **_OPTIONS)
+    assert sources.folder_contents(tmp_path / "d") == sources.folder_contents(whole)
+
+
+def test_no_process_is_started_for_what_is_one_task(
+    sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise OSError("started")
+
+    monkeypatch.setattr("gear_data.ingest.engine.processes.subprocess.Popen", start)
+    rollouts = sources.make_rollouts(5)
+    gear_data.convert(sources.write_episodes(tmp_path / "s.parquet", rollouts), tmp_path / "d", jobs=64)
+    sources.check_dataset(tmp_path / "d", rollouts)
+
+
+def test_what_is_in_this_process_alone_stays_here(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    import datasets
+
+    columns = sources.episode_table([r.columns for r in rollouts])
+    gear_data.convert(datasets.Dataset(columns), tmp_path / "d", jobs=2)
+    sources.check_dataset(tmp_path / "d", rollouts)
+    with pytest.raises(InvalidArgumentError, match="memory"):
+        gear_data.convert(datasets.Dataset(columns), tmp_path / "r", engine="ray")
+    assert not (tmp_path / "r").exists()
+
+
+# Ray.
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """Two workers on this machine."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_ray_makes_the_same(
+    source: Path, whole: Path, sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path
+) -> None:
+    gear_data.convert(source, tmp_path / "ray", engine="ray", **_OPTIONS)
+    assert sources.folder_contents(tmp_path / "ray") == sources.folder_contents(whole)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_ray_survives_a_worker_that_dies(sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(60, max_length=2000)
+    for i in range(20):
+        sources.write_episodes(tmp_path / "source" / f"part-{i}.parquet", rollouts[i * 3 : i * 3 + 3])
+    killed = kill_one("ray::_do")
+    gear_data.convert(tmp_path / "source", tmp_path / "d", engine="ray", jobs=1, **_OPTIONS)
+    assert killed
+    sources.check_dataset(tmp_path / "d", rollouts)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_ray_brings_errors_home(sources: Any, source: Path, tmp_path: Path) -> None:
+    empty = sources.make_rollouts(1)[0]
+    nothing = sources.Rollout({name: values[:0] for name, values in empty.columns.items()}, empty.final)
+    sources.write_episodes(source / "part-5.parquet", [empty, nothing])
+    with pytest.raises(BadEpisodeError, match="no steps") as error:
+        gear_data.convert(source, tmp_path / "d", engine="ray", **_OPTIONS)
+    assert (error.value.file, error.value.row) == ("part-5.parquet", 1)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_ray_prints_nothing_of_its_own(source: Path, whole: Path, sources: Any, tmp_path: Path) -> None:
+    """Not that it connects, nor where its dashboard is."""
+    import ray
+
+    command = [sys.executable, "-m", "gear_data.cli", "convert", str(source), str(tmp_path / "d"), "--engine", "ray"]
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    done = subprocess.run([*command, "--shard-bytes", "4K"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert gear_data.open(tmp_path / "d").fingerprint == gear_data.open(whole).fingerprint

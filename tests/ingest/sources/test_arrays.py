@@ -1,0 +1,388 @@
+"""NumPy archives and folders of arrays: where episodes are, what becomes of the rest, what is refused."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import gear_data
+from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
+from gear_data.ingest.location import locate
+from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.sources.registry import open_source
+from gear_data.storage.block import BEGIN, END
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def flat(rollouts: Any) -> Arrays:
+    return {name: np.concatenate([r.columns[name] for r in rollouts]) for name in rollouts[0].columns}
+
+
+def d4rl_arrays(rollouts: Any) -> Arrays:
+    steps = flat(rollouts)
+    return {
+        "observations": steps["observations"],
+        "actions": steps["actions"],
+        "rewards": steps["rewards"],
+        "terminals": steps["terminated"],
+        "timeouts": steps["truncated"],
+        "next_observations": np.concatenate([r.next_observations for r in rollouts]),
+    }
+
+
+def imitation_arrays(rollouts: Any) -> Arrays:
+    steps = flat(rollouts)
+    return {
+        "obs": np.concatenate([np.concatenate([r.columns["observations"], r.final[None]]) for r in rollouts]),
+        "acts": steps["actions"],
+        "rews": steps["rewards"],
+        "indices": np.cumsum([len(r) for r in rollouts])[:-1],
+        "terminal": np.ones(len(rollouts), np.bool_),
+    }
+
+
+def as_terminated(rollouts: Any) -> Any:
+    """As they come out of a source that has one end flag alone."""
+    return [
+        r.with_columns(terminated=np.arange(len(r)) == len(r) - 1, truncated=np.zeros(len(r), np.bool_))
+        for r in rollouts
+    ]
+
+
+def codes(report: Any) -> set[str]:
+    """What was found, but for what is true of the rollouts themselves."""
+    return {warning.split(":")[0] for warning in report.warnings} - {"one-step-episode"}
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_d4rl_names(sources: Any, tmp_path: Path, save: Any) -> None:
+    rollouts = sources.make_rollouts()
+    save(tmp_path / "a.npz", **d4rl_arrays(rollouts))
+    report = gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    assert report.format == "npz"
+    sources.check_dataset(tmp_path / "out", rollouts, final=True)
+    # The same rollouts from D4RL's own format are the same dataset.
+    sources.write_d4rl(tmp_path / "a.hdf5", rollouts)
+    assert report.fingerprint == gear_data.convert(tmp_path / "a.hdf5", tmp_path / "d4rl").fingerprint
+
+
+def test_jumps_end_episodes_where_there_are_no_timeouts(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts()
+    arrays = d4rl_arrays(rollouts)
+    del arrays["timeouts"]
+    np.savez(tmp_path / "a.npz", **arrays)
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    sources.check_dataset(tmp_path / "out", rollouts, final=True)
+
+
+def test_imitation(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts()
+    arrays = imitation_arrays(rollouts)
+    arrays["infos"] = np.array([{}] * len(arrays["acts"]), object)
+    np.savez_compressed(tmp_path / "a.npz", **arrays)
+    report = gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    sources.check_dataset(tmp_path / "out", as_terminated(rollouts), final=True)
+    assert codes(report) == {"object-array-left-out", "no-truncation-flag"}
+    assert any("infos" in warning for warning in report.warnings)
+
+
+@pytest.mark.parametrize(("name", "episodes", "steps"), [("cartpole_0", 57, 26964), ("pendulum_0", 56, 11200)])
+def test_real_imitation_rollouts(shared_data: Path, tmp_path: Path, name: str, episodes: int, steps: int) -> None:
+    report = gear_data.convert(shared_data / "imitation_npz" / name, tmp_path / "out")
+    assert (report.episodes, report.steps) == (episodes, steps)
+    dataset = gear_data.open(tmp_path / "out")
+    with np.load(shared_data / "imitation_npz" / name / "rollouts/final.npz", allow_pickle=False) as source:
+        split = np.split(source["acts"], source["indices"])
+        observations, row = source["obs"], 0
+        for i in range(0, episodes, 7):
+            row = sum(len(acts) + 1 for acts in split[:i])
+            length = len(split[i])
+            np.testing.assert_array_equal(dataset.episode(i)["actions"], split[i])
+            np.testing.assert_array_equal(dataset.episode(i)["observations"], observations[row : row + length])
+            np.testing.assert_array_equal((dataset.final(i) or {})["observations"], observations[row + length])
+
+
+@pytest.mark.parametrize("kind", ["lengths", "episode_lengths", "episode_ends"])
+def test_lengths_and_ends(sources: Any, tmp_path: Path, kind: str) -> None:
+    rollouts = sources.make_rollouts()
+    lengths = np.array([len(r) for r in rollouts])
+    split = np.cumsum(lengths) if kind == "episode_ends" else lengths
+    seeds = np.arange(len(rollouts)) + 100
+    np.savez(tmp_path / "a.npz", **flat(rollouts), **{kind: split, "seed": seeds})
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    sources.check_dataset(tmp_path / "out", rollouts)
+    assert gear_data.open(tmp_path / "out").episodes["seed"].to_list() == seeds.tolist()
+
+
+def test_padded_episodes(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts()
+    longest = max(len(r) for r in rollouts)
+    padded: Arrays = {"lengths": np.array([len(r) for r in rollouts])}
+    for name, values in rollouts[0].columns.items():
+        extra = int(name == "observations")
+        padded[name] = np.full((len(rollouts), longest + extra, *values.shape[1:]), 77).astype(values.dtype)
+        for i, rollout in enumerate(rollouts):
+            padded[name][i, : len(rollout)] = rollout.columns[name]
+            if extra:
+                padded[name][i, len(rollout)] = rollout.final
+    np.savez_compressed(tmp_path / "a.npz", **padded)
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    sources.check_dataset(tmp_path / "out", rollouts, final=True)
+
+
+@pytest.mark.parametrize("flags", [True, False])
+def test_a_file_an_episode(sources: Any, tmp_path: Path, flags: bool) -> None:
+    rollouts = sources.make_rollouts(12)
+    for i, rollout in enumerate(rollouts):
+        columns = {n: v for n, v in rollout.columns.items() if flags or n not in ("terminated", "truncated")}
+        observations = np.concatenate([columns.pop("observations"), rollout.final[None]])
+        (tmp_path / "in").mkdir(exist_ok=True)
+        np.savez(tmp_path / f"in/episode_{i}.npz", observations=observations, **columns, success=np.bool_(i % 3 == 0))
+    report = gear_data.convert(tmp_path / "in", tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    assert dataset.episodes["source"].to_list() == [f"episode_{i}.npz" for i in range(12)]  # 10 after 9
+    assert dataset.episodes["success"].to_list() == [i % 3 == 0 for i in range(12)]
+    if flags:
+        sources.check_dataset(tmp_path / "out", rollouts, final=True)
+    else:
+        assert codes(report) == {"no-end-flag"}
+        assert dataset.episodes["truncated"].all()
+        assert [e.num_steps for e in map(dataset.episode, range(12))] == [len(r) for r in rollouts]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_dreamer(sources: Any, tmp_path: Path, version: int) -> None:
+    """A row is an observation with what led to it; V3 has the action taken at it, V2 the one before it."""
+    rollouts = sources.make_rollouts()
+    rows: dict[str, list[Any]] = {n: [] for n in ("vector", "action", "reward", "is_first", "is_last", "is_terminal")}
+    for r in rollouts:
+        for t in range(len(r) + 1):
+            before, at = (r.columns[n][t - 1] if t else None for n in ("rewards", "actions"))
+            taken = r.columns["actions"][t] if t < len(r) else np.ones(2, np.float32)
+            rows["vector"].append(r.final if t == len(r) else r.columns["observations"][t])
+            rows["action"].append(taken if version == 3 else (at if t else np.zeros(2, np.float32)))
+            rows["reward"].append(np.float32(before if t else 0))
+            rows["is_first"].append(t == 0)
+            rows["is_last"].append(t == len(r))
+            rows["is_terminal"].append(t == len(r) and bool(r.columns["terminated"][-1]))
+    np.savez_compressed(tmp_path / "a.npz", **{name: np.array(values) for name, values in rows.items()})
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out", rename={"vector": "observations"})
+    sources.check_dataset(tmp_path / "out", rollouts, final=True)
+
+
+def test_dreamer_rewards_of_the_step_itself_are_refused(tmp_path: Path) -> None:
+    rows = 5
+    np.savez(
+        tmp_path / "a.npz",
+        image=np.zeros((rows, 2)),
+        action=np.ones((rows, 2)),
+        reward=np.ones(rows),
+        is_first=np.arange(rows) == 0,
+        is_last=np.arange(rows) == rows - 1,
+        is_terminal=np.zeros(rows, bool),
+    )
+    with pytest.raises(BadEpisodeError, match="first observation"):
+        gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+
+
+def test_folder_of_npy(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts()
+    arrays = d4rl_arrays(rollouts)
+    arrays["observations"] = np.asfortranarray(arrays["observations"])
+    arrays["rewards"] = arrays["rewards"].astype(">f4")[:, None]
+    (tmp_path / "in").mkdir()
+    for name, array in arrays.items():
+        np.save(tmp_path / "in" / f"{name}.npy", array)
+    report = gear_data.convert(tmp_path / "in", tmp_path / "out")
+    assert report.format == "numpy"
+    sources.check_dataset(tmp_path / "out", rollouts, final=True)
+
+
+def test_folder_an_episode(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(12)
+    for i, rollout in enumerate(rollouts):
+        folder = tmp_path / f"in/episode_{i}"
+        (folder / "infos").mkdir(parents=True)
+        for name, values in rollout.columns.items():
+            np.save(folder / f"{name}.npy", values)
+        np.save(folder / "infos/step.npy", np.arange(len(rollout)))
+    gear_data.convert(tmp_path / "in", tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    assert dataset.episodes["source"].to_list() == [f"episode_{i}" for i in range(12)]
+    for i, rollout in enumerate(rollouts):
+        for name, values in rollout.columns.items():
+            np.testing.assert_array_equal(dataset.episode(i)[name], values)
+        np.testing.assert_array_equal(dataset.episode(i)["infos.step"], np.arange(len(rollout)))
+
+
+def test_episode_column_end_column_and_limit(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts()
+    steps = {name: values for name, values in flat(rollouts).items() if name not in ("terminated", "truncated")}
+    np.savez(tmp_path / "a.npz", **steps)
+    with pytest.raises(UnknownFormatError, match="--max-episode-steps"):
+        gear_data.convert(tmp_path / "a.npz", tmp_path / "none")
+    lengths = [len(r) for r in rollouts]
+    ends = np.concatenate([np.arange(n) == n - 1 for n in lengths])
+    numbers = np.repeat(np.arange(len(lengths)) * 3, lengths)
+    counts = np.concatenate([np.arange(n) for n in lengths])
+    np.savez(tmp_path / "b.npz", **steps, over=ends, number=numbers, count=counts)
+    for kind, column in (("end", "over"), ("episode", "number"), ("step", "count")):
+        options = SourceOptions(**{f"{kind}_column": column})
+        source, _, _ = open_source(locate(tmp_path / "b.npz", None), "auto", options)
+        assert np.concatenate([b.lengths for b in source.blocks(BEGIN, END)]).tolist() == lengths, kind
+    source, _, _ = open_source(locate(tmp_path / "a.npz", None), "auto", SourceOptions(max_episode_steps=5))
+    found = np.concatenate([block.lengths for block in source.blocks(BEGIN, END)]).tolist()
+    total = sum(lengths)
+    assert found == [5] * (total // 5) + ([total % 5] if total % 5 else [])
+
+
+def test_units_are_the_whole_in_order(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gear_data.ingest.sources.arrays.episodes as module
+
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 300)
+    monkeypatch.setattr(module, "UNIT_BYTES", 1000)
+    rollouts = sources.make_rollouts(40)
+    (tmp_path / "npy").mkdir()
+    for name, array in d4rl_arrays(rollouts).items():
+        np.save(tmp_path / "npy" / f"{name}.npy", array)
+    (tmp_path / "npz").mkdir()
+    for i in range(0, 40, 2):
+        np.savez(tmp_path / f"npz/{i}.npz", **d4rl_arrays(rollouts[i : i + 2]))
+    finals = np.stack([r.final for r in rollouts])
+    for folder in ("npy", "npz"):
+        open_again = lambda: open_source(locate(tmp_path / folder, None), "auto", SourceOptions())[0]  # noqa: B023, E731
+        assert sources.check_units(open_again) > 3
+        blocks = list(open_again().blocks(BEGIN, END))
+        for name in ("observations", "rewards", "terminated"):
+            expected = np.concatenate([r.columns[name] for r in rollouts])
+            np.testing.assert_array_equal(np.concatenate([b.columns[name] for b in blocks]), expected)
+        np.testing.assert_array_equal(np.concatenate([b.finals["observations"] for b in blocks]), finals)
+
+
+def test_text_columns(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts()
+    texts = np.array([f"go {i}é" for i in range(sum(map(len, rollouts)))])
+    np.savez(tmp_path / "a.npz", **flat(rollouts), instruction=texts)
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    found = [text for i in range(len(rollouts)) for text in dataset.episode(i)["instruction"]]
+    assert found == texts.tolist()
+
+
+def test_one_step_whose_end_its_next_observation_tells(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(1)
+    arrays = flat(rollouts)
+    del arrays["truncated"]
+    np.savez(tmp_path / "a.npz", **arrays, next_observations=rollouts[0].next_observations)
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    assert (dataset.num_episodes, dataset.num_steps) == (1, 1)
+    np.testing.assert_array_equal(dataset.final(0)["observations"], rollouts[0].final)
+
+
+@pytest.mark.parametrize("code", [0xD800, 0xDFFF, 0x110000, 0xFFFFFFFF])
+def test_text_that_is_none(code: int, tmp_path: Path) -> None:
+    """NumPy reads any four bytes as a character."""
+    names = np.array(["ab", "cd", "ef"])
+    names.view(np.uint32)[3] = code
+    arrays = {"observations": np.zeros((3, 2)), "actions": np.zeros((3, 1)), "rewards": np.zeros(3)}
+    ends = {name: np.array([False, False, True]) for name in ("terminals", "timeouts")}
+    np.savez(tmp_path / "s.npz", **arrays, **ends, names=names)
+    with pytest.raises(CorruptSourceError, match=r"names.*row 1.*no Unicode text"):
+        gear_data.convert(tmp_path / "s.npz", tmp_path / "d", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"rewards": np.zeros(3, np.float32)}, BadEpisodeError, "rewards.*has 3 rows"),
+        ({"actions": np.zeros((0, 2), np.float32)}, BadEpisodeError, "rows, where 'actions' has 0"),
+        ({"extra": np.zeros(5, np.complex64)}, BadEpisodeError, "extra"),
+        ({"lengths": np.array([2, -1, 5])}, BadEpisodeError, "gives episode 1 -1 steps"),
+        ({"lengths": np.array([2**62] * 4)}, BadEpisodeError, "lengths"),
+        ({"indices": np.array([2**62, -(2**63), -(2**62), 0])}, BadEpisodeError, "indices"),
+        ({"episode_ends": np.array([1])}, BadEpisodeError, "gives 1 steps"),
+    ],
+)
+def test_arrays_that_do_not_fit(sources: Any, tmp_path: Path, change: Arrays, error: Any, words: str) -> None:
+    np.savez(tmp_path / "a.npz", **{**flat(sources.make_rollouts()), **change})
+    with pytest.raises(error, match=words):
+        gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+
+
+def test_unsupported_dtype_is_named(sources: Any, tmp_path: Path) -> None:
+    steps = flat(sources.make_rollouts())
+    steps["phase"] = np.zeros(len(steps["rewards"]), np.complex64)
+    np.savez(tmp_path / "a.npz", **steps)
+    with pytest.raises(UnsupportedColumnError, match=r"phase.*complex64"):
+        gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out", columns=["observations", "actions", "rewards"])
+
+
+def test_files_must_be_alike(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts()
+    (tmp_path / "s").mkdir()
+    np.savez(tmp_path / "s" / "a.npz", **flat(rollouts))
+    other = flat(rollouts)
+    other["observations"] = other["observations"].astype(np.float64)
+    np.savez(tmp_path / "s" / "b.npz", **other)
+    with pytest.raises(CorruptSourceError, match=r"b\.npz.*observations"):
+        gear_data.convert(tmp_path / "s", tmp_path / "out")
+
+
+def test_every_cut_and_many_flips_give_typed_errors(sources: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rollouts = sources.make_rollouts()
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **imitation_arrays(rollouts))
+    whole = buffer.getvalue()
+    path = tmp_path / "a.npz"
+    refused = 0
+    for trial in range(120):
+        data = bytearray(whole)
+        if trial % 2:
+            data = data[: int(rng.integers(1, len(data)))]
+        for place in rng.integers(0, len(data), size=3):
+            data[place] = rng.integers(0, 256)
+        path.write_bytes(bytes(data))
+        try:
+            source, _, _ = open_source(locate(path, None), "npz", SourceOptions())
+            for _ in source.blocks(BEGIN, END):
+                pass
+        except GearError:
+            refused += 1
+    assert refused > 100
+
+
+def test_members_are_read_side_by_side_in_pieces(tmp_path: Path) -> None:
+    """64 MB that pack to 64 KB: what is held is a block, not the member."""
+    import tracemalloc
+
+    rows = 1 << 20
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, width in (("observations", 14), ("actions", 1), ("dones", None)):
+            shape = (rows,) if width is None else (rows, width)
+            with archive.open(f"{name}.npy", "w") as member:
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(member, header)  # type: ignore[arg-type]
+                values = np.zeros((1000, *shape[1:]), np.float32)
+                for start in range(0, rows, 1000):
+                    part = values[: min(1000, rows - start)]
+                    if width is None:
+                        part = np.ones(len(part), np.float32)
+                    member.write(part.tobytes())
+    source, _, _ = open_source(locate(path, None), "npz", SourceOptions())
+    tracemalloc.start()
+    steps = sum(int(block.lengths.sum()) for block in source.blocks(BEGIN, END))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert steps == rows
+    assert peak < 80 << 20  # int64 lengths of a million episodes of one step among them

@@ -1,0 +1,294 @@
+"""D4RL HDF5: where episodes end, cases beyond those of tests/ingest/convert/test_formats.py; and
+what must not be read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import gear_data
+from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
+from gear_data.ingest.location import locate
+from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.sources.d4rl import reader as d4rl
+from gear_data.storage.block import BEGIN, END
+
+Rollouts = list[Any]
+
+
+def read(source: Path, **options: Any) -> tuple[list[int], dict[str, int], Any]:
+    """Lengths of episodes, findings' counts by code, and the source."""
+    opened = d4rl.open_(locate(str(source), None), SourceOptions(**options))
+    lengths = [int(length) for block in opened.blocks(BEGIN, END) for length in block.lengths]
+    return lengths, {finding.code: finding.count for finding in opened.findings}, opened
+
+
+def write_flat(path: Path, terminals: list[int], **datasets: Any) -> Path:
+    """Numbered steps that terminate at the given rows of 30."""
+    flags = np.zeros(30, np.bool_)
+    flags[terminals] = True
+    steps = np.arange(30, dtype=np.float32)
+    with h5py.File(path, "w") as file:
+        given = {"observations": steps[:, None], "actions": steps[:, None], "rewards": steps, "terminals": flags}
+        for name, values in {**given, **datasets}.items():
+            file[name] = values
+    return path
+
+
+def expected_lengths(terminals: list[int], longest: int) -> list[int]:
+    """Counted step by step."""
+    lengths, age = [], 0
+    for row in range(30):
+        age += 1
+        if row in terminals or age == longest or row == 29:
+            lengths.append(age)
+            age = 0
+    return lengths
+
+
+@pytest.mark.parametrize("terminals", [[], [3, 4, 17], [6, 13, 29]])
+@pytest.mark.parametrize("longest", [3, 7, 100])
+@pytest.mark.parametrize("at_once", [4, 150, 1 << 20])
+def test_ends_by_stated_length(
+    terminals: list[int], longest: int, at_once: int, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(d4rl, "_CHUNK_BYTES", at_once)
+    monkeypatch.setattr(d4rl, "UNIT_BYTES", 4 if at_once < 1000 else at_once)
+    monkeypatch.setattr(d4rl, "_FLAG_ROWS", 5)
+    source = write_flat(tmp_path / "s.hdf5", terminals)
+    lengths, findings, _ = read(source, max_episode_steps=longest)
+    assert lengths == expected_lengths(terminals, longest)
+    assert findings["ends-by-length"] == 1
+    options, location = SourceOptions(max_episode_steps=longest), locate(str(source), None)
+    units = sources.check_units(lambda: d4rl.open_(location, options))
+    assert units == (len(lengths) if at_once < 1000 else 1)
+
+
+@pytest.mark.parametrize("place", ["metadata", "attribute"])
+def test_length_that_the_file_states(place: str, tmp_path: Path) -> None:
+    source = write_flat(tmp_path / "s.hdf5", [3])
+    with h5py.File(source, "r+") as file:
+        if place == "attribute":
+            file.attrs["max_episode_steps"] = 10
+        else:
+            file["metadata/max_episode_steps"] = 10
+    assert read(source)[0] == expected_lengths([3], 10)
+    assert read(source, max_episode_steps=5)[0] == expected_lengths([3], 5)
+
+
+def test_stated_length_stands_back_where_the_data_tells(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(9, seed=3)
+    lengths = [len(rollout) for rollout in rollouts]
+    for name, options in {"timeouts": {"following": False}, "next": {"timeouts": False}}.items():
+        source = sources.write_d4rl(tmp_path / f"{name}.hdf5", rollouts, **options)
+        assert read(source, max_episode_steps=2)[0] == lengths
+
+
+def test_nothing_says_where_episodes_end(tmp_path: Path) -> None:
+    with pytest.raises(UnknownFormatError) as error:
+        read(write_flat(tmp_path / "s.hdf5", [3]))
+    assert "--max-episode-steps N" in str(error.value)
+
+
+@pytest.mark.parametrize("stated", [0, -3, 2.5])
+def test_length_that_is_none(stated: float, tmp_path: Path) -> None:
+    source = write_flat(tmp_path / "s.hdf5", [3], **{"metadata/max_episode_steps": stated})
+    with pytest.raises(CorruptSourceError, match="not a number of steps"):
+        read(source)
+
+
+@pytest.mark.parametrize("options", [{}, {"following": False}, {"timeouts": False}], ids=["both", "flags", "next"])
+def test_units_are_the_whole(options: Any, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 200)
+    monkeypatch.setattr(d4rl, "UNIT_BYTES", 900)
+    rollouts = sources.make_rollouts(40, seed=5)
+    folder = tmp_path / "s"
+    for i, part in enumerate((rollouts[:15], rollouts[15:16], rollouts[16:])):
+        sources.write_d4rl(folder / "deep" / f"part{i * 9}.hdf5", part, chunks=True, **options)
+    with h5py.File(folder / "deep" / "part5.hdf5", "w") as file:
+        for name in ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations"):
+            file[name] = np.zeros(0, np.float32)
+    location = locate(str(folder), None)
+    units = sources.check_units(lambda: d4rl.open_(location, SourceOptions()))
+    assert units > 5 if options.get("timeouts", True) else units == 3
+    assert read(folder)[0] == [len(rollout) for rollout in rollouts]
+
+
+def test_rows_are_read_by_whole_chunks(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a chunk would be decompressed once for every piece that is read of it."""
+    monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 1)
+    rollouts = sources.make_rollouts(30, seed=6)
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, following=False, compression="gzip")
+    with h5py.File(source, "r+") as file:
+        values = file["observations"][...]
+        del file["observations"]
+        file.create_dataset("observations", data=values, chunks=(50, 1), compression="gzip")
+    opened = d4rl.open_(locate(str(source), None), SourceOptions())
+    parts = list(opened._parts(BEGIN, END))
+    assert {int(part.rows[0]) % 50 for part in parts} == {0}
+    assert all(len(part.rows) >= 50 for part in parts[:-1])
+
+
+def test_next_observations_that_contradict(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(12, seed=8, max_length=30)
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts)
+    assert read(source)[1] == {}
+    row = len(rollouts[0]) + 1  # inside the second episode
+    assert len(rollouts[1]) > 3
+    with h5py.File(source, "r+") as file:
+        file["next_observations"][row] += 1
+    lengths, findings, opened = read(source)
+    assert lengths == [len(rollout) for rollout in rollouts]
+    assert findings == {"next-observation-differs": 1}
+    assert next(iter(opened.findings)).row == row
+
+
+def test_infos_and_float64_keep_their_dtype(sources: Any, tmp_path: Path) -> None:
+    rollouts = [
+        r.with_columns(observations=r.columns["observations"].astype(np.float64)) for r in sources.make_rollouts(5)
+    ]
+    rollouts = [sources.Rollout(r.columns, r.final.astype(np.float64)) for r in rollouts]
+    steps = sum(map(len, rollouts))
+    goals = np.random.default_rng(0).normal(size=(steps, 2))
+    extra = {"infos/goal": goals, "metadata/policy/weights": np.zeros((9, 9)), "metadata/algorithm": "SAC"}
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, extra=extra)
+    gear_data.convert(source, tmp_path / "d")
+    ds = gear_data.open(tmp_path / "d")
+    assert ds.schema["observations"].dtype == "float64"
+    assert "infos.goal" in ds.schema
+    assert not any("weights" in name for name in ds.schema.names)
+    assert ds.manifest.provenance["metadata"] == {"algorithm": "SAC"}
+    np.testing.assert_array_equal(np.concatenate([ds.episode(i)["infos.goal"] for i in range(5)]), goals)
+    for i, rollout in enumerate(rollouts):
+        np.testing.assert_array_equal((ds.final(i) or {})["observations"], rollout.final)
+
+
+def test_soccer_with_its_empty_files(shared_data: Path, tmp_path: Path) -> None:
+    report = gear_data.convert(shared_data / "robot_soccer_d4rl", tmp_path / "d")
+    assert (report.format, report.steps) == ("d4rl", 20_000)
+    with h5py.File(shared_data / "robot_soccer_d4rl" / "trajectories.hdf5", "r") as file:
+        flat = {name: file[name][...] for name in file}
+    ends = [
+        row
+        for row in range(20_000)
+        if row == 19_999
+        or flat["terminals"][row]
+        or not np.array_equal(flat["next_observations"][row], flat["observations"][row + 1])
+    ]
+    ds = gear_data.open(tmp_path / "d")
+    assert ds.num_episodes == len(ends)
+    assert np.cumsum(ds.episodes["length"].to_numpy()).tolist() == [end + 1 for end in ends]
+    for i, end in enumerate(ends):
+        np.testing.assert_array_equal((ds.final(i) or {})["observations"], flat["next_observations"][end])
+
+
+# What must not be read.
+
+
+@pytest.fixture
+def spoil(sources: Any, tmp_path: Path) -> Callable[[Callable[[h5py.File, int], None]], Path]:
+    def spoilt(change: Callable[[h5py.File, int], None]) -> Path:
+        source = sources.write_d4rl(tmp_path / "s.hdf5", sources.make_rollouts(4))
+        with h5py.File(source, "r+") as file:
+            rows = len(file["rewards"])
+            del file["actions"]
+            change(file, rows)
+        return Path(source)
+
+    return spoilt
+
+
+def test_links_to_elsewhere(spoil: Any, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "other.hdf5", "w") as other:
+        other["x"] = np.zeros((99, 2), np.float32)
+    source = spoil(lambda file, rows: file.__setitem__("actions", h5py.ExternalLink(tmp_path / "other.hdf5", "x")))
+    with pytest.raises(UnsupportedColumnError, match=r"actions.*is an external link, which is not followed"):
+        d4rl.open_(locate(str(source), None), SourceOptions())
+    source = spoil(lambda file, rows: file.__setitem__("actions", h5py.SoftLink("/observations")))
+    with pytest.raises(UnsupportedColumnError, match="is a soft link"):
+        d4rl.open_(locate(str(source), None), SourceOptions())
+
+
+def test_data_in_other_files(spoil: Any, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(1 << 12))
+
+    def external(file: h5py.File, rows: int) -> None:
+        file.create_dataset("actions", (rows, 2), np.float32, external=[(str(secret), 0, rows * 8)])
+
+    def virtual(file: h5py.File, rows: int) -> None:
+        layout = h5py.VirtualLayout((rows, 2), np.float32)
+        layout[:] = h5py.VirtualSource(tmp_path / "other.hdf5", "x", (rows, 2))
+        file.create_virtual_dataset("actions", layout)
+
+    for change in (external, virtual):
+        with pytest.raises(CorruptSourceError, match=r"actions.*keeps its data in other files"):
+            read(spoil(change))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shape": (1 << 44,)},
+        {"shape": (1 << 44,), "chunks": (1 << 16,), "compression": "gzip"},
+        {"shape": (2, 1 << 31)},
+        {"shape": (2,), "maxshape": (None,), "chunks": (1 << 29,)},
+    ],
+    ids=["absurd", "bomb", "row", "chunk"],
+)
+def test_absurd_sizes_are_not_allocated(options: Any, spoil: Any) -> None:
+    with pytest.raises(CorruptSourceError, match="actions"):
+        read(spoil(lambda file, rows: file.create_dataset("actions", dtype=np.float32, **options)))
+
+
+@pytest.mark.parametrize("packing", [None, "gzip"])
+def test_chunks_that_are_too_short(packing: str | None, spoil: Any) -> None:
+    """libhdf5 reads on behind them: other memory, or a crash."""
+
+    def short(file: h5py.File, rows: int) -> None:
+        shapes = {"shape": (rows, 2), "maxshape": (None, 2), "chunks": (1 << 12, 2)}
+        actions = file.create_dataset("actions", dtype=np.float32, compression=packing, **shapes)
+        actions.id.write_direct_chunk((0, 0), b"x" * 20 if packing is None else zlib.compress(b""))
+
+    with pytest.raises(CorruptSourceError, match=r"actions.*a chunk of 32768 bytes, at its row 0, has \d+ in the file"):
+        read(spoil(short))
+
+
+@pytest.mark.parametrize("filters", [{"compression": "lzf"}, {"shuffle": True, "fletcher32": True}, {"scaleoffset": 3}])
+def test_chunks_of_every_filter_are_read(filters: Any, sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(4)
+    values = np.arange(sum(map(len, rollouts)), dtype=np.float64)
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts)
+    with h5py.File(source, "r+") as file:
+        file.create_dataset("infos/count", data=values, chunks=(7,), **filters)
+    gear_data.convert(source, tmp_path / "d", progress=False)
+    ds = gear_data.open(tmp_path / "d")
+    counts = np.concatenate([ds.episode(i)["infos.count"] for i in range(ds.num_episodes)])
+    np.testing.assert_array_equal(counts, values)
+
+
+def test_mutated_files_give_typed_errors(sources: Any, tmp_path: Path) -> None:
+    source = sources.write_d4rl(tmp_path / "s.hdf5", sources.make_rollouts(9), compression="gzip")
+    good = source.read_bytes()
+    rng = np.random.default_rng(4)
+    refused = 0
+    for i in range(120):
+        bad = bytearray(good)
+        for at in rng.integers(0, len(bad) if i % 2 else 2048, 1 + i % 7):
+            bad[at] = rng.integers(256)
+        source.write_bytes(bad[: rng.integers(1, len(bad))] if i % 10 == 0 else bad)
+        try:
+            d4rl.probe(locate(str(source), None))
+            opened = d4rl.open_(locate(str(source), None), SourceOptions())
+            opened.units()
+            for _ in opened.blocks(BEGIN, END):
+                pass
+        except GearError:
+            refused += 1
+    assert refused > 30

@@ -1,0 +1,235 @@
+"""What holds of every source format alike: `tests/support/source_makers.py` writes a small source of each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gear_data
+from gear_data.errors import FindingError, GearError, ResumeError, StorageFullError
+from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.sources.registry import known_formats
+from gear_data.storage.writer import ShardWriter
+from tests.support.source_makers import MAKERS
+
+_IN_MEMORY = "in-memory"
+#: Maker -> the format it writes, where that has another name.
+_FORMATS = {
+    "images": "episode-rows",
+    "d4rl-no-timeouts": "d4rl",
+    "lerobot-v2.1": "lerobot",
+    "lerobot-v3": "lerobot",
+    "npz-imitation": "npz",
+}
+_NEEDS = {"torchrl": "tensordict", "rlds": "tensorflow_datasets"}
+#: What bounds units and blocks, here so small that there are many.
+_SIZES = {"UNIT_BYTES": 1, "_BLOCK_BYTES": 600, "_BATCH_BYTES": 600, "_CHUNK_BYTES": 600}
+_OPTIONS: dict[str, Any] = {"shard_bytes": 1024, "jobs": 1, "progress": False}
+
+MEMBERS = (_IN_MEMORY, *(name for name in MAKERS if name != "gear"))
+
+
+def _write(name: str, folder: Path, rollouts: Sequence[Any]) -> Any:
+    """A source with these rollouts: a folder, or a list."""
+    if name == _IN_MEMORY:
+        return [dict(rollout.columns) for rollout in rollouts]
+    MAKERS[name](folder, rollouts)
+    return folder
+
+
+@dataclass(frozen=True)
+class Member:
+    """A source, what it was written from, and a dataset with its findings, made of small blocks in one task."""
+
+    name: str
+    source: Any
+    rollouts: Sequence[Any]
+    dataset: Path
+    report: gear_data.ConvertReport
+
+    @property
+    def format(self) -> str:
+        return _FORMATS.get(self.name, self.name)
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        return list(gear_data.open(self.dataset).manifest.findings)
+
+    def convert(self, destination: Path, **options: Any) -> gear_data.ConvertReport:
+        return gear_data.convert(self.source, destination, **_OPTIONS, **options)
+
+
+def _shrink(patch: pytest.MonkeyPatch, *names: str) -> None:
+    for module_name, module in list(sys.modules.items()):
+        for name in names:
+            if module_name.startswith("gear_data.ingest.") and hasattr(module, name):
+                patch.setattr(module, name, _SIZES[name])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Any:
+    known_formats()  # imports them all
+    with pytest.MonkeyPatch.context() as patch:
+        _shrink(patch, "_BLOCK_BYTES", "_BATCH_BYTES", "_CHUNK_BYTES")
+        yield
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    _shrink(monkeypatch, "UNIT_BYTES")
+
+
+@pytest.fixture(scope="module", params=MEMBERS)
+def member(request: pytest.FixtureRequest, sources: Any, tmp_path_factory: pytest.TempPathFactory) -> Member:
+    name = request.param
+    if name in _NEEDS:
+        pytest.importorskip(_NEEDS[name])
+    folder = tmp_path_factory.mktemp("member")
+    rollouts = sources.make_rollouts(10, seed=5, max_length=9)
+    source = _write(name, folder / "source", rollouts)
+    report = gear_data.convert(source, folder / "dataset", **_OPTIONS)
+    return Member(name, source, rollouts, folder / "dataset", report)
+
+
+def test_no_format_is_left_out() -> None:
+    assert {_FORMATS.get(name, name) for name in MEMBERS} == known_formats().keys()
+
+
+def test_every_episode_is_what_was_written(member: Member) -> None:
+    ds = gear_data.open(member.dataset)
+    copies, rest = divmod(ds.num_episodes, len(member.rollouts))  # some makers write two files of the same
+    assert (copies in (1, 2), rest) == (True, 0)
+    assert member.report.shards > 1
+    states = next(name for name in ("observations", "observations.state") if name in ds.schema.names)
+    for i in range(ds.num_episodes):
+        episode, final = ds.episode(i), ds.final(i)
+        rollout = member.rollouts[i % len(member.rollouts)]
+        if member.name == "rlds":  # its writer shuffles
+            rollout = next(r for r in member.rollouts if np.array_equal(r.columns["rewards"], episode["rewards"]))
+        for name, values in rollout.columns.items():
+            np.testing.assert_array_equal(episode[states if name == "observations" else name], values, f"{i} {name}")
+        assert (final is not None) == ds.schema[states].has_final
+        if final is not None:
+            np.testing.assert_array_equal(final[states], rollout.final)
+
+
+def test_it_is_recognised_and_lint_agrees(member: Member) -> None:
+    assert member.report.format == member.format
+    report = gear_data.lint(member.source, progress=False)
+    assert (report.format, report.episodes, report.steps) == (
+        member.format,
+        member.report.episodes,
+        member.report.steps,
+    )
+    assert [finding.to_json() for finding in report.findings] == member.findings
+
+
+@pytest.mark.usefixtures("small_units")
+def test_units_are_the_whole(member: Member, sources: Any) -> None:
+    recipe = Recipe(member.source, None, "auto", SourceOptions(), False, False, 1024)
+    assert sources.check_units(lambda: recipe.open()[0]) >= 1
+
+
+@pytest.mark.usefixtures("small_units")
+def test_many_tasks_make_what_one_makes(member: Member, tmp_path: Path) -> None:
+    report = member.convert(tmp_path / "d")
+    assert report.fingerprint == member.report.fingerprint
+    findings = gear_data.open(tmp_path / "d").manifest.findings
+    assert sorted(map(str, findings)) == sorted(map(str, member.findings))
+    assert gear_data.verify(tmp_path / "d").ok
+
+
+def _stop_at(patch: pytest.MonkeyPatch, shard: int) -> None:
+    """Makes writing that shard, of all tasks', fail."""
+    write_shard = ShardWriter._write_shard
+    written = 0
+
+    def write(writer: ShardWriter) -> Any:
+        nonlocal written
+        if written == shard:
+            raise StorageFullError("no space left on the device")
+        written += 1
+        return write_shard(writer)
+
+    patch.setattr(ShardWriter, "_write_shard", write)
+
+
+def _stopped(member: Member, destination: Path, shard: int) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        _stop_at(patch, shard)
+        with pytest.raises(StorageFullError):
+            member.convert(destination)
+    return destination
+
+
+def test_stopped_at_a_shard_it_resumes_to_the_same_bytes(member: Member, sources: Any, tmp_path: Path) -> None:
+    expected = sources.folder_contents(member.dataset)
+    for shard in {0, 1, member.report.shards // 2, member.report.shards - 1}:
+        path = _stopped(member, tmp_path / f"d{shard}", shard)
+        member.convert(path, resume=True)
+        assert sources.folder_contents(path) == expected, f"stopped at shard {shard}"
+
+
+@pytest.mark.usefixtures("small_units")
+def test_stopped_in_a_task_it_resumes_to_the_same_bytes(member: Member, sources: Any, tmp_path: Path) -> None:
+    shards = member.convert(tmp_path / "whole").shards
+    expected = sources.folder_contents(tmp_path / "whole")
+    for shard in {1, shards - 1}:
+        path = _stopped(member, tmp_path / f"d{shard}", shard)
+        member.convert(path, resume=True)
+        assert sources.folder_contents(path) == expected, f"stopped at shard {shard}"
+
+
+def test_another_source_is_not_resumed(member: Member, tmp_path: Path) -> None:
+    if member.name == _IN_MEMORY:
+        pytest.skip("what is in memory has no size")
+    source = _write(member.name, tmp_path / "source", member.rollouts)
+    mine = Member(member.name, source, member.rollouts, member.dataset, member.report)
+    path = _stopped(mine, tmp_path / "d", 1)
+    largest = _largest(source)
+    largest.write_bytes(largest.read_bytes() + b"\0")
+    with pytest.raises(GearError) as error:
+        mine.convert(path, resume=True)
+    # Where a longer file is no longer a whole one, that is what is said.
+    assert isinstance(error.value, ResumeError) or error.value.file
+    assert not (path / "manifest.json").exists()
+
+
+def test_strict_refuses_exactly_what_has_findings(member: Member, sources: Any, tmp_path: Path) -> None:
+    def check(source: Any, name: str) -> int:
+        found = gear_data.lint(source, progress=False).findings
+        if found:
+            with pytest.raises(FindingError) as error:
+                gear_data.convert(source, tmp_path / name, strict=True, **_OPTIONS)
+            assert any(finding.code in str(error.value) for finding in found)
+            assert not (tmp_path / name / "manifest.json").exists()
+        else:
+            gear_data.convert(source, tmp_path / name, strict=True, **_OPTIONS)
+        return len(found)
+
+    assert check(member.source, "flawed")  # the first episode has one step
+    plain = [rollout for rollout in member.rollouts if len(rollout) > 1]
+    check(_write(member.name, tmp_path / "source", plain), "plain")
+
+
+def _largest(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+@pytest.mark.parametrize("part", [0.5, 0.95])
+def test_a_file_cut_off_is_a_typed_error(part: float, member: Member, tmp_path: Path) -> None:
+    if member.name == _IN_MEMORY:
+        pytest.skip("what is in memory has no file")
+    source = _write(member.name, tmp_path / "source", member.rollouts)
+    largest = _largest(source)
+    largest.write_bytes(largest.read_bytes()[: int(part * largest.stat().st_size)])
+    with pytest.raises(GearError):
+        gear_data.convert(source, tmp_path / "d", on_bad_episode="skip", **_OPTIONS)
+    assert not (tmp_path / "d" / "manifest.json").exists()

@@ -1,0 +1,483 @@
+"""What users get wrong: each gets an error, or a finding, that says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gear_data
+from gear_data.cli import main
+from gear_data.common.progress import counted, progress_bar
+from gear_data.errors import (
+    BadEpisodeError,
+    CorruptSourceError,
+    GearError,
+    InvalidArgumentError,
+    ResumeError,
+    SourceChangedError,
+    UnknownFormatError,
+    UnknownNameError,
+    UnsupportedColumnError,
+)
+from gear_data.ingest.location import locate, several_datasets
+from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.sources.registry import known_formats, open_source
+from gear_data.storage.block import BEGIN, END
+from gear_data.storage.tables import SOURCE_ROW, concatenate_episode_tables
+
+Array = npt.NDArray[Any]
+
+
+def an_episode(**more: Any) -> dict[str, Any]:
+    """Five steps."""
+    return {"observations": np.arange(5.0)[:, None], "actions": np.zeros((5, 1)), "rewards": np.zeros(5), **more}
+
+
+def write(path: Path, columns: Mapping[str, Any], **options: Any) -> Path:
+    """A Parquet file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(dict(columns)), path, **options)
+    return path
+
+
+def findings_of(folder: Path, code: str) -> list[tuple[Any, ...]]:
+    """(message, count, file, row, column) of the findings of a code in a dataset."""
+    found = [item for item in gear_data.open(folder).manifest.findings if item["code"] == code]
+    return [tuple(item[key] for key in ("message", "count", "file", "row", "column")) for item in found]
+
+
+# Names.
+
+
+@pytest.mark.parametrize("name", ["", "a..b", ".", "../x", "x/", "a/../b"])
+def test_columns_without_a_name(name: str, tmp_path: Path) -> None:
+    source = [an_episode(**{name: np.arange(5)})]
+    table = write(tmp_path / "s.parquet", {"episode_index": [0, 0], "action": [1.0, 2.0], name: [3, 4]})
+    for i, bad in enumerate((source, table)):
+        with pytest.raises(UnsupportedColumnError, match="empty") as error:
+            gear_data.convert(bad, tmp_path / f"bad{i}")
+        assert error.value.column == name
+        assert "--rename" in str(error.value)
+        assert not (tmp_path / f"bad{i}").exists()
+        gear_data.convert(bad, tmp_path / f"renamed{i}", rename={name: "x"})
+        assert gear_data.open(tmp_path / f"renamed{i}").episode(0)["x"].tolist() == [[3, 4], [0, 1, 2, 3, 4]][i == 0]
+        gear_data.convert(bad, tmp_path / f"left{i}", columns=["actions"])
+        assert name not in gear_data.open(tmp_path / f"left{i}").schema.names
+
+
+def test_facts_and_new_names_that_are_empty(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedColumnError, match="fact") as error:
+        gear_data.convert([an_episode(), an_episode(**{"": 3})], tmp_path / "d")
+    assert error.value.column == ""
+    with pytest.raises(UnsupportedColumnError, match="empty"):
+        gear_data.convert([an_episode()], tmp_path / "d", rename={"observations": ""})
+
+
+# Bad episodes that are left out.
+
+
+def test_a_bad_episode_left_out_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The column, the reason and the row are those of the error; the files and parts that it is read in change none."""
+    state: list[Any] = [[1.0, 2.0]] * 12
+    action: list[Any] = [float(i) for i in range(12)]
+    ids = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    action[3] = action[8] = None  # episodes 1 and 4
+    state[4] = [1.0]  # episode 2, where the action is missing one step later: it counts once
+    action[5] = None
+    state[9] = [1.0, None]  # episode 4, behind its action
+    expected = [
+        ("holds a null; skipped", 2, "0.parquet", 3, "action"),
+        ("has 1 elements in axis 1, where 2 are expected; skipped", 1, "0.parquet", 4, "state"),
+    ]
+
+    def columns(rows: slice) -> dict[str, Any]:
+        return {"episode_index": ids[rows], "state": state[rows], "action": action[rows]}
+
+    write(tmp_path / "one" / "0.parquet", columns(slice(0, 12)))
+    for i, rows in enumerate((slice(0, 5), slice(5, 7), slice(7, 12))):
+        write(tmp_path / "three" / f"{i}.parquet", columns(rows))
+    for name in ("one", "three"):
+        with pytest.raises(BadEpisodeError) as error:
+            gear_data.convert(tmp_path / name, tmp_path / "d")
+        told = error.value
+        assert (f"{told.message}; skipped", told.file, told.row, told.column) in [
+            (message, *place) for message, _, *place in expected
+        ]
+    for batch in (1 << 20, 1):
+        import gear_data.ingest.sources.tables.stream as module
+
+        monkeypatch.setattr(module, "_BATCH_BYTES", batch)
+        for name in ("one", "three"):
+            out = tmp_path / f"{name}{batch}"
+            assert gear_data.convert(tmp_path / name, out, on_bad_episode="skip").episodes == 3
+            assert findings_of(out, "bad-episode") == expected
+            noticed = [f for f in gear_data.lint(tmp_path / name).findings if f.code == "bad-episode"]
+            assert [(f.message, f.count, f.file, f.row, f.column) for f in noticed] == expected
+            kept = [gear_data.open(out).episode(i)["actions"].tolist() for i in range(3)]
+            assert kept == [[0.0, 1.0], [6.0, 7.0], [10.0, 11.0]]
+
+
+# Several datasets in one folder.
+
+
+def test_folders_of_several_datasets(sources: Any, tmp_path: Path) -> None:
+    rollouts, others = sources.make_rollouts(3), sources.make_rollouts(3, states=4)
+    for name, some in (("hopper", rollouts), ("walker", others)):
+        sources.write_episodes(tmp_path / "parquet" / name / "a" / "0.parquet", some)
+        sources.write_d4rl(tmp_path / "d4rl" / name / "0.hdf5", some)
+        for i, rollout in enumerate(some):
+            path = tmp_path / "npz" / name / f"{i}.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, **rollout.columns)
+    write(tmp_path / "columns" / "cart" / "0.parquet", {"rewards": [[1.0, 2.0]], "observations": [[1.0, 2.0]]})
+    write(tmp_path / "columns" / "pole" / "0.parquet", {"rewards": [[1.0, 2.0]], "images": [[1.0, 2.0]]})
+    for kind, folders in (("columns", "cart, pole"), ("d4rl", "hopper, walker"), ("npz", "hopper, walker")):
+        with pytest.raises(CorruptSourceError) as error:
+            gear_data.convert(tmp_path / kind, tmp_path / "d")
+        assert f"one folder at a time: {folders}" in str(error.value), kind
+        # Within one folder the files were meant to be alike.
+        together = tmp_path / f"{kind} together"
+        together.mkdir()
+        for i, path in enumerate(sorted((tmp_path / kind).rglob("*.*"))):
+            shutil.copy(path, together / f"{i}{path.suffix}")
+        with pytest.raises(CorruptSourceError) as error:
+            gear_data.convert(together, tmp_path / "d")
+        assert "one folder" not in str(error.value), kind
+
+
+def test_which_folders_are_named() -> None:
+    names = ["x/a/0", "x/a/1", "x/b/c/0", "x/0"]
+    assert several_datasets(names, "x/a/0", "x/a/1") is None
+    assert str(several_datasets(names, "x/a/0", "x/b/c/0")).endswith(": x/a, x/b")
+    many = [f"{i}/data" for i in range(12)]
+    assert str(several_datasets(many, "0/data", "1/data")).endswith(": 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...")
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"), [("gato_jat", "atari-pong, babyai, cartpole"), ("imitation_npz", "cartpole_0, pendulum_0")]
+)
+def test_real_folders_of_several_datasets(folder: str, names: str, shared_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(CorruptSourceError) as error:
+        gear_data.convert(shared_data / folder, tmp_path / "d")
+    assert f"one folder at a time: {names}" in str(error.value)
+
+
+# Options that do not fit.
+
+
+def test_an_episode_column_where_a_row_is_an_episode(tmp_path: Path) -> None:
+    steps = [[[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, 5.0]]]
+    table = {"observations": steps, "rewards": [[1.0, 2.0], [1.0, 3.0]], "seed": [1, 2], "won": [True, False]}
+    source = write(tmp_path / "s.parquet", table)
+    for option, kind in (
+        ({"episode_column": "seed"}, InvalidArgumentError),
+        ({"step_column": "seed"}, UnsupportedColumnError),
+        ({"end_column": "won"}, UnsupportedColumnError),
+        ({"episode_column": "seed", "format": "episode-rows"}, InvalidArgumentError),
+    ):
+        with pytest.raises(kind) as error:
+            gear_data.convert(source, tmp_path / "d", **option)
+        assert error.value.column in ("seed", "won")
+        assert str(error.value).startswith(f"{source}, column ")
+        assert "leave --" in str(error.value)
+    # A reward that is a list of one is a step's.
+    one = {"observations": [[1.0], [2.0], [3.0]], "rewards": [[1.0], [2.0], [3.0]], "run": [0, 0, 1]}
+    gear_data.convert(write(tmp_path / "one.parquet", one), tmp_path / "d", episode_column="run")
+    assert gear_data.open(tmp_path / "d").lengths.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("option", [{"columns": ["nope"]}, {"episode_column": "nope"}, {"end_column": "nope"}])
+def test_an_unknown_column_is_named_once_with_its_file(option: dict[str, Any], sources: Any, tmp_path: Path) -> None:
+    source = sources.write_steps(tmp_path / "s.parquet", sources.make_rollouts(3))
+    with pytest.raises(UnknownNameError) as error:
+        gear_data.convert(source, tmp_path / "d", **option)
+    assert str(error.value).splitlines()[0] == f"{source}: unknown column 'nope'"
+
+
+def test_two_columns_of_one_name_say_in_which_source(sources: Any, tmp_path: Path) -> None:
+    source = sources.write_steps(tmp_path / "s.parquet", sources.make_rollouts(3))
+    with pytest.raises(InvalidArgumentError, match="both become 'rewards'") as error:
+        gear_data.convert(source, tmp_path / "d", rename={"actions": "rewards"})
+    assert error.value.file == str(source)
+
+
+def test_facts_of_mixed_type(tmp_path: Path) -> None:
+    episodes = [an_episode(seed=i if i != 57 else "x") for i in range(70)]
+    with pytest.raises(UnsupportedColumnError, match="mixed") as error:
+        gear_data.convert(episodes, tmp_path / "d")
+    assert (error.value.column, error.value.row, error.value.file) == ("seed", 57, "list in memory")
+    assert "one type" in str(error.value.hint)
+    # Blocks by themselves may each have a type.
+    tables = [pa.table({"source": [file], "seed": values}) for file, values in (("a", [1]), ("b", [0.5]), ("c", ["x"]))]
+    assert concatenate_episode_tables(tables[:2]).column("seed").to_pylist() == [1.0, 0.5]
+    with pytest.raises(UnsupportedColumnError, match="string, in episodes before double") as error:
+        concatenate_episode_tables(tables)
+    assert (error.value.column, error.value.file) == ("seed", "c")
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///", "memory://"])
+def test_a_url_of_nothing(url: str, sources: Any, tmp_path: Path) -> None:
+    source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(1))
+    for use in (gear_data.open, gear_data.verify, lambda place: gear_data.convert(source, place)):
+        with pytest.raises(InvalidArgumentError, match="no URL of a file or folder") as error:
+            use(url)
+        assert error.value.file == url
+
+
+# Sources that are none.
+
+
+def test_a_gear_dataset_is_no_source(sources: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(9))
+    gear_data.convert(source, tmp_path / "done")
+    half = tmp_path / "half"
+    (half / ".progress").mkdir(parents=True)
+    (half / "shards").mkdir()
+    shutil.copy(next((tmp_path / "done" / "shards").iterdir()), half / "shards")
+    for folder, message in ((tmp_path / "done", "is a gear dataset already"), (half, "is a half-done conversion")):
+        for use in (gear_data.lint, lambda place: gear_data.convert(place, tmp_path / "d")):
+            with pytest.raises(UnknownFormatError, match=message):
+                use(folder)
+    assert main(["convert", str(half), str(tmp_path / "d")]) == 1
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_an_unknown_source_is_told_what_it_has(tmp_path: Path) -> None:
+    source = write(tmp_path / "s.parquet", {"my run": [0, 0, 1], "act": [1.0, 2.0, 3.0], "x": [1.0, 2.0, 3.0]})
+    with pytest.raises(UnknownFormatError) as error:
+        gear_data.convert(source, tmp_path / "d")
+    hint = str(error.value.hint)
+    assert "perhaps --episode-column 'my run';" not in hint  # `act` is known to be actions
+    assert "perhaps --episode-column 'my run' --rename act=actions;" in hint
+    assert "in-memory" not in hint
+    assert all(name in hint for name in known_formats() if name != "in-memory")
+    gear_data.convert(source, tmp_path / "d", episode_column="my run", rename={"act": "actions"})
+    nothing = write(tmp_path / "n.parquet", {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]})
+    with pytest.raises(UnknownFormatError) as error:
+        gear_data.convert(nothing, tmp_path / "e")
+    assert "perhaps" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["empty folder", "npz", "other columns"])
+def test_repair_from_another_source(kind: str, sources: Any, tmp_path: Path) -> None:
+    source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(9))
+    gear_data.convert(source, tmp_path / "d", rename={"observations": "states"})
+    shard = next((tmp_path / "d" / "shards").iterdir())
+    shard.write_bytes(shard.read_bytes()[:-10])
+    other = tmp_path / "other"
+    other.mkdir()
+    if kind == "npz":
+        np.savez(other / "a.npz", actions=np.zeros(3), rewards=np.zeros(3))
+    if kind == "other columns":
+        write(other / "a.parquet", {"observations": [[1.0, 2.0]], "rewards": [[1.0, 2.0]]})
+    with pytest.raises(SourceChangedError) as error:
+        gear_data.repair(tmp_path / "d", other)
+    assert "--" not in str(error.value)  # it has no such options
+    if kind != "other columns":
+        assert str(source) in str(error.value)
+
+
+# Findings.
+
+
+def test_a_duplicate_is_named_by_its_row(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of files of steps and of episodes; in a conversion by tasks too."""
+    one, other = sources.make_rollouts(4, seed=1), sources.make_rollouts(6, seed=2)
+    other[4] = one[2]
+    first_row = sum(len(rollout) for rollout in other[:4])
+    import gear_data.ingest.sources.tables.units as module
+
+    monkeypatch.setattr(module, "UNIT_BYTES", 1)
+    for kind, row in (("episodes", 4), ("steps", first_row)):
+        for i, some in enumerate((one, other)):
+            path = tmp_path / kind / f"{i}.parquet"
+            if kind == "episodes":
+                sources.write_episodes(path, some)
+            else:
+                numbers = sources.episode_numbers(some) + 10 * i
+                sources.write_parquet(path, sources.step_table([r.columns for r in some], episode_index=numbers))
+        out = tmp_path / f"{kind} out"
+        gear_data.convert(tmp_path / kind, out, shard_bytes=1024)
+        message = "episodes hold the same steps as earlier ones, first episode 8 as episode 2; kept"
+        assert findings_of(out, "duplicate-episode") == [(message, 1, "1.parquet", row, None)]
+        noticed = [f for f in gear_data.lint(tmp_path / kind).findings if f.code == "duplicate-episode"]
+        assert [(f.message, f.count, f.file, f.row) for f in noticed] == [(message, 1, "1.parquet", row)]
+        # The place is kept nowhere.
+        assert not [name for name in gear_data.open(out).episodes.columns if "row" in name]
+
+
+def test_what_an_older_version_began(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables do not say which rows of the source the episodes are."""
+    import gear_data.storage.writer as module
+
+    source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(40))
+    rows_now = module.episode_rows
+
+    def rows_then(*arguments: Any, **options: Any) -> pa.Table:
+        return rows_now(*arguments, **options).drop_columns(SOURCE_ROW)
+
+    for i, run in enumerate(([rows_then], [rows_then] * 2 + [rows_now] * 100)):
+        runs = iter(run)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "episode_rows", lambda *a, runs=runs, run=run, **o: next(runs, run[0])(*a, **o))
+            with pytest.raises(ResumeError, match="another version") as error:
+                gear_data.convert(source, tmp_path / f"d{i}", shard_bytes=1024)
+        assert "start again" in str(error.value)
+
+
+def test_the_stated_limit_truncates(tmp_path: Path) -> None:
+    """npz as D4RL: to the same fingerprint, with the same findings but for the place."""
+    terminals = np.zeros(32, np.bool_)
+    terminals[[3, 9, 21]] = True  # 4 steps; 6, at the limit; 6 stopped and 6 at the limit; 6 stopped, and 4 of a tail
+    columns = {
+        "observations": np.arange(96, dtype=np.float32).reshape(32, 3),
+        "actions": np.arange(32, dtype=np.float32)[:, None],
+        "rewards": np.ones(32, np.float32),
+        "terminals": terminals,
+    }
+    np.savez(tmp_path / "s.npz", **columns)
+    with h5py.File(tmp_path / "s.hdf5", "w") as file:
+        for name, values in columns.items():
+            file[name] = values
+    prints = set()
+    for name in ("s.npz", "s.hdf5"):
+        gear_data.convert(tmp_path / name, tmp_path / f"{name} out", max_episode_steps=6)
+        dataset = gear_data.open(tmp_path / f"{name} out")
+        assert dataset.episodes.select("length", "terminated", "truncated").rows() == [
+            (4, True, False),
+            (6, True, False),
+            (6, False, True),
+            (6, True, False),
+            (6, False, True),
+            (4, False, True),
+        ]
+        prints.add(dataset.fingerprint)
+        codes = {item["code"]: item["count"] for item in dataset.manifest.findings}
+        assert codes == {"ends-by-length": 1, "unfinished-episode": 1}
+    assert len(prints) == 1
+
+
+# Progress and what is printed.
+
+
+@pytest.mark.parametrize("kind", ["episodes", "steps"])
+@pytest.mark.parametrize("unit_bytes", [1, 1 << 30])
+def test_progress_has_a_total_for_several_files(
+    kind: str, unit_bytes: int, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact where the footers are read for the units' sake, else by the files' sizes; no file is opened for it."""
+    import gear_data.ingest.sources.tables.stream as tables
+    import gear_data.ingest.sources.tables.units as units
+
+    monkeypatch.setattr(units, "UNIT_BYTES", unit_bytes)
+    opened: list[str] = []
+    open_parquet = tables.open_parquet
+    monkeypatch.setattr(tables, "open_parquet", lambda file: (opened.append(file.name), open_parquet(file))[1])
+    rows = 0
+    for i in range(6):
+        rollouts = sources.make_rollouts(80 + 40 * i, seed=i)
+        numbers = np.arange(len(rollouts)) + 1000 * i
+        columns = [rollout.columns for rollout in rollouts]
+        numbers = np.repeat(numbers, [len(rollout) for rollout in rollouts])
+        table = sources.step_table(columns, episode_index=numbers) if kind == "steps" else None
+        path = tmp_path / f"{i}.parquet"
+        path = sources.write_episodes(path, rollouts) if table is None else sources.write_parquet(path, table)
+        rows += len(rollouts) if table is None else len(table)
+    source, _, _ = open_source(locate(tmp_path, None), "auto", SourceOptions())
+    source.units()
+    before = list(opened)
+    total = source.num_rows
+    assert opened == before
+    assert total == rows if unit_bytes == 1 else abs(total - rows) < 0.2 * rows
+    assert sum(block.source_rows for block in source.blocks(BEGIN, END)) == rows
+
+
+def test_the_bar_is_given_the_total(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gear_data.ingest.convert as module
+
+    totals: list[Any] = []
+
+    def bar(total: int | None, *arguments: Any) -> Any:
+        totals.append(total)
+        return progress_bar(total, *arguments)
+
+    monkeypatch.setattr(module, "progress_bar", bar)
+    rollouts = sources.make_rollouts(20)
+    for i in range(2):
+        sources.write_d4rl(tmp_path / "d4rl" / f"{i}.hdf5", rollouts)
+        sources.write_episodes(tmp_path / "parquet" / f"{i}.parquet", rollouts)
+    gear_data.convert(tmp_path / "d4rl", tmp_path / "a")
+    gear_data.convert(tmp_path / "parquet", tmp_path / "b")
+    assert totals == [2 * sum(len(rollout) for rollout in rollouts), 40]
+
+
+def test_a_total_that_was_too_low_grows() -> None:
+    progress_bar(10, "x", "step", False).update(17)
+    with progress_bar(10, "x", "step", True) as bar:
+        bar.update(7)
+        assert bar.total == 10
+        bar.update(7)
+        assert (bar.n, bar.total) == (14, 14)
+
+
+def test_numbers_and_their_nouns(sources: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (counted(1, "shard"), counted(0, "shard"), counted(1234, "step")) == ("1 shard", "0 shards", "1,234 steps")
+    source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(1))
+    assert main(["lint", str(source)]) == 1
+    assert "\n1 episode, 1 step, 1 kind of findings\n" in capsys.readouterr().out
+    assert main(["convert", str(source), str(tmp_path / "d")]) == 0
+    assert "\n1 episode, 1 step, 1 shard, " in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "d")]) == 0
+    assert "1 episode, 1 step, " in capsys.readouterr().out.splitlines()[0]
+    assert main(["export", str(tmp_path / "d"), str(tmp_path / "o.npz"), "--format", "npz"]) == 0
+    assert "1 episode, 1 step" in capsys.readouterr().out
+
+
+def test_help_names_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("convert", "lint"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        words = capsys.readouterr().out.replace(",", " ").split()
+        after = words[words.index("FORMAT") :]
+        named = after[after.index("auto") : after.index("torchrl;") + 1]
+        expected = {"auto", "(default)", "or", "torchrl;", *known_formats()} - {"in-memory", "torchrl"}
+        assert set(named) - {"FORMAT"} == expected
+    text = (Path(gear_data.__file__).parents[1] / "docs" / "formats.md").read_text()
+    order = ", ".join(f"`{name}`" for name in known_formats() if name != "in-memory")
+    assert order in " ".join(text.split())
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect", "--help"])
+def test_commands_load_no_readers(command: str, rollouts_path: Path) -> None:
+    """pandas is none of ours: pyarrow loads it where it finds it."""
+    code = (
+        "import sys\nfrom gear_data.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "names = ('h5py', 'PIL', 'datasets', 'torch', 'ray', 'tensorflow', 'gear_data.ingest')\n"
+        "print([n for n in names if n in sys.modules])"
+    )
+    arguments = [command] if command == "--help" else [command, str(rollouts_path)]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_task_that_fails_on_ray_says_why() -> None:
+    from gear_data.ingest.engine.ray_cluster import _reason
+
+    class RayTaskError(Exception):
+        cause = KeyError("no such thing")
+
+    assert _reason(RayTaskError("ray::_do() (pid=1)\n  File ...")) == "KeyError: 'no such thing'"
+    assert _reason(GearError("the worker died\nmore")) == "the worker died"
+    assert _reason(ValueError()) == "ValueError"

@@ -1,0 +1,128 @@
+"""Where compiled kernels are kept when neither the package nor the home folder can be written."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from numba.core.dispatcher import Dispatcher
+
+from gear_data import kernels
+
+
+def cache_folder(temporary: Path) -> Path:
+    """What a new process takes, in this folder for temporary files."""
+    code = (
+        "import os; os.access = lambda *arguments, **options: False\n"
+        "import numba, gear_data.kernels.cpu.native\n"
+        "print(numba.config.CACHE_DIR)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return Path(result.stdout.strip())
+
+
+def test_processes_of_a_user_share_one_private_folder(tmp_path: Path) -> None:
+    folder = cache_folder(tmp_path)
+    assert folder == cache_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("planted", ["open to others", "of another user", "a link", "a file"])
+def test_a_folder_that_others_could_have_filled_is_not_used(planted: str, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    name = temporary / f"gear-data-numba-{os.geteuid()}"
+    if planted == "a file":
+        name.touch()
+    elif planted == "a link":
+        (tmp_path / "theirs").mkdir(0o700)
+        name.symlink_to(tmp_path / "theirs")
+    else:
+        name.mkdir(0o700)
+        if planted == "open to others":
+            name.chmod(0o777)
+        elif os.geteuid():
+            pytest.skip("only root can give a folder to another user")
+        else:
+            os.chown(name, 12345, -1)
+    folder = cache_folder(temporary)
+    assert folder.parent == temporary
+    assert folder != name
+    # A process's own folder goes with it.
+    assert list(temporary.iterdir()) == [name]
+
+
+#: Converts a column of every type, with arrays as the arguments say: each kind is a compilation of its own.
+CONVERSIONS = """
+import sys
+import numba, numpy as np
+from gear_data.kernels.cpu import collect as cpu
+
+shift, *kinds = sys.argv[1:]
+for i in range(int(shift)):
+    numba.njit(lambda x: x)(i)
+zeros, none, steps, elements = np.zeros(1, np.int64), np.empty(0, np.int64), 7, 3
+affine = np.repeat([0.0, 1.0], elements)
+for kind in kinds:
+    lengths = np.array([steps])
+    lengths.flags.writeable = kind == "writable"
+    for source_type, name in enumerate(cpu.SOURCE_TYPES):
+        source = np.arange(steps * elements).reshape(steps, elements).astype(name)
+        for out_type, out in enumerate(("float32", "float64")):
+            target = np.zeros((steps, elements), out)
+            plan = np.zeros((1, cpu.PLAN_FIELDS), np.int64)
+            fields = {
+                cpu.KIND: cpu.KIND_CONVERT, cpu.SOURCE_BYTES: source[0].nbytes, cpu.OUT_BYTES: target[0].nbytes,
+                cpu.ELEMENTS: elements, cpu.SOURCE_TYPE: source_type, cpu.OUT_TYPE: out_type, cpu.WIDTH: steps,
+                cpu.WITHIN: 1, cpu.AFFINE: affine.ctypes.data, cpu.AFFINE_ROWS: 1,
+            }
+            for field, value in fields.items():
+                plan[0, field] = value
+            places = np.array([[source.ctypes.data]]), plan, np.array([target.ctypes.data])
+            windows = zeros, zeros, np.array([steps])
+            cpu.collect(*windows, none, zeros, zeros, lengths, none, *places, 1, np.zeros(1, np.int64))
+            assert (target == source).all(), (kind, name, out)
+    assert bool(cpu.collect.stats.cache_hits) is (len(kinds) == 2)
+"""
+
+
+def test_kernels_that_two_processes_compiled_do_not_mix(tmp_path: Path) -> None:
+    """Numba numbers functions anew in every process; what they are named after must tell them apart without that."""
+    for arguments in (("0", "writable"), ("3", "read-only"), ("0", "writable", "read-only")):
+        subprocess.run(
+            [sys.executable, "-c", CONVERSIONS, *arguments],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            timeout=300,
+            check=True,
+        )
+
+
+def test_every_kernel_has_a_name_of_its_own() -> None:
+    found: dict[int, Dispatcher] = {}
+
+    def look(value: object) -> None:
+        if isinstance(value, Dispatcher) and id(value) not in found:
+            found[id(value)] = value
+            for cell in value.py_func.__closure__ or ():
+                look(cell.cell_contents)
+
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            look(value)
+    names = [(kernel.py_func.__module__, kernel.py_func.__qualname__) for kernel in found.values()]
+    assert len(names) > 50
+    assert sorted(set(names)) == sorted(names)

@@ -1,0 +1,20 @@
+"""`kernels/cuda/collect.cu`, run on the CPU under the sanitizers, against the CPU kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cuda.collect_checks import CollectChecks
+from tests.support.cuda.runner import Runner, shim_runner
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with shim_runner("collect.cu") as found:
+        yield found
+
+
+class TestOnTheCpu(CollectChecks):
+    pass

@@ -1,0 +1,153 @@
+"""`gear_data.kernels.cuda.launcher` with a CuPy that is made up here: what it is asked to launch,
+and what its errors become."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gear_data.errors import DeviceError, DeviceMemoryError, GearError, InvalidArgumentError, MissingExtraError
+from gear_data.kernels.cuda import launcher as cuda
+from tests.support.cuda.cupy_stand_in import CudaError, MadeUp, Streams, make_cupy
+from tests.support.cuda.runner import KERNELS, parameter_counts
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUp]:
+    """With 132 multiprocessors; what is launched is noted with the device it is for, and not run."""
+    fake = make_cupy(Streams(lambda stream: False), {}, 0)
+    current: list[int] = []
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        @property
+        def attributes(self) -> dict[str, int]:
+            if self._number:
+                raise CudaError(101)
+            return {"MultiProcessorCount": 132}
+
+        def __enter__(self) -> None:
+            current.append(self._number)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+    class RawModule:
+        def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+            self._code = code
+
+        def get_function(self, name: str) -> Any:
+            assert f"{name}(" in self._code
+            return lambda *launch: fake.launched.append((current[-1], name, *launch))
+
+    fake.cuda.Device, fake.RawModule = Device, RawModule
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    cuda._kernels.cache_clear()
+    yield fake
+    cuda._kernels.cache_clear()
+
+
+def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: MadeUp) -> None:
+    launcher = cuda.CudaLauncher()
+    sources = [path.read_text() for path in sorted(KERNELS.glob("*.cu"))]
+    declared = [name for source in sources for name in parameter_counts(source)]
+    assert sorted(declared) == sorted(name for source in sources for name in cuda.kernel_names(source))
+    assert len(declared) > 20
+    for name in declared:
+        launcher.launch(name, 3, 64, 2**64 - 1, -1, True)
+    assert [one[1] for one in cupy.launched] == declared
+    _, _, grid, block, arguments = cupy.launched[0]
+    assert (grid, block, [int(number) for number in arguments]) == ((3,), (64,), [2**64 - 1, 2**64 - 1, 1])
+    assert {type(number) for number in arguments} == {np.uint64}
+
+
+def test_what_is_launched_exists_and_everything_is_launched() -> None:
+    launched = set(re.findall(r'"(gear_\w+)"', (KERNELS / "launches.py").read_text()))
+    declared = {name for path in KERNELS.glob("*.cu") for name in cuda.kernel_names(path.read_text())}
+    # Of Philox alone there is a kernel for its known answers.
+    assert declared - launched == {"gear_philox"}
+    assert not launched - declared
+
+
+def test_a_budget_is_a_share_of_the_multiprocessors(cupy: MadeUp) -> None:
+    assert [cuda.CudaLauncher(sm_budget=share).blocks for share in (1.0, 0.5, 0.1, 0.001)] == [264, 66, 14, 1]
+    for share in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(InvalidArgumentError, match="sm_budget"):
+            cuda.CudaLauncher(sm_budget=share)
+
+
+def test_no_such_device(cupy: MadeUp) -> None:
+    with pytest.raises(DeviceError, match="CUDA device 3: cudaError 101: in words\n  install or update the NVIDIA"):
+        cuda.CudaLauncher(3)
+
+
+CASES = [
+    ("memory.OutOfMemoryError", "allocating 9 bytes", DeviceMemoryError, "smaller budget"),
+    ("runtime.CUDARuntimeError", 2, DeviceMemoryError, "smaller budget"),
+    ("driver.CUDADriverError", 2, DeviceMemoryError, "smaller budget"),
+    ("runtime.CUDARuntimeError", 35, DeviceError, "NVIDIA driver"),
+    ("driver.CUDADriverError", 209, DeviceError, "compute capability"),
+    ("driver.CUDADriverError", 700, DeviceError, "start it again"),
+    ("runtime.CUDARuntimeError", 900, DeviceError, "capture_error_mode='thread_local'"),
+    ("driver.CUDADriverError", 1, DeviceError, "doctor"),
+    ("nvrtc.NVRTCError", 2, DeviceError, "doctor"),
+    ("compiler.CompileException", "nothing compiles", DeviceError, "CuPy that fits"),
+]
+
+
+@pytest.mark.parametrize(("error", "about", "kind", "hint"), CASES)
+def test_errors_say_what_to_do(cupy: MadeUp, error: str, about: Any, kind: type[GearError], hint: str) -> None:
+    raised = attrgetter(error)(cupy.cuda)(about)
+    with pytest.raises(kind, match="gear_collect: ") as told, cuda.cuda_errors("gear_collect"):
+        raise raised
+    assert hint in str(told.value.hint)
+    assert told.value.__cause__ is raised
+    assert "and more" not in told.value.message
+
+
+def test_errors_that_are_not_cudas_stay(cupy: MadeUp) -> None:
+    with pytest.raises(ZeroDivisionError), cuda.cuda_errors("doing"):
+        raise ZeroDivisionError
+
+
+def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MissingExtraError, match=r"gear-data\[gpu\]"):
+        cuda.CudaLauncher()
+
+
+def test_without_a_gpu() -> None:
+    cupy = pytest.importorskip("cupy")
+    if cupy.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceError, match="CUDA device 0"):
+        cuda.CudaLauncher()
+
+
+def test_the_sources_are_beside_the_launcher() -> None:
+    assert {path.name for path in KERNELS.glob("*.cu")} == set(cuda._SOURCES)
+    assert Path(cuda.__file__).resolve().parent == KERNELS
+
+
+def test_cupy_has_what_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the stand-ins for CuPy of these tests do not drift from it."""
+    cupy = pytest.importorskip("cupy")
+    made_up = make_cupy(Streams(lambda stream: False), {}, 0)
+    for name, value in vars(made_up.cuda).items():
+        there = getattr(cupy.cuda, name)
+        if isinstance(value, SimpleNamespace):
+            assert set(vars(value)) <= set(dir(there)), name
+        elif isinstance(value, type):
+            # What instances alone have is not in a class.
+            assert {n for n in vars(value) if not n.startswith("_")} <= set(dir(there)), name
+    assert {"RawModule", "ndarray"} <= set(dir(cupy))

@@ -1,0 +1,20 @@
+"""`kernels/cuda/priorities.cu`, run on the CPU under the sanitizers, against the CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cuda.priorities_checks import PrioritiesChecks
+from tests.support.cuda.runner import Runner, shim_runner
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with shim_runner("priorities.cu") as found:
+        yield found
+
+
+class TestOnTheCpu(PrioritiesChecks):
+    pass

@@ -1,0 +1,20 @@
+"""`kernels/cuda/select.cu`, run on the CPU under the sanitizers, against the CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cuda.runner import Runner, shim_runner
+from tests.support.cuda.select_checks import SelectChecks
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with shim_runner("select.cu") as found:
+        yield found
+
+
+class TestOnTheCpu(SelectChecks):
+    pass

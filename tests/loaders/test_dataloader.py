@@ -1,0 +1,231 @@
+"""Through torch's DataLoader and torchdata's StatefulDataLoader: the same global sequence, and never overwritten."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gear_data import SequenceLoader
+from gear_data.errors import StateMismatchError
+from tests.support.feed import data as feed_data
+from tests.support.feed.batches import clones, same
+
+OPTIONS = {"batch_size": 6, "context": 5, "seed": 12}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+
+
+def inline(dataset, count, **options):
+    return clones(itertools.islice(SequenceLoader(dataset, prefetch=0, **{**OPTIONS, **options}), count))
+
+
+def through(loader, workers, start="fork", **options):
+    if workers:
+        options = {"multiprocessing_context": start, "prefetch_factor": 3, **options}
+    return DataLoader(loader, batch_size=None, num_workers=workers, **options)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_kept_batches_of_forked_workers_are_the_inline_ones(dataset, workers, prefetch):
+    expected = inline(dataset, 200)
+    loader = SequenceLoader(dataset, prefetch=prefetch, steps=200, **OPTIONS)
+    kept = list(through(loader, workers))
+    same(kept, expected)
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_kept_batches_of_spawned_workers_are_the_inline_ones(dataset, workers):
+    options = {"sampler": "shuffle", "transform": feed_data.add_noise, "rank": 1, "world_size": 2}
+    expected = inline(dataset, 100, **options)
+    loader = SequenceLoader(dataset, steps=100, **OPTIONS, **options)
+    loader.load_state_dict({**loader.state_dict(), "step": 3})
+    kept = list(through(loader, workers, "spawn"))
+    same(kept, expected[3:])
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "shuffle", "fifo"])
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_the_end_of_epochs(dataset, sampler, workers):
+    """138 steps a time: neither a whole number of batches, nor of batches a worker."""
+    options = {"sampler": sampler, "epochs": 2}
+    loader = SequenceLoader(dataset, **OPTIONS, **options)
+    batches = through(loader, workers)
+    assert len(batches) == len(loader) == 46
+    same(list(batches), inline(dataset, 99, **options))
+
+
+def test_fewer_steps_than_workers(dataset):
+    same(list(through(SequenceLoader(dataset, steps=2, **OPTIONS), 4)), inline(dataset, 2))
+
+
+def test_transforms_in_workers_draw_what_they_draw_inline(dataset):
+    loader = SequenceLoader(dataset, steps=9, transform=feed_data.add_noise, **OPTIONS)
+    expected = inline(dataset, 9, transform=feed_data.add_noise)
+    assert len({tuple(batch["noise"].tolist()) for batch in expected}) == 9
+    same(list(through(loader, 2)), expected)
+
+
+def test_forking_while_prefetch_threads_run(dataset):
+    iterator = iter(SequenceLoader(dataset, prefetch=4, **OPTIONS))
+    first = [next(iterator) for _ in range(3)]
+    expected = inline(dataset, 60)
+    same(list(itertools.islice(through(SequenceLoader(dataset, **OPTIONS), 2), 60)), expected)
+    same(first + [next(iterator) for _ in range(57)], expected)
+    iterator.close()
+
+
+def test_every_pass_over_a_dataloader_starts_anew(dataset):
+    expected = inline(dataset, 8)
+    batches = through(SequenceLoader(dataset, steps=8, **OPTIONS), 2, persistent_workers=True)
+    same(list(batches), expected)
+    same(list(batches), expected)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("done", [1, 7, 8])
+def test_a_state_is_good_for_any_number_of_workers(dataset, workers, done):
+    loader = SequenceLoader(dataset, **OPTIONS)
+    iterator = iter(loader)
+    for _ in range(done):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    iterator.close()
+    resumed = SequenceLoader(dataset, steps=20, **OPTIONS)
+    resumed.load_state_dict(state)
+    same(list(through(resumed, workers)), inline(dataset, 20)[done:])
+
+
+@pytest.mark.parametrize(
+    ("workers", "start", "persistent"),
+    [(0, "fork", False), *((n, "fork", kept) for n in (1, 2) for kept in (False, True)), (2, "spawn", False)],
+)
+def test_a_loaded_state_is_for_one_pass(dataset, workers, start, persistent):
+    expected = inline(dataset, 12)
+    loader = SequenceLoader(dataset, steps=12, **OPTIONS)
+    loader.load_state_dict({**loader.state_dict(), "step": 7})
+    batches = through(loader, workers, start, persistent_workers=persistent)
+    # Spawned workers take seconds to start.
+    for first in (7, 0, 0) if start == "fork" else (7, 0):
+        same(list(batches), expected[first:])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loaded_state_is_for_one_pass_also_where_passes_are_seeded_alike(dataset, persistent):
+    loader = SequenceLoader(dataset, steps=12, **OPTIONS)
+    loader.load_state_dict({**loader.state_dict(), "step": 7})
+    batches = through(loader, 3, persistent_workers=persistent)
+    lengths = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        lengths.append(len(list(batches)))
+    assert lengths == [5, 12, 12]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_states_loaded_between_passes(dataset, persistent):
+    expected = inline(dataset, 12)
+    loader = SequenceLoader(dataset, steps=12, **OPTIONS)
+    state = loader.state_dict()
+    batches = through(loader, 2, persistent_workers=persistent)
+    same(list(batches), expected)
+    for step in (3, 9, 3):
+        loader.load_state_dict({**state, "step": step})
+        same(list(batches), expected[step:])
+    same(list(batches), expected)
+
+
+def test_a_state_is_used_up_by_workers_or_inline_whichever_comes_first(dataset):
+    expected = inline(dataset, 9)
+    loader = SequenceLoader(dataset, steps=9, **OPTIONS)
+    state = loader.state_dict()
+    loader.load_state_dict({**state, "step": 4})
+    same(list(through(loader, 2)), expected[4:])
+    same(clones(loader), expected)
+    loader.load_state_dict({**state, "step": 4})
+    same(clones(loader), expected[4:])
+    same(list(through(loader, 2)), expected)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_processes_that_are_no_workers_do_not_use_up_each_others_state(dataset, start):
+    loader = SequenceLoader(dataset, steps=9, **OPTIONS)
+    loader.load_state_dict({**loader.state_dict(), "step": 4})
+    context = torch.multiprocessing.get_context(start)
+    for _ in range(2):
+        received, sent = context.Pipe(duplex=False)
+        child = context.Process(target=feed_data.lengths_of_passes, args=(loader, sent))
+        child.start()
+        assert received.poll(60)
+        assert received.recv() == [5, 9]
+        child.join()
+    assert len(list(loader)) == 5
+
+
+def test_the_state_is_not_told_once_workers_have_iterated(dataset):
+    loader = SequenceLoader(dataset, steps=6, **OPTIONS)
+    state = loader.state_dict()
+    list(through(loader, 1))
+    with pytest.raises(StateMismatchError, match="StatefulDataLoader"):
+        loader.state_dict()
+    with pytest.raises(StateMismatchError, match="StatefulDataLoader"):
+        pickle.loads(pickle.dumps(loader)).state_dict()
+    loader.load_state_dict({**state, "step": 5})
+    assert loader.state_dict()["step"] == 5
+    list(through(loader, 1))
+    next(iter(loader))
+    assert loader.state_dict()["step"] == 1
+
+
+def test_an_error_in_a_worker_names_its_cause(dataset):
+    loader = SequenceLoader(dataset, transform=feed_data.fail_at_step_3, prefetch=0, **OPTIONS)
+    batches = iter(through(loader, 1))
+    for _ in range(3):
+        next(batches)
+    with pytest.raises(OSError, match="transform broke"):
+        next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("done", [1, 4, 7])
+def test_stateful_dataloader_resumes_in_the_middle(dataset, workers, done):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader():
+        sequence = SequenceLoader(dataset, sampler="shuffle", epochs=1, **OPTIONS)
+        return StatefulDataLoader(sequence, batch_size=None, num_workers=workers)
+
+    expected = inline(dataset, 99, sampler="shuffle", epochs=1)
+    first = loader()
+    iterator = iter(first)
+    same([next(iterator) for _ in range(done)], expected[:done])
+    state = first.state_dict()
+    del iterator
+    resumed = loader()
+    resumed.load_state_dict(state)
+    same(list(resumed), expected[done:])
+
+
+def test_a_worker_takes_no_other_workers_state(dataset, monkeypatch):
+    loader = SequenceLoader(dataset, **OPTIONS)
+    state = {**loader.state_dict(), "worker": [1, 2]}
+    with pytest.raises(StateMismatchError, match="worker"):
+        loader.load_state_dict(state)
+    for place, fits in (((0, 2), False), ((1, 3), False), ((1, 2), True)):
+        worker = SimpleNamespace(id=place[0], num_workers=place[1])
+        for module in ("sequence_loader", "shared_state"):
+            monkeypatch.setattr(f"gear_data.loaders.{module}.get_worker_info", lambda worker=worker: worker)
+        if fits:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+        else:
+            with pytest.raises(StateMismatchError, match="worker"):
+                loader.load_state_dict(state)

@@ -1,0 +1,26 @@
+"""torch.distributed: a loader made without a rank takes the group's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gear_data import SequenceLoader
+from tests.support.cluster import feed_rank
+from tests.support.feed import data as feed_data
+
+SCRIPT = Path(feed_rank.__file__)
+STEPS, BATCH = 6, 11
+
+
+def test_two_processes_share_the_global_batches(dataset, tmp_path):
+    feed_data.run_two_ranks(SCRIPT, dataset.path, tmp_path)
+    loader = SequenceLoader(dataset, batch_size=BATCH, context=5, seed=21, steps=STEPS)
+    whole = np.stack([batch["observations"].numpy() for batch in loader])
+    for rank, rows in enumerate((slice(0, 5), slice(5, 11))):
+        results = np.load(tmp_path / f"out-{rank}.npz")
+        mine = whole[:, rows].reshape(-1, *whole.shape[2:])
+        for name in ("early", "inline", "workers", "travelled"):
+            assert np.array_equal(results[name], mine), (rank, name)
+        assert np.array_equal(results["all"], whole.reshape(-1, *whole.shape[2:]))

@@ -1,0 +1,52 @@
+"""Nodes of this process with a stand-in for their RDMA device.
+
+Helper modules here, and those of tests/feed, go by their own names.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.flight import grpc_fork as waiting
+from gear_data.cluster.flight.server import FlightServer, Guard
+from gear_data.cluster.rdma.server import serve_memory
+from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.storage.dataset_files import open_files
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path):
+    from tests.support.rdma import stand_in
+
+    monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path))
+    found = stand_in.StandIn()
+    found.install(monkeypatch)
+    return found
+
+
+@pytest.fixture
+def serve(folder, world):
+    """Starts nodes in this process, and ends them."""
+    running = []
+
+    def start(shards=None, transport="verbs", folder=folder):
+        served = ServedShards(open_files(folder), shards, "host")
+        memory = serve_memory(served, transport)
+        server = FlightServer(served, Address("127.0.0.1", 0), Guard(), memory)
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        running.append((server, memory))
+        return f"127.0.0.1:{server.port}"
+
+    yield start
+    # A server waits for its clients; some of them live on in the tracebacks of what was raised.
+    waiting._close_all()
+    world.wait_for_no_pairs()
+    for server, memory in running:
+        server.shutdown()
+        if memory is not None:
+            memory.close()
+    assert not world.regions

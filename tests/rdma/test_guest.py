@@ -1,0 +1,154 @@
+"""RDMA without RDMA hardware: soft-RoCE in QEMU guests, see `guest`. Minutes, of which most are emulated imports."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gear_data
+from tests.support.feed import data as feed_data
+from tests.support.rdma import guest, remote_batches
+
+HERE = Path(guest.__file__).parent
+REQUIRED = "GEAR_DATA_REQUIRE_VERBS"
+#: What a guest's processor has is none of this one's business: kernels are compiled for any, here, and read there.
+_NUMBA = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+
+
+@pytest.fixture(scope="module")
+def possible():
+    reason = guest.obstacle()
+    if reason is not None and os.environ.get(REQUIRED):
+        pytest.fail(f"${REQUIRED} is set, and there can be no guest: {reason}")
+    if reason is not None:
+        pytest.skip(f"no guest: {reason}")
+
+
+@pytest.fixture(scope="module")
+def made(possible, tmp_path_factory):
+    """A folder with the dataset, what its batches are, and compiled kernels."""
+    folder = tmp_path_factory.mktemp("verbs")
+    lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
+    dataset = with_text(feed_data.locomotion(lengths, seed=5, observations=11), folder)
+    assert len(dataset.manifest.shards) > 3
+    root = dataset._root
+    shard, start = root.placement
+    np.savez(
+        folder / "expected.npz",
+        shard=shard,
+        start=start,
+        length=root.lengths,
+        **remote_batches.batches(root.reader(), dataset.schema, root.lengths),
+    )
+    warm = [sys.executable, str(HERE / "warm.py"), str(folder / "d"), str(folder / "cache")]
+    subprocess.run(warm, check=True, env={**os.environ, **variables(folder)}, timeout=120)
+    return folder
+
+
+def with_text(episodes, folder):
+    """A dataset of these episodes, with a column of none to nine words besides."""
+    feed_data.write_episodes(episodes, folder / "d.parquet")
+    table, rng = pq.read_table(folder / "d.parquet"), np.random.default_rng(1)
+    texts = [
+        [" größer"[: 1 + step % 7] * rng.integers(10) for step in range(len(each["rewards"]))] for each in episodes
+    ]
+    pq.write_table(table.append_column("observations.text", pa.array(texts)), folder / "d.parquet")
+    gear_data.convert(folder / "d.parquet", folder / "d", progress=False, format="episode-rows", shard_bytes=1 << 19)
+    return gear_data.open(folder / "d")
+
+
+def variables(folder: Path) -> dict[str, str]:
+    paths = [str(Path(gear_data.__file__).parent.parent)]
+    return {
+        **_NUMBA,
+        "NUMBA_CACHE_DIR": str(folder / "numba"),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "GEAR_DATA_CACHE": "/tmp/cache",
+        "GEAR_DATA_NODE_TIMEOUT": "20",
+        "POLARS_SKIP_CPU_CHECK": "1",
+    }
+
+
+def checks(file: str) -> list[str]:
+    tree = ast.parse((HERE / file).read_text())
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [name.removeprefix("check_") for name in names if name.startswith("check_")]
+
+
+@pytest.fixture(scope="module")
+def protection(tmp_path_factory):
+    """A certificate of the first guest, its key, and a token."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, pem, address = folder / "node.key", folder / "node.pem", guest.address(1)
+    subject = ["-subj", "/CN=node", "-addext", f"subjectAltName=IP:{address}", "-days", "2"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subprocess.run([*command, "-keyout", key, "-out", pem, *subject], check=True, capture_output=True)
+    (folder / "token").write_text("the-token-of-the-RDMA-tests")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def started(made, protection, tmp_path_factory):
+    """The guest of `test_one_machine`, and its folder: it works while the two others do."""
+    out = tmp_path_factory.mktemp("out")
+    command = [sys.executable, str(HERE / "guest_checks.py"), str(made / "d"), str(made / "expected.npz")]
+    machine = guest.Guest(out, [*command, str(protection)], variables(made))
+    yield machine, out
+    machine.kill()
+
+
+def test_two_machines(started, made, protection, tmp_path):
+    """Over a wire between two guests: the rows of the files; and the second notices that the first is gone."""
+    place, timeout = f"{guest.address(1)}:7000", 30
+    tls = {"GEAR_DATA_TLS_CA": str(protection / "node.pem"), "GEAR_DATA_TOKEN_FILE": str(protection / "token")}
+    serve = [sys.executable, "-m", "gear_data.cli", "serve", str(made / "d"), "--listen", place]
+    serve += ["--residency", "host", "--transport", "verbs", "--tls-cert", str(protection / "node.pem")]
+    serve += ["--tls-key", str(protection / "node.key"), "--token-file", str(protection / "token")]
+    read = [sys.executable, str(HERE / "guest_peer.py"), str(made / "d"), place]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        wire = free.getsockname()[1]
+    machines = []
+    try:
+        for number, command in enumerate((serve, read), 1):
+            out = tmp_path / str(number)
+            out.mkdir()
+            options = {**variables(made), **tls, "GEAR_DATA_NODE_TIMEOUT": str(timeout)}
+            machines.append(guest.Guest(out, command, options, number, wire))
+            # The second must find the first's end of the wire.
+            machines[-1].wait_for("by RDMA too" if number == 1 else "equal", 180)
+        node, client = machines
+        node.kill()
+        assert client.wait(3 * timeout) == 0, client.log
+    finally:
+        for machine in machines:
+            machine.kill()
+    print(client.log)
+    assert "without the token" in client.log and "does not take the token" in client.log
+    (line,) = [line for line in client.log.splitlines() if line.startswith("gone after")]
+    # The READs by then; and the attempt at a new queue pair to a node that may only have been restarted.
+    assert float(line.split()[2]) < 1.5 * timeout and f"gear://{place}" in line, line
+
+
+@pytest.fixture(scope="module")
+def one_guest(started):
+    machine, out = started
+    status = machine.wait(440)
+    assert status == 0, machine.log
+    print(machine.log)
+    rows = [json.loads(line) for line in (out / "results").read_text().splitlines()]
+    return {row["check"]: row["problem"] for row in rows}
+
+
+@pytest.mark.parametrize("check", [*checks("guest_checks.py"), *checks("guest_network.py")])
+def test_one_machine(one_guest, check):
+    assert one_guest[check] is None, one_guest[check]

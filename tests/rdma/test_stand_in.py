@@ -1,0 +1,273 @@
+"""The whole loader path over the RDMA transport, with a stand-in for the device: batches are those of the folder."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import logging
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import gear_data
+from gear_data import SequenceLoader
+from gear_data.cluster.flight.fetch import FlightLane
+from gear_data.cluster.rdma import client as client_module
+from gear_data.cluster.rdma import fetch as reading_module
+from gear_data.cluster.rdma.client import ReadLane
+from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefusedError, NodeUnreachableError
+from gear_data.loaders.presets.outputs import PRESETS
+from gear_data.storage.dataset_files import open_files
+from tests.support.feed import data as feed_data
+from tests.support.feed import variable as variable_data
+from tests.support.rdma import stand_in
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return feed_data.shared_out(tmp_path_factory.mktemp("verbs") / "d")
+
+
+@pytest.fixture(scope="module")
+def text_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verbs") / "t"
+    variable_data.convert(variable_data.make_episodes([3, 1, 9, 6, 2, 7, 12] * 3), folder, shard_bytes=1024)
+    return folder
+
+
+def url(*places):
+    return "gear://" + ",".join(places)
+
+
+def batches(dataset, count=4, **options):
+    loader = SequenceLoader(dataset, **{"batch_size": 16, "context": 8, "seed": 3, "prefetch": 0, **options})
+    # Copies: a kept batch would keep its buffer from being used again.
+    return [copied(batch) for batch in itertools.islice(loader, count)]
+
+
+def copied(value):
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [copied(each) for each in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def same(value, other):
+    if isinstance(value, dict):
+        assert value.keys() == other.keys()
+        for key in value:
+            same(value[key], other[key])
+    elif isinstance(value, list):
+        for one, two in zip(value, other, strict=True):
+            same(one, two)
+    elif isinstance(value, torch.Tensor):
+        one, two = (np.atleast_1d(t.view(torch.int16) if t.dtype == torch.bfloat16 else t) for t in (value, other))
+        assert (one.dtype, one.shape, one.tobytes()) == (two.dtype, two.shape, two.tobytes())
+    else:
+        assert value == other
+
+
+OPTIONS = {
+    "plain": {},
+    "shuffled, prefetched": {"sampler": "shuffle", "prefetch": 2},
+    "half, normalised": {"dtype": "bfloat16", "normalize": True},
+    "around": {"offsets": {"observations": (-5, 2), "actions": (3, 9)}, "columns": ["observations", "actions"]},
+}
+
+
+def test_every_preset_gives_what_it_gives_locally(folder, serve, world):
+    local = gear_data.open(folder)
+    half = len(local.manifest.shards) // 2
+    remote = gear_data.open(url(serve(range(half)), serve(range(half, len(local.manifest.shards)))), transport="verbs")
+    taken = 0
+    for preset, options in itertools.product(PRESETS, OPTIONS.values()):
+        try:
+            expected = batches(local, preset=preset, **options)
+        except gear_data.GearError:
+            continue
+        taken += 1
+        same(batches(remote, preset=preset, **options), expected)
+    assert taken > len(PRESETS)
+    assert len(world.reads) > 1000 and max(world.posts) > 1
+    same({"x": torch.tensor(remote.steps("rewards", 1, 9))}, {"x": torch.tensor(local.steps("rewards", 1, 9))})
+
+
+def test_auto_takes_it_and_flight_does_not(folder, serve, world, monkeypatch):
+    local, place = gear_data.open(folder), url(serve())
+    for transport, reads in (("flight", False), ("auto", True)):
+        same(batches(gear_data.open(place, transport=transport)), batches(local))
+        assert bool(world.reads) == reads
+    with monkeypatch.context() as patch:
+        # RDMA has none: `auto` reads by Flight then, and `verbs` cannot be had.
+        patch.setenv("GEAR_DATA_CHECKSUM", "1")
+        before = len(world.reads)
+        same(batches(gear_data.open(place)), batches(local))
+        assert len(world.reads) == before
+        with pytest.raises(InvalidArgumentError, match="without a checksum"):
+            gear_data.open(place, transport="verbs")
+    plain = url(serve(transport="flight"))
+    same(batches(gear_data.open(plain)), batches(local))
+    with pytest.raises(NodeRefusedError, match="does not offer RDMA"):
+        gear_data.open(plain, transport="verbs")
+
+
+def test_more_windows_than_a_queue_holds(folder, serve, world):
+    """Its queue holds 256 requests, and tells of one in 64."""
+    local, remote = gear_data.open(folder), gear_data.open(url(serve()), transport="verbs")
+    options = {"batch_size": 700, "context": 20}
+    same(batches(remote, 2, **options), batches(local, 2, **options))
+    assert max(world.posts) == 256
+
+
+def test_what_fails_comes_by_flight_or_is_an_error(folder, serve, world, caplog, monkeypatch):
+    place, expected = url(serve()), batches(gear_data.open(folder))
+    auto, verbs = gear_data.open(place), gear_data.open(place, transport="verbs")
+    same(batches(auto), expected)
+    world.broken = True
+    with caplog.at_level(logging.WARNING, "gear_data"):
+        same(batches(auto), expected)
+    (record,) = caplog.records
+    assert "did not answer" in record.message and "by Arrow Flight" in record.message
+    with pytest.raises(NodeUnreachableError, match=r"RDMA READ failed: it did not answer.*no other node gives"):
+        batches(verbs)
+    world.broken = False
+    same(batches(verbs), expected)
+
+
+@pytest.fixture
+def three_pairs(monkeypatch):
+    monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", "3")
+
+
+def test_reads_are_dealt_over_the_queue_pairs(folder, serve, world, three_pairs):
+    local, remote = gear_data.open(folder), gear_data.open(url(serve()), transport="verbs")
+    options = {"batch_size": 700, "context": 20}
+    same(batches(remote, 2, **options), batches(local, 2, **options))
+    # Three at each end.
+    assert len(world.read_by) == 3 and len(world.pairs) == 6
+    assert min(world.read_by.values()) > 0.3 * world.read_by.total()
+
+
+def test_one_queue_pair_that_fails_ends_all(folder, serve, world, three_pairs, monkeypatch):
+    expected, remote = batches(gear_data.open(folder)), gear_data.open(url(serve()), transport="verbs")
+    same(batches(remote), expected)
+    pairs, last = set(world.read_by), max(world.read_by)
+    assert len(pairs) == 3 and pairs < world.pairs
+    read, open_link, left = stand_in.Calls._read, ReadLane._open, []
+
+    def noting(lane):
+        left.append(pairs & world.pairs)
+        return open_link(lane)
+
+    monkeypatch.setattr(ReadLane, "_open", noting)
+    monkeypatch.setattr(
+        stand_in.Calls, "_read", lambda self, request: 12 if self._pair.number == last else read(self, request)
+    )
+    same(batches(remote), expected)
+    # First the kept link; and before all is read anew through another, nothing can be written any more where it goes.
+    assert left[:2] == [pairs, set()]
+
+
+def no_flight(*arguments):
+    raise AssertionError("read by Arrow Flight")
+
+
+TEXT_COLUMNS = [variable_data.TEXT, variable_data.IMAGE, "observations"]
+
+
+@pytest.mark.parametrize("pairs", ["1", "3"])
+def test_text_and_images(text_folder, serve, world, monkeypatch, pairs):
+    monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", pairs)
+    monkeypatch.setattr(FlightLane, "_open", no_flight)
+    local = gear_data.open(text_folder)
+    half = len(local.manifest.shards) // 2
+    places = serve(range(half), folder=text_folder), serve(range(half, len(local.manifest.shards)), folder=text_folder)
+    remote = gear_data.open(url(*places), transport="verbs")
+    for options in ({}, {"context": 1, "batch_size": 300}, {"prefetch": 2, "sampler": "shuffle"}):
+        options = {"columns": TEXT_COLUMNS, **options}
+        same(batches(remote, **options), batches(local, **options))
+    for name in TEXT_COLUMNS[:2]:
+        assert remote.steps(name, 1, 20).tolist() == local.steps(name, 1, 20).tolist()
+        assert any(remote.steps(name, 1, 20))
+    assert len(world.reads) > 100
+
+
+def test_text_that_is_damaged_on_the_way(text_folder, serve, world):
+    served = ServedShards(open_files(text_folder), None, "host")
+    index = [spec.name for spec in served.manifest.schema].index(variable_data.TEXT)
+    remote = gear_data.open(url(serve(folder=text_folder)), transport="verbs")
+    expected = remote.steps(variable_data.TEXT, 0, 20).tolist()
+    server_regions = {region[:2] for region in world.regions.values()}
+    sizes = served.column_memory()[1][:, index, 0]
+    offsets = [(start, size) for start, size in server_regions if size in sizes.tolist()]
+
+    def spoil(remote, local, size):
+        if any(start <= remote < start + length for start, length in offsets):
+            (ctypes.c_int64 * (size // 8)).from_address(local)[size // 8 - 1] = 1 << 40
+
+    world.spoil = spoil
+    with pytest.raises(CorruptShardError, match=r"gear://127.*damaged values: offsets of shards/.* no other node"):
+        remote.steps(variable_data.TEXT, 0, 20)
+    world.spoil = None
+    assert remote.steps(variable_data.TEXT, 0, 20).tolist() == expected
+
+
+def test_more_text_than_is_read_at_once(text_folder, serve, world, monkeypatch):
+    remote = gear_data.open(url(serve(folder=text_folder)), transport="verbs")
+    monkeypatch.setattr(reading_module, "MAX_ANSWER_BYTES", 50)
+    with pytest.raises(InvalidArgumentError, match="bytes of text at once"):
+        remote.steps(variable_data.IMAGE, 0, 20)
+    world.wait_for_no_pairs()
+
+
+def test_an_answer_that_does_not_come(folder, serve, world, monkeypatch):
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "0.5")
+    verbs = gear_data.open(url(serve()), transport="verbs")
+    monkeypatch.setattr(stand_in.Calls, "poll", lambda *arguments: 0)
+    with pytest.raises(NodeUnreachableError, match=r"did not answer within 0.5 s"):
+        batches(verbs)
+    world.wait_for_no_pairs()
+
+
+def test_an_interrupt_leaves_nothing_under_way(folder, serve, world, monkeypatch):
+    verbs = gear_data.open(url(serve()), transport="verbs")
+    batches(verbs)
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stand_in.Calls, "poll", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            batches(verbs)
+    world.wait_for_no_pairs()
+    same(batches(verbs), batches(gear_data.open(folder)))
+
+
+def test_a_fork_has_what_it_needs(folder, serve, world):
+    verbs, expected = gear_data.open(url(serve()), transport="verbs"), batches(gear_data.open(folder))
+    same(batches(verbs), expected)
+    root = verbs._root
+    assert root._nodes._memory._open
+    child = os.fork()
+    if child == 0:
+        # Nothing is open that the parent had: what a device maps is not the child's.
+        os._exit(1 if root._nodes._memory._open else 0)
+    assert os.waitpid(child, 0)[1] == 0
+    same(batches(verbs), expected)
+
+
+def test_regions_end_with_their_memory(folder, serve, world, monkeypatch):
+    monkeypatch.setattr(client_module, "_IDLE_LINKS", 1)
+    verbs = gear_data.open(url(serve()), transport="verbs")
+    before = len(world.regions)
+    for context in range(3, 9):
+        batches(verbs, 2, context=context)
+        gc.collect()
+    # One staging buffer at most: those of the loaders are gone with them.
+    assert before <= len(world.regions) <= before + 1

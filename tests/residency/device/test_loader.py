@@ -1,0 +1,288 @@
+"""SequenceLoader(device="cuda") on a stand-in for a GPU: the CPU's batches, in every order of the streams."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gear_data
+from gear_data import SequenceLoader
+from gear_data.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    HostMemoryError,
+    InvalidArgumentError,
+    MissingExtraError,
+    UnknownNameError,
+)
+from gear_data.residency.device import memory as cuda_memory
+from gear_data.residency.device.memory import DeviceBuffer, Sender
+from gear_data.selection.samplers import Weighted
+from tests.support.cuda.cupy_stand_in import ORDERS, StandIn, stand_in
+from tests.support.cuda.loader_checks import (
+    EVERY_SAMPLER,
+    OPTIONS,
+    RESIDENCIES,
+    STEPS,
+    LoaderChecks,
+    check,
+    convert,
+    copies,
+    from_device,
+    on_gpu,
+    same,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("device")
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    return convert(11, folder / "one")
+
+
+@pytest.fixture(params=["all late"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandIn]:
+    with stand_in(monkeypatch, folder, order=request.param) as found:
+        yield found
+
+
+every_order = pytest.mark.parametrize("gpu", ORDERS, indirect=True)
+
+
+class TestLoader(LoaderChecks):
+    pass
+
+
+@every_order
+@pytest.mark.parametrize("residency", RESIDENCIES)
+def test_every_residency_in_every_order_of_the_streams(gpu: StandIn, path: Path, residency: str) -> None:
+    options = {**OPTIONS, "preset": "decision_transformer", "steps": 60}
+    expected = copies(SequenceLoader(gear_data.open(path), **options), 60)
+    same(from_device(gpu, on_gpu(RESIDENCIES[residency](path), **options), 60), expected)
+    # Where kernels read all in place they draw the windows too.
+    drawn = {"gear_draw_windows"} if residency in ("pinned", "device") else set()
+    assert set(gpu.cupy.launched) == {"gear_collect"} | drawn
+
+
+DRAWING = {
+    "uniform": {"gear_draw_windows"},
+    "uniform-episode": {"gear_draw_windows"},
+    "weighted": {"gear_draw_windows"},
+    "weighted-step": {"gear_draw_windows"},
+    "topk": {"gear_draw_windows"},
+    "fifo": {"gear_in_order", "gear_windows_of_anchors"},
+    # Of few windows there is a permutation as a whole, which the CPU has.
+    "shuffle": set(),
+}
+
+
+@every_order
+@pytest.mark.parametrize("sampler", DRAWING)
+def test_windows_are_drawn_on_the_device(gpu: StandIn, path: Path, sampler: str) -> None:
+    options = {**OPTIONS, "sampler": EVERY_SAMPLER[sampler]}
+    on_cpu = SequenceLoader(gear_data.open(path), **options)
+    expected = copies(on_cpu, 40)
+    loader = on_gpu(gear_data.open(path, residency="device"), **options)
+    same(from_device(gpu, loader, 40), expected)
+    assert set(gpu.cupy.launched) == {"gear_collect"} | DRAWING[sampler]
+    assert loader.metrics()["pad_fraction"] == on_cpu.metrics()["pad_fraction"]
+
+
+def test_the_cpu_draws_after_an_update_of_weights(gpu: StandIn, path: Path) -> None:
+    loader = on_gpu(gear_data.open(path, residency="device"), sampler=Weighted("length"), prefetch=0)
+    batches = iter(loader)
+    next(batches)
+    assert gpu.cupy.launched == ["gear_draw_windows", "gear_collect"]
+    loader.update_weights([0], [5.0])
+    next(batches)
+    assert gpu.cupy.launched == ["gear_draw_windows", "gear_collect", "gear_collect"]
+
+
+@every_order
+@pytest.mark.parametrize("residency", ["device", "tiered"])
+def test_memory_is_used_again_and_given_back(gpu: StandIn, path: Path, residency: str) -> None:
+    ds = RESIDENCIES[residency](path)
+    held, pinned, before = gpu.cupy.taken, gpu.cupy.pinned, gpu.cupy.allocations
+    loader = iter(on_gpu(ds))
+    for _ in range(150):
+        next(loader)
+    # A few for tables, and one for each batch that is under way at once.
+    assert gpu.cupy.allocations - before < 25
+    loader.close()
+    del loader
+    assert (gpu.cupy.taken, gpu.cupy.pinned) == (held, pinned)
+    del ds
+    assert (gpu.cupy.taken, gpu.cupy.pinned) == (0, 0)
+
+
+def test_a_budget_of_multiprocessors(gpu: StandIn, path: Path) -> None:
+    check(gpu, path, "device", sm_budget=0.5)
+    with pytest.raises(InvalidArgumentError, match="sm_budget is 0"):
+        SequenceLoader(gear_data.open(path), sm_budget=0)
+
+
+class TestPinned:
+    def test_registered_once_for_all_views_and_loaders(self, gpu: StandIn, path: Path) -> None:
+        ds = gear_data.open(path, residency="pinned")
+        assert len(gpu.cupy.registered) == 1
+        first = from_device(gpu, on_gpu(ds))
+        again = on_gpu(ds.split({"all": 1.0})["all"])
+        same(from_device(gpu, again), first)
+        assert len(gpu.cupy.registered) == 1
+        assert gpu.cupy.taken == gpu.cupy.pinned == 0
+        del ds, again
+        assert not gpu.cupy.registered
+
+    def test_another_discount(self, gpu: StandIn, path: Path) -> None:
+        check(gpu, path, "pinned", discount=0.9, preset="corl")
+        assert len(gpu.cupy.registered) == 0
+
+    def test_unregistered_before_the_process_ends(self, gpu: StandIn, path: Path) -> None:
+        ds = gear_data.open(path, residency="pinned")
+        cuda_memory._unregister_all()
+        assert not gpu.cupy.registered
+        # Once: it is not the driver's any more.
+        del ds
+
+    @pytest.mark.parametrize("status", [801, 2, None])
+    def test_a_driver_that_does_not_register_costs_a_copy(
+        self, status: int | None, gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It refuses, says that memory has run out, or has no address for the device."""
+        runtime = gpu.cupy.cuda.runtime
+
+        def refuse(*_: Any) -> None:
+            raise runtime.CUDARuntimeError(status)
+
+        if status is None:
+            runtime.pointerGetAttributes = lambda address: SimpleNamespace(devicePointer=0)
+        else:
+            runtime.hostRegister = refuse
+        check(gpu, path, "pinned")
+        assert caplog.text.count("this process makes a pinned copy of its own") == 1
+        assert not gpu.cupy.registered
+
+
+def test_too_little_host_memory(gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = gear_data.open(path)
+    plan = ds.residency_plan(0, 20_000)
+    monkeypatch.setattr(cuda_memory, "available_memory", lambda: 10_000)
+    with pytest.raises(HostMemoryError, match="bytes of pinned memory are wanted, 10,000 available") as error:
+        ds.place(plan)
+    assert "residency_plan" in str(error.value.hint)
+
+
+@every_order
+def test_what_is_sent_in_pieces_arrives_whole(gpu: StandIn) -> None:
+    sender = Sender(64)
+    given = [np.arange(count, dtype=np.uint8) for count in (1, 64, 200, 65)]
+    buffers = [DeviceBuffer(len(values)) for values in given]
+    for values, buffer in zip(given, buffers, strict=True):
+        sender.send(values, buffer.address)
+        values[:] = 0
+    sender.finish()
+    for count, buffer in zip((1, 64, 200, 65), buffers, strict=True):
+        assert ctypes.string_at(buffer.address, count) == bytes(range(count))
+
+
+def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path) -> None:
+    with stand_in(monkeypatch, folder, order="all late", device_bytes=1000) as gpu:
+        with pytest.raises(DeviceMemoryError, match="bytes of device memory") as error:
+            gear_data.open(path, residency="device")
+        assert "budget" in str(error.value.hint)
+        del error
+        assert gpu.cupy.taken == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"preset": "gato"}, "makes tokens"), ({"transform": lambda batch, rng: batch}, "transform=")],
+)
+def test_what_the_cpu_makes_is_said(
+    gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        SequenceLoader(gear_data.open(path, residency="device"), device="cuda", **options)
+    (record,) = caplog.records
+    assert "collected on the CPU" in record.message
+    assert reason in record.message
+
+
+class TestArguments:
+    def test_no_such_backend(self, path: Path) -> None:
+        with pytest.raises(UnknownNameError, match="unknown backend 'gpu'"):
+            SequenceLoader(gear_data.open(path), backend="gpu")
+
+    def test_a_backend_without_a_device(self, path: Path) -> None:
+        with pytest.raises(InvalidArgumentError, match="collects in a GPU's memory"):
+            SequenceLoader(gear_data.open(path), backend="cuda")
+
+    @pytest.mark.parametrize("residency", ["pinned", "device"])
+    def test_without_cupy(self, monkeypatch: pytest.MonkeyPatch, path: Path, residency: str) -> None:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+        with pytest.raises(MissingExtraError, match=r"gear-data\[gpu\]"):
+            gear_data.open(path, residency=residency)
+        ds = gear_data.open(path)
+        with pytest.raises(MissingExtraError, match=r"gear-data\[gpu\]"):
+            ds.place(ds.residency_plan(1000, 1000))
+
+    def test_columns_in_the_memory_of_another_device(
+        self, gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ds = gear_data.open(path, residency="device")
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        with pytest.raises(InvalidArgumentError, match="in the memory of CUDA device 0, and batches go to cuda:1"):
+            SequenceLoader(ds, device="cuda:1")
+
+    def test_a_plan_of_another_dataset(self, gpu: StandIn, path: Path, rollouts_path: Path) -> None:
+        plan = gear_data.open(rollouts_path).residency_plan(10**6, 10**6)
+        with pytest.raises(InvalidArgumentError, match="lies in no extent of the plan"):
+            gear_data.open(path).place(plan)
+        assert gpu.cupy.taken == 0
+
+    def test_a_forked_child(self, gpu: StandIn, path: Path) -> None:
+        loader = on_gpu(gear_data.open(path, residency="device"))
+        child = os.fork()
+        if not child:
+            try:
+                iter(loader)
+            except DeviceError as error:
+                os._exit(0 if "a forked child cannot" in str(error) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_pickled_where_there_is_no_gpu(gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pinned", "device", "tiered"):
+        data = pickle.dumps(RESIDENCIES[name](path).with_discount(0.5))
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "cupy", None)
+            again = pickle.loads(data)
+            assert again.residency == name
+            assert len(copies(SequenceLoader(again, **OPTIONS))) == STEPS
+
+
+def test_an_iterator_that_is_not_finished_leaves_nothing(gpu: StandIn, path: Path) -> None:
+    ds = gear_data.open(path, residency="device")
+    held = gpu.cupy.taken
+    for batch in itertools.islice(on_gpu(ds), 3):
+        assert "observations" in batch
+    del batch
+    assert gpu.cupy.taken == held

@@ -1,0 +1,103 @@
+"""Processes of a training run on this machine, started one by one: see `hold_rank`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+#: What all processes that this one starts have in their environment: other tests may run on the machine too.
+_OURS = "GEAR_DATA_TESTS_OF", str(os.getpid())
+os.environ.update([_OURS])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def servers() -> list[psutil.Process]:
+    """Processes of node servers that this process, or one that it started, has started."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status", "environ"])
+        if "gear_data.cluster.server.node_server" in (process.info["cmdline"] or [])
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+        and _OURS in (process.info["environ"] or {}).items()
+    ]
+
+
+def all_ended(processes: Sequence[psutil.Process], seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and any(process.is_running() for process in processes):
+        time.sleep(0.1)
+    return not any(process.is_running() for process in processes)
+
+
+class Rank:
+    """A process of a run as Slurm starts it: rank, node and MASTER_ADDR are all it knows.
+
+    Args:
+        options: of `gear_data.open`, as Python writes them.
+        variables: of its environment.
+    """
+
+    def __init__(self, path: object, rank: int, size: int, node: int, port: int, options: str, **variables: Any):
+        known = {"SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_NODEID": node, "MASTER_PORT": port, **variables}
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "GEAR_DATA_NODE_TIMEOUT": "3"}
+        environment |= {name: str(value) for name, value in known.items()}
+        command = [sys.executable, str(HERE / "hold_rank.py"), str(path), options]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        # So that nothing here waits for ever.
+        self._limit = threading.Timer(180, self.process.kill)
+        self._limit.start()
+
+    def line(self) -> str:
+        return self.process.stdout.readline().strip()
+
+    def ask(self, what: str) -> str:
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def kill(self) -> None:
+        self._limit.cancel()
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@contextmanager
+def runs() -> Iterator[Callable[..., list[Rank]]]:
+    """run([(dataset, node), ...]) -> ranks; killed in the end, with their servers."""
+    started: list[Rank] = []
+    before = {process.pid for process in servers()}
+
+    def begin(places: Sequence[tuple[object, int]], options: str = "{}", **variables: Any) -> list[Rank]:
+        port = free_port()
+        started.extend(
+            Rank(path, rank, len(places), node, port, options, **variables) for rank, (path, node) in enumerate(places)
+        )
+        return started
+
+    yield begin
+    for rank in started:
+        rank.kill()
+    # They would end by themselves, seconds later.
+    for process in servers():
+        if process.pid not in before:
+            process.kill()

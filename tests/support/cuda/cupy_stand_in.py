@@ -1,0 +1,384 @@
+"""The few calls of CuPy that are made, for a machine without a GPU: device memory is this process's, and kernels run on
+the CPU by `cuda_shim`.
+
+Streams are queues whose operations come as late as they may: what is in a stream is done when something that waits for
+it asks for it, but for those of `eager` streams, which are done at once. So a copy from memory that is written again
+too early copies what is written then; and who reads a batch without waiting for it, or fills one that is still read,
+gets the other's bytes. Memory is filled with a pattern when it is taken and when it is freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gear_data.kernels.cuda import launcher as cuda
+from gear_data.residency.device.memory import TO_DEVICE
+from tests.support.cuda.runner import KERNELS, SHIM
+
+#: The stream that is torch's current one.
+CONSUMER = 7
+_ALIGNMENT = 256
+#: Which streams run ahead: their operations are done as soon as they may be, those of others as late as they may.
+ORDERS: dict[str, Callable[[int], bool]] = {
+    "consumer first": lambda stream: stream == CONSUMER,
+    "device first": lambda stream: stream != CONSUMER,
+    "all late": lambda stream: False,
+}
+
+
+class CudaError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError {status}: in words\nand more")
+        self.status = status
+
+
+class Streams:
+    """Queues of operations. `eager(stream)`: whether its operations are done as soon as they may."""
+
+    def __init__(self, eager: Callable[[int], bool]) -> None:
+        self._eager = eager
+        self._queues: dict[int, deque[Callable[[], None]]] = {}
+        self._lock = threading.RLock()
+
+    def add(self, stream: int, operation: Callable[[], None]) -> None:
+        with self._lock:
+            self._queues.setdefault(stream, deque()).append(operation)
+            if self._eager(stream):
+                self.finish(stream)
+
+    def finish(self, stream: int, until: Callable[[], bool] = lambda: False) -> None:
+        with self._lock:
+            queue = self._queues.get(stream, ())
+            while queue and not until():
+                queue.popleft()()
+
+    def finish_all(self) -> None:
+        with self._lock:
+            for stream in list(self._queues):
+                self.finish(stream)
+
+
+class _Record:
+    def __init__(self, stream: int) -> None:
+        self.stream, self.done, self.at = stream, False, 0.0
+
+    def happen(self) -> None:
+        self.done, self.at = True, time.perf_counter()
+
+
+class Raw:
+    """Aligned bytes of this process."""
+
+    def __init__(self, size: int, pattern: int) -> None:
+        self._raw = np.full(size + _ALIGNMENT, pattern, np.uint8)
+        self.ptr = -(-self._raw.ctypes.data // _ALIGNMENT) * _ALIGNMENT
+
+    def fill(self, pattern: int) -> None:
+        self._raw[:] = pattern
+
+
+class PinnedPointer(np.ndarray):
+    """Memory that can be viewed as an array, as CuPy's can; what views it keeps it."""
+
+    @property
+    def ptr(self) -> int:
+        return int(self.ctypes.data)
+
+
+class MadeUp(SimpleNamespace):
+    """The module, and what became of it: `allocations` of device memory so far; `registered`: address -> bytes of host
+    memory; `launched`: names of kernels."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.device_memory: dict[int, int] = {}
+        self.pinned_memory: dict[int, int] = {}
+        self.allocations = 0
+        self.launched: list[str] = []
+        self.registered: dict[int, int] = {}
+
+    @property
+    def taken(self) -> int:
+        """Bytes of device memory that are held."""
+        return sum(self.device_memory.copy().values())
+
+    @property
+    def pinned(self) -> int:
+        """Pieces of pinned memory that are held."""
+        return len(self.pinned_memory)
+
+
+def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes: int) -> MadeUp:
+    """device_bytes: of the device's memory."""
+    fake = MadeUp(streams)
+    handles = itertools.count(100)
+    events: dict[int, Event] = {}
+    local = threading.local()
+
+    class Event:
+        def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+            self.timed = not disable_timing
+            self.ptr = next(handles)
+            self.last: _Record | None = None
+            events[self.ptr] = self
+
+        def record(self, stream: Stream | None = None) -> None:
+            record_event(self.ptr, current_stream() if stream is None else stream.ptr)
+
+        def synchronize(self) -> None:
+            complete(self.last)
+
+    class Stream:
+        def __init__(self, non_blocking: bool = False) -> None:
+            assert non_blocking
+            self.ptr = next(handles)
+
+        def wait_event(self, event: Event) -> None:
+            wait_event(self.ptr, event.ptr)
+
+        def synchronize(self) -> None:
+            streams.finish(self.ptr)
+
+        def __enter__(self) -> None:
+            local.stream = self.ptr
+
+        def __exit__(self, *error: object) -> None:
+            del local.stream
+
+    def current_stream() -> int:
+        return getattr(local, "stream", 0)
+
+    def elapsed(begin: Event, end: Event) -> float:
+        records = begin.last, end.last
+        if not all(record is not None and record.done for record in records) or not (begin.timed and end.timed):
+            raise CudaError(600)
+        return 1e3 * (end.last.at - begin.last.at)
+
+    def complete(record: _Record | None) -> None:
+        if record is not None and not record.done:
+            streams.finish(record.stream, lambda: record.done)
+
+    def record_event(event: int, stream: int) -> None:
+        record = events[event].last = _Record(stream)
+        streams.add(stream, record.happen)
+
+    def wait_event(stream: int, event: int) -> None:
+        record = events[event].last
+        streams.add(stream, lambda: complete(record))
+
+    def copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
+        # Of kind 4 CUDA finds out by itself where both are.
+        here = {1: source, 2: target, 4: None}[kind]
+        assert here is None or any(first <= here and here + size <= last for first, last in pinned.copy().items())
+        streams.add(stream, lambda: ctypes.memmove(target, source, size) and None)
+
+    def copy_pageable(target: int, source: int, size: int, kind: int) -> None:
+        """To the device it may end after the call has, as CUDA's documentation says (API synchronization behavior)."""
+        assert kind in (TO_DEVICE, 4)
+        streams.finish(0)
+        to_device = any(first <= target < first + size for first, size in fake.device_memory.copy().items())
+        assert to_device or kind == 4
+        data = ctypes.string_at(source, size)
+        streams.add(0, lambda: ctypes.memmove(target, data, size) and None)
+        if not to_device:
+            streams.finish(0)
+
+    pinned = fake.pinned_memory
+
+    class Memory:
+        def __init__(self, size: int) -> None:
+            self._raw = None
+            if fake.taken + size > device_bytes:
+                raise OutOfMemory(f"out of memory allocating {size} bytes")
+            self._raw, self.size = Raw(size, 0xA5), size
+            self.ptr = self._raw.ptr
+            fake.device_memory[self.ptr] = size
+            fake.allocations += 1
+
+        def __del__(self) -> None:
+            if self._raw is not None:
+                streams.finish_all()
+                self._raw.fill(0x5A)
+                del fake.device_memory[self.ptr]
+
+    class PinnedMemory:
+        def __init__(self, size: int, flags: int) -> None:
+            assert flags == 1
+            self._raw = Raw(size, 0xA5)
+            self.ptr = self._raw.ptr
+            pinned[self.ptr] = self.ptr + size
+
+        def __del__(self) -> None:
+            streams.finish_all()
+            self._raw.fill(0x5A)
+            del pinned[self.ptr]
+
+    class OutOfMemory(MemoryError):
+        pass
+
+    def allocate_pinned(size: int) -> PinnedPointer:
+        memory = PinnedMemory(size, 1)
+        memory.__array_interface__ = {"data": (memory.ptr, False), "shape": (size,), "typestr": "|u1", "version": 3}
+        return np.asarray(memory).view(PinnedPointer)
+
+    class Array:
+        def __init__(self, shape: tuple[int], dtype: Any, memptr: Any) -> None:
+            self._memory = memptr
+            interface = {"data": (memptr.ptr, False), "shape": shape, "typestr": "|u1", "version": 3}
+            assert np.dtype(dtype) == np.uint8
+            self.__array_interface__ = interface
+
+        def __dlpack__(self, stream: int) -> Any:
+            assert stream == -1
+            return np.asarray(self).__dlpack__()
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            if number:
+                raise CudaError(101)
+            self.attributes = {"MultiProcessorCount": 2}
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *error: object) -> None: ...
+
+    class RawModule:
+        def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+            (self._library,) = (each for name, each in libraries.items() if (KERNELS / name).read_text() == code)
+
+        def get_function(self, name: str) -> Any:
+            library = self._library
+            entry = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+
+            def call(grid: tuple[int], block: tuple[int], arguments: tuple[np.uint64, ...]) -> None:
+                given = (ctypes.c_uint64 * 24)(*map(int, arguments))
+                fake.launched.append(name)
+                streams.add(current_stream(), lambda: library.shim_launch(entry, grid[0], block[0], given) and None)
+
+            return call
+
+    def register(address: int, size: int, flags: int) -> None:
+        assert flags in (0, 1 | 2 | 8)
+        assert address not in fake.registered
+        fake.registered[address] = size
+
+    fake.__version__, fake.RawModule, fake.ndarray = "0", RawModule, Array
+    fake.get_default_memory_pool = fake.get_default_pinned_memory_pool = lambda: SimpleNamespace(
+        free_all_blocks=lambda: None
+    )
+    fake.cuda = SimpleNamespace(
+        alloc=Memory,
+        alloc_pinned_memory=allocate_pinned,
+        get_current_stream=lambda: SimpleNamespace(ptr=current_stream()),
+        get_elapsed_time=elapsed,
+        Device=Device,
+        Stream=Stream,
+        Event=Event,
+        Memory=Memory,
+        PinnedMemory=PinnedMemory,
+        UnownedMemory=lambda ptr, size, owner, device: SimpleNamespace(ptr=ptr, owner=owner),
+        MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, memory=memory),
+        memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
+        compiler=SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
+        driver=SimpleNamespace(CUDADriverError=type("CUDADriverError", (CudaError,), {})),
+        nvrtc=SimpleNamespace(NVRTCError=type("NVRTCError", (CudaError,), {}), getVersion=lambda: (13, 0)),
+        runtime=SimpleNamespace(
+            CUDARuntimeError=CudaError,
+            runtimeGetVersion=lambda: 13000,
+            driverGetVersion=lambda: 13000,
+            getDeviceProperties=lambda number: {"name": b"made up", "totalGlobalMem": device_bytes, "l2CacheSize": 1},
+            getDevice=lambda: 0,
+            deviceSynchronize=streams.finish_all,
+            memcpy=copy_pageable,
+            streamSynchronize=streams.finish,
+            memcpyAsync=copy,
+            memsetAsync=lambda at, value, size, stream: streams.add(
+                stream, lambda: ctypes.memset(at, value, size) and None
+            ),
+            eventRecord=record_event,
+            streamWaitEvent=wait_event,
+            hostRegister=register,
+            hostUnregister=lambda address: fake.registered.pop(address),
+            pointerGetAttributes=lambda address: SimpleNamespace(devicePointer=address),
+        ),
+    )
+    return fake
+
+
+@functools.cache
+def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
+    """Name of a .cu file -> its kernels. They keep Python's lock: fibers and a lock that is let go of do not mix."""
+    found = {}
+    for name in cuda._SOURCES:
+        library = folder / f"{name}.so"
+        command = [
+            str(shutil.which("g++")), "-std=c++17", "-O1", "-shared", "-fPIC", f'-DKERNELS="{KERNELS / name}"',
+            str(SHIM / "library.cpp"), "-o", str(library),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True)
+        found[name] = ctypes.PyDLL(str(library))
+        found[name].shim_launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
+    return found
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A `cuda_loader_checks.Gpu`; `cupy` is the module."""
+
+    cupy: Any
+
+    def read(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch is held no longer than until this returns, as a kernel that reads it would not hold it."""
+        addresses = {key: (value.data_ptr(), value.nbytes) for key, value in batch.items()}
+        copies = {key: torch.empty_like(value) for key, value in batch.items()}
+
+        def copy() -> None:
+            for key, (address, nbytes) in addresses.items():
+                ctypes.memmove(copies[key].data_ptr(), address, nbytes)
+
+        self.cupy.streams.add(CONSUMER, copy)
+        return copies
+
+    def finish(self) -> None:
+        self.cupy.streams.finish_all()
+
+
+@contextmanager
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, order: str, device_bytes: int = 1 << 30
+) -> Iterator[StandIn]:
+    """CuPy and torch's view of one device.
+
+    Args:
+        folder: for libraries of the kernels.
+        order: one of `ORDERS`.
+        device_bytes: of its memory.
+    """
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ to build the kernels for the CPU with")
+    fake = make_cupy(Streams(ORDERS[order]), _libraries(folder), device_bytes)
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=CONSUMER))
+    cuda._kernels.cache_clear()
+    yield StandIn(fake)
+    cuda._kernels.cache_clear()

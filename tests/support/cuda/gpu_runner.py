@@ -1,0 +1,54 @@
+"""The device as a runner of the checks that the kernels pass on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gear_data.kernels.cuda.launcher import CudaLauncher
+
+
+class GpuRunner(CudaLauncher):
+    """Memory and kernels of CUDA device 0. Memory begins at an odd multiple of its alignment, as on the CPU, and ends
+    with an allocation of CUDA's, so that compute-sanitizer sees what is done beyond."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        super().__init__()
+        self._cupy = cupy
+        self._held: list[Any] = []
+
+    def allocate(self, nbytes: int) -> Any:
+        return self._cupy.cuda.Memory(nbytes)
+
+    def put(self, array: np.ndarray, *, align: int = 256) -> int:
+        memory = self.allocate(align + array.nbytes)
+        self._held.append(memory)
+        # CUDA gives multiples of 256, and in practice of 512.
+        assert memory.ptr % align == 0
+        address = memory.ptr if memory.ptr // align % 2 else memory.ptr + align
+        data = np.ascontiguousarray(array)
+        if data.nbytes:
+            # cudaMemcpyDefault: where both are, CUDA knows by their addresses.
+            self._cupy.cuda.runtime.memcpy(address, data.ctypes.data, data.nbytes, 4)
+        return address
+
+    def get(self, address: int, shape: Any, dtype: Any) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        self._cupy.cuda.runtime.deviceSynchronize()
+        if array.nbytes:
+            self._cupy.cuda.runtime.memcpy(array.ctypes.data, address, array.nbytes, 2)
+        return array
+
+    def clear(self) -> None:
+        self._cupy.cuda.runtime.deviceSynchronize()
+        self._held.clear()
+
+
+class PinnedRunner(GpuRunner):
+    """The same with everything that is put in pinned memory of the host, which the device reads in place."""
+
+    def allocate(self, nbytes: int) -> Any:
+        return self._cupy.cuda.PinnedMemory(nbytes, self._cupy.cuda.runtime.hostAllocPortable)

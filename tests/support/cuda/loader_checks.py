@@ -1,0 +1,280 @@
+"""What a SequenceLoader must do on a GPU, real or stood in for: give the CPU's batches, byte for byte."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import torch
+
+import gear_data
+from gear_data import Mixture, SequenceLoader
+from gear_data.loaders.presets.outputs import PRESETS
+from gear_data.selection.samplers import Weighted
+from tests.support.feed import data as feed_data
+from tests.support.feed import variable as variable_data
+from tests.support.feed.data import EVERY_SAMPLER
+
+
+class Gpu(Protocol):
+    """A device and the stream of a consumer there."""
+
+    def read(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Copies of a batch's tensors, made in the consumer's stream when that comes to it."""
+
+    def finish(self) -> None:
+        """Waits for all streams."""
+
+
+OPTIONS: dict[str, Any] = {"batch_size": 8, "context": 9, "seed": 3}
+STEPS = 20
+#: What a batch of every kind is made of: rows of many sizes, integers, booleans, half precision.
+LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5]
+
+
+def episodes(seed: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    made = feed_data.locomotion(LENGTHS, seed)
+    for episode in made:
+        length = len(episode["rewards"])
+        episode["observations.image"] = rng.integers(0, 256, (length, 5, 3), np.uint8)
+        episode["infos.half"] = rng.normal(0, 1, (length, 7)).astype(np.float16)
+        episode["infos.count"] = rng.integers(-9, 9, length)
+        episode["infos.flag"] = rng.integers(0, 2, (length, 3)).astype(np.bool_)
+    return made
+
+
+def convert(seed: int, path: Path) -> Path:
+    if not path.exists():
+        feed_data.convert_episodes(episodes(seed), path, shard_bytes=2048)
+    return path
+
+
+def tiered(path: Path) -> gear_data.Dataset:
+    """A third of the bytes in each tier."""
+    ds = gear_data.open(path)
+    third = ds.num_steps * sum(column.row_bytes for column in ds.schema.fixed_columns) // 3
+    plan = ds.residency_plan(third, third, sampler="uniform")
+    assert all(plan.bytes(tier) > third // 2 for tier in ("device", "pinned", "disk"))
+    return ds.place(plan)
+
+
+RESIDENCIES: dict[str, Callable[[Path], gear_data.Dataset]] = {
+    "mmap": gear_data.open,
+    "pinned": lambda path: gear_data.open(path, residency="pinned"),
+    "device": lambda path: gear_data.open(path, residency="device"),
+    "tiered": tiered,
+}
+
+
+def copies(loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
+    """The first batches, on the CPU."""
+    return [
+        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+        for batch in itertools.islice(loader, steps)
+    ]
+
+
+def from_device(gpu: Gpu, loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
+    """The same from the device, as a training step on the consumer's stream reads them."""
+    got = [gpu.read(batch) for batch in itertools.islice(loader, steps)]
+    gpu.finish()
+    return got
+
+
+def on_gpu(dataset: Any, **options: Any) -> SequenceLoader:
+    return SequenceLoader(dataset, **{**OPTIONS, "device": "cuda", "backend": "cuda", **options})
+
+
+def same(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert len(got) == len(expected) > 0
+    for step, (one, other) in enumerate(zip(got, expected, strict=True)):
+        assert one.keys() == other.keys()
+        for key, value in other.items():
+            if not isinstance(value, torch.Tensor):
+                assert one[key] == value
+                continue
+            assert (one[key].dtype, one[key].shape) == (value.dtype, value.shape), key
+            # By bytes: NaN too.
+            assert _bytes(one[key]) == _bytes(value), (step, key)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def check(gpu: Gpu, path: Path, residency: str, **options: Any) -> None:
+    expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, **options}))
+    same(from_device(gpu, on_gpu(RESIDENCIES[residency](path), **options)), expected)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16", "normalize": True},
+    "float16": {"dtype": torch.float16, "columns": ["observations", "infos.half", "infos.count"]},
+    "float64": {"dtype": "float64", "normalize": "infos.count"},
+    "n-step": {"n_step": 5, "discount": 0.9},
+    "discount": {"preset": "corl", "discount": 0.97},
+    "offsets": {"preset": "lerobot", "offsets": {"observations": (-2, 3), "actions": (0, 50)}},
+    "edges": {"preset": "jat", "columns": ["next_observations"], "anchor": "end"},
+    "long context": {"context": 45, "preset_options": {"side": "left"}},
+    "no short windows": {"short_windows": False, "stride": 3, "anchor": "random"},
+    "made when asked for": {"prefetch": 0},
+    "deep": {"prefetch": 11},
+    "large": {"batch_size": 300, "context": 40, "steps": 5},
+    "short last batch": {"sampler": "shuffle", "epochs": 1, "batch_size": 16},
+    "one rank of three": {"rank": 1, "world_size": 3, "sampler": "fifo", "epochs": 1},
+}
+
+
+class LoaderChecks:
+    """Fixtures: `gpu`, and `folder`, the same for all tests of a module."""
+
+    @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "gato"])
+    @pytest.mark.parametrize("residency", RESIDENCIES)
+    def test_every_preset(self, gpu: Gpu, folder: Path, preset: str, residency: str) -> None:
+        check(gpu, convert(11, folder / "one"), residency, preset=preset)
+
+    @pytest.mark.parametrize("sampler", EVERY_SAMPLER)
+    @pytest.mark.parametrize("residency", ["device", "tiered"])
+    def test_every_sampler(self, gpu: Gpu, folder: Path, sampler: str, residency: str) -> None:
+        if sampler.startswith(("weighted", "topk")):
+            pytest.importorskip("polars")
+        check(gpu, convert(11, folder / "one"), residency, sampler=EVERY_SAMPLER[sampler])
+
+    @pytest.mark.parametrize("sampler", ["shuffle", "fifo"])
+    def test_many_windows_in_an_order(self, gpu: Gpu, folder: Path, sampler: str) -> None:
+        """From 2^16 windows on a permutation is computed place by place."""
+        path = folder / "many"
+        if not path.exists():
+            feed_data.convert_episodes(feed_data.locomotion([700] * 100, seed=5, observations=1), path)
+        options: dict[str, Any] = {
+            "sampler": sampler,
+            "batch_size": 128,
+            "context": 2,
+            "columns": ["actions"],
+            "steps": 549,
+        }
+        loaders = (
+            SequenceLoader(gear_data.open(path), **{**OPTIONS, **options}),
+            on_gpu(gear_data.open(path, residency="device"), **options),
+        )
+        for loader in loaders:
+            # The epoch ends in the third batch from here on.
+            loader.load_state_dict({**loader.state_dict(), "step": 544})
+        same(from_device(gpu, loaders[1]), copies(loaders[0]))
+
+    def test_no_episode_twice(self, gpu: Gpu, folder: Path) -> None:
+        pytest.importorskip("polars")
+        check(gpu, convert(11, folder / "one"), "device", sampler=Weighted("length", replacement=False))
+
+    @pytest.mark.parametrize("case", CASES)
+    @pytest.mark.parametrize("residency", ["device", "tiered"])
+    def test_every_option(self, gpu: Gpu, folder: Path, case: str, residency: str) -> None:
+        check(gpu, convert(11, folder / "one"), residency, **CASES[case])
+
+    @pytest.mark.parametrize("parts", [(0, 0), (0, 1), (1, 0), (0.1, 0.5), (0.5, 0.1)])
+    def test_every_budget(self, gpu: Gpu, folder: Path, parts: tuple[float, float]) -> None:
+        path = convert(11, folder / "one")
+        ds = gear_data.open(path)
+        whole = ds.num_steps * sum(column.row_bytes for column in ds.schema.fixed_columns)
+        device_bytes, host_bytes = (int(part * whole) for part in parts)
+        options = {"columns": ["observations", "next_actions", "infos.half"], "n_step": 3, "normalize": True}
+        expected = copies(SequenceLoader(ds, **OPTIONS, **options))
+        placed = ds.place(
+            ds.residency_plan(device_bytes, host_bytes, columns=["observations", "actions", "infos.half"])
+        )
+        same(from_device(gpu, on_gpu(placed, **options)), expected)
+
+    @pytest.mark.parametrize("residency", RESIDENCIES)
+    def test_final_observations(self, gpu: Gpu, rollouts_path: Path, residency: str) -> None:
+        assert gear_data.open(rollouts_path).final(0) is not None
+        columns = ["observations", "next_observations", "rewards"]
+        check(gpu, rollouts_path, residency, columns=columns, batch_size=40, offsets={"observations": (-1, 4)})
+
+    def test_views(self, gpu: Gpu, folder: Path) -> None:
+        pytest.importorskip("polars")
+
+        def view(ds: gear_data.Dataset) -> gear_data.Dataset:
+            return ds.filter("length > 2").filter_steps("rewards > 0", mode="first")
+
+        path = convert(11, folder / "one")
+        expected = copies(SequenceLoader(view(gear_data.open(path)), **OPTIONS))
+        for residency in ("device", "tiered"):
+            same(from_device(gpu, on_gpu(view(RESIDENCIES[residency](path)))), expected)
+
+    @pytest.mark.parametrize("join", [False, True])
+    def test_mixtures(self, gpu: Gpu, folder: Path, join: bool) -> None:
+        pytest.importorskip("polars")
+
+        def mixed(first: Any, second: Any) -> Mixture:
+            return Mixture([(first, 2.0), (second, 1.0, {"sampler": Weighted("length")})], join=join)
+
+        one, other = convert(11, folder / "one"), convert(12, folder / "other")
+        on_cpu = SequenceLoader(mixed(gear_data.open(one), gear_data.open(other)), **OPTIONS)
+        expected = copies(on_cpu)
+        loader = on_gpu(mixed(tiered(one), gear_data.open(other, residency="device")))
+        same(from_device(gpu, loader), expected)
+        for name in ("pad_fraction", "mixture", "windows", "batches"):
+            assert loader.metrics()[name] == on_cpu.metrics()[name]
+
+    def test_weights_that_change(self, gpu: Gpu, folder: Path) -> None:
+        pytest.importorskip("polars")
+
+        def run(loader: SequenceLoader, read: Callable[[Any], Any]) -> list[Any]:
+            found = []
+            for step, batch in enumerate(itertools.islice(loader, 50)):
+                found.append(read(batch))
+                if step == 5:
+                    loader.update_weights([0, 1], [1000.0, 1000.0], from_step=40)
+            return found
+
+        path, sampler = convert(11, folder / "one"), Weighted("length")
+        on_cpu = SequenceLoader(gear_data.open(path), sampler=sampler, **OPTIONS)
+        expected = run(on_cpu, lambda batch: {key: value.clone() for key, value in batch.items()})
+        got = run(on_gpu(gear_data.open(path, residency="device"), sampler=sampler), gpu.read)
+        gpu.finish()
+        same(got, expected)
+        assert got[-1]["weights_version"].tolist() == [1] * 8
+
+    def test_metrics_are_those_of_the_cpu(self, gpu: Gpu, folder: Path) -> None:
+        path = convert(11, folder / "one")
+        loaders = SequenceLoader(gear_data.open(path), steps=12, **OPTIONS), on_gpu(tiered(path), steps=12)
+        for loader in loaders:
+            assert sum(1 for _ in loader) == 12
+        expected, found = (loader.metrics() for loader in loaders)
+        assert 0 < expected["pad_fraction"] < 1
+        for name in ("batches", "windows", "pad_fraction"):
+            assert found[name] == expected[name]
+
+    def test_batches_that_are_kept_stay(self, gpu: Gpu, folder: Path) -> None:
+        path = convert(11, folder / "one")
+        expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
+        kept = list(itertools.islice(on_gpu(gear_data.open(path, residency="device")), STEPS))
+        gpu.finish()
+        same(kept, expected)
+
+    def test_text_stays_a_list(self, gpu: Gpu, folder: Path) -> None:
+        path = folder / "text"
+        if not path.exists():
+            variable_data.convert(variable_data.make_episodes(), path, names=(variable_data.TEXT,))
+        expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
+        got = []
+        for batch in itertools.islice(on_gpu(gear_data.open(path, residency="device")), STEPS):
+            words = batch.pop(variable_data.TEXT)
+            got.append({**gpu.read(batch), variable_data.TEXT: words})
+        gpu.finish()
+        same(got, expected)
+
+    def test_the_cpu_reads_as_before(self, gpu: Gpu, folder: Path) -> None:
+        path = convert(11, folder / "one")
+        plain = gear_data.open(path)
+        for name in ("pinned", "device", "tiered"):
+            ds = RESIDENCIES[name](path)
+            assert ds.residency == name
+            assert (ds.fingerprint, ds.num_steps) == (plain.fingerprint, plain.num_steps)
+            np.testing.assert_array_equal(ds.steps("observations", 0, 9), plain.steps("observations", 0, 9))
+            same(copies(SequenceLoader(ds, **OPTIONS)), copies(SequenceLoader(plain, **OPTIONS)))

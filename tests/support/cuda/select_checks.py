@@ -1,0 +1,231 @@
+"""What the kernels of select.cu must do, on any runner: the integers that the CPU kernels give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gear_data.kernels.cpu import random as random_kernels
+from gear_data.kernels.cpu import windows as kernels
+from gear_data.kernels.cuda import launches
+from gear_data.selection.anchors import Anchors
+from gear_data.selection.integer_weights import quanta_prefix, quanta_scale
+from gear_data.selection.orders import Permuted
+from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.step_mask import StepMask
+from gear_data.selection.weight_tree import WeightTree
+from gear_data.selection.window_sampler import WindowDrawer
+from gear_data.selection.windows import ANCHORS, WindowRule
+from gear_data.storage.block import offsets_of
+from tests.support.cuda.runner import Runner
+from tests.support.philox_answers import KNOWN_ANSWERS
+
+WITHIN = (kernels.WITHIN_DIFFERENCE, kernels.WITHIN_QUOTIENT, kernels.WITHIN_DRAWN)
+
+
+def put_plan(runner: Runner, anchors: Anchors, source: PrefixTable | WeightTree, drawer: WindowDrawer) -> int:
+    """Address of a drawer's plan, and of all that it points to, in the runner's memory."""
+    plan = drawer._plan.copy()
+    if isinstance(source, PrefixTable):
+        plan[kernels.PREFIX] = runner.put(source.prefix)
+        plan[kernels.TOTAL] = plan[kernels.PREFIX] + source.prefix.nbytes - 8
+        plan[kernels.GUIDE] = runner.put(source._guide)
+    else:
+        plan[kernels.NODES] = runner.put(source._nodes)
+        plan[kernels.STARTS] = runner.put(source._starts)
+        plan[kernels.TOTAL] = plan[kernels.NODES] + 8 * int(source._starts[-1])
+    plan[kernels.COUNTS] = runner.put(anchors.prefix)
+    plan[kernels.OFFSETS] = runner.put(anchors.offsets)
+    if anchors.ids is not None:
+        plan[kernels.IDS] = runner.put(anchors.ids)
+    if anchors.eligible is not None:
+        plan[kernels.WORDS] = runner.put(anchors.eligible.words)
+        plan[kernels.RANKS] = runner.put(anchors.eligible.ranks)
+        plan[kernels.FIRST] = runner.put(anchors.first)
+    return runner.put(plan)
+
+
+class Drawing:
+    """A drawer, on both processors."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        anchors: Anchors,
+        weights: np.ndarray | None = None,
+        within: int = kernels.WITHIN_DRAWN,
+        *,
+        tree: bool = False,
+        distinct: bool = False,
+        seed: int = 3,
+    ) -> None:
+        self.runner, self.distinct, self.probability = runner, distinct, within != kernels.WITHIN_DIFFERENCE
+        by_anchor = within != kernels.WITHIN_DRAWN
+        source: PrefixTable | WeightTree
+        if within == kernels.WITHIN_DIFFERENCE:
+            source = PrefixTable(anchors.prefix)
+        else:
+            assert weights is not None
+            scale = quanta_scale(weights, anchors.prefix, by_anchor)
+            if tree:
+                source = WeightTree(weights.copy(), anchors.prefix, by_anchor, scale.exponent)
+            else:
+                source = PrefixTable(quanta_prefix(weights, anchors.prefix, by_anchor, scale))
+        self.drawer = WindowDrawer(anchors, source, seed, 4, within, distinct, self.probability)
+        self.plan = put_plan(runner, anchors, source, self.drawer)
+
+    def draw(self, step: int, count: int) -> np.ndarray:
+        """int64 [3 or 4, count], from the runner."""
+        rows = 4 if self.probability else 3
+        out = self.runner.put(np.full((rows, count), -7, np.int64))
+        if self.distinct:
+            table = self.runner.put(np.zeros(2 * launches.holders_size(count), np.uint64))
+            launches.draw_distinct_windows(self.runner, self.plan, step, out, count, rows, table)
+        else:
+            launches.draw_windows(self.runner, self.plan, step, out, count, rows)
+        return self.runner.get(out, (rows, count), np.int64)
+
+    def check(self, step: int, count: int) -> None:
+        expected = self.drawer.draw(step, count)
+        got = self.draw(step, count)
+        rows = [expected.episode_id, expected.start, expected.length]
+        if expected.probability is not None:
+            rows.append(expected.probability.view(np.int64))
+        np.testing.assert_array_equal(got, np.stack(rows))
+
+    def check_numbers(self, numbers: np.ndarray, step: int) -> None:
+        expected = self.drawer.windows(numbers, step)
+        given_out = np.full((3, len(numbers)), -7, np.int64)
+        given_out[1] = numbers
+        out = self.runner.put(given_out)
+        launches.windows_of_anchors(self.runner, self.plan, step, out, len(numbers))
+        got = self.runner.get(out, (3, len(numbers)), np.int64)
+        np.testing.assert_array_equal(got, np.stack([expected.episode_id, expected.start, expected.length]))
+
+
+def steps_mask(rng: np.random.Generator, steps: int) -> StepMask:
+    return StepMask.from_blocks(steps, [(0, rng.random(steps) < 0.4)])
+
+
+@st.composite
+def drawings(draw: Any) -> tuple[Anchors, dict[str, Any]]:
+    """Anchors, and the other arguments of a Drawing; episodes of one step and of more than a block of a mask."""
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    lengths = np.array(draw(st.lists(st.integers(1, 9) | st.integers(400, 1500), min_size=1, max_size=40)), np.int64)
+    short = draw(st.booleans()) or int(lengths.max()) < 5
+    rule = WindowRule(draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.sampled_from(ANCHORS)), short)
+    ids = draw(st.sampled_from([None, np.sort(rng.choice(10_000, len(lengths), replace=False))]))
+    mask = draw(st.booleans()) and draw(st.booleans())
+    eligible = steps_mask(rng, int(lengths.sum())) if mask else None
+    if eligible is not None:
+        flags = eligible.flags(0, eligible.num_steps)
+        # At least the longest episode has an anchor of any rule.
+        begin = int(offsets_of(lengths)[np.argmax(lengths)])
+        flags[begin : begin + int(lengths.max())] = True
+        eligible = StepMask.from_blocks(eligible.num_steps, [(0, flags)])
+    anchors = Anchors(lengths, None, ids, None, rule, eligible)
+    weights = rng.random(len(lengths)) ** draw(st.sampled_from([1, 40]))
+    weights[rng.random(len(lengths)) < 0.2] = 0
+    weights[np.argmax(anchors.counts())] = 1.0
+    return anchors, {
+        "weights": weights,
+        "within": draw(st.sampled_from(WITHIN)),
+        "tree": draw(st.booleans()),
+        "seed": draw(st.integers(0, 2**64 - 1)),
+    }
+
+
+class SelectChecks:
+    """Needs a fixture `runner`."""
+
+    def test_philox_gives_the_published_answers(self, runner: Runner) -> None:
+        given_numbers = np.array([[*counter, *key] for counter, key, _ in KNOWN_ANSWERS], np.uint32)
+        out = runner.put(np.zeros((3, 4), np.uint32))
+        runner.launch("gear_philox", 1, 32, runner.put(given_numbers), out, 3)
+        got = runner.get(out, (3, 4), np.uint32).tolist()
+        runner.clear()
+        assert [tuple(row) for row in got] == [answer for _, _, answer in KNOWN_ANSWERS]
+
+    @given(drawings(), st.integers(0, 2**62), st.integers(1, 300))
+    @settings(max_examples=80, deadline=None, derandomize=True)
+    def test_any_draw(self, runner: Runner, drawn: Any, step: int, count: int) -> None:
+        anchors, arguments = drawn
+        drawing = Drawing(runner, anchors, **arguments)
+        drawing.check(step, count)
+        if arguments["within"] == kernels.WITHIN_DIFFERENCE:
+            rng = np.random.default_rng(count)
+            drawing.check_numbers(rng.integers(0, anchors.total, count), step)
+        runner.clear()
+
+    @given(drawings(), st.integers(0, 2**62), st.integers(1, 40))
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    def test_any_draw_without_replacement(self, runner: Runner, drawn: Any, step: int, count: int) -> None:
+        anchors, arguments = drawn
+        if arguments["within"] == kernels.WITHIN_DIFFERENCE:
+            arguments["within"] = kernels.WITHIN_DRAWN
+        count = min(count, int(((arguments["weights"] > 0) & (anchors.counts() > 0)).sum()))
+        Drawing(runner, anchors, **arguments, distinct=True).check(step, count)
+        runner.clear()
+
+    @pytest.mark.parametrize("tree", [False, True])
+    @pytest.mark.parametrize("power", [0, 3, 30, 300])
+    def test_all_episodes_of_any_skew_without_replacement(self, runner: Runner, power: int, tree: bool) -> None:
+        """The more skew, the more slots draw in vain 32 times and then from what is left."""
+        rng = np.random.default_rng(power)
+        anchors = Anchors(rng.integers(1, 30, 100), None, None, None, WindowRule(4))
+        weights = np.maximum(rng.random(100) ** power, 1e-250)
+        drawing = Drawing(runner, anchors, weights, tree=tree, distinct=True)
+        for step in range(2):
+            drawing.check(step, 100)
+            assert len(np.unique(drawing.draw(step, 100)[0])) == 100
+            drawing.check(step, 41)
+        runner.clear()
+
+    def test_many_episodes_and_slots(self, runner: Runner) -> None:
+        rng = np.random.default_rng(0)
+        anchors = Anchors(rng.integers(1, 200, 20_000), None, None, None, WindowRule(20))
+        for tree in (False, True):
+            weights = rng.exponential(1.0, 20_000) ** 5
+            Drawing(runner, anchors, weights, tree=tree).check(2**40 + 1, 3000)
+        Drawing(runner, anchors, within=kernels.WITHIN_DIFFERENCE).check(1, 3000)
+        Drawing(runner, anchors, np.ones(20_000), distinct=True).check(1, 3000)
+        runner.clear()
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 7, 10, 255, 257, 65537, 2**40 - 1, 2**40, 10**11, 2**63 - 1])
+    def test_permutations_of_any_size(self, runner: Runner, size: int) -> None:
+        first = max(0, size - 300) // 2
+        count = min(300, size - first)
+        keys = np.empty(12, np.uint64)
+        random_kernels.round_keys(np.uint64(2**63 + 1), random_kernels.DOMAIN_FEISTEL, 2**33, keys)
+        expected = np.empty(count, np.int64)
+        random_kernels.permuted(first, keys, size, expected)
+        out = runner.put(np.zeros(count, np.int64))
+        launches.permuted(runner, 2**63 + 1, 2**33, first, size, out, count)
+        np.testing.assert_array_equal(runner.get(out, count, np.int64), expected)
+        runner.clear()
+
+    def test_permutations_are_those_of_the_sampler(self, runner: Runner) -> None:
+        expected = Permuted(5, 100_000)(7, 99_000, 500)
+        out = runner.put(np.zeros(500, np.int64))
+        launches.permuted(runner, 5, 7, 99_000, 100_000, out, 500)
+        np.testing.assert_array_equal(runner.get(out, 500, np.int64), expected)
+        runner.clear()
+
+    @pytest.mark.parametrize("size", [*range(1, 12), 31, 64, 500, 3001])
+    def test_shuffles_of_few(self, runner: Runner, size: int) -> None:
+        for epoch in (0, 2**40):
+            expected = Permuted(2**64 - 1, size)(epoch, 0, size)
+            out, work = runner.put(np.zeros(size, np.int64)), runner.put(np.zeros(3 * size, np.int32))
+            launches.shuffled(runner, 2**64 - 1, random_kernels.DOMAIN_SHUFFLE, epoch, out, size, work)
+            np.testing.assert_array_equal(runner.get(out, size, np.int64), expected)
+        runner.clear()
+
+    def test_the_order_of_the_dataset(self, runner: Runner) -> None:
+        out = runner.put(np.zeros(100, np.int64))
+        launches.in_order(runner, 2**40, out, 100)
+        assert runner.get(out, 100, np.int64).tolist() == list(range(2**40, 2**40 + 100))
+        runner.clear()

@@ -1,0 +1,458 @@
+"""Runs in a guest: a dataset read by RDMA, and all that can go wrong. One line of JSON for each check.
+
+guest_checks.py DATASET EXPECTED.npz PROTECTION
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import itertools
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Numba, before nodes are forked from this process: they would import it when they are first asked by Arrow Flight.
+import gear_data.kernels.cpu.collect
+import gear_data.kernels.cpu.gather  # noqa: F401
+from gear_data.cluster.addresses import Access
+from gear_data.cluster.client import backoff as failures
+from gear_data.cluster.client.reader import ClusterReader
+from gear_data.cluster.client.shard_client import Known, Nodes
+from gear_data.cluster.client.shards import RemoteShards
+from gear_data.cluster.flight.client import Endpoint, Stream
+from gear_data.cluster.protocol import Request, opening
+from gear_data.cluster.rdma.client import Link
+from gear_data.cluster.rdma.device import Device, open_device
+from gear_data.cluster.rdma.messages import wanting
+from gear_data.cluster.rdma.queue_pair import QueuePair
+from gear_data.cluster.rdma.work import Chain, Reads
+from gear_data.cluster.server.peer_servers import RunNodes
+from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.errors import DeviceError, NodeRefusedError, NodeUnreachableError
+from gear_data.residency import ShardReader
+from gear_data.storage.dataset_files import open_files
+from tests.support.rdma import remote_batches
+from tests.support.rdma.guest_network import Beside
+from tests.support.rdma.guest_nodes import GuestNode, Spawner
+from tests.support.rdma.guest_results import run
+from tests.support.rdma.guest_rows import Rows
+
+#: Seconds within which a node that is gone must be noticed: a quarter of $GEAR_DATA_NODE_TIMEOUT, and some.
+NOTICED = 15
+
+
+class World(Rows):
+    """What checks share: the dataset as files, the expected batches, and two nodes with half of the shards each."""
+
+    def __init__(self, dataset: Path, expected: Path, protection: Path) -> None:
+        super().__init__(dataset)
+        arrays = dict(np.load(expected))
+        self.placement = {name: arrays.pop(name) for name in ("shard", "start", "length")}
+        self.expected = arrays
+        self._load_kernels()
+        self.spawner = Spawner(dataset)
+        self.network = Beside(self, lambda nodes: compare(self, nodes), protection)
+        self.objects = rdma_objects()
+        count = len(self.manifest.shards)
+        self.halves = list(range(count // 2)), list(range(count // 2, count))
+        self.nodes = [self.spawner.node(half) for half in self.halves]
+
+    def _load_kernels(self) -> None:
+        """Once, for all processes that are forked from this one: that takes each of them ten seconds."""
+        ServedShards(open_files(self.dataset))
+        lengths = self.placement["length"]
+        here = ShardReader(self.shards, *self.placement.values(), lambda: (np.empty(0, np.int64), {}))
+        remote_batches.batches(here, self.manifest.schema, lengths)
+
+
+def rdma_objects() -> dict[str, int]:
+    """How many queue pairs, memory regions and such there are on this machine."""
+    text = subprocess.run(["rdma", "resource"], capture_output=True, text=True, check=True).stdout
+    return {kind: int(count) for kind, count in re.findall(r"(\w+) (\d+)", text.partition("rxe0:")[2])}
+
+
+def connect(*nodes: GuestNode, transport: str = "verbs", queue_pairs: int = 1) -> Nodes:
+    access = replace(Access.from_environment(), queue_pairs=queue_pairs)
+    return Nodes([node.address for node in nodes], access, transport=transport)
+
+
+def compare(world: World, nodes: Nodes, names: Sequence[str] = tuple(remote_batches.OUTPUTS)) -> None:
+    """That batches read from the nodes are those that were made of the files, by another machine."""
+    place = [world.placement[name] for name in ("shard", "start", "length")]
+    # Not through `gear_data.open`, which imports Polars for the episode table: half a minute here.
+    here = np.zeros(len(world.manifest.shards), np.bool_)
+    reader = ClusterReader(nodes, RemoteShards(nodes), here, *place, lambda: (np.empty(0, np.int64), {}))
+    found = remote_batches.batches(reader, nodes.manifest.schema, place[2], names)
+    assert found.keys() == {name for name in world.expected if name.split()[0] in names}
+    for name, data in found.items():
+        assert np.array_equal(data, world.expected[name]), name
+
+
+@contextmanager
+def raises(kind: type[Exception], text: str) -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        assert re.search(text, str(error)), f"{error} does not say {text!r}"
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """The warnings of the body."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("gear_data")
+    log.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+
+
+@contextmanager
+def pairs() -> Iterator[tuple[Device, QueuePair, Any, Any, Any]]:
+    """Two connected queue pairs of this process: the device, that which reads, and regions of 64 KiB: that which may be
+    read, one that may not, and one to read to."""
+    device = open_device()
+    enums = device.library.enums
+    memory = np.arange(3 << 16, dtype=np.int64).view(np.uint8)[: 3 << 16]
+    regions = [
+        device.register(memory.ctypes.data + (number << 16), 1 << 16, access)
+        for number, access in enumerate((enums.IBV_ACCESS_REMOTE_READ, 0, enums.IBV_ACCESS_LOCAL_WRITE))
+    ]
+    answers, reads = QueuePair(device, answers=True), QueuePair(device, answers=False)
+    try:
+        answers.connect(reads.end, 20)
+        reads.connect(answers.end, 20)
+        yield device, reads, *((memory.ctypes.data + (n << 16), region) for n, region in enumerate(regions))
+    finally:
+        for each in (answers, reads, *regions, device):
+            each.close()
+        del memory
+
+
+def finish(reader: QueuePair | Link, is_done: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 30
+    while not is_done():
+        reader.poll()
+        assert time.monotonic() < limit
+
+
+def finish_pair(pair: QueuePair) -> None:
+    finish(pair, lambda: pair.done == pair.posted)
+
+
+def reads(remote: int, key: int, local: int, local_key: int, size: int = 4096) -> Reads:
+    return Reads(*(np.full(1, value, np.int64) for value in (remote, key, local, local_key, size)))
+
+
+def chain(*values: int) -> Chain:
+    return Chain(reads(*values))
+
+
+def check_batches_are_those_of_the_local_collector(world: World) -> None:
+    placed = []
+
+    def read(names: Sequence[str], queue_pairs: int) -> Nodes:
+        nodes = connect(*world.nodes, queue_pairs=queue_pairs)
+        ask = nodes.asked
+
+        @contextmanager
+        def noting(request: Request, targets: Any = None) -> Iterator[Any]:
+            with ask(request, targets) as coming:
+                pieces = list(coming)
+                there = [place is not None for place in targets.places]
+                placed.append(there if all(p.placed for p in pieces) else None)
+                yield iter(pieces)
+
+        nodes.asked = noting  # type: ignore[method-assign, assignment]
+        compare(world, nodes, names)
+        return nodes
+
+    read(["converted", "mixed"], 1)
+    over_three = read(["copied"], 3)
+    # To two nodes, at both ends.
+    assert rdma_objects()["qp"] >= 3 * 2 * 2
+    del over_three
+    # Copies go to their places, and nothing else does: three batches of each.
+    assert [sorted(each) for each in placed[::3]] == [[False] * 3, [False, False, True], [True] * 3], placed
+
+
+def check_any_number_of_windows(world: World) -> None:
+    nodes = connect(*world.nodes)
+    for spans in (1, 64, 65, 2100):
+        world.check(nodes, world.request(spans, spans))
+
+
+def check_several_threads_read_at_once(world: World) -> None:
+    nodes, errors = connect(*world.nodes, queue_pairs=3), []
+
+    def read(seed: int) -> None:
+        try:
+            for turn in range(3):
+                world.check(nodes, world.request(200, 10 * seed + turn))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not errors, errors
+
+
+def check_a_fork_reads_and_so_does_its_parent(world: World) -> None:
+    nodes, request = connect(*world.nodes), world.request(100, 7)
+    world.check(nodes, request)
+    child = os.fork()
+    if child == 0:
+        try:
+            world.check(nodes, request)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    world.check(nodes, request)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def check_a_stopped_process_is_read_from(world: World) -> None:
+    nodes, request = connect(*world.nodes), world.request(100, 8)
+    world.check(nodes, request)
+    for node in world.nodes:
+        node.signal(signal.SIGSTOP)
+    try:
+        # One-sided: its processor has no part in it.
+        world.check(nodes, request)
+    finally:
+        for node in world.nodes:
+            node.signal(signal.SIGCONT)
+
+
+def check_whole_columns(world: World) -> None:
+    shards = RemoteShards(connect(*world.nodes))
+    for shard in (0, len(world.manifest.shards) - 1):
+        for column in range(len(world.manifest.schema)):
+            assert np.array_equal(shards.column(shard, column), world.shards.column(shard, column))
+
+
+def check_reads_that_are_refused(world: World) -> None:
+    """Every refusal has its own error, and breaks that queue pair alone."""
+    cases = {
+        "an unknown key": (lambda a, b, c: (a[0], a[1].rkey ^ 0x5A00, c[0], c[1].lkey), NodeRefusedError),
+        "past the end": (lambda a, b, c: (a[0] + (1 << 16) - 100, a[1].rkey, c[0], c[1].lkey), NodeRefusedError),
+        "before the start": (lambda a, b, c: (a[0] - 1, a[1].rkey, c[0], c[1].lkey), NodeRefusedError),
+        "not for peers": (lambda a, b, c: (b[0], b[1].rkey, c[0], c[1].lkey), NodeRefusedError),
+        "to memory that is not to be written": (lambda a, b, c: (a[0], a[1].rkey, b[0], b[1].lkey), DeviceError),
+    }
+    for name, (make, kind) in cases.items():
+        with pairs() as (_, pair, readable, private, writable):
+            pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
+            finish_pair(pair)
+            with raises(kind, "RDMA READ failed"):
+                pair.post(chain(*make(readable, private, writable)))
+                finish_pair(pair)
+            # It is of no use after that, and says so.
+            with raises(DeviceError, "earlier error|takes no READs"):
+                pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
+                finish_pair(pair)
+            print(f"  {name}: {kind.__name__}", flush=True)
+
+
+def check_a_withdrawn_region_is_refused(world: World) -> None:
+    with pairs() as (_, pair, readable, _, writable):
+        pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
+        finish_pair(pair)
+        key = readable[1].rkey
+        readable[1].close()
+        with raises(NodeRefusedError, "RDMA READ failed"):
+            pair.post(chain(readable[0], key, writable[0], writable[1].lkey))
+            finish_pair(pair)
+
+
+def check_nothing_can_be_written(world: World) -> None:
+    with pairs() as (_, pair, readable, _, writable):
+        request = chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey)
+        request.requests["opcode"] = 0  # IBV_WR_RDMA_WRITE
+        with raises(NodeRefusedError, "RDMA READ failed"):
+            pair.post(request)
+            finish_pair(pair)
+
+
+def check_a_nodes_columns_end_where_they_end(world: World) -> None:
+    """A client that ignores the shards' bounds: the node's device refuses what is past a column."""
+    device, endpoint = open_device(), Endpoint(world.nodes[0].address, Access.from_environment())
+    dataset = connect(*world.nodes).dataset
+    shard, target = world.halves[0][0], np.zeros(1 << 16, np.uint8)
+    region = device.register(target.ctypes.data, target.nbytes, device.library.enums.IBV_ACCESS_LOCAL_WRITE)
+    spec = world.manifest.schema.columns[0]
+    size = world.manifest.shards[shard].steps * spec.row_bytes
+    try:
+        for first, fits in ((size - 4096, True), (size - 4095, False), (-1, False)):
+            link = Link(device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema))
+            try:
+                address, key = link.table[shard, 0, 0].tolist()
+                posted = link.post(reads(address + first, key, target.ctypes.data, region.lkey))
+                if fits:
+                    finish(link, partial(link.has_done, posted))
+                    assert target[:4096].tobytes() == world.shards.column(shard, 0).tobytes()[-4096:]
+                else:
+                    with raises(NodeRefusedError, "may not be read"):
+                        finish(link, partial(link.has_done, posted))
+                # Of shards that it does not serve it gives no keys.
+                assert not link.table[world.halves[1]].any()
+            finally:
+                link.close()
+    finally:
+        region.close()
+        device.close()
+
+
+def check_hostile_openings_are_refused(world: World) -> None:
+    endpoint, nodes = Endpoint(world.nodes[0].address, Access.from_environment()), connect(*world.nodes)
+    with pairs() as (_, pair, *_):
+        good = json.loads(wanting(nodes.dataset, [pair.end]))
+    (end,) = good["queue_pairs"]
+    hostile: list[Any] = [None, 5, "x", [], {}, end, [end] * 65, [end, {}], [{**end, "more": 1}]]
+    hostile += [[{**end, name: value}] for name in end for value in (-1, 1 << 70, "no such")]
+    hostile += [[{**end, "link": "InfiniBand"}]]
+    for each in hostile:
+        stream = None
+        try:
+            with raises(NodeRefusedError, "malformed|InfiniBand|token"):
+                stream = Stream(endpoint, json.dumps({**good, "queue_pairs": each}).encode())
+                stream.take()
+        finally:
+            if stream is not None:
+                stream.close()
+    for body in (opening("another"), b"", b"{}", b"[" * 100_000):
+        with raises(NodeRefusedError, "another dataset|malformed"):
+            stream = Stream(endpoint, body)
+            stream.take()
+    # A queue pair that was granted, and then a message where there should be none.
+    world.check(nodes, world.request(10, 3))
+
+
+def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
+    third = world.spawner.node(world.halves[1])
+    alone, replicated = connect(world.nodes[0], third, queue_pairs=3), connect(*world.nodes, third)
+    # Of a training run nothing is asked of nodes before they are read from.
+    known = Known(world.manifest, tuple(map(frozenset, world.halves)), (True, True))
+    run = RunNodes([world.nodes[0].address, third.address], Access.from_environment(), known, "verbs")
+    run._patience = 60.0  # a node takes long to start here
+    request = world.request(100, 11)
+    for nodes in (alone, run, replicated, replicated):  # those with the same shards take turns
+        world.check(nodes, request)
+    third.kill()
+    begun = time.monotonic()
+    with raises(NodeUnreachableError, rf"{third.address}.*no other node gives shards"):
+        alone.fetch(request)
+    assert time.monotonic() - begun < NOTICED
+    for _ in range(2):
+        # Another that has the shards takes over.
+        world.check(replicated, request)
+    again: list[GuestNode] = []
+    restart = threading.Timer(0.5, lambda: again.append(world.spawner.node(world.halves[1], third.address.port)))
+    restart.start()
+    try:
+        # A run waits for it.
+        world.check(run, request)
+        world.check(alone, request)
+    finally:
+        restart.join()
+        again[0].kill()
+
+
+def check_auto_reads_by_flight_where_rdma_fails(world: World) -> None:
+    nodes, request = connect(*world.nodes, transport="auto"), world.request(50, 13)
+    assert nodes.reads_memory
+    memory = nodes._memory
+    original = memory.link
+
+    def broken(number: int, endpoint: Endpoint) -> Link:
+        link = original(number, endpoint)
+        link.table[..., 1] ^= 0x5A00
+        return link
+
+    memory.link = broken  # type: ignore[method-assign]
+    with logged() as lines:
+        world.check(nodes, request)
+        world.check(nodes, request)
+    assert len(lines) == 2 and all("by Arrow Flight for 60 s" in line for line in lines), lines
+    memory.link = original  # type: ignore[method-assign]
+    nodes._verbs_failed.clear()
+    with logged() as lines:
+        world.check(nodes, request)
+    assert not lines
+
+
+def check_a_node_without_rdma(world: World) -> None:
+    plain = world.spawner.node(transport="flight")
+    try:
+        with raises(NodeRefusedError, "does not offer RDMA"):
+            connect(plain)
+        nodes = connect(plain, transport="auto")
+        assert not nodes.reads_memory
+        world.check(nodes, world.request(20, 14))
+        # Some offer it, some do not.
+        mixed = connect(plain, world.nodes[0], transport="auto")
+        assert mixed.reads_memory
+        for _ in range(2):
+            world.check(mixed, world.request(40, 15))
+    finally:
+        plain.kill()
+
+
+def check_another_device_is_refused(world: World) -> None:
+    os.environ["GEAR_DATA_RDMA_DEVICE"] = "mlx5_7"
+    try:
+        with raises(DeviceError, "mlx5_7.*no such active port"):
+            connect(*world.nodes)
+        os.environ["GEAR_DATA_RDMA_DEVICE"] = "rxe0:1"
+        connect(*world.nodes)
+    finally:
+        del os.environ["GEAR_DATA_RDMA_DEVICE"]
+
+
+def check_nothing_is_left_behind(world: World) -> None:
+    """Of clients that ended, and of nodes that were killed."""
+    gc.collect()
+    for node in world.nodes:
+        node.kill()
+    limit = time.monotonic() + 10
+    while rdma_objects() != world.objects:
+        assert time.monotonic() < limit, f"{rdma_objects()}, and before {world.objects}"
+        time.sleep(0.1)
+
+
+def main(dataset: str, expected: str, protection: str) -> None:
+    faulthandler.dump_traceback_later(420, exit=True)
+    failures.AVOID_SECONDS = 0.1  # they are killed on purpose
+    world = World(Path(dataset), Path(expected), Path(protection))
+    with Path("/out/results").open("w") as file:
+        for row in itertools.chain(run(globals(), world), world.network.rows()):
+            file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

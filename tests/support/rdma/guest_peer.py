@@ -1,0 +1,41 @@
+"""Runs in a guest: reads a node on another machine by RDMA, and notices in time when that machine is gone.
+
+guest_peer.py DATASET HOST:PORT
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from gear_data.cluster.addresses import Access, Address
+from gear_data.cluster.client.shard_client import Nodes
+from gear_data.errors import NodeRefusedError, NodeUnreachableError
+from tests.support.rdma.guest_rows import Rows
+
+
+def main(dataset: str, place: str) -> None:
+    faulthandler.dump_traceback_later(150, exit=True)
+    rows, address, access = Rows(Path(dataset)), Address.parse(place), Access.from_environment()
+    nodes = Nodes([address], access, transport="verbs")
+    try:
+        Nodes([address], replace(access, token="not-the-token-of-the-RDMA-tests"), transport="verbs")
+    except NodeRefusedError as error:
+        print("without the token:", error, flush=True)
+    for spans in (1, 100, 2000):
+        rows.check(nodes, rows.request(spans, spans))
+    print("equal", flush=True)
+    begun, request = time.monotonic(), rows.request(100, 1)
+    try:
+        while True:
+            nodes.fetch(request)
+            begun = time.monotonic()
+    except NodeUnreachableError as error:
+        print(f"gone after {time.monotonic() - begun:.1f} s: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

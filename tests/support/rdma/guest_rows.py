@@ -1,0 +1,53 @@
+"""Rows asked of nodes, and the same of the dataset's files. No Numba, which takes long to import in a guest."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from gear_data.cluster.client.shard_client import Nodes
+from gear_data.cluster.protocol import Group, Request
+from gear_data.residency import open_shards
+from gear_data.storage.dataset_files import open_files
+
+
+class Rows:
+    """Of a dataset in a folder."""
+
+    def __init__(self, dataset: Path) -> None:
+        self.dataset = dataset
+        files = open_files(dataset)
+        self.manifest = files.manifest()
+        self.shards = open_shards("mmap", files, self.manifest.schema, self.manifest.shards)
+
+    def request(self, spans: int, seed: int) -> Request:
+        """Spans of one to forty rows, of all columns."""
+        rng = np.random.default_rng(seed)
+        shard = rng.integers(0, len(self.manifest.shards), spans)
+        steps = np.array([entry.steps for entry in self.manifest.shards])[shard]
+        count = rng.integers(1, 41, spans)
+        first = (rng.random(spans) * (steps - count)).astype(np.int64)
+        columns = tuple(range(len(self.manifest.schema)))
+        return Request(shard, (Group(columns[::2], first, count), Group(columns[1::2], first, count // 2)))
+
+    def check(self, nodes: Nodes, request: Request) -> None:
+        """That the nodes give the rows of the files."""
+        seen = []
+        for piece in nodes.fetch(request):
+            parts = iter(piece.parts)
+            for group in request.groups:
+                named = (request.shard, group.first, group.count)
+                spans = list(zip(*(values[piece.spans].tolist() for values in named), strict=True))
+                for column in group.columns:
+                    rows = [self.shards.column(shard, column, first, first + count) for shard, first, count in spans]
+                    if self.manifest.schema.columns[column].variable_length:
+                        offsets, text = next(parts).view(np.int64), next(parts).tobytes()
+                        found = [text[first:last].decode() for first, last in pairwise(offsets.tolist())]
+                        assert found == [value for each in rows for value in each]
+                        continue
+                    assert next(parts).tobytes() == b"".join(np.ascontiguousarray(each).tobytes() for each in rows)
+            assert next(parts, None) is None
+            seen += piece.spans.tolist()
+        assert sorted(seen) == list(range(len(request.shard)))

@@ -1,0 +1,61 @@
+"""The batches that the RDMA tests compare: made by the local collector here, and over RDMA in a guest.
+
+What is imported here is imported in the guest, where that takes twenty times as long: no torch, no pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.collection.collector import Collector, ColumnReader, Output, Padding, Share
+from gear_data.schema import Schema
+from gear_data.selection.windows import Windows
+
+ROWS = 64
+_VECTOR = ("observations", "float32", (11,))
+
+#: Of each: what goes straight to its place, what is converted, and what comes from a row beside its own.
+OUTPUTS = {
+    "copied": (
+        Output("o", *_VECTOR, 0, 20),
+        Output("a", "actions", "float32", (3,), 0, 20, pad_left=True, fill=-10),
+        Output("r", "rewards", "float32", (), -3, 9, within_window=False, padding=Padding.EDGE),
+    ),
+    "converted": (
+        Output("o", *_VECTOR, 0, 20, mean=np.arange(11.0), scale=np.array([0.5])),
+        Output("a", "actions", "float64", (3,), 0, 20),
+        Output("r", "rewards", "float32", (), 0, 20, discounts=(1.0, 0.9, 0.81)),
+    ),
+    "mixed": (
+        Output("o", *_VECTOR, 0, 30, within_window=False),
+        Output("next", *_VECTOR, 0, 30, following=True),
+        Output("last", "actions", "float32", (3,), 0, 30, preceding=True, fill=5),
+        Output("r", "rewards", "float32", (), 0, 30, pad_left=True),
+        Output("mask", "mask", "uint8", (), 0, 30, column=False),
+    ),
+}
+
+
+def windows(lengths: npt.NDArray[np.int64], seed: int) -> Windows:
+    """Of any episodes, steps and lengths; some of one step."""
+    rng = np.random.default_rng(seed)
+    episode = rng.integers(0, len(lengths), ROWS)
+    start = (rng.random(ROWS) * lengths[episode]).astype(np.int64)
+    return Windows(episode, start, np.minimum(rng.integers(1, 31, ROWS), lengths[episode] - start))
+
+
+def batches(
+    reader: ColumnReader, schema: Schema, lengths: npt.NDArray[np.int64], names: Iterable[str] = OUTPUTS
+) -> dict[str, npt.NDArray[np.uint8]]:
+    """Name -> all bytes of an output, of three batches of each of `OUTPUTS`, made in buffers that are used again."""
+    found = {}
+    for name in names:
+        outputs = OUTPUTS[name]
+        collector = Collector([Share(reader, schema, outputs)], ROWS, reuse=True)
+        for seed in range(3):
+            for key, array in collector.collect(windows(lengths, seed))[0].arrays.items():
+                found[f"{name} {seed} {key}"] = np.frombuffer(array.tobytes(), np.uint8)
+    return found

@@ -1,0 +1,256 @@
+"""Small valid sources of every format, for tests/ingest/sources/test_invariants.py, and for
+tests/fuzz/readers.py to damage.
+
+Not a test.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+import gear_data
+from tests.support.rollouts import Rollout, write_d4rl, write_episodes, write_lerobot, write_steps
+
+Maker = Callable[[Path, Sequence[Rollout]], object]
+
+
+def _flat(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    names = rollouts[0].columns
+    return {name: np.concatenate([rollout.columns[name] for rollout in rollouts]) for name in names}
+
+
+def _png(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (6, 5, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG" if seed % 2 else "JPEG")
+    return file.getvalue()
+
+
+def episode_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    tasks = [("one", "two", None)[i % 3] for i in range(len(rollouts))]
+    write_episodes(folder / "a.parquet", rollouts, row_group=2, task=tasks)
+    write_episodes(folder / "b.parquet", rollouts, task=tasks)
+
+
+def step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    write_steps(folder / "a.parquet", rollouts, row_group=7)
+
+
+def text_and_images(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    texts = [[f"step {t} é" for t in range(len(r))] for r in rollouts]
+    images = [[{"bytes": _png(2 * i), "path": None} for _ in range(len(r))] for i, r in enumerate(rollouts)]
+    facts = {"text_observations": texts, "image_observations": images}
+    write_episodes(folder / "a.parquet", rollouts, **facts)
+
+
+def d4rl(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    extra = {"infos/qpos": np.arange(sum(map(len, rollouts)), dtype=np.float64), "metadata/policy": b"random"}
+    write_d4rl(folder / "a.hdf5", rollouts, extra=extra, compression="gzip", chunks=True)
+    write_d4rl(folder / "b.hdf5", rollouts, extra=extra)
+
+
+def d4rl_without_timeouts(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    write_d4rl(folder / "a.hdf5", rollouts, timeouts=False, column_vectors=True)
+
+
+def lerobot_v21(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    write_lerobot(folder, rollouts)
+
+
+def lerobot_v3(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        gear_data.convert(write_lerobot(work / "v2", rollouts), work / "gear", progress=False)
+        gear_data.export(gear_data.open(work / "gear"), folder, format="lerobot", progress=False)
+
+
+def minari(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    space = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-9.0] * 3, "high": [9.0] * 3}
+    text = {"type": "Text", "max_length": 20, "min_length": 1, "charset": "abcdefgh "}
+    facts = _minari_facts(rollouts, {"type": "Dict", "subspaces": {"state": space, "mission": text}}, "hdf5")
+    (folder / "data").mkdir(parents=True)
+    (folder / "data/metadata.json").write_text(json.dumps(facts))
+    with h5py.File(folder / "data/main_data.hdf5", "w") as file:
+        for i, rollout in enumerate(rollouts):
+            group = file.create_group(f"episode_{i}")
+            group.attrs.update({"id": i, "total_steps": len(rollout), "seed": i})
+            columns = rollout.columns
+            states = np.concatenate([columns["observations"], rollout.final[None]])
+            group["observations/state"] = states
+            group["observations/mission"] = ["go to a"] * len(states)
+            group["actions"] = columns["actions"]
+            group["rewards"] = columns["rewards"].astype(np.float64)
+            group["terminations"], group["truncations"] = columns["terminated"], columns["truncated"]
+            group["infos/energy"] = np.arange(len(states), dtype=np.float64)
+
+
+def minari_arrow(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    space = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-9.0] * 3, "high": [9.0] * 3}
+    for i, rollout in enumerate(rollouts):
+        part = folder / f"data/{i}"
+        part.mkdir(parents=True)
+        (part / "metadata.json").write_text(json.dumps({"id": i, "total_steps": len(rollout), "seed": i}))
+        columns = {name: np.concatenate([c, np.zeros_like(c[:1])]) for name, c in rollout.columns.items()}
+        columns["observations"][-1] = rollout.final
+        names = {"terminated": "terminations", "truncated": "truncations"}
+        table = pa.table({names.get(n, n): _fixed(c) for n, c in columns.items()})
+        with pa.OSFile(str(part / "part-0.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    (folder / "data/metadata.json").write_text(json.dumps(_minari_facts(rollouts, space, "arrow")))
+
+
+def _minari_facts(rollouts: Sequence[Rollout], observations: dict[str, Any], data_format: str) -> dict[str, Any]:
+    actions = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-9.0] * 2, "high": [9.0] * 2}
+    return {
+        "total_episodes": len(rollouts),
+        "total_steps": sum(map(len, rollouts)),
+        "data_format": data_format,
+        "observation_space": json.dumps(observations),
+        "action_space": json.dumps(actions),
+        "dataset_id": "fuzz/fuzz-v0",
+        "minari_version": "0.5.4",
+    }
+
+
+def _fixed(values: Any) -> pa.Array:
+    flat = pa.array(values.reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1]) if values.ndim == 2 else flat
+
+
+def robomimic(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    folder.mkdir(parents=True)
+    with h5py.File(folder / "demo.hdf5", "w") as file:
+        file.create_group("data").attrs["env_args"] = json.dumps({"env_name": "Lift", "type": 1})
+        for i, rollout in enumerate(rollouts):
+            group = file.create_group(f"data/demo_{3 * i}")
+            group.attrs["num_samples"] = len(rollout)
+            group["obs/state"], group["next_obs/state"] = rollout.columns["observations"], rollout.next_observations
+            group["obs/image"] = np.zeros((len(rollout), 4, 4, 3), np.uint8)
+            group["actions"], group["rewards"] = rollout.columns["actions"], rollout.columns["rewards"]
+            group["dones"], group["states"] = rollout.columns["terminated"].astype(int), rollout.columns["observations"]
+        file["mask/train"] = [b"demo_0", b"demo_3"]
+
+
+def npz(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    folder.mkdir(parents=True)
+    flat = _flat(rollouts)
+    arrays = {"terminals": flat.pop("terminated"), "timeouts": flat.pop("truncated"), **flat}
+    arrays["next_observations"] = np.concatenate([rollout.next_observations for rollout in rollouts])
+    np.savez_compressed(folder / "a.npz", **arrays)
+    np.savez(folder / "b.npz", **arrays)
+
+
+def npz_imitation(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    folder.mkdir(parents=True)
+    observations = [np.concatenate([r.columns["observations"], r.final[None]]) for r in rollouts]
+    arrays = {
+        "obs": np.concatenate(observations),
+        "acts": _flat(rollouts)["actions"],
+        "rews": _flat(rollouts)["rewards"],
+        "indices": np.cumsum([len(rollout) for rollout in rollouts])[:-1],
+        "terminal": np.array([rollout.columns["terminated"][-1] for rollout in rollouts]),
+    }
+    np.savez(folder / "final.npz", **arrays)
+
+
+def numpy_folder(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    folder.mkdir(parents=True)
+    for name, values in _flat(rollouts).items():
+        np.save(folder / f"{name}.npy", values)
+
+
+def torchrl(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    from tensordict import TensorDict
+
+    flat = {name: values.copy() for name, values in _flat(rollouts).items()}
+    steps = len(flat["rewards"])
+    following = np.concatenate([rollout.next_observations for rollout in rollouts])
+    flags = {name: flat[name][:, None] for name in ("terminated", "truncated")}
+    after = {"observation": following, "reward": flat["rewards"][:, None], **flags}
+    after["done"] = flags["terminated"] | flags["truncated"]
+    first = {"observation": flat["observations"], "action": flat["actions"]}
+    TensorDict({**first, "next": TensorDict(after, [steps])}, [steps]).memmap(str(folder))
+
+
+def rlds(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    import tensorflow_datasets as tfds
+
+    feature = tfds.features.FeaturesDict
+    step = {
+        "observation": feature({"state": tfds.features.Tensor(shape=(3,), dtype=np.float32)}),
+        "action": tfds.features.Tensor(shape=(2,), dtype=np.float32),
+        "reward": np.float32,
+        **dict.fromkeys(("is_first", "is_last", "is_terminal"), np.bool_),
+    }
+
+    def episodes() -> Any:
+        for i, rollout in enumerate(rollouts):
+            count = len(rollout)
+            states = np.concatenate([rollout.columns["observations"], rollout.final[None]])
+            actions = np.concatenate([rollout.columns["actions"], np.zeros((1, 2), np.float32)])
+            rewards = [*rollout.columns["rewards"], np.float32(0)]
+            ended = bool(rollout.columns["terminated"][-1])
+            yield (
+                i,
+                {
+                    "steps": [
+                        {
+                            "observation": {"state": states[t]},
+                            "action": actions[t],
+                            "reward": rewards[t],
+                            "is_first": t == 0,
+                            "is_last": t == count,
+                            "is_terminal": t == count and ended,
+                        }
+                        for t in range(count + 1)
+                    ]
+                },
+            )
+
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="fuzz",
+        version="1.0.0",
+        features=feature({"steps": tfds.features.Dataset(step)}),
+        split_datasets={"train": list(episodes())},
+        data_dir=str(folder),
+    )
+
+
+def gear(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        text_and_images(work / "images", rollouts)
+        gear_data.convert(work / "images", folder / "a", shard_bytes=1024, keep_encoded=True, progress=False)
+        write_d4rl(work / "flat.hdf5", rollouts)
+        gear_data.convert(work / "flat.hdf5", folder / "b", shard_bytes=1024, progress=False)
+
+
+#: Name -> maker. `gear` is opened and verified; the others are converted.
+MAKERS: dict[str, Maker] = {
+    "episode-rows": episode_rows,
+    "step-rows": step_rows,
+    "images": text_and_images,
+    "d4rl": d4rl,
+    "d4rl-no-timeouts": d4rl_without_timeouts,
+    "lerobot-v2.1": lerobot_v21,
+    "lerobot-v3": lerobot_v3,
+    "minari": minari,
+    "minari-arrow": minari_arrow,
+    "robomimic": robomimic,
+    "npz": npz,
+    "npz-imitation": npz_imitation,
+    "numpy": numpy_folder,
+    "torchrl": torchrl,
+    "rlds": rlds,
+    "gear": gear,
+}
