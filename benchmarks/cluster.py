@@ -106,9 +106,9 @@ def local_readers(folder: Path, place: str) -> tuple[Any, dict[str, Any], Any]:
     shards = np.flatnonzero(here).tolist()
     files = FolderFiles(folder)
     entries = tuple(dataset.manifest.shards[shard] for shard in shards)
-    placed = PlacedShards(remote._root._nodes, shards, open_shards("host", files, dataset.schema, entries))
-    root = dataset._root
-    node = ClusterReader(remote._root._nodes, placed, here, *root.placement, root.lengths, lambda: root.finals)
+    placed = PlacedShards(remote._store._nodes, shards, open_shards("host", files, dataset.schema, entries))
+    store = dataset._store
+    node = ClusterReader(remote._store._nodes, placed, here, *store.placement, store.lengths, lambda: store.finals)
     return dataset, {"alone": dataset.reader(), "as a node": node}, here
 
 
@@ -217,7 +217,7 @@ def size_classes(rounds: int) -> dict[str, float]:
                 "all columns together": ((*wide, *narrow),),
                 "by size class, at once": (wide, narrow),
             }
-            fetch = dataset._root._nodes.fetch
+            fetch = dataset._store._nodes.fetch
             with ThreadPoolExecutor(2) as pool:
                 for _ in range(rounds * 4):
                     for name, classes in ways.items():

@@ -15,7 +15,7 @@ from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     run: Command = options.run
     try:
         status = run(options)
@@ -43,7 +43,8 @@ def _print_error(options: argparse.Namespace, error: Exception) -> None:
     print(f"gear-data: {error}", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of `gear-data` with all its commands."""
     parser = argparse.ArgumentParser(
         prog="gear-data", description="Trajectory datasets in Arrow shards: convert, look at, feed, export."
     )

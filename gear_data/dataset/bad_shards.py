@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 
-from gear_data.dataset.store import Root
+from gear_data.dataset.store import DatasetStore
 from gear_data.errors import CorruptShardError, EmptySourceError
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import open_files
@@ -41,16 +41,16 @@ def _of_all_ranks(errors: dict[str, str]) -> dict[str, str]:
     return {file: error for found in from_every_rank(errors) for file, error in found.items()}
 
 
-def sound_episodes(root: Root) -> Int64Array:
+def sound_episodes(store: DatasetStore) -> Int64Array:
     """int64 [k], ascending: the episodes of the shards that are not bad.
 
     Raises:
         EmptySourceError: there are none.
     """
-    bad = [index for index, shard in enumerate(root.manifest.shards) if shard.entry.file in root.bad]
-    ids = np.flatnonzero(~np.isin(root.placement[0], bad)).astype(np.int64)
+    bad = [index for index, shard in enumerate(store.manifest.shards) if shard.entry.file in store.bad]
+    ids = np.flatnonzero(~np.isin(store.placement[0], bad)).astype(np.int64)
     if not len(ids):
         raise EmptySourceError(
-            "none of its shards is sound", file=str(root.path), hint="gear-data repair, or convert again"
+            "none of its shards is sound", file=str(store.path), hint="gear-data repair, or convert again"
         )
     return ids

@@ -1,4 +1,4 @@
-"""Root of a dataset whose shards are on several nodes, as the rest of the package sees one."""
+"""DatasetStore of a dataset whose shards are on several nodes, as the rest of the package sees one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gear_data.cluster.client.reader import ClusterReader
 from gear_data.cluster.client.shard_client import Nodes
 from gear_data.cluster.client.shards import placed_values
 from gear_data.collection.collector import ColumnReader
-from gear_data.dataset.store import Root
+from gear_data.dataset.store import DatasetStore
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.sidecar import REWARDS
 
 
-class ClusterRoot(Root):
+class ClusterDatasetStore(DatasetStore):
     """All episodes of a dataset of which some shards, or none, are here, and the others on other nodes.
 
     Attributes that a kind of it sets:

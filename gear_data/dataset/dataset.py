@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from gear_data.cluster.placement import Placement, place_shards, shard_shares
 from gear_data.collection.collector import ColumnReader
-from gear_data.dataset import filters as expressions
-from gear_data.dataset import views
+from gear_data.dataset import filters, views
 from gear_data.dataset.episode import Episode
-from gear_data.dataset.store import Root
+from gear_data.dataset.store import DatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import EmptySourceError, InvalidArgumentError, ManifestError, unknown_name
 from gear_data.residency import DeviceColumns, ShardReader
@@ -45,15 +44,15 @@ class Dataset:
     text), `manifest` and `schema` are the whole dataset's.
     """
 
-    def __init__(self, root: Root, view: View) -> None:
-        self._root = root
+    def __init__(self, store: DatasetStore, view: View) -> None:
+        self._store = store
         self._view = view
-        self.path = root.path
-        self.residency = root.residency
-        self.manifest = root.manifest
+        self.path = store.path
+        self.residency = store.residency
+        self.manifest = store.manifest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_again, (self._root, self._view, self.manifest.fingerprint))
+        return (_open_again, (self._store, self._view, self.manifest.fingerprint))
 
     def __repr__(self) -> str:
         filtered = "" if self.step_mask is None else f", {self.step_mask_mode} steps filtered"
@@ -70,7 +69,7 @@ class Dataset:
 
     @property
     def schema(self) -> Schema:
-        return self._root.schema
+        return self._store.schema
 
     @property
     def episode_ids(self) -> Int64Array | None:
@@ -92,7 +91,7 @@ class Dataset:
         """Hash of the contents: equal for equal episodes, whatever the shards. A view has that of its episodes, as if
         they were a dataset; with a step filter, that and the steps."""
         ids = self.episode_ids
-        episodes = self.manifest.fingerprint if ids is None else views.view_fingerprint(self._root, ids)
+        episodes = self.manifest.fingerprint if ids is None else views.view_fingerprint(self._store, ids)
         if self._view.mask is None or self._view.mode is None:
             return episodes
         return views.filtered_fingerprint(episodes, self._view.mask, self._view.mode)
@@ -103,35 +102,35 @@ class Dataset:
 
         A view works its own out on first use, which reads its steps once."""
         if self.episode_ids is None:
-            return self._root.statistics
-        return views.view_statistics(self._root, self.episode_ids)
+            return self._store.statistics
+        return views.view_statistics(self._store, self.episode_ids)
 
     @cached_property
     def episodes(self) -> pl.DataFrame:
         """The episode table: `episode_id`, `shard`, `start`, `length`, `return`, `terminated`, `truncated`, `source`,
         `task`, `content`, and the source's own facts; a row an episode, in source order."""
-        return self._root.episodes if self.episode_ids is None else self._root.episodes[self.episode_ids]
+        return self._store.episodes if self.episode_ids is None else self._store.episodes[self.episode_ids]
 
     @cached_property
     def episode_table(self) -> Any:
         """The same as a `pyarrow.Table`; the whole dataset's is mapped from its file."""
-        table = self._root.episode_table
+        table = self._store.episode_table
         return table if self.episode_ids is None else table.take(self.episode_ids)
 
     @cached_property
     def lengths(self) -> Int64Array:
         """int64 [episodes], steps of each."""
-        return self._root.lengths if self.episode_ids is None else self._root.lengths[self.episode_ids]
+        return self._store.lengths if self.episode_ids is None else self._store.lengths[self.episode_ids]
 
     @cached_property
     def offsets(self) -> Int64Array:
         """int64 [episodes + 1]: the i-th episode is steps offsets[i] to offsets[i + 1] of this dataset or view."""
-        return self._root.offsets if self.episode_ids is None else offsets_of(self.lengths)
+        return self._store.offsets if self.episode_ids is None else offsets_of(self.lengths)
 
     @property
     def root_offsets(self) -> Int64Array:
         """int64 [n + 1]: the episode of id e is steps root_offsets[e] to root_offsets[e + 1] of the whole dataset."""
-        return self._root.offsets
+        return self._store.offsets
 
     def anchors(self, rule: WindowRule) -> Anchors:
         """The steps that windows by a rule hang on: of this dataset's or view's episodes, those that its step filters
@@ -149,7 +148,7 @@ class Dataset:
 
     def reader(self) -> ColumnReader:
         """What collects windows, by episode id."""
-        return self._root.reader()
+        return self._store.reader()
 
     def steps(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
         """[steps, *shape]: a column's steps of the first-th to last-th episode, `last` not included, one after another.
@@ -158,7 +157,7 @@ class Dataset:
         Raises:
             UnknownNameError: no such column; lists the columns.
         """
-        return self._root.steps(name, self._ids(first, last))
+        return self._store.steps(name, self._ids(first, last))
 
     def values(self, name: str, first: int, last: int) -> pa.Array:
         """A column of variable length as `steps` gives others: `LargeStringArray` or `LargeBinaryArray`.
@@ -167,11 +166,11 @@ class Dataset:
             UnknownNameError: no such column; lists the columns.
             CorruptShardError: damaged values.
         """
-        return self._root.values(name, self._ids(first, last))
+        return self._store.values(name, self._ids(first, last))
 
     def sizes(self, first: int, last: int) -> Int64Array:
         """int64 [last - first]: bytes of each of the first-th to last-th episode over all columns."""
-        return self._root.sizes(self._ids(first, last))
+        return self._store.sizes(self._ids(first, last))
 
     def _check_episode(self, index: int) -> int:
         count, ids = self.manifest.episodes, self.episode_ids
@@ -192,13 +191,13 @@ class Dataset:
         Raises:
             InvalidArgumentError: no such episode.
         """
-        return Episode(self._root, self._check_episode(index))
+        return Episode(self._store, self._check_episode(index))
 
     def final(self, index: int) -> dict[str, npt.NDArray[Any]] | None:
         """The observation after the last step of the episode of id `index`, column name -> [*shape]; None if it has
         none. Raises as `episode` does."""
         index = self._check_episode(index)
-        ids, columns = self._root.finals
+        ids, columns = self._store.finals
         place = int(np.searchsorted(ids, index))
         if place == len(ids) or ids[place] != index:
             return None
@@ -215,12 +214,12 @@ class Dataset:
             UnknownNameError: no such column; lists the columns.
             InvalidArgumentError: not numeric, or not a value an episode.
         """
-        return expressions.row_values(*self._over_episodes(expression), what)
+        return filters.row_values(*self._over_episodes(expression), what)
 
     def _over_episodes(self, expression: pl.Expr | str) -> tuple[pl.DataFrame, pl.Expr]:
         """The episode table as an expression wants it, and the expression."""
-        parsed = expressions.parse(expression, self.episodes.columns)
-        return expressions.with_plain_text(self.episodes, parsed), parsed
+        parsed = filters.parse(expression, self.episodes.columns)
+        return filters.with_plain_text(self.episodes, parsed), parsed
 
     def filter(self, expression: pl.Expr | str) -> Dataset:
         """A view of the episodes for which an expression over the episode table (`episodes`) holds.
@@ -235,11 +234,11 @@ class Dataset:
             EmptySourceError: no episode satisfies it.
         """
         frame, parsed = self._over_episodes(expression)
-        found = expressions.true_rows(frame, parsed)
+        found = filters.true_rows(frame, parsed)
         if not found.any():
-            raise expressions.nothing_holds(frame, parsed, "episode")
+            raise filters.nothing_holds(frame, parsed, "episode")
         ids = np.flatnonzero(found) if self.episode_ids is None else self.episode_ids[found]
-        return Dataset(self._root, View(ids, self._view.mask, self._view.mode))
+        return Dataset(self._store, View(ids, self._view.mask, self._view.mode))
 
     def filter_steps(self, expression: pl.Expr | str, mode: str = "first") -> Dataset:
         """A view from which only those windows are drawn whose steps satisfy an expression over the step columns.
@@ -262,13 +261,13 @@ class Dataset:
             raise unknown_name("mode", mode, MODES)
         if self.step_mask_mode not in (None, mode):
             raise InvalidArgumentError(f"this view filters steps with mode={self.step_mask_mode!r}, not {mode!r}")
-        parsed = expressions.parse(expression, self.schema.names)
-        mask = views.satisfying_steps(self._root, self._ids(0, self.num_episodes), parsed)
+        parsed = filters.parse(expression, self.schema.names)
+        mask = views.satisfying_steps(self._store, self._ids(0, self.num_episodes), parsed)
         if self.step_mask is not None:
             mask = mask & self.step_mask
             if not mask.count:
                 raise EmptySourceError(f"no step satisfies {parsed} and the earlier step filters")
-        return Dataset(self._root, View(self.episode_ids, mask, mode))
+        return Dataset(self._store, View(self.episode_ids, mask, mode))
 
     def residency_plan(
         self,
@@ -296,7 +295,7 @@ class Dataset:
         for name in read:
             self.schema.index(name)
         shares = self._shares(sampler)
-        placement = (*self._root.placement, self._root.lengths)
+        placement = (*self._store.placement, self._store.lengths)
         return make_plan(self.schema, read, placement, shares, int(device_bytes), int(host_bytes))
 
     def place(self, plan: ResidencyPlan) -> Dataset:
@@ -314,14 +313,14 @@ class Dataset:
         """
         if not isinstance(self.reader(), ShardReader):
             raise InvalidArgumentError("what other machines serve is not brought to a GPU's memory")
-        extents_of((plan.shard, plan.first, plan.last), *self._root.placement, self._root.lengths)
-        root = self._root.placed(plan)
-        root.device_columns()
-        return Dataset(root, self._view)
+        extents_of((plan.shard, plan.first, plan.last), *self._store.placement, self._store.lengths)
+        store = self._store.placed(plan)
+        store.device_columns()
+        return Dataset(store, self._view)
 
     def device_columns(self) -> DeviceColumns:
         """Where kernels find the columns; the addresses of those that they cannot read in place are 0."""
-        return self._root.device_columns()
+        return self._store.device_columns()
 
     def placement(
         self, nodes: Sequence[str], sampler: str | Sampler = "uniform", budget: int | None = None
@@ -339,28 +338,28 @@ class Dataset:
             UnknownNameError: no such sampler; lists those there are.
         """
         shards = self.manifest.shards
-        shares = shard_shares(self._root.placement[0], self._shares(sampler), len(shards))
+        shares = shard_shares(self._store.placement[0], self._shares(sampler), len(shards))
         return place_shards(shards, nodes, shares, budget)
 
     @property
     def is_remote(self) -> bool:
         """Whether other nodes are asked for some of its steps."""
-        return self._root.is_remote
+        return self._store.is_remote
 
     @property
     def membership(self) -> Membership | None:
         """This process in the training run whose nodes share the dataset out; None where none do."""
-        return self._root.membership
+        return self._store.membership
 
     @cached_property
     def shards(self) -> Int64Array:
         """int64 [episodes]: the shard that each is in, by its place in the manifest."""
-        shards = self._root.placement[0]
+        shards = self._store.placement[0]
         return shards if self.episode_ids is None else shards[self.episode_ids]
 
     def at(self, places: Int64Array) -> Dataset:
         """A view of the episodes at some places of `episodes`, int64 [k], ascending."""
-        return Dataset(self._root, View(self._ids(0, self.num_episodes)[places], self._view.mask, self._view.mode))
+        return Dataset(self._store, View(self._ids(0, self.num_episodes)[places], self._view.mask, self._view.mode))
 
     def _shares(self, sampler: str | Sampler) -> Float64Array:
         """float64 [n]: how much of what a sampler draws comes from each episode of the whole dataset."""
@@ -368,14 +367,14 @@ class Dataset:
         shares = as_sampler(sampler).bind(Candidates(anchors, self.evaluate), seed=0).shares()
         if self.episode_ids is None:
             return shares
-        whole = np.zeros(len(self._root.lengths))
+        whole = np.zeros(len(self._store.lengths))
         whole[self.episode_ids] = shares
         return whole
 
     @property
     def discount(self) -> float:
         """That of the column `returns_to_go`."""
-        return 1.0 if self._root.discount is None else self._root.discount
+        return 1.0 if self._store.discount is None else self._store.discount
 
     def with_discount(self, discount: float) -> Dataset:
         """The same episodes and steps with `returns_to_go` of a discount, float32: rewards[t] + discount *
@@ -390,8 +389,8 @@ class Dataset:
             MissingColumnError: the dataset has no rewards, or several a step.
             StorageFullError: the disk is full.
         """
-        root = self._root.with_discount(discount)
-        return self if root is self._root else Dataset(root, self._view)
+        store = self._store.with_discount(discount)
+        return self if store is self._store else Dataset(store, self._view)
 
     def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
         """Views that divide the episodes at random: every episode is in one of them, and the same one on every machine.
@@ -408,13 +407,13 @@ class Dataset:
         sizes = views.split_sizes(fractions, self.num_episodes)
         ids = self._ids(0, self.num_episodes)
         return {
-            name: Dataset(self._root, View(ids[places], self._view.mask, self._view.mode))
+            name: Dataset(self._store, View(ids[places], self._view.mask, self._view.mode))
             for name, places in views.split_places(sizes, int(seed)).items()
         }
 
 
-def _open_again(root: Root, view: View, fingerprint: str) -> Dataset:
+def _open_again(store: DatasetStore, view: View, fingerprint: str) -> Dataset:
     """In another process. Ids and steps of a view mean nothing in another dataset."""
-    if root.manifest.fingerprint != fingerprint:
-        raise ManifestError("the dataset was replaced since it was opened", file=str(root.path), hint="open it again")
-    return Dataset(root, view)
+    if store.manifest.fingerprint != fingerprint:
+        raise ManifestError("the dataset was replaced since it was opened", file=str(store.path), hint="open it again")
+    return Dataset(store, view)

@@ -11,7 +11,7 @@ from gear_data.cluster.placement import Placement
 from gear_data.cluster.rdma.transport import check_transport
 from gear_data.dataset.bad_shards import find_bad_shards, sound_episodes
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.store import Root
+from gear_data.dataset.store import DatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.samplers import Sampler
@@ -92,24 +92,24 @@ def open_dataset(
                 f"residency={residency!r}: the nodes of a run hold their shards in 'host', 'pinned' or 'mmap'",
                 hint="'pinned' is what GPUs of the node read in place",
             )
-        return _open_joined(path, residency or "host", sampler, budget, cache_dir, cache_bytes, transport)
+        return _open_cluster(path, residency or "host", sampler, budget, cache_dir, cache_bytes, transport)
     if is_cluster(place):
         if residency not in (None, "mmap") or on_bad_shard != "error":
             raise InvalidArgumentError(
                 f"residency={residency!r}, on_bad_shard={on_bad_shard!r}: of a dataset that others serve, they choose",
                 hint="leave them out; gear-data serve has --residency",
             )
-        from gear_data.dataset.remote_store import open_served
+        from gear_data.dataset.remote_store import open_remote_store
 
-        return Dataset(open_served(place, cache_dir, cache_bytes, transport), View())
+        return Dataset(open_remote_store(place, cache_dir, cache_bytes, transport), View())
     bad = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
-    root = Root(open_files(path, cache_dir, cache_bytes), residency or "mmap", bad)
+    store = DatasetStore(open_files(path, cache_dir, cache_bytes), residency or "mmap", bad)
     # Where a GPU is to read the columns they are brought there now: what is missing shows now.
-    root.device_columns()
-    return Dataset(root, View(ids=sound_episodes(root)) if bad else View())
+    store.device_columns()
+    return Dataset(store, View(ids=sound_episodes(store)) if bad else View())
 
 
-def _open_joined(
+def _open_cluster(
     path: str | os.PathLike[str],
     residency: str,
     sampler: str | Sampler,
@@ -118,15 +118,15 @@ def _open_joined(
     cache_bytes: int | None,
     transport: str,
 ) -> Dataset:
-    from gear_data.dataset.joined_store import open_joined
+    from gear_data.dataset.partitioned_store import open_partitioned_store
 
     def place(nodes: Sequence[str]) -> tuple[Placement, Placement]:
         files = open_files(path, cache_dir, cache_bytes)
         # Its tables are all that is needed: this machine may lack the shards of others.
         shards = frozenset(shard.entry.file for shard in files.manifest().shards)
-        whole = Dataset(Root(files, "mmap", shards), View())
+        whole = Dataset(DatasetStore(files, "mmap", shards), View())
         return whole.placement(nodes, sampler, budget), whole.placement(nodes, sampler)
 
-    root = open_joined(path, residency, place, cache_dir, cache_bytes, transport)
-    root.device_columns()
-    return Dataset(root, View())
+    store = open_partitioned_store(path, residency, place, cache_dir, cache_bytes, transport)
+    store.device_columns()
+    return Dataset(store, View())

@@ -15,7 +15,7 @@ from gear_data.cluster.addresses import SCHEME, Access, Address, parse_nodes
 from gear_data.cluster.client.shard_client import Nodes
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.rdma.transport import AUTO
-from gear_data.dataset.cluster_store import ClusterRoot
+from gear_data.dataset.cluster_store import ClusterDatasetStore
 from gear_data.errors import ClusterError
 from gear_data.residency import Shards, open_shards
 from gear_data.schema import Schema
@@ -27,7 +27,7 @@ from gear_data.storage.sidecar import COLUMN, Sidecar
 RESIDENCY = "remote"
 
 
-class ServedFiles:
+class RemoteDatasetFiles:
     """`DatasetFiles` of a dataset that nodes serve. Its tables are fetched, and kept in a cache of this machine; its
     shards' files stay where they are.
 
@@ -44,7 +44,7 @@ class ServedFiles:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Connections and tokens belong to a process.
-        return (ServedFiles, (self._addresses, self._cache, self._transport))
+        return (RemoteDatasetFiles, (self._addresses, self._cache, self._transport))
 
     @cached_property
     def nodes(self) -> Nodes:
@@ -83,10 +83,12 @@ class ServedFiles:
         return self._cache.folder / "sidecars" / contents
 
 
-class ServedRoot(ClusterRoot):
+class RemoteDatasetStore(ClusterDatasetStore):
     """All episodes of a dataset that nodes serve, none of whose shards is here."""
 
-    def __init__(self, files: ServedFiles, residency: str = RESIDENCY, bad: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, files: RemoteDatasetFiles, residency: str = RESIDENCY, bad: frozenset[str] = frozenset()
+    ) -> None:
         self._nodes = files.nodes
         super().__init__(files, residency, bad)
 
@@ -98,12 +100,12 @@ class ServedRoot(ClusterRoot):
         return open_shards("mmap", FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
 
 
-def open_served(
+def open_remote_store(
     place: str,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
     transport: str = AUTO,
-) -> ServedRoot:
+) -> RemoteDatasetStore:
     """The dataset of `gear://host:port,host:port`.
 
     Args:
@@ -114,4 +116,4 @@ def open_served(
         ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
     """
     cache = ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes)
-    return ServedRoot(ServedFiles(parse_nodes(place), cache, transport))
+    return RemoteDatasetStore(RemoteDatasetFiles(parse_nodes(place), cache, transport))

@@ -1,4 +1,4 @@
-"""Root: a dataset's folder, opened once and shared by the whole dataset and all its views."""
+"""DatasetStore: a dataset's folder, opened once and shared by the whole dataset and all its views."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_discount(discount: Any) -> float:
     return float(discount)
 
 
-class Root:
+class DatasetStore:
     """All episodes of a folder, by id: 0 to n - 1 in source order. Can be pickled: it opens again where it is
     unpickled. Columns are mapped from disk on first touch; nothing is copied.
 
@@ -103,7 +103,7 @@ class Root:
         """[steps]: those of a shard."""
         return rewards_of(self.files, self.manifest.schema, self.manifest.shards[shard])
 
-    def with_discount(self, discount: float) -> Root:
+    def with_discount(self, discount: float) -> DatasetStore:
         """These episodes with `returns_to_go` of a discount, see `Dataset.with_discount`; shares all that is open."""
         discount = check_discount(discount)
         stored = self.manifest.schema
@@ -123,31 +123,31 @@ class Root:
                 file=f"{self.path}/{min(self.bad)}",
                 hint="make it again with 'gear-data repair'",
             )
-        root = copy(self)
-        root.discount = wanted
+        store = copy(self)
+        store.discount = wanted
         if wanted is None:
-            root.schema, root.statistics, root.shards = stored, self.manifest.statistics, self._stored
-            root._copy = self._stored_copy
+            store.schema, store.statistics, store.shards = stored, self.manifest.statistics, self._stored
+            store._copy = self._stored_copy
         else:
             episodes = (*self.placement, self.lengths)
             sidecar = discounted_returns(self.files, self.manifest, *episodes, wanted, self._rewards)
             index = stored.index(COLUMN.name) if COLUMN.name in stored else len(stored)
-            root.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
-            root.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
+            store.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
+            store.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
             other = self._open_sidecar(sidecar)
-            root.shards = JoinedShards(self._stored, index, other)
-            root._copy = JoinedCopy(self._stored_copy, index, self._device_copy(Schema((COLUMN,)), other))
-        return root
+            store.shards = JoinedShards(self._stored, index, other)
+            store._copy = JoinedCopy(self._stored_copy, index, self._device_copy(Schema((COLUMN,)), other))
+        return store
 
-    def placed(self, plan: ResidencyPlan) -> Root:
+    def placed(self, plan: ResidencyPlan) -> DatasetStore:
         """These episodes, where a GPU finds each part as a plan says."""
-        root = copy(self)
-        root.residency, root._tiers = "tiered", plan
-        root.schema, root.statistics, root.shards, root.discount = (
+        store = copy(self)
+        store.residency, store._tiers = "tiered", plan
+        store.schema, store.statistics, store.shards, store.discount = (
             self.manifest.schema, self.manifest.statistics, self._stored, None,
         )  # fmt: skip
-        root._copy = root._stored_copy = root._device_copy(root.schema, root.shards)
-        return root if self.discount is None else root.with_discount(self.discount)
+        store._copy = store._stored_copy = store._device_copy(store.schema, store.shards)
+        return store if self.discount is None else store.with_discount(self.discount)
 
     def device_columns(self) -> DeviceColumns:
         """Where a GPU finds the columns; the first call brings them there. Raises as `DeviceCopy.columns` does."""
@@ -288,19 +288,19 @@ class Root:
 
 
 def _open_again(
-    kind: type[Root],
+    kind: type[DatasetStore],
     files: DatasetFiles,
     residency: str,
     bad: frozenset[str],
     tiers: ResidencyPlan | None,
     discount: float | None,
-) -> Root:
+) -> DatasetStore:
     """In another process. Nothing is brought to a GPU before it is asked for: a DataLoader's worker never does."""
     return as_it_was(kind(files, residency, bad), tiers, discount)
 
 
-def as_it_was(root: Root, tiers: ResidencyPlan | None, discount: float | None) -> Root:
-    """A root that was opened again, placed and with the discount that the first one had."""
+def as_it_was(store: DatasetStore, tiers: ResidencyPlan | None, discount: float | None) -> DatasetStore:
+    """A store that was opened again, placed and with the discount that the first one had."""
     if tiers is not None:
-        root = root.placed(tiers)
-    return root if discount is None else root.with_discount(discount)
+        store = store.placed(tiers)
+    return store if discount is None else store.with_discount(discount)

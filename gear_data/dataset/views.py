@@ -14,8 +14,8 @@ import numpy.typing as npt
 import xxhash
 
 from gear_data.common.progress import progress_bar
-from gear_data.dataset import filters as expressions
-from gear_data.dataset.store import Root
+from gear_data.dataset import filters
+from gear_data.dataset.store import DatasetStore
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
@@ -32,11 +32,11 @@ _BLOCK_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class View:
-    """What a view shows of its root.
+    """What a view shows of its store.
 
     Attributes:
         ids: int64 [k], ascending: its episodes; None for all.
-        mask: the steps that satisfy its step filters, by their number in the root; None where it has no step filter.
+        mask: the steps that satisfy its step filters, by their number in the store; None where it has no step filter.
         mode: which steps of a window must satisfy them, `first` or `all`; None where it has no step filter.
     """
 
@@ -56,13 +56,13 @@ def blocks(lengths: Int64Array, step_bytes: int, block_bytes: int) -> Iterator[t
         first = last
 
 
-def view_fingerprint(root: Root, ids: Int64Array) -> str:
+def view_fingerprint(store: DatasetStore, ids: Int64Array) -> str:
     """What a conversion of these episodes alone would have."""
-    contents = root.episode_table.column("content").combine_chunks()
+    contents = store.episode_table.column("content").combine_chunks()
     # Not one object an episode: 16 bytes each, side by side.
     start, hashes = 16 * contents.offset, contents.buffers()[1]
     rows = np.frombuffer(hashes, np.uint8, 16 * len(contents), start).reshape(-1, 16)
-    return fingerprint(root.schema, [rows[ids].tobytes()])
+    return fingerprint(store.schema, [rows[ids].tobytes()])
 
 
 def filtered_fingerprint(episodes: str, mask: StepMask, mode: str) -> str:
@@ -73,20 +73,20 @@ def filtered_fingerprint(episodes: str, mask: StepMask, mode: str) -> str:
     return digest.hexdigest()
 
 
-def view_statistics(root: Root, ids: Int64Array) -> dict[str, ColumnStatistics]:
+def view_statistics(store: DatasetStore, ids: Int64Array) -> dict[str, ColumnStatistics]:
     """Statistics of these episodes, as converting them alone, in one task, would give, bit for bit. Reads all once."""
-    running = RunningStatistics(root.schema)
-    columns = root.schema.fixed_columns
-    lengths = root.lengths[ids]
+    running = RunningStatistics(store.schema)
+    columns = store.schema.fixed_columns
+    lengths = store.lengths[ids]
     with progress_bar(int(lengths.sum()), "statistics", "step", None) as bar:
-        for first, last in blocks(lengths, root.schema.step_bytes, _BLOCK_BYTES):
+        for first, last in blocks(lengths, store.schema.step_bytes, _BLOCK_BYTES):
             part = ids[first:last]
-            running.update({spec.name: root.steps(spec.name, part) for spec in columns}, lengths[first:last])
+            running.update({spec.name: store.steps(spec.name, part) for spec in columns}, lengths[first:last])
             bar.update(int(lengths[first:last].sum()))
     return running.result()
 
 
-def satisfying_steps(root: Root, ids: Int64Array, expression: pl.Expr) -> StepMask:
+def satisfying_steps(store: DatasetStore, ids: Int64Array, expression: pl.Expr) -> StepMask:
     """The steps of these episodes at which an expression over step columns holds; every other step's bit is 0.
 
     Raises:
@@ -94,45 +94,45 @@ def satisfying_steps(root: Root, ids: Int64Array, expression: pl.Expr) -> StepMa
         UnsupportedColumnError: it names a column that Polars cannot hold.
         EmptySourceError: no step satisfies it.
     """
-    names = expressions.step_columns(expression)
-    lengths, firsts = root.lengths[ids], root.offsets[ids]
-    step_bytes = sum(_step_bytes(root, name) for name in names)
+    names = filters.step_columns(expression)
+    lengths, firsts = store.lengths[ids], store.offsets[ids]
+    step_bytes = sum(_step_bytes(store, name) for name in names)
 
     def flags() -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
         with progress_bar(int(lengths.sum()), "filter steps", "step", None) as bar:
             for first, last in blocks(lengths, step_bytes, _BLOCK_BYTES):
                 part = ids[first:last]
-                frame = expressions.step_frame({name: _column(root, name, part) for name in names})
-                found = expressions.true_rows(frame, expression)
-                expressions.check_row_wise(frame, expression, found)
+                frame = filters.step_frame({name: _column(store, name, part) for name in names})
+                found = filters.true_rows(frame, expression)
+                filters.check_row_wise(frame, expression, found)
                 bar.update(len(found))
                 yield from _runs(firsts[first:last], lengths[first:last], found)
 
-    mask = StepMask.from_blocks(root.manifest.steps, flags())
+    mask = StepMask.from_blocks(store.manifest.steps, flags())
     if not mask.count:
-        known = {name: root.statistics[name] for name in names if not root.schema[name].variable_length}
+        known = {name: store.statistics[name] for name in names if not store.schema[name].variable_length}
         ranges = {name: f"{np.fmin.reduce(item.min)} to {np.fmax.reduce(item.max)}" for name, item in known.items()}
-        raise expressions.nothing_found(expression, "step", ranges)
+        raise filters.nothing_found(expression, "step", ranges)
     return mask
 
 
-def _step_bytes(root: Root, name: str) -> int:
+def _step_bytes(store: DatasetStore, name: str) -> int:
     """Bytes of a step of a column, on average where they vary."""
-    spec = root.schema[name]
+    spec = store.schema[name]
     if not spec.variable_length:
         return spec.row_bytes
-    return sum(shard.variable[name].bytes for shard in root.manifest.shards) // root.manifest.steps
+    return sum(shard.variable[name].bytes for shard in store.manifest.shards) // store.manifest.steps
 
 
-def _column(root: Root, name: str, ids: Int64Array) -> Any:
+def _column(store: DatasetStore, name: str, ids: Int64Array) -> Any:
     """Steps of episodes as Polars takes them without a Python object each."""
-    return root.values(name, ids) if root.schema[name].variable_length else root.steps(name, ids)
+    return store.values(name, ids) if store.schema[name].variable_length else store.steps(name, ids)
 
 
 def _runs(
     firsts: Int64Array, lengths: Int64Array, values: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-    """Values of episodes one after another, cut where the episodes do not follow each other in the root."""
+    """Values of episodes one after another, cut where the episodes do not follow each other in the store."""
     offsets = offsets_of(lengths)
     begins = [0, *(np.flatnonzero(firsts[1:] != firsts[:-1] + lengths[:-1]) + 1).tolist(), len(firsts)]
     for begin, end in pairwise(begins):

@@ -21,7 +21,7 @@ from gear_data.cluster.flight.server import FlightServer, Guard
 from gear_data.cluster.rendezvous import Membership
 from gear_data.cluster.server.node_server import Serving
 from gear_data.cluster.server.shard_server import ServedShards
-from gear_data.dataset.joined_store import JoinedRoot
+from gear_data.dataset.partitioned_store import PartitionedDatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.dataset_files import open_files
@@ -66,7 +66,7 @@ def join(folder: Path) -> Iterator[Join]:
         held = enumerate(placement.held)
         servers = tuple(serve(shards) if shards and number != node else None for number, shards in held)
         membership = Membership(secret.run, node, 0, 1, servers, placement, placement)
-        return Dataset(JoinedRoot(open_files(path), residency, "auto", membership), View())
+        return Dataset(PartitionedDatasetStore(open_files(path), residency, "auto", membership), View())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(f"GEAR_DATA_RUN_{secret.run}", "")
@@ -107,7 +107,7 @@ def test_nothing_is_asked_of_others_for_ones_own_draws(gpu: Gpu, path: Path, joi
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    dataset._root._nodes.asked = refuse  # type: ignore[attr-defined]
+    dataset._store._nodes.asked = refuse  # type: ignore[attr-defined]
     options = {**OPTIONS, "selection": "decentralized"}
     same(from_device(gpu, on_gpu(dataset, **options)), copies(SequenceLoader(join(2, "host"), **options)))
 
@@ -139,7 +139,7 @@ def test_of_several_nodes_kernels_read_ones_own_shards(
                 shard in member.shards or (column.name == "returns_to_go" and discount is not None)
             )
             if address:
-                values = local._root.shards.column(shard, index)
+                values = local._store.shards.column(shard, index)
                 assert ctypes.string_at(address, values.nbytes) == values.tobytes()
     assert len(gpu.cupy.registered) == (1 if discount is None else 2)
     batches = copies(SequenceLoader(dataset, **OPTIONS, preset="decision_transformer"))

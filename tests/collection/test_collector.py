@@ -286,7 +286,7 @@ def test_the_reader_maps_only_the_shards_it_needs(wide):
     shard = int(dataset.episodes["shard"][5])
     output = Output("x", "x.int8.3", "int8", (3,), 0, 4)
     Collector([Share(reader, dataset.schema, (output,))], 1, reuse=True).collect(windows_of([(5, 0, 4)]))
-    mapped = np.flatnonzero(dataset._root.shards.addresses[:, 0])
+    mapped = np.flatnonzero(dataset._store.shards.addresses[:, 0])
     assert mapped.tolist() == [shard]
 
 

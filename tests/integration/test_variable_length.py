@@ -354,7 +354,7 @@ def test_resumes_to_the_same_bytes(kind: str, sources: Any, tmp_path: Path, monk
 
 def test_values_are_over_the_mapping(converted: Path) -> None:
     ds = gear_data.open(converted)
-    index, shards = ds.schema.index("texts"), ds._root.shards
+    index, shards = ds.schema.index("texts"), ds._store.shards
     mapping = shards.touch(1)
     array = shards.values(1, index)
     assert isinstance(array, pa.LargeStringArray)

@@ -30,7 +30,7 @@ def as_node(folder, node, nodes, ranks=1, rank=0, budget=None, view=lambda datas
     dataset = gear_data.open(folder)
     names = [f"node-{number}" for number in range(nodes)]
     placement, owners = dataset.placement(names, budget=budget), dataset.placement(names)
-    dataset._root.membership = Membership("run", node, rank, ranks, (None,) * nodes, placement, owners)
+    dataset._store.membership = Membership("run", node, rank, ranks, (None,) * nodes, placement, owners)
     return view(dataset)
 
 

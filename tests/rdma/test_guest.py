@@ -41,14 +41,14 @@ def made(possible, tmp_path_factory):
     lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
     dataset = with_text(feed_data.locomotion(lengths, seed=5, observations=11), folder)
     assert len(dataset.manifest.shards) > 3
-    root = dataset._root
-    shard, start = root.placement
+    store = dataset._store
+    shard, start = store.placement
     np.savez(
         folder / "expected.npz",
         shard=shard,
         start=start,
-        length=root.lengths,
-        **remote_batches.batches(root.reader(), dataset.schema, root.lengths),
+        length=store.lengths,
+        **remote_batches.batches(store.reader(), dataset.schema, store.lengths),
     )
     warm = [sys.executable, str(HERE / "warm.py"), str(folder / "d"), str(folder / "cache")]
     subprocess.run(warm, check=True, env={**os.environ, **variables(folder)}, timeout=120)

@@ -23,7 +23,7 @@ from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.flight import fetch as flight_lane
 from gear_data.cluster.flight.client import Stream
 from gear_data.collection.collector import Collector, Output, Share
-from gear_data.dataset.remote_store import open_served
+from gear_data.dataset.remote_store import open_remote_store
 from gear_data.errors import ClusterError, InvalidArgumentError
 from gear_data.loaders.presets.outputs import PRESETS
 from gear_data.selection.windows import Windows
@@ -322,11 +322,11 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
                 following=shift > 0, preceding=shift < 0, discounts=discounts,
             )
         )  # fmt: skip
-    root, nodes = local._root, remote._root._nodes
-    placed = (*root.placement, root.lengths)
+    store, nodes = local._store, remote._store._nodes
+    placed = (*store.placement, store.lengths)
     here = np.arange(len(local.manifest.shards)) % 2 == 0
-    mixed = ClusterReader(nodes, _SomeAway(root.shards), here, *placed, lambda: root.finals)
-    alone = ClusterReader(nodes, root.shards, here | True, *placed, lambda: root.finals)
+    mixed = ClusterReader(nodes, _SomeAway(store.shards), here, *placed, lambda: store.finals)
+    alone = ClusterReader(nodes, store.shards, here | True, *placed, lambda: store.finals)
     found = []
     for reader in (local.reader(), remote.reader(), mixed, alone):
         collector = Collector([Share(reader, local.schema, tuple(made))], len(rows), reuse=False)
@@ -337,13 +337,13 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
 
 
 def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypatch):
-    root = local._root
+    store = local._store
 
     class NoNodes:
         pass
 
     here = np.ones(len(local.manifest.shards), np.bool_)
-    reader = ClusterReader(NoNodes(), root.shards, here, *root.placement, root.lengths, lambda: root.finals)
+    reader = ClusterReader(NoNodes(), store.shards, here, *store.placement, store.lengths, lambda: store.finals)
     output = Output("x", "observations", "float32", (4,), 0, 5)
     collected = [
         Collector([Share(each, local.schema, (output,))], 3, reuse=False).collect(
@@ -357,7 +357,7 @@ def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypat
 def test_connections_end_with_the_dataset(nodes):
     dataset = gear_data.open(url(*nodes[:2]))
     batches(dataset, prefetch=2)
-    known = [weakref.ref(node) for node in dataset._root._nodes._nodes]
+    known = [weakref.ref(node) for node in dataset._store._nodes._nodes]
     assert any(node()._idle for node in known)
     del dataset
     gc.collect()
@@ -371,7 +371,7 @@ def test_what_cannot_be_asked(nodes, remote):
             gear_data.open(place, **options)
     with pytest.raises(InvalidArgumentError, match="needs a token"):
         gear_data.open("gear://10.0.0.1:1")
-    root = open_served(place)
-    with pytest.raises(ClusterError, match="not files"), root.files.local(root.manifest.shards[0].entry):
+    store = open_remote_store(place)
+    with pytest.raises(ClusterError, match="not files"), store.files.local(store.manifest.shards[0].entry):
         pass
-    assert not RemoteShards(root._nodes).all_mapped
+    assert not RemoteShards(store._nodes).all_mapped

@@ -14,7 +14,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import make_secret
 from gear_data.cluster.rendezvous import Membership
 from gear_data.cluster.server.node_server import Serving
-from gear_data.dataset.joined_store import JoinedRoot
+from gear_data.dataset.partitioned_store import PartitionedDatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import NodeUnreachableError
 from gear_data.storage.dataset_files import open_files
@@ -44,10 +44,10 @@ def peer(folder, tmp_path, monkeypatch):
     node = NodeProcess(folder, held, ["--token-file", str(tmp_path / "token")])
     node.wait()
     servers = (None, Serving(Address.parse(node.address), False))
-    root = JoinedRoot(
+    store = PartitionedDatasetStore(
         open_files(folder), "host", "auto", Membership(secret.run, 0, 0, 1, servers, placement, placement)
     )
-    yield Dataset(root, View()), node
+    yield Dataset(store, View()), node
     if node.lives:
         node.kill()
 
@@ -84,7 +84,7 @@ def test_it_is_waited_for_once_and_work_goes_on_when_it_is_back(folder, peer, ca
 
 def test_it_comes_back_in_time(folder, peer, monkeypatch):
     dataset, node = peer
-    monkeypatch.setattr(dataset._root._nodes, "_patience", 60.0)
+    monkeypatch.setattr(dataset._store._nodes, "_patience", 60.0)
     expected = rows(SequenceLoader(gear_data.open(folder), **OPTIONS), 100)
     batches = iter(SequenceLoader(dataset, **OPTIONS))
     found = rows(batches, 10)

@@ -484,7 +484,7 @@ def test_readers_in_threads_never_see_a_shard_go(remote: str, rollouts_path: Pat
     for thread in threads:
         thread.join(60)
     assert not failed
-    assert len(mine._root.shards._buffers) <= 4
+    assert len(mine._store.shards._buffers) <= 4
 
 
 @pytest.mark.parametrize("residency", ["mmap", "host"])

@@ -13,13 +13,13 @@ from pathlib import Path
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.flight.server import FlightServer, Guard
 from gear_data.cluster.server.shard_server import ServedShards
-from gear_data.dataset.remote_store import open_served
+from gear_data.dataset.remote_store import open_remote_store
 from gear_data.storage.dataset_files import open_files
 from tests.support.rdma import remote_batches
 
 server = FlightServer(ServedShards(open_files(Path(sys.argv[1]))), Address("127.0.0.1", 0), Guard())
 threading.Thread(target=server.serve, daemon=True).start()
-root = open_served(f"gear://127.0.0.1:{server.port}", Path(sys.argv[2]), transport="flight")
-remote_batches.batches(root.reader(), root.manifest.schema, root.lengths)
+store = open_remote_store(f"gear://127.0.0.1:{server.port}", Path(sys.argv[2]), transport="flight")
+remote_batches.batches(store.reader(), store.manifest.schema, store.lengths)
 # A server waits for its clients to go, of which this process is one.
 os._exit(0)

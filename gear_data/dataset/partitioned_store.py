@@ -15,8 +15,8 @@ from gear_data.cluster.rendezvous import Membership, Opened, Place, join
 from gear_data.cluster.server.peer_servers import RunNodes
 from gear_data.cluster.server.supervisor import Lease
 from gear_data.collection.collector import ColumnReader
-from gear_data.dataset.cluster_store import ClusterRoot
-from gear_data.dataset.store import Root, as_it_was
+from gear_data.dataset.cluster_store import ClusterDatasetStore
+from gear_data.dataset.store import DatasetStore, as_it_was
 from gear_data.residency import DeviceCopy, PartialCopy, Shards, on_the_host, open_shards
 from gear_data.residency.device.columns import current_device
 from gear_data.residency.plan import ResidencyPlan
@@ -26,7 +26,7 @@ from gear_data.storage.manifest import Manifest
 from gear_data.storage.remote.files import plain_path
 
 
-class JoinedRoot(ClusterRoot):
+class PartitionedDatasetStore(ClusterDatasetStore):
     """All episodes of a dataset whose shards the nodes of a run hold, those of this node in shared memory.
 
     Args:
@@ -82,7 +82,7 @@ class JoinedRoot(ClusterRoot):
 
     def reader(self) -> ColumnReader:
         # Past what is for other nodes: a GPU then has nobody to wait for.
-        return super().reader() if self.is_remote else Root.reader(self)
+        return super().reader() if self.is_remote else DatasetStore.reader(self)
 
 
 def _open_again(
@@ -92,19 +92,19 @@ def _open_again(
     membership: Membership,
     tiers: ResidencyPlan | None,
     discount: float | None,
-) -> Root:
+) -> DatasetStore:
     """In a process that one of the run started."""
-    return as_it_was(JoinedRoot(files, residency, transport, membership), tiers, discount)
+    return as_it_was(PartitionedDatasetStore(files, residency, transport, membership), tiers, discount)
 
 
-def open_joined(
+def open_partitioned_store(
     path: str | os.PathLike[str],
     residency: str,
     place: Place,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
     transport: str = AUTO,
-) -> JoinedRoot:
+) -> PartitionedDatasetStore:
     """The dataset, shared out over the nodes of the run that this process is one of. Every rank must call it.
 
     Args:
@@ -124,4 +124,4 @@ def open_joined(
         return files.manifest()
 
     membership, lease = join(Opened(plain_path(path), cache, cache_bytes, residency, transport, prepare, place))
-    return JoinedRoot(files, residency, transport, membership, lease)
+    return PartitionedDatasetStore(files, residency, transport, membership, lease)
