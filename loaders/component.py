@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gear_data.collection.collector import Output, Share, check_batch_bytes
-from gear_data.common.distributed import from_first_rank
+from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import normalization_statistics
@@ -147,7 +147,7 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
     def evaluate(expression: str | pl.Expr, what: str) -> Float64Array:
         if not ask_first_rank:
             return dataset.evaluate(expression, what)
-        return from_first_rank(lambda: dataset.evaluate(expression, what))
+        return compute_on_rank_zero(lambda: dataset.evaluate(expression, what))
 
     check_batch_bytes(outputs, arguments.batch_size)
     sampler = as_sampler(arguments.sampler)

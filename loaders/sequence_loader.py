@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from gear_data.collection.buffers import IDLE_BUFFERS
-from gear_data.common.distributed import is_distributed, own_rank
+from gear_data.common.distributed import is_distributed, rank_and_world_size
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.store import check_discount
 from gear_data.errors import InvalidArgumentError
@@ -240,7 +240,7 @@ class SequenceLoader(IterableDataset[Batch]):
             return self._member.local_rank, self._member.local_size
         if self._rank is not None and self._world_size is not None:
             return self._rank, self._world_size
-        return own_rank()
+        return rank_and_world_size()
 
     def _size(self, step: int) -> int:
         """Windows of the global batch."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from gear_data.common.distributed import from_every_rank, is_distributed
+from gear_data.common.distributed import all_gather, is_distributed
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import check_range
 from gear_data.loaders.component import Part
@@ -66,7 +66,7 @@ def spread_update(
     except InvalidArgumentError as error:
         problem = error
     own = (problem, mine, from_step, soonest)
-    ranks = from_every_rank(own) if spread and is_distributed() else [own]
+    ranks = all_gather(own) if spread and is_distributed() else [own]
     for wrong, *_ in ranks:
         if wrong is not None:
             raise wrong

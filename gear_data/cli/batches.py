@@ -7,7 +7,7 @@ from typing import Any
 
 import gear_data
 from gear_data.cli.parsing import add_command, add_where, open_dataset, print_json
-from gear_data.common.progress import counted, format_bytes, progress_bar
+from gear_data.common.progress import format_bytes, pluralize, progress_bar
 from gear_data.errors import InvalidArgumentError
 
 #: What `feed` and `export` say of batches, where they say nothing else.
@@ -110,7 +110,7 @@ def _export(options: argparse.Namespace) -> int:
                 f"the dataset itself is exported without {flags}", hint="--batches N exports batches"
             )
         report = gear_data.export(dataset, options.output, options.format or "parquet", fps=options.fps)
-        what = f"{counted(report.episodes, 'episode')}, {counted(report.steps, 'step')}"
+        what = f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}"
         if report.left_out:
             what += f" (left out, having no place there: {', '.join(report.left_out)})"
     else:
@@ -119,9 +119,9 @@ def _export(options: argparse.Namespace) -> int:
         report = gear_data.export_batches(
             _loader(options, dataset), options.output, batches=options.batches, format=options.format or "safetensors"
         )
-        what = f"{report.batches:,} batch{'' if report.batches == 1 else 'es'}, {counted(report.windows, 'window')}"
+        what = f"{report.batches:,} batch{'' if report.batches == 1 else 'es'}, {pluralize(report.windows, 'window')}"
     if options.json:
         print_json(report.to_json())
     else:
-        print(f"{what}, {format_bytes(report.bytes)} in {counted(len(report.files), 'file')} -> {options.output}")
+        print(f"{what}, {format_bytes(report.bytes)} in {pluralize(len(report.files), 'file')} -> {options.output}")
     return 0

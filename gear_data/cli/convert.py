@@ -7,7 +7,7 @@ from typing import Any
 
 import gear_data
 from gear_data.cli.parsing import add_command, names, print_json, renaming, size
-from gear_data.common.progress import counted, format_bytes
+from gear_data.common.progress import format_bytes, pluralize
 
 
 def add_commands(commands: Any) -> None:
@@ -83,8 +83,9 @@ def _convert(options: argparse.Namespace) -> int:
         print(f"noticed {warning}")
     rate = format_bytes(report.bytes / max(report.seconds, 1e-9))
     print(
-        f"{counted(report.episodes, 'episode')}, {counted(report.steps, 'step')}, {counted(report.shards, 'shard')}, "
-        f"{format_bytes(report.bytes)} in {report.seconds:.1f} s ({rate}/s) -> {options.destination}"
+        f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}, "
+        f"{pluralize(report.shards, 'shard')}, {format_bytes(report.bytes)} "
+        f"in {report.seconds:.1f} s ({rate}/s) -> {options.destination}"
     )
     return 0
 
@@ -104,7 +105,7 @@ def _lint(options: argparse.Namespace) -> int:
         for finding in report.findings:
             print(finding)
         kinds = f"{len(report.findings)} kind{'' if len(report.findings) == 1 else 's'} of findings"
-        print(f"{counted(report.episodes, 'episode')}, {counted(report.steps, 'step')}, {kinds}")
+        print(f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}, {kinds}")
     return 1 if report.findings else 0
 
 
@@ -120,7 +121,7 @@ def _repair(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_json())
     elif report.shards:
-        print(f"made again: {', '.join(report.shards)} ({counted(report.episodes, 'episode')})")
+        print(f"made again: {', '.join(report.shards)} ({pluralize(report.episodes, 'episode')})")
     else:
         print("the dataset is sound; nothing was changed")
     return 0

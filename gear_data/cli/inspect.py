@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.common.progress import counted, format_bytes
+from gear_data.common.progress import format_bytes, pluralize
 from gear_data.dataset.dataset import Dataset
 
 _BARS = 12
@@ -37,8 +37,8 @@ def describe(dataset: Dataset) -> str:
     """The same as text: a table of columns with statistics, and histograms of returns and lengths."""
     facts = summarize(dataset)
     lines = [
-        f"{dataset.path}: {counted(facts['episodes'], 'episode')}, {counted(facts['steps'], 'step')}, "
-        f"{format_bytes(facts['bytes'])} in {counted(facts['shards'], 'shard')}",
+        f"{dataset.path}: {pluralize(facts['episodes'], 'episode')}, {pluralize(facts['steps'], 'step')}, "
+        f"{format_bytes(facts['bytes'])} in {pluralize(facts['shards'], 'shard')}",
         f"source {facts['source']} ({facts['format']}), fingerprint {facts['fingerprint']}",
         "",
         *_columns_table(dataset),

@@ -10,7 +10,7 @@ import torch
 T = TypeVar("T")
 
 
-def own_rank() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """(rank, world size) of torch.distributed; (0, 1) where it is not initialised."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -19,10 +19,10 @@ def own_rank() -> tuple[int, int]:
 
 def is_distributed() -> bool:
     """Whether this process is one of several ranks."""
-    return own_rank()[1] > 1
+    return rank_and_world_size()[1] > 1
 
 
-def from_first_rank(compute: Callable[[], T]) -> T:
+def compute_on_rank_zero(compute: Callable[[], T]) -> T:
     """`compute()` of rank 0, on every rank; what it raises is raised on all. Every rank must call it.
 
     Polars' own `mean` and `std` differ with its number of threads, so each rank's own value would not do.
@@ -42,7 +42,7 @@ def from_first_rank(compute: Callable[[], T]) -> T:
     return value
 
 
-def from_every_rank(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """Each rank's value, in rank order. Every rank must call it."""
     if not is_distributed():
         return [value]

@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 
 #: What Pillow's readers raise for damaged files, and for those that would fill the memory.
-UNREADABLE = (
+DECODE_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
     Image.DecompressionBombError, Image.DecompressionBombWarning,
 )  # fmt: skip
@@ -36,7 +36,7 @@ class OversizedImage(UnreadableImage):
     """One of more pixels than anything is decoded of."""
 
 
-class UnfitImage(UnreadableImage):
+class UnsupportedImage(UnreadableImage):
     """A sound one that is no uint8 array as it is."""
 
 
@@ -72,7 +72,7 @@ def looks_like_image(encoded: bytes) -> bool:
 
 
 @contextmanager
-def opened(encoded: bytes) -> Iterator[Image.Image]:
+def open_image(encoded: bytes) -> Iterator[Image.Image]:
     """A PNG, JPEG, WebP, BMP or GIF of which only the header was read.
 
     Raises:
@@ -86,18 +86,18 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
     except UnidentifiedImageError as error:
         # Its own text names an address in memory.
         raise UnreadableImage(f"is no PNG, JPEG, WebP, BMP or GIF ({len(encoded)} bytes)") from error
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise UnreadableImage(f"is damaged: {error}") from error
 
 
 def kind_of(image: Image.Image) -> ImageKind:
-    """Raises UnfitImage: it has several frames, or pixels that do not fit 8 bits of grey, RGB and alpha."""
+    """Raises UnsupportedImage: it has several frames, or pixels that do not fit 8 bits of grey, RGB and alpha."""
     if getattr(image, "is_animated", False):
-        raise UnfitImage("has several frames")
+        raise UnsupportedImage("has several frames")
     if image.mode not in _LOSSLESS:
-        raise UnfitImage(f"has Pillow's mode '{image.mode}', which does not fit uint8 channels without a loss")
+        raise UnsupportedImage(f"has Pillow's mode '{image.mode}', which does not fit uint8 channels without a loss")
     if "transparency" in image.info:
-        raise UnfitImage("has a transparent colour, which does not fit uint8 channels")
+        raise UnsupportedImage("has a transparent colour, which does not fit uint8 channels")
     return ImageKind(image.height, image.width, _LOSSLESS[image.mode])
 
 
@@ -107,7 +107,7 @@ def decode_into(out: npt.NDArray[np.uint8], encoded: bytes, kind: ImageKind) -> 
     Raises:
         UnreadableImage: it is damaged, or of another kind; that is known before its pixels are decoded.
     """
-    with opened(encoded) as image:
+    with open_image(encoded) as image:
         found = kind_of(image)
         if found != kind:
             raise UnreadableImage(f"is {found}, where the column began with {kind}")

@@ -25,7 +25,7 @@ def progress_bar(total: int | None, description: str, unit: str, show: bool | No
     return _Bar(total=total, desc=description, unit=f" {unit}", unit_scale=True, disable=disable, leave=False)
 
 
-def counted(count: int, what: str) -> str:
+def pluralize(count: int, what: str) -> str:
     """1 -> '1 shard', 1000 -> '1,000 shards'."""
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 

@@ -17,11 +17,11 @@ from typing import TypeVar
 from gear_data.errors import GearError, RemoteError
 
 #: How often a call is tried.
-TRIES = 5
+MAX_ATTEMPTS = 5
 #: Seconds waited before the second try; each further wait is twice as long.
-FIRST_WAIT = 0.2
+FIRST_DELAY = 0.2
 #: Seconds after which no new try begins.
-PATIENCE = 60.0
+MAX_SECONDS = 60.0
 
 _STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _NUMBERS = frozenset(
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-def retrying(call: Callable[[], _Result], what: str, file: str) -> _Result:
+def with_retries(call: Callable[[], _Result], what: str, file: str) -> _Result:
     """The result of a call, tried again after a passing failure, each time after a longer wait.
 
     Args:
@@ -78,7 +78,7 @@ def retrying(call: Callable[[], _Result], what: str, file: str) -> _Result:
         GearError: as `call` raises it.
     """
     begin = time.monotonic()
-    wait = FIRST_WAIT
+    wait = FIRST_DELAY
     tries = 0
     while True:
         tries += 1
@@ -87,9 +87,9 @@ def retrying(call: Callable[[], _Result], what: str, file: str) -> _Result:
         except Exception as error:
             if isinstance(error, GearError | FileNotFoundError) or not _is_remote(error):
                 raise
-            if not is_passing(error):
+            if not is_transient(error):
                 raise RemoteError(f"cannot {what}: {describe(error)}", file=file) from error
-            if tries == TRIES or time.monotonic() - begin + wait > PATIENCE:
+            if tries == MAX_ATTEMPTS or time.monotonic() - begin + wait > MAX_SECONDS:
                 times = "once" if tries == 1 else f"{tries} times"
                 raise RemoteError(
                     f"cannot {what}, tried {times}: {describe(error)}",
@@ -102,7 +102,7 @@ def retrying(call: Callable[[], _Result], what: str, file: str) -> _Result:
         wait *= 2
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether a failure is one of the connection, or of a server that may answer again."""
     return any(_passes(cause) for cause in _causes(error))
 
@@ -115,7 +115,7 @@ def describe(error: BaseException) -> str:
 
 def _is_remote(error: Exception) -> bool:
     """Whether an error is of the network or its libraries, not a mistake in a program."""
-    if isinstance(error, OSError) or is_passing(error):
+    if isinstance(error, OSError) or is_transient(error):
         return True
     return any(kind.__name__ in _BASES for kind in type(error).__mro__)
 

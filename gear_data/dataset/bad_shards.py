@@ -36,9 +36,9 @@ def find_bad_shards(path: str | os.PathLike[str]) -> frozenset[str]:
 def _of_all_ranks(errors: dict[str, str]) -> dict[str, str]:
     if "torch.distributed" not in sys.modules:
         return errors
-    from gear_data.common.distributed import from_every_rank
+    from gear_data.common.distributed import all_gather
 
-    return {file: error for found in from_every_rank(errors) for file, error in found.items()}
+    return {file: error for found in all_gather(errors) for file, error in found.items()}
 
 
 def sound_episodes(store: DatasetStore) -> Int64Array:

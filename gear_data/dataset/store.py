@@ -29,7 +29,7 @@ from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.block import offsets_of
 from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
-from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, rewards_of
+from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, read_rewards
 from gear_data.storage.tables import array_values, read_episodes, read_finals
 from gear_data.storage.variable import checked, value_offsets
 
@@ -101,7 +101,7 @@ class DatasetStore:
 
     def _rewards(self, shard: int) -> npt.NDArray[Any]:
         """[steps]: those of a shard."""
-        return rewards_of(self.files, self.manifest.schema, self.manifest.shards[shard])
+        return read_rewards(self.files, self.manifest.schema, self.manifest.shards[shard])
 
     def with_discount(self, discount: float) -> DatasetStore:
         """These episodes with `returns_to_go` of a discount, see `Dataset.with_discount`; shares all that is open."""

@@ -18,7 +18,7 @@ import torch
 
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
-from gear_data.exports.folder import whole_folder
+from gear_data.exports.destination import atomic_folder
 from gear_data.exports.nested import nested_episodes, nested_rows
 from gear_data.loaders.batch_builder import each_tensor
 from gear_data.storage.atomic import checksum
@@ -79,7 +79,7 @@ def export_batches(
         raise InvalidArgumentError(f"batches must be at least 1, not {batches!r}")
     target = Path(plain_path(destination))
     entries: list[dict[str, Any]] = []
-    with whole_folder(target) as folder, progress_bar(batches, "export", "batch", progress) as bar:
+    with atomic_folder(target) as folder, progress_bar(batches, "export", "batch", progress) as bar:
         for batch in islice(loader, batches):
             step = loader.state_dict()["step"] - 1
             name = f"batch-{len(entries):06d}.{format}"

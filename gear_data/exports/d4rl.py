@@ -10,32 +10,32 @@ import h5py
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
-from gear_data.exports.exporter import Exported, ExportOptions, report
-from gear_data.exports.facts import fact_names, source_metadata
+from gear_data.exports.destination import atomic_file_or_folder
+from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files
 from gear_data.exports.flat import flat_blocks, flat_columns
-from gear_data.exports.folder import whole_file
-from gear_data.exports.hdf5 import new_hdf5
+from gear_data.exports.hdf5 import create_hdf5
+from gear_data.exports.metadata import metadata_names, source_metadata
 
 
-def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:
+def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
     """Writes the destination if it ends in .hdf5 or .h5, else `data.hdf5` in it. Facts of the source about itself
     become `metadata/NAME`, where they are text or numbers.
 
     Raises:
         MissingColumnError, UnsupportedColumnError: see `flat_columns`.
     """
-    with whole_file(destination, (".hdf5", ".h5"), "data.hdf5") as path:
+    with atomic_file_or_folder(destination, (".hdf5", ".h5"), "data.hdf5") as path:
         columns = flat_columns(dataset, "D4RL")
         total = dataset.num_steps * len(columns)
         size = sum(column.bytes for column in columns)
-        with progress_bar(total, "export", "row", options.progress) as bar, new_hdf5(path, size) as file:
+        with progress_bar(total, "export", "row", options.progress) as bar, create_hdf5(path, size) as file:
             for column in columns:
                 target = file.create_dataset(column.name, column.shape, column.dtype)
                 for start, values in flat_blocks(dataset, column):
                     target[start : start + len(values)] = values
                     bar.update(len(values))
             left_out = _write_metadata(file, source_metadata(dataset))
-    return report(destination, [*fact_names(dataset), *left_out])
+    return exported_files(destination, [*metadata_names(dataset), *left_out])
 
 
 def _write_metadata(file: h5py.File, metadata: Mapping[str, Any]) -> list[str]:

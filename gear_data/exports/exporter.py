@@ -31,7 +31,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedFiles:
     """What an exporter wrote.
 
     Attributes:
@@ -45,7 +45,7 @@ class Exported:
     left_out: tuple[str, ...] = ()
 
 
-Exporter = Callable[[Dataset, Path, ExportOptions], Exported]
+Exporter = Callable[[Dataset, Path, ExportOptions], ExportedFiles]
 
 
 def episode_blocks(dataset: Dataset, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
@@ -66,10 +66,10 @@ def require_columns(dataset: Dataset, known: Container[str], format: str) -> Non
             )
 
 
-def report(destination: Path, left_out: list[str] | None = None) -> Exported:
+def exported_files(destination: Path, left_out: list[str] | None = None) -> ExportedFiles:
     """Of a file, or of every file of a folder, that was written."""
     if destination.is_file():
-        return Exported((destination.name,), destination.stat().st_size, tuple(left_out or ()))
+        return ExportedFiles((destination.name,), destination.stat().st_size, tuple(left_out or ()))
     paths = sorted(path for path in destination.rglob("*") if path.is_file())
     names = tuple(path.relative_to(destination).as_posix() for path in paths)
-    return Exported(names, sum(path.stat().st_size for path in paths), tuple(left_out or ()))
+    return ExportedFiles(names, sum(path.stat().st_size for path in paths), tuple(left_out or ()))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import UnsupportedColumnError
 from gear_data.exports.exporter import episode_blocks, require_columns
-from gear_data.exports.facts import episode_finals, episode_id
+from gear_data.exports.metadata import episode_id, final_observations
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import offsets_of
 
@@ -107,7 +107,7 @@ def _check_flags(dataset: Dataset, format: str) -> None:
 
 def _check_finals(dataset: Dataset, format: str) -> None:
     for first, last in episode_blocks(dataset):
-        for place, final in enumerate(episode_finals(dataset, first, last)):
+        for place, final in enumerate(final_observations(dataset, first, last)):
             if final is None:
                 raise UnsupportedColumnError(
                     f"episode {episode_id(dataset, first + place)} has no final observation and others have one; "
@@ -131,7 +131,7 @@ def _next_observations(dataset: Dataset) -> FlatColumn:
     def read(first: int, last: int) -> npt.NDArray[Any]:
         following = np.empty_like(observations := dataset.steps(spec.name, first, last))
         following[:-1] = observations[1:]
-        finals = [final[spec.name] for final in episode_finals(dataset, first, last) if final is not None]
+        finals = [final[spec.name] for final in final_observations(dataset, first, last) if final is not None]
         following[np.cumsum(dataset.lengths[first:last]) - 1] = finals
         return following
 

@@ -13,7 +13,7 @@ from gear_data.errors import StorageFullError
 
 
 @contextmanager
-def new_hdf5(path: Path, needed: int) -> Iterator[h5py.File]:
+def create_hdf5(path: Path, needed: int) -> Iterator[h5py.File]:
     """A new file. HDF5 may crash the process when the disk runs full under it, so room is looked for first.
 
     Args:

@@ -20,10 +20,17 @@ import pyarrow as pa
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
-from gear_data.exports.exporter import REQUIRED, Exported, ExportOptions, episode_blocks, report, require_columns
-from gear_data.exports.facts import episode_facts, episode_finals, episode_id, source_metadata
-from gear_data.exports.folder import whole_folder
-from gear_data.exports.hdf5 import new_hdf5
+from gear_data.exports.destination import atomic_folder
+from gear_data.exports.exporter import (
+    REQUIRED,
+    ExportedFiles,
+    ExportOptions,
+    episode_blocks,
+    exported_files,
+    require_columns,
+)
+from gear_data.exports.hdf5 import create_hdf5
+from gear_data.exports.metadata import episode_id, episode_metadata, final_observations, source_metadata
 from gear_data.exports.spaces import space
 from gear_data.schema import ColumnSpec
 
@@ -44,7 +51,7 @@ _GROUP_BYTES = 4096
 _ZERO_BYTE = "HDF5 holds no text with a zero byte in it"
 
 
-def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:
+def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
     """Writes a folder that `minari.load_dataset(NAME)` reads where $MINARI_DATASETS_PATH is the folder it is in.
 
     Observations have T + 1 rows, the final observation the last of them; `infos` have a row a step, as the dataset has
@@ -63,19 +70,19 @@ def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -
         )
     paths = _paths(dataset)
     with (
-        whole_folder(destination) as folder,
+        atomic_folder(destination) as folder,
         progress_bar(dataset.num_steps, "export", "step", options.progress) as bar,
     ):
         (folder / "data").mkdir()
-        with new_hdf5(folder / "data" / "main_data.hdf5", _size(dataset, len(paths))) as file:
+        with create_hdf5(folder / "data" / "main_data.hdf5", _size(dataset, len(paths))) as file:
             for first, last in episode_blocks(dataset):
                 _write_episodes(dataset, file, paths, first, last)
                 bar.update(int(dataset.offsets[last] - dataset.offsets[first]))
         size = (folder / "data" / "main_data.hdf5").stat().st_size
         metadata = {**_metadata(dataset, destination.name), "dataset_size": round(size / 1e6, 1)}
         (folder / "data" / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
-    facts = episode_facts(dataset, 0, 0)
-    return report(destination, [name for name in facts if name not in _attribute_names(facts)])
+    facts = episode_metadata(dataset, 0, 0)
+    return exported_files(destination, [name for name in facts if name not in _attribute_names(facts)])
 
 
 def _size(dataset: Dataset, columns: int) -> int:
@@ -124,8 +131,8 @@ def _paths(dataset: Dataset) -> dict[str, str]:
 
 def _write_episodes(dataset: Dataset, file: h5py.File, paths: Mapping[str, str], first: int, last: int) -> None:
     columns = {name: dataset.steps(name, first, last) for name in paths}
-    finals = episode_finals(dataset, first, last)
-    facts = episode_facts(dataset, first, last)
+    finals = final_observations(dataset, first, last)
+    facts = episode_metadata(dataset, first, last)
     attributes = {name: facts[name].to_pylist() for name in _attribute_names(facts)}
     start = 0
     for place, length in enumerate(dataset.lengths[first:last].tolist()):

@@ -9,20 +9,20 @@ from numpy.lib import format as npy
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
-from gear_data.exports.exporter import Exported, ExportOptions, report
-from gear_data.exports.facts import fact_names
+from gear_data.exports.destination import atomic_file_or_folder
+from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files
 from gear_data.exports.flat import flat_blocks, flat_columns
-from gear_data.exports.folder import whole_file
+from gear_data.exports.metadata import metadata_names
 
 
-def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:
+def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
     """Writes the destination if it ends in .npz, else `data.npz` in it; uncompressed, as `numpy.savez` does, but never
     holding a whole array.
 
     Raises:
         MissingColumnError, UnsupportedColumnError: see `flat_columns`.
     """
-    with whole_file(destination, (".npz",), "data.npz") as path:
+    with atomic_file_or_folder(destination, (".npz",), "data.npz") as path:
         columns = flat_columns(dataset, "npz")
         total = dataset.num_steps * len(columns)
         with progress_bar(total, "export", "row", options.progress) as bar, zipfile.ZipFile(path, "w") as archive:
@@ -34,4 +34,4 @@ def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> E
                     for _, values in flat_blocks(dataset, column):
                         member.write(values.reshape(-1).view("u1").data)
                         bar.update(len(values))
-    return report(destination, fact_names(dataset))
+    return exported_files(destination, metadata_names(dataset))

@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
-from gear_data.exports.exporter import Exported, ExportOptions, episode_blocks, report
-from gear_data.exports.facts import episode_facts, episode_finals
-from gear_data.exports.folder import refuse_existing, whole_folder
+from gear_data.exports.destination import atomic_folder, refuse_existing
+from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
+from gear_data.exports.metadata import episode_metadata, final_observations
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
 from gear_data.exports.table_writer import TableWriter
 from gear_data.storage.atomic import atomic_file
 from gear_data.storage.block import offsets_of
 
 
-def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:
+def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
     """Writes one file to a destination that ends in .parquet, else `data/train-00000-of-0000N.parquet`, a file a shard
     that has some of the episodes, as the HuggingFace hub names them."""
     shards = _shard_runs(dataset)
@@ -29,13 +29,13 @@ def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) 
             refuse_existing(destination)
             with atomic_file(destination) as temporary:
                 _write(dataset, temporary, shards, bar)
-            return report(destination)
+            return exported_files(destination)
         names = [f"data/train-{i:05d}-of-{len(shards):05d}.parquet" for i in range(len(shards))]
-        with whole_folder(destination) as folder:
+        with atomic_folder(destination) as folder:
             (folder / "data").mkdir()
             for shard, name in zip(shards, names, strict=True):
                 _write(dataset, folder / name, [shard], bar)
-    return report(destination)
+    return exported_files(destination)
 
 
 def _shard_runs(dataset: Dataset) -> list[tuple[int, int]]:
@@ -68,8 +68,8 @@ def _episode_table(dataset: Dataset, first: int, last: int) -> tuple[pa.Table, i
         else:
             columns[spec.name] = nested_episodes(dataset.steps(spec.name, first, last), offsets, spec.name)
     if dataset.schema.final_columns:
-        finals = episode_finals(dataset, first, last)
+        finals = final_observations(dataset, first, last)
         for spec in dataset.schema.final_columns:
             columns[f"final_{spec.name}"] = nested_finals(finals, spec)
-    columns.update(episode_facts(dataset, first, last))
+    columns.update(episode_metadata(dataset, first, last))
     return pa.table(columns), int(offsets[-1])

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.common.progress import counted
+from gear_data.common.progress import pluralize
 from gear_data.ingest.findings.record import Finding
 from gear_data.schema import ColumnSpec
 from gear_data.storage.manifest import Manifest
@@ -123,7 +123,7 @@ def _sizes(manifest: Manifest, episodes: pa.Table) -> str:
     rows = [
         ["episodes", f"{manifest.episodes:,}"],
         ["steps", f"{manifest.steps:,}"],
-        ["bytes", f"{sum(entry.bytes for entry in manifest.files):,} in {counted(len(manifest.shards), 'shard')}"],
+        ["bytes", f"{sum(entry.bytes for entry in manifest.files):,} in {pluralize(len(manifest.shards), 'shard')}"],
         ["steps an episode", _spread(lengths)],
     ]
     returns = episodes.column("return").drop_null().to_numpy()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gear_data.common.progress import counted, progress_bar
+from gear_data.common.progress import pluralize, progress_bar
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ResumeError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.destination import check_apart, no_empty_folder, prepare
@@ -23,12 +23,12 @@ from gear_data.ingest.findings.record import Finding, Findings
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline.prepare import stored_schema
 from gear_data.ingest.source import EpisodeSource, check_count, source_options
-from gear_data.storage.atomic import exchange
+from gear_data.storage.atomic import swap_folders
+from gear_data.storage.file_store import FileStore, put_text
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.files import plain_path
-from gear_data.storage.remote.object_store import open_store
-from gear_data.storage.staging import Conversion, Joined, TaskResult, difference
-from gear_data.storage.store import Store, put_text
+from gear_data.storage.remote.object_store import open_file_store
+from gear_data.storage.staging import MergedTasks, StagedDataset, TaskResult, difference
 from gear_data.storage.writer import PROGRESS
 
 MIN_SHARD_BYTES = 1 << 10
@@ -132,7 +132,7 @@ def convert(
         max_episode_steps=max_episode_steps,
     )
     wanted, folder = prepare(plain_path(destination), overwrite, resume)
-    store = open_store(folder)
+    store = open_file_store(folder)
     location = locate(source, split)
     check_apart(location, wanted)
     given = plain_path(source) if isinstance(source, str | os.PathLike) else source
@@ -150,7 +150,7 @@ def convert(
         tasks = plan(opened.units(), shard_bytes)
         noted = {**identity, "tasks": [list(task.start) for task in tasks]}
         with no_empty_folder(folder):
-            conversion = Conversion(store, stored_schema(opened), noted, resume=resume)
+            conversion = StagedDataset(store, stored_schema(opened), noted, resume=resume)
             try:
                 workers.adjust(len(tasks) - 1)
                 run = _engine(engine, jobs, recipe, opened, store, workers)
@@ -160,18 +160,18 @@ def convert(
                 if folder != wanted:
                     store.remove("")  # the old dataset stays, and the next run is not a resumed one
                 elif kept and isinstance(error, GearError):
-                    text = f"{counted(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: --resume goes on"
+                    text = f"{pluralize(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: --resume goes on"
                     error.hint = f"{error.hint}\n  {text}" if error.hint else text
                 raise
     if folder != wanted:
-        exchange(Path(folder), Path(wanted))
+        swap_folders(Path(folder), Path(wanted))
         store.remove("")  # now the old one
     return _report(manifest, began)
 
 
 def _fill(
-    store: Store,
-    conversion: Conversion,
+    store: FileStore,
+    conversion: StagedDataset,
     source: EpisodeSource,
     run: Engine,
     tasks: Sequence[Task],
@@ -184,7 +184,7 @@ def _fill(
         results = run(tasks, bar.update)
     if not any(result.shards for result in results):
         raise EmptySourceError("the source holds no episode", file=provenance["source"])
-    joined = conversion.join(results)
+    joined = conversion.merge(results)
     findings = _all_findings(noticed, results, joined, source.metadata, strict=provenance["options"]["strict"])
     made = [[*task.start, len(result.shards)] for task, result in zip(tasks, results, strict=True)]
     facts = {**provenance, "tasks": made, "metadata": _json_able(source.metadata)}
@@ -227,7 +227,7 @@ def _identity(location: Location, recipe: Recipe) -> dict[str, Any]:
 def _all_findings(
     noticed: Sequence[Mapping[str, Any]],
     results: Sequence[TaskResult],
-    joined: Joined,
+    joined: MergedTasks,
     metadata: Mapping[str, Any],
     *,
     strict: bool,
@@ -242,7 +242,9 @@ def _all_findings(
     return findings
 
 
-def _worker_counts(engine: str, jobs: int | None, recipe: Recipe, location: Location, store: Store) -> tuple[int, int]:
+def _worker_counts(
+    engine: str, jobs: int | None, recipe: Recipe, location: Location, store: FileStore
+) -> tuple[int, int]:
     """How many processes beside this one are worth starting by the source's size alone, and how many there may be."""
     if engine != "local" or not _movable(recipe, store):
         return 0, 0
@@ -251,14 +253,14 @@ def _worker_counts(engine: str, jobs: int | None, recipe: Recipe, location: Loca
     return (min(soon, most), min(soon, most) if jobs is None else most)
 
 
-def _movable(recipe: Recipe, store: Store) -> bool:
+def _movable(recipe: Recipe, store: FileStore) -> bool:
     """An object in memory, and a file system in memory, are this process's alone."""
     source_is = isinstance(recipe.source, str) and not recipe.source.startswith("memory:")
     return source_is and not store.name.startswith("memory:")
 
 
 def _engine(
-    name: str, jobs: int | None, recipe: Recipe, source: EpisodeSource, store: Store, workers: Workers
+    name: str, jobs: int | None, recipe: Recipe, source: EpisodeSource, store: FileStore, workers: Workers
 ) -> Engine:
     if name == "ray":
         if not _movable(recipe, store):
@@ -284,7 +286,7 @@ def _json_able(value: Any) -> Any:
     return str(value)
 
 
-def _already_done(store: Store, identity: Mapping[str, Any], started: float) -> ConvertReport:
+def _already_done(store: FileStore, identity: Mapping[str, Any], started: float) -> ConvertReport:
     name = f"{store.name}/{MANIFEST_NAME}"
     manifest = Manifest.from_text(store.read(MANIFEST_NAME).decode("utf-8", "replace"), name)
     known = {name: manifest.provenance.get(name) for name in identity}

@@ -10,9 +10,9 @@ from pathlib import Path
 from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentError, UnwritableError
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
+from gear_data.storage.file_store import FileStore
 from gear_data.storage.manifest import MANIFEST_NAME
-from gear_data.storage.remote.object_store import is_remote, open_store
-from gear_data.storage.store import Store
+from gear_data.storage.remote.object_store import is_remote, open_file_store
 from gear_data.storage.writer import PROGRESS
 
 #: What a dataset's folder may hold; `.gitattributes` is the hub's.
@@ -39,7 +39,7 @@ def prepare(destination: str, overwrite: bool, resume: bool) -> tuple[str, str]:
         UnwritableError: what is there cannot be seen, or its name cannot be one.
     """
     if is_remote(destination):
-        _check_remote(open_store(destination), overwrite, resume)
+        _check_remote(open_file_store(destination), overwrite, resume)
         return destination, destination
     target = Path(destination)
     try:
@@ -70,7 +70,7 @@ def check_apart(location: Location, destination: str) -> None:
         )
 
 
-def _check_remote(store: Store, overwrite: bool, resume: bool) -> None:
+def _check_remote(store: FileStore, overwrite: bool, resume: bool) -> None:
     files = store.files()
     if not files or (resume and any(name == MANIFEST_NAME or name.startswith(f"{PROGRESS}/") for name in files)):
         return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any
 
-from gear_data.common.retry import retrying
+from gear_data.common.retry import with_retries
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
 from gear_data.storage.remote.files import filesystem_of, is_remote, is_utf8, open_range_reader, plain_path, printable
 
@@ -161,7 +161,7 @@ def _unreadable(name: str, error: OSError) -> CorruptSourceError:
 def _remote(url: str) -> Location:
     filesystem, root = filesystem_of(url)
     try:
-        found = retrying(lambda: filesystem.find(root, detail=True), "be listed", url)
+        found = with_retries(lambda: filesystem.find(root, detail=True), "be listed", url)
     except FileNotFoundError:
         found = {}
     if not found:

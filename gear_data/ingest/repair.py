@@ -24,10 +24,10 @@ from gear_data.ingest.source import EpisodeSource
 from gear_data.storage.atomic import checksum
 from gear_data.storage.block import END, EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
+from gear_data.storage.file_store import LocalFileStore, put_text
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 from gear_data.storage.remote.files import is_remote, plain_path
 from gear_data.storage.shard_buffer import ShardBuffer
-from gear_data.storage.store import LocalStore, put_text
 from gear_data.storage.tables import read_episodes, write_ipc
 from gear_data.storage.verify import verify
 from gear_data.storage.writer import buffer_offsets
@@ -101,7 +101,7 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
                 if shards_now[index] != manifest.shards[index]:
                     # Another version of Arrow may lay out the same episodes in other bytes.
                     text = replace(manifest, shards=tuple(shards_now)).to_text()
-                    put_text(LocalStore(folder), MANIFEST_NAME, text)
+                    put_text(LocalFileStore(folder), MANIFEST_NAME, text)
                 bar.update(manifest.shards[index].steps)
     return RepairReport(
         tuple(manifest.shards[i].entry.file for i in damaged), sum(manifest.shards[i].episodes for i in damaged)
@@ -197,7 +197,7 @@ def _write(
     buffer = ShardBuffer(manifest.schema, shard.entry.bytes)
     for block in blocks:
         buffer.append(block)
-    with LocalStore(folder).writing(shard.entry.file) as file:
+    with LocalFileStore(folder).writing(shard.entry.file) as file:
         write_ipc(file, buffer.record_batch())
         entry = FileEntry(shard.entry.file, file.stat().st_size, checksum(file))
         return ShardEntry(entry, shard.episodes, shard.steps, *buffer_offsets(file, manifest.schema))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import CachedFiles
 from gear_data.storage.manifest import ShardEntry
-from gear_data.storage.reader import Lease, MappedShards
+from gear_data.storage.reader import MappedShards, ShardLease
 
 #: Seconds between two notes of one shard's use: the files' times tell all processes which one to remove first.
 _NOTE_SECONDS = 1.0
@@ -52,7 +52,7 @@ class CachedShards(MappedShards):
                     self._buffers.pop(other, None)
         elif time.monotonic() - self._noted.get(shard, 0.0) > _NOTE_SECONDS:
             self._noted[shard] = time.monotonic()
-            if not self._files.note_use(self._shards[shard].entry):
+            if not self._files.mark_used(self._shards[shard].entry):
                 self._buffers.pop(shard, None)
         return buffer
 
@@ -61,10 +61,10 @@ class CachedShards(MappedShards):
         """Never: any of them may be let go."""
         return False
 
-    def lease(self, shards: Sequence[int]) -> Lease:
+    def lease(self, shards: Sequence[int]) -> ShardLease:
         buffers = [self.touch(shard) for shard in shards]
         # Rows of other shards stay as they come: nobody looks at them.
         addresses = np.empty(self.addresses.shape, np.int64)
         for shard, buffer in zip(shards, buffers, strict=True):
             addresses[shard] = self._addresses_in(shard, buffer)
-        return Lease(addresses, buffers)
+        return ShardLease(addresses, buffers)

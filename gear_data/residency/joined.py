@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gear_data.residency.shards import Shards
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.reader import Lease
+from gear_data.storage.reader import ShardLease
 
 
 class JoinedShards:
@@ -36,12 +36,12 @@ class JoinedShards:
         """See `Shards`; to be asked for when all are mapped."""
         return self._joined(self._shards.addresses, self._other.addresses)
 
-    def lease(self, shards: Sequence[int]) -> Lease:
+    def lease(self, shards: Sequence[int]) -> ShardLease:
         mine, theirs = self._shards.lease(shards), self._other.lease(shards)
         rows = list(shards)
         addresses = np.empty(self._shape, np.int64)
         addresses[rows] = self._joined(mine.addresses[rows], theirs.addresses[rows])
-        return Lease(addresses, (mine, theirs))
+        return ShardLease(addresses, (mine, theirs))
 
     def _joined(self, mine: Int64Array, theirs: Int64Array) -> Int64Array:
         """Rows of both. Of the column that is joined in, the first shards' own, if they have one, is left out."""

@@ -13,7 +13,7 @@ from gear_data.collection.collector import Places
 from gear_data.residency.device.staging import Stage, StagedRows
 from gear_data.residency.shards import Shards
 from gear_data.selection.windows import Int64Array, Windows
-from gear_data.storage.reader import Lease
+from gear_data.storage.reader import ShardLease
 
 Finals = Callable[[], tuple[Int64Array, dict[str, npt.NDArray[Any]]]]
 
@@ -92,7 +92,7 @@ class ShardReader:
 
     def read(self, windows: Windows, places: Places) -> None:
         if self.shards.all_mapped:
-            lease = Lease(self.shards.addresses)
+            lease = ShardLease(self.shards.addresses)
         else:
             # Held till the end: of a remote dataset another thread may let a shard go that this one does not hold.
             lease = self.shards.lease(np.unique(self.shard[windows.episode_id]).tolist())

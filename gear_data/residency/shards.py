@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.reader import Lease
+from gear_data.storage.reader import ShardLease
 
 
 class Shards(Protocol):
@@ -27,7 +27,7 @@ class Shards(Protocol):
     def all_mapped(self) -> bool:
         """Whether `addresses` holds those of every shard."""
 
-    def lease(self, shards: Sequence[int]) -> Lease:
+    def lease(self, shards: Sequence[int]) -> ShardLease:
         """Maps these shards. Safe to call from several threads."""
 
     def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:

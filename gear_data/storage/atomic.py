@@ -19,7 +19,7 @@ _RENAME_EXCHANGE = 2
 
 
 @contextmanager
-def writing_to(path: Path) -> Iterator[None]:
+def typed_write_errors(path: Path) -> Iterator[None]:
     """Turns a full disk, however the writing library reports it, into StorageFullError, and what else the system
     refuses into UnwritableError."""
     try:
@@ -45,7 +45,7 @@ def atomic_file(path: Path, mark: str = "") -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}{mark}.tmp")
     try:
-        with writing_to(path):
+        with typed_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             _fsync(temporary)
@@ -63,7 +63,7 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def exchange(first: Path, second: Path) -> None:
+def swap_folders(first: Path, second: Path) -> None:
     """Swaps two folders. Linux does it in one step; where the file system cannot, there is a moment without `second`,
     and `first` stays whole.
 
@@ -75,7 +75,7 @@ def exchange(first: Path, second: Path) -> None:
     if swap is not None and swap(_AT_FDCWD, bytes(first), _AT_FDCWD, bytes(second), _RENAME_EXCHANGE) == 0:
         return
     aside = second.with_name(f".{second.name}.gear-old")
-    with writing_to(second):
+    with typed_write_errors(second):
         os.replace(second, aside)
         os.replace(first, second)
         os.replace(aside, first)

@@ -14,7 +14,7 @@ from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, not_a
 from gear_data.storage.reader import check_file_size, check_size
 from gear_data.storage.remote.cache import ShardCache, default_folder
 from gear_data.storage.remote.files import is_remote, join, plain_path
-from gear_data.storage.remote.object_store import RemoteStore
+from gear_data.storage.remote.object_store import ObjectStore
 from gear_data.storage.writer import PROGRESS
 
 _COPY_BYTES = 32 << 20
@@ -98,7 +98,7 @@ class CachedFiles:
     """Those at a URL, in a cache of this machine."""
 
     def __init__(self, url: str, cache: ShardCache) -> None:
-        self._store = RemoteStore(url)
+        self._store = ObjectStore(url)
         self._cache = cache
 
     @property
@@ -145,9 +145,9 @@ class CachedFiles:
         """Whether a file is in the cache."""
         return self._cache.holds(entry)
 
-    def note_use(self, entry: FileEntry) -> bool:
-        """See `ShardCache.note_use`."""
-        return self._cache.note_use(entry)
+    def mark_used(self, entry: FileEntry) -> bool:
+        """See `ShardCache.mark_used`."""
+        return self._cache.mark_used(entry)
 
 
 def open_files(

@@ -64,7 +64,7 @@ def map_file(path: Path) -> pa.Buffer:
     return buffer
 
 
-def will_need(values: npt.NDArray[Any]) -> None:
+def prefetch_pages(values: npt.NDArray[Any]) -> None:
     """Asks the system to read the pages of a contiguous array now, all at once: they are about to be read in order."""
     address, page = values.ctypes.data, mmap.PAGESIZE
     first = address // page * page
@@ -72,7 +72,7 @@ def will_need(values: npt.NDArray[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Lease:
+class ShardLease:
     """Where the columns of some shards are, as long as this lives.
 
     Attributes:
@@ -121,11 +121,11 @@ class MappedShards:
         entry = self._shards[shard]
         return [0 if column.variable_length else buffer.address + entry.buffers[column.name] for column in self._schema]
 
-    def lease(self, shards: Sequence[int]) -> Lease:
+    def lease(self, shards: Sequence[int]) -> ShardLease:
         """Maps these shards. Safe to call from several threads."""
         for shard in shards:
             self.touch(shard)
-        return Lease(self.addresses)
+        return ShardLease(self.addresses)
 
     @property
     def all_mapped(self) -> bool:

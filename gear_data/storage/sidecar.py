@@ -29,7 +29,7 @@ from gear_data.common.file_lock import locked
 from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.storage.atomic import atomic_file, checksum, write_text, writing_to
+from gear_data.storage.atomic import atomic_file, checksum, typed_write_errors, write_text
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
 from gear_data.storage.reader import check_size
@@ -125,7 +125,7 @@ class _Episodes:
             yield self.rewards(index).astype(np.float64), lengths
 
 
-def rewards_of(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.NDArray[Any]:
+def read_rewards(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.NDArray[Any]:
     """The rewards in a shard's file, [steps], read and not mapped: each page is needed once.
 
     Raises:
@@ -140,7 +140,7 @@ def rewards_of(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.ND
 
 
 def _find_or_make(folder: Path, episodes: _Episodes, contents: str, discount: float) -> Sidecar:
-    with writing_to(folder):
+    with typed_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock"):
             return _load(folder, episodes.manifest, contents) or _make(folder, episodes, contents, discount)

@@ -19,11 +19,11 @@ import pyarrow as pa
 from gear_data.errors import GearError, ResumeError
 from gear_data.schema import Schema
 from gear_data.storage.atomic import checksum
+from gear_data.storage.file_store import FileStore, put_text
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.statistics import RunningStatistics
-from gear_data.storage.store import Store, put_text
 from gear_data.storage.tables import SOURCE_ROW, join_episode_tables, parse_table, write_ipc
-from gear_data.storage.writer import PROGRESS, START_AGAIN, read_note
+from gear_data.storage.writer import PROGRESS, START_OVER, read_progress_file
 
 _LOCK = f"{PROGRESS}/.lock"
 _OPTIONS = f"{PROGRESS}/options.json"
@@ -52,7 +52,7 @@ class TaskResult:
         return TaskResult(str(data["prefix"]), shards, data["statistics"], tuple(data["findings"]))
 
 
-class Conversion:
+class StagedDataset:
     """A folder that a conversion fills. It is held until `finish` or `abandon`.
 
     Args:
@@ -67,7 +67,7 @@ class Conversion:
         StorageFullError: the disk is full.
     """
 
-    def __init__(self, store: Store, schema: Schema, options: Mapping[str, Any], *, resume: bool = False) -> None:
+    def __init__(self, store: FileStore, schema: Schema, options: Mapping[str, Any], *, resume: bool = False) -> None:
         self._store = store
         self._schema = schema
         self._held = ExitStack()
@@ -101,13 +101,13 @@ class Conversion:
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         place = f"{self._store.name}/{_OPTIONS}"
-        text = read_note(self._store, _OPTIONS)
+        text = read_progress_file(self._store, _OPTIONS)
         if text is None:
-            raise ResumeError("is missing", file=place, hint=START_AGAIN)
+            raise ResumeError("is missing", file=place, hint=START_OVER)
         try:
             known = dict(json.loads(text))
         except (ValueError, TypeError) as error:
-            raise ResumeError(f"cannot be read: {error}", file=place, hint=START_AGAIN) from error
+            raise ResumeError(f"cannot be read: {error}", file=place, hint=START_OVER) from error
         change = difference(known, json.loads(json.dumps(options)))
         if change is not None:
             raise ResumeError(
@@ -116,7 +116,7 @@ class Conversion:
                 hint="resume with the same source and options, or start again with --overwrite",
             )
 
-    def join(self, tasks: Sequence[TaskResult]) -> Joined:
+    def merge(self, tasks: Sequence[TaskResult]) -> MergedTasks:
         """Brings the tasks' tables together and writes the whole ones. Tasks in source order.
 
         Raises:
@@ -128,14 +128,14 @@ class Conversion:
             statistics.merge(task.statistics)
         episodes = join_episode_tables(list(self._tables(tasks, "episodes", _renumbered_episodes)))
         if SOURCE_ROW not in episodes.column_names or episodes.column(SOURCE_ROW).null_count:
-            raise ResumeError("was begun by another version", file=self._store.name, hint=START_AGAIN)
+            raise ResumeError("was begun by another version", file=self._store.name, hint=START_OVER)
         rows = episodes.column(SOURCE_ROW).to_numpy()
         episodes = episodes.drop_columns(SOURCE_ROW)
         tables = {"episodes": self._write_whole("episodes.arrow", episodes)}
         if self._schema.final_columns:
             finals = pa.concat_tables(self._tables(tasks, "finals", _renumbered_finals))
             tables["finals"] = self._write_whole("finals.arrow", finals)
-        return Joined(shards, statistics, episodes, rows, tables)
+        return MergedTasks(shards, statistics, episodes, rows, tables)
 
     def _tables(
         self, tasks: Sequence[TaskResult], suffix: str, renumbered: Callable[[pa.Table, int, int], pa.Table]
@@ -149,7 +149,7 @@ class Conversion:
                 try:
                     data = self._store.read(file)
                 except OSError as error:
-                    raise ResumeError(f"cannot be read: {error}", file=place, hint=START_AGAIN) from error
+                    raise ResumeError(f"cannot be read: {error}", file=place, hint=START_OVER) from error
                 yield renumbered(parse_table(data, place), first_episode, first_shard)
             first_episode += sum(shard.episodes for shard in task.shards)
             first_shard += len(task.shards)
@@ -160,7 +160,7 @@ class Conversion:
             return FileEntry(name, path.stat().st_size, checksum(path))
 
     def manifest(
-        self, joined: Joined, provenance: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]
+        self, joined: MergedTasks, provenance: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]
     ) -> Manifest:
         """What the dataset will be; not written yet."""
         return Manifest(
@@ -206,7 +206,7 @@ def difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | Non
 
 
 @dataclass(frozen=True)
-class Joined:
+class MergedTasks:
     """The tasks' work as one: shards in order, statistics, the episode table, int64 [n] the rows of the episodes in
     their source files, the files of the tables."""
 

@@ -25,16 +25,16 @@ from gear_data.schema import Schema
 from gear_data.storage.atomic import checksum
 from gear_data.storage.block import END, EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
+from gear_data.storage.file_store import FileStore, put_text
 from gear_data.storage.manifest import FileEntry, ShardEntry
 from gear_data.storage.shard_buffer import ShardBuffer
 from gear_data.storage.statistics import RunningStatistics
-from gear_data.storage.store import Store, put_text
 from gear_data.storage.tables import concatenate_episode_tables, episode_rows, final_rows, write_ipc
 from gear_data.storage.variable import VariableBuffers, value_offsets
 
 PROGRESS = ".progress"
 
-START_AGAIN = "start again with --overwrite"
+START_OVER = "start again with --overwrite"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ShardWriter:
         ResumeError: notes that cannot be read, or shards that are not as noted.
     """
 
-    def __init__(self, store: Store, schema: Schema, shard_bytes: int, prefix: str = "") -> None:
+    def __init__(self, store: FileStore, schema: Schema, shard_bytes: int, prefix: str = "") -> None:
         self._store = store
         self._schema = schema
         self._shard_bytes = shard_bytes
@@ -105,7 +105,7 @@ class ShardWriter:
         return len(self.shards) + (self._finishing is not None)
 
     def _resume(self) -> None:
-        while (text := read_note(self._store, self._note(len(self.shards)))) is not None:
+        while (text := read_progress_file(self._store, self._note(len(self.shards)))) is not None:
             note = self._note(len(self.shards))
             try:
                 data = json.loads(text)
@@ -114,11 +114,11 @@ class ShardWriter:
                 self.resume_point = ResumePoint(Position(*data["position"]), data["skip"], data["state"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ResumeError(
-                    f"cannot be read: {error}", file=f"{self._store.name}/{note}", hint=START_AGAIN
+                    f"cannot be read: {error}", file=f"{self._store.name}/{note}", hint=START_OVER
                 ) from error
             if self._store.size(shard.entry.file) != shard.entry.bytes:
                 place = f"{self._store.name}/{shard.entry.file}"
-                raise ResumeError("this finished shard is gone or was changed", file=place, hint=START_AGAIN)
+                raise ResumeError("this finished shard is gone or was changed", file=place, hint=START_OVER)
             self.shards.append(shard)
         self._num_episodes = sum(shard.episodes for shard in self.shards)
 
@@ -222,7 +222,7 @@ class _Unfinished:
     stack: ExitStack
 
 
-def read_note(store: Store, file: str) -> str | None:
+def read_progress_file(store: FileStore, file: str) -> str | None:
     """The text of a note; None where there is none.
 
     Raises:
@@ -233,7 +233,7 @@ def read_note(store: Store, file: str) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{file}", hint=START_AGAIN) from error
+        raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{file}", hint=START_OVER) from error
 
 
 def buffer_offsets(path: Path, schema: Schema) -> tuple[dict[str, int], dict[str, VariableBuffers]]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from gear_data.common.images import CHANNELS, UNREADABLE
+from gear_data.common.images import CHANNELS, DECODE_ERRORS
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnsupportedColumnError
 
 #: Called with the texts (str) or bytes of all valid steps of a batch, one after another, by one thread at a time. Gives
@@ -104,7 +104,7 @@ class ImageDecoder:
                 array: npt.NDArray[np.uint8] = np.asarray(pixels)
         except UnsupportedColumnError:
             raise
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             raise CorruptSourceError(f"{len(encoded)} bytes that are no image: {error}", row=row) from error
         array = array.reshape(*array.shape[:2], -1)
         return array.transpose(2, 0, 1) if self.channels == "first" else array

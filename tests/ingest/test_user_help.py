@@ -18,7 +18,7 @@ import pytest
 
 import gear_data
 from gear_data.cli import main
-from gear_data.common.progress import counted, progress_bar
+from gear_data.common.progress import pluralize, progress_bar
 from gear_data.errors import (
     BadEpisodeError,
     CorruptSourceError,
@@ -432,7 +432,11 @@ def test_a_total_that_was_too_low_grows() -> None:
 
 
 def test_numbers_and_their_nouns(sources: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (counted(1, "shard"), counted(0, "shard"), counted(1234, "step")) == ("1 shard", "0 shards", "1,234 steps")
+    assert (pluralize(1, "shard"), pluralize(0, "shard"), pluralize(1234, "step")) == (
+        "1 shard",
+        "0 shards",
+        "1,234 steps",
+    )
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(1))
     assert main(["lint", str(source)]) == 1
     assert "\n1 episode, 1 step, 1 kind of findings\n" in capsys.readouterr().out

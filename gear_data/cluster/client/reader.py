@@ -22,7 +22,7 @@ from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reader import Finals
 from gear_data.residency.row_ranges import Wanted, row_sizes, wanted_rows
 from gear_data.selection.windows import Int64Array, Windows
-from gear_data.storage.reader import Lease
+from gear_data.storage.reader import ShardLease
 
 _NO_ROWS: Int64Array = np.empty(0, np.int64)
 
@@ -172,9 +172,9 @@ class ClusterReader:
             return None
         return ClusterStaging(self._nodes, self._shards, self._local)
 
-    def _lease(self, shards: Int64Array) -> Lease:
+    def _lease(self, shards: Int64Array) -> ShardLease:
         if self._shards.all_mapped:
-            return Lease(self._shards.addresses)
+            return ShardLease(self._shards.addresses)
         return self._shards.lease(np.flatnonzero(np.bincount(shards)).tolist())
 
     def _away(self, batch: _Batch, start: Int64Array) -> tuple[list[_Away], tuple[Group, ...]]:

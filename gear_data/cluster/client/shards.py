@@ -15,7 +15,7 @@ from gear_data.cluster.client.shard_client import Nodes
 from gear_data.cluster.protocol import Group, Request
 from gear_data.residency import Shards
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.reader import Lease
+from gear_data.storage.reader import ShardLease
 from gear_data.storage.variable import array_over, checked, python_values
 
 #: Rows asked for in one span; a shard has more.
@@ -40,8 +40,8 @@ class RemoteShards:
         """Never: 0 stands for what is elsewhere."""
         return False
 
-    def lease(self, shards: Sequence[int]) -> Lease:
-        return Lease(self.addresses)
+    def lease(self, shards: Sequence[int]) -> ShardLease:
+        return ShardLease(self.addresses)
 
     def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
         """As of shards that are here, but a copy; read-only all the same.
@@ -113,13 +113,13 @@ class PlacedShards:
         """Whether `addresses` holds those of every shard that is here."""
         return self.local.all_mapped
 
-    def lease(self, shards: Sequence[int]) -> Lease:
+    def lease(self, shards: Sequence[int]) -> ShardLease:
         mine = [shard for shard in shards if shard in self._place]
         places = [self._place[shard] for shard in mine]
         lease = self.local.lease(places)
         addresses = self._remote.addresses.copy()
         addresses[mine] = lease.addresses[places]
-        return Lease(addresses, lease)
+        return ShardLease(addresses, lease)
 
     def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
         place = self._place.get(shard)

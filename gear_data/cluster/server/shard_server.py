@@ -15,7 +15,7 @@ from gear_data.errors import InvalidArgumentError, NodeRefusedError
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
-from gear_data.storage.reader import Lease
+from gear_data.storage.reader import ShardLease
 from gear_data.storage.variable import OFFSET_BYTES, checked, value_bytes, value_offsets
 
 _NOT_HERE = -1
@@ -135,9 +135,9 @@ class ServedShards:
                     left -= array.nbytes
         return self._packed(request, shards, lease, sizes, variable)
 
-    def _lease(self, shards: Int64Array) -> Lease:
+    def _lease(self, shards: Int64Array) -> ShardLease:
         if self._stored.all_mapped:
-            return Lease(self._stored.addresses)
+            return ShardLease(self._stored.addresses)
         return self._stored.lease(np.unique(shards).tolist())
 
     def _checked(self, request: Request) -> Int64Array:
@@ -183,7 +183,7 @@ class ServedShards:
         self,
         request: Request,
         shards: Int64Array,
-        lease: Lease,
+        lease: ShardLease,
         sizes: list[int],
         variable: list[tuple[int, npt.NDArray[np.generic]]],
     ) -> Answer:

@@ -17,17 +17,17 @@ import pyarrow as pa
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
-from gear_data.exports.exporter import BLOCK_BYTES, Exported, ExportOptions, episode_blocks, report
-from gear_data.exports.facts import fact_names, source_metadata
-from gear_data.exports.folder import whole_folder
+from gear_data.exports.destination import atomic_folder
+from gear_data.exports.exporter import BLOCK_BYTES, ExportedFiles, ExportOptions, episode_blocks, exported_files
 from gear_data.exports.lerobot.features import CLOCK, DONE, ORDER, TASK, Feature, features
 from gear_data.exports.lerobot.meta import DATA_MB, LISTED, data_path, write_meta
+from gear_data.exports.metadata import metadata_names, source_metadata
 from gear_data.exports.table_writer import TableWriter
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics
 
 
-def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) -> Exported:
+def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
     """Writes a folder as `LeRobotDataset(repo_id, root=...)` reads it, without videos.
 
     `timestamp` and `task_index` are the dataset's own where it has them; else the number of the step over `fps`, and
@@ -41,12 +41,12 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
     columns = features(dataset)
     tasks = _tasks(dataset)
     bar = progress_bar(dataset.num_steps, "export", "step", options.progress)
-    with whole_folder(destination) as folder, bar, _DataWriter(folder, dataset, columns, tasks, fps) as writer:
+    with atomic_folder(destination) as folder, bar, _DataWriter(folder, dataset, columns, tasks, fps) as writer:
         for first, last in episode_blocks(dataset):
             writer.write(first, last)
             bar.update(int(dataset.offsets[last] - dataset.offsets[first]))
         write_meta(folder, dataset, columns, writer.made, writer.statistics(), tasks.texts, writer.files, fps)
-    return report(destination, [name for name in fact_names(dataset) if name in LISTED])
+    return exported_files(destination, [name for name in metadata_names(dataset) if name in LISTED])
 
 
 def _fps(dataset: Dataset, options: ExportOptions) -> float:

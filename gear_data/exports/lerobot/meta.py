@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.exports.exporter import episode_blocks
-from gear_data.exports.facts import episode_facts, episode_finals, source_metadata
 from gear_data.exports.lerobot.features import CLOCK, TASK, Feature
+from gear_data.exports.metadata import episode_metadata, final_observations, source_metadata
 from gear_data.exports.nested import nested_finals
 from gear_data.exports.table_writer import TableWriter
 from gear_data.ingest.sources.lerobot.notes import FINALS, NOTES, LerobotNotes
@@ -117,7 +117,7 @@ def _write_tasks(path: Path, texts: Sequence[str]) -> None:
 
 def _write_episodes(path: Path, dataset: Dataset, files: Any) -> None:
     zeros = np.zeros(dataset.num_episodes, np.int64)
-    facts = episode_facts(dataset, 0, dataset.num_episodes)
+    facts = episode_metadata(dataset, 0, dataset.num_episodes)
     texts = dataset.episode_table.column("task").to_pylist()
     columns: dict[str, Any] = {
         "episode_index": np.arange(dataset.num_episodes),
@@ -137,7 +137,7 @@ def _write_episodes(path: Path, dataset: Dataset, files: Any) -> None:
 def _write_finals(path: Path, dataset: Dataset, finals: Sequence[Feature]) -> None:
     with TableWriter(path) as writer:
         for first, last in episode_blocks(dataset):
-            found = episode_finals(dataset, first, last)
+            found = final_observations(dataset, first, last)
             columns: dict[str, Any] = {"episode_index": np.arange(first, last)}
             columns.update({feature.name: nested_finals(found, feature.spec) for feature in finals})
             writer.write(pa.table(columns))

@@ -19,8 +19,8 @@ from gear_data.ingest.engine.recipe import Recipe
 from gear_data.ingest.engine.tasks import Task, run_task
 from gear_data.ingest.engine.worker import error_from_json
 from gear_data.ingest.source import EpisodeSource
+from gear_data.storage.file_store import FileStore
 from gear_data.storage.staging import TaskResult
-from gear_data.storage.store import Store
 
 Advance = Callable[[int], object]
 #: A task's index, what kind of answer it is, and the answer; see `ingest.worker`.
@@ -39,7 +39,7 @@ class Engine(Protocol):
         """
 
 
-def in_this_process(recipe: Recipe, source: EpisodeSource, store: Store) -> Engine:
+def in_this_process(recipe: Recipe, source: EpisodeSource, store: FileStore) -> Engine:
     """One task after another."""
 
     def run(tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
@@ -97,7 +97,7 @@ class Workers:
                         stream.close()
 
 
-def side_by_side(workers: Workers, recipe: Recipe, source: EpisodeSource, store: Store) -> Engine:
+def side_by_side(workers: Workers, recipe: Recipe, source: EpisodeSource, store: FileStore) -> Engine:
     """This process, which has the source open already, and the workers."""
 
     def run(tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:

@@ -14,7 +14,7 @@ from gear_data.ingest.engine.processes import Advance, Engine
 from gear_data.ingest.engine.recipe import Recipe
 from gear_data.ingest.engine.tasks import Task, run_task
 from gear_data.ingest.engine.worker import error_from_json, error_to_json
-from gear_data.storage.remote.object_store import open_store
+from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.staging import TaskResult
 
 #: How often Ray tries a task again whose worker died. What it had finished is not done again.
@@ -86,7 +86,7 @@ def _do(job: str, task: str) -> str:
 
     try:
         source, _, _ = recipe.open()
-        store = open_store(given["destination"])
+        store = open_file_store(given["destination"])
         result = run_task(Task.from_json(json.loads(task)), recipe, source, store, advance)
     except GearError as error:
         return json.dumps({"error": error_to_json(error)})

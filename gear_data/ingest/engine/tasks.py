@@ -16,9 +16,9 @@ from gear_data.ingest.engine.recipe import Recipe
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import UNIT_BYTES, EpisodeSource, Unit
 from gear_data.storage.block import END, Position
+from gear_data.storage.file_store import FileStore, put_text
 from gear_data.storage.staging import TaskResult
-from gear_data.storage.store import Store, put_text
-from gear_data.storage.writer import PROGRESS, START_AGAIN, ShardWriter, read_note
+from gear_data.storage.writer import PROGRESS, START_OVER, ShardWriter, read_progress_file
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def plan(units: Sequence[Unit], shard_bytes: int) -> tuple[Task, ...]:
 
 
 def run_task(
-    task: Task, recipe: Recipe, source: EpisodeSource, store: Store, advance: Callable[[int], object]
+    task: Task, recipe: Recipe, source: EpisodeSource, store: FileStore, advance: Callable[[int], object]
 ) -> TaskResult:
     """Writes a task's shards, or what an earlier run left of them to write. `source` is what the recipe opens;
     `advance` is told of its rows used up.
@@ -68,11 +68,11 @@ def run_task(
         GearError: one of its kinds, for what is wrong with the source or the folder.
     """
     done = f"{PROGRESS}/{task.prefix}done.json"
-    if (text := read_note(store, done)) is not None:
+    if (text := read_progress_file(store, done)) is not None:
         try:
             return TaskResult.from_json(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
-            raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{done}", hint=START_AGAIN) from error
+            raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{done}", hint=START_OVER) from error
     source.findings.restore([])
     source.notes.clear()
     with ShardWriter(store, stored_schema(source), recipe.shard_bytes, task.prefix) as writer:

@@ -16,7 +16,7 @@ from gear_data import errors
 from gear_data.errors import GearError
 from gear_data.ingest.engine.recipe import Recipe
 from gear_data.ingest.engine.tasks import Task, run_task
-from gear_data.storage.remote.object_store import open_store
+from gear_data.storage.remote.object_store import open_file_store
 
 
 def main(lines: TextIO, answers: TextIO) -> None:
@@ -27,7 +27,7 @@ def main(lines: TextIO, answers: TextIO) -> None:
     job = json.loads(lines.readline())
     recipe = Recipe.from_json(job["source"], job["options"])
     pa.set_cpu_count(job["threads"])
-    store = open_store(job["destination"])
+    store = open_file_store(job["destination"])
     try:
         source, _, _ = recipe.open(threads=job["threads"])
     except GearError as error:

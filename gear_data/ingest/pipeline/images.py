@@ -22,12 +22,12 @@ import pyarrow as pa
 from gear_data.common.images import (
     ImageKind,
     OversizedImage,
-    UnfitImage,
     UnreadableImage,
+    UnsupportedImage,
     decode_into,
     kind_of,
     looks_like_image,
-    opened,
+    open_image,
 )
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.record import Finding, Findings
@@ -93,7 +93,7 @@ def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: Findings) -> Im
             raise UnsupportedColumnError(
                 f"{place.called(head)} {error}", file=place.file(head), column=column, row=place.row(head), hint=_KEEP
             ) from error
-        except UnfitImage as error:
+        except UnsupportedImage as error:
             reason = f"{place.called(head)} {error}"
         except UnreadableImage:
             continue  # a bad episode, when its turn comes
@@ -120,8 +120,8 @@ def _looked_at(head: EpisodeBlock, name: str) -> dict[_Place, bytes]:
 
 def _kind(encoded: bytes) -> ImageKind:
     if not looks_like_image(encoded):
-        raise UnfitImage("is no image")
-    with opened(encoded) as image:
+        raise UnsupportedImage("is no image")
+    with open_image(encoded) as image:
         if image.width * image.height > _MAX_PIXELS:
             raise OversizedImage(f"is too large: {image.height:,} x {image.width:,} pixels")
         return kind_of(image)

@@ -20,7 +20,7 @@ from gear_data.residency.plan import TIERS, ResidencyPlan
 from gear_data.residency.shards import Shards
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.reader import MappedShards, will_need
+from gear_data.storage.reader import MappedShards, prefetch_pages
 
 _log = logging.getLogger(__name__)
 #: Where the columns of an extent begin: at multiples of what a thread loads at once.
@@ -178,7 +178,7 @@ def _pieces(values: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.uint
     data = values.reshape(-1).view(np.uint8)
     for first in range(0, len(data), PIECE_BYTES):
         piece = data[first : first + PIECE_BYTES]
-        will_need(piece)
+        prefetch_pages(piece)
         yield first, piece
 
 

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from gear_data.common.file_lock import locked
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError
-from gear_data.storage.atomic import checksum, writing_to
+from gear_data.storage.atomic import checksum, typed_write_errors
 from gear_data.storage.manifest import FileEntry
 
 _MOST_BYTES = 32 << 30
@@ -29,7 +29,7 @@ _FETCHING = ".fetching"
 
 _log = logging.getLogger(__name__)
 
-Fetch = Callable[[BinaryIO], None]
+Download = Callable[[BinaryIO], None]
 
 
 class ShardCache:
@@ -53,7 +53,7 @@ class ShardCache:
         self._locks = folder / "locks"
 
     @contextmanager
-    def use(self, entry: FileEntry, fetch: Fetch, name: str) -> Iterator[Path]:
+    def use(self, entry: FileEntry, fetch: Download, name: str) -> Iterator[Path]:
         """The path of a file, which is not removed as long as the body runs.
 
         Args:
@@ -77,14 +77,14 @@ class ShardCache:
             _release(descriptor)
             if fetched:
                 # More than one may have come at once, or one that is larger than the limit.
-                with writing_to(path), locked(self._locks / "room"):
+                with typed_write_errors(path), locked(self._locks / "room"):
                     self._make_room(0)
 
     def holds(self, entry: FileEntry) -> bool:
         """Whether a file is here."""
         return self._path(entry).exists()
 
-    def note_use(self, entry: FileEntry) -> bool:
+    def mark_used(self, entry: FileEntry) -> bool:
         """Notes that a file is in use now; the longest unused is removed first. False: it is not here."""
         try:
             os.utime(self._path(entry))
@@ -98,8 +98,8 @@ class ShardCache:
             raise ManifestError(f"its checksum {entry.checksum!r} is none", file=entry.file)
         return self._files / found[1]
 
-    def _fetch(self, path: Path, entry: FileEntry, fetch: Fetch, name: str) -> None:
-        with writing_to(path):
+    def _fetch(self, path: Path, entry: FileEntry, fetch: Download, name: str) -> None:
+        with typed_write_errors(path):
             self._files.mkdir(parents=True, exist_ok=True)
             self._locks.mkdir(exist_ok=True)
             # A lock for all files that begin alike: locks cannot be removed while others may wait for them, and
@@ -109,7 +109,7 @@ class ShardCache:
                 if not path.exists():
                     self._fetch_checked(path, entry, fetch, name)
 
-    def _fetch_checked(self, path: Path, entry: FileEntry, fetch: Fetch, name: str) -> None:
+    def _fetch_checked(self, path: Path, entry: FileEntry, fetch: Download, name: str) -> None:
         mark = f".{os.getpid()}-{threading.get_ident()}{_FETCHING}"
         with self._reserved(path.with_name(path.name + mark), entry.bytes) as (temporary, file):
             for _ in range(2):

@@ -6,7 +6,7 @@ import io
 import os
 from typing import IO, Any
 
-from gear_data.common.retry import retrying
+from gear_data.common.retry import with_retries
 from gear_data.errors import InvalidArgumentError, MissingExtraError, RemoteError
 
 #: Bytes asked for at once where a reader wants few; the most that are asked for in one request.
@@ -119,7 +119,7 @@ class RangeReader(io.RawIOBase):
         if last <= first:
             return 0
         try:
-            data = retrying(lambda: self._range(first, last), "be read", self.name)
+            data = with_retries(lambda: self._range(first, last), "be read", self.name)
         except FileNotFoundError as error:
             raise RemoteError("the file is gone", file=self.name) from error
         buffer[: len(data)] = data

@@ -8,29 +8,29 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from gear_data.common.retry import retrying
+from gear_data.common.retry import with_retries
 from gear_data.errors import RemoteError, UnwritableError
-from gear_data.storage.atomic import writing_to
+from gear_data.storage.atomic import typed_write_errors
+from gear_data.storage.file_store import FileStore, LocalFileStore
 from gear_data.storage.remote.files import filesystem_of, is_remote, join, open_range_reader
-from gear_data.storage.store import LocalStore, Store
 
-__all__ = ["RemoteStore", "is_remote", "open_store"]
+__all__ = ["ObjectStore", "is_remote", "open_file_store"]
 
 _Result = TypeVar("_Result")
 
 
-def open_store(destination: str | Path) -> Store:
+def open_file_store(destination: str | Path) -> FileStore:
     """The folder at a path or a URL.
 
     Raises:
         MissingExtraError, InvalidArgumentError: a URL that cannot be used, see `filesystem_of`.
     """
     if isinstance(destination, str) and is_remote(destination):
-        return RemoteStore(destination)
-    return LocalStore(Path(destination))
+        return ObjectStore(destination)
+    return LocalFileStore(Path(destination))
 
 
-class RemoteStore:
+class ObjectStore:
     """A folder behind an fsspec URL. Object stores show a file when all of it is there, and not before; on other
     servers a file may be seen half-written, but not in a dataset whose manifest is there.
 
@@ -46,10 +46,10 @@ class RemoteStore:
         url = join(self.name, file)
         with tempfile.TemporaryDirectory(prefix="gear-data-") as folder:
             path = Path(folder, Path(file).name)
-            with writing_to(path):
+            with typed_write_errors(path):
                 yield path
             try:
-                retrying(lambda: self._upload(path, file), "be written", url)
+                with_retries(lambda: self._upload(path, file), "be written", url)
             except FileNotFoundError as error:
                 raise UnwritableError("cannot be written: no such bucket or folder", file=url) from error
             except RemoteError as error:
@@ -123,7 +123,7 @@ class RemoteStore:
             filesystem.invalidate_cache()
             return call(filesystem, place)
 
-        return retrying(attempt, what, join(self.name, file))
+        return with_retries(attempt, what, join(self.name, file))
 
     def _place(self, file: str) -> tuple[Any, str]:
         # Not of the file's own URL: in one, "::" and what follows would be another place.

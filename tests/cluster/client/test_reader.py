@@ -27,7 +27,7 @@ from gear_data.dataset.remote_store import open_remote_store
 from gear_data.errors import ClusterError, InvalidArgumentError
 from gear_data.loaders.presets.outputs import PRESETS
 from gear_data.selection.windows import Windows
-from gear_data.storage.reader import Lease
+from gear_data.storage.reader import ShardLease
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable as variable_data
@@ -287,7 +287,7 @@ class _SomeAway:
         lease = self._shards.lease(shards)
         addresses = lease.addresses.copy()
         addresses[1::2] = 0
-        return Lease(addresses, lease)
+        return ShardLease(addresses, lease)
 
     def __getattr__(self, name):
         return getattr(self._shards, name)

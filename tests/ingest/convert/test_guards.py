@@ -25,10 +25,10 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.id_ranges import IdRanges
 from gear_data.ingest.sources.tables import stream as arrow_tables
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.storage.atomic import exchange
+from gear_data.storage.atomic import swap_folders
 from gear_data.storage.block import BEGIN, END
-from gear_data.storage.staging import Conversion
-from gear_data.storage.store import LocalStore
+from gear_data.storage.file_store import LocalFileStore
+from gear_data.storage.staging import StagedDataset
 from gear_data.storage.writer import ShardWriter
 
 
@@ -185,7 +185,7 @@ def test_a_link_to_nothing(sources: Any, rollouts: list[Any], tmp_path: Path) ->
 
 def test_two_conversions_into_one_place(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     schema = Schema((ColumnSpec("rewards", "float32"),))
-    first = Conversion(LocalStore(tmp_path / "out"), schema, {})
+    first = StagedDataset(LocalFileStore(tmp_path / "out"), schema, {})
     source = sources.write_episodes(tmp_path / "a.parquet", rollouts)
     for options in ({"resume": True}, {}):
         with pytest.raises(DestinationExistsError):
@@ -241,10 +241,10 @@ def test_folders_are_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-    exchange(tmp_path / "a", tmp_path / "b")
+    swap_folders(tmp_path / "a", tmp_path / "b")
     assert ((tmp_path / "a" / "file").read_text(), (tmp_path / "b" / "file").read_text()) == ("b", "a")
     monkeypatch.setattr("ctypes.CDLL", lambda *arguments, **options: object())
-    exchange(tmp_path / "a", tmp_path / "b")
+    swap_folders(tmp_path / "a", tmp_path / "b")
     assert ((tmp_path / "a" / "file").read_text(), (tmp_path / "b" / "file").read_text()) == ("a", "b")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 

@@ -342,7 +342,7 @@ def test_overwrite_keeps_the_old_until_the_new_is_whole(
     source: Path, sources: Any, rollouts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gear_data.convert(source, tmp_path / "d")
-    replace = convert_module.exchange
+    replace = convert_module.swap_folders
     seen = []
 
     def watched(folder: Path, target: Path) -> None:
@@ -350,7 +350,7 @@ def test_overwrite_keeps_the_old_until_the_new_is_whole(
         seen.append(folder)
         replace(folder, target)
 
-    monkeypatch.setattr(convert_module, "exchange", watched)
+    monkeypatch.setattr(convert_module, "swap_folders", watched)
     sources.write_episodes(source, rollouts[:3])
     gear_data.convert(source, tmp_path / "d", overwrite=True)
     assert len(seen) == 1

@@ -52,12 +52,12 @@ def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
     for data in (*DATA[:3], DATA[0]):
         _use(cache, data, calls)
         time.sleep(0.02)  # files' times go by the ticks of the kernel's clock
-    assert cache.note_use(_entry(DATA[1]))
+    assert cache.mark_used(_entry(DATA[1]))
     _use(cache, DATA[3], calls)
     assert _kept(cache) == {DATA[0], DATA[1], DATA[3]}
     assert calls == DATA[:4]
     assert not cache.holds(_entry(DATA[2]))
-    assert not cache.note_use(_entry(DATA[2]))
+    assert not cache.mark_used(_entry(DATA[2]))
     _use(cache, DATA[2], calls)
     assert calls == [*DATA[:4], DATA[2]]
 

@@ -34,14 +34,14 @@ from gear_data.errors import (
     SourceNotFoundError,
     UnwritableError,
 )
+from gear_data.storage.file_store import LocalFileStore
 from gear_data.storage.remote.files import filesystem_of, open_range_reader
-from gear_data.storage.remote.object_store import RemoteStore, open_store
-from gear_data.storage.store import LocalStore
+from gear_data.storage.remote.object_store import ObjectStore, open_file_store
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
     monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path / "default-cache"))
 
 
@@ -165,8 +165,8 @@ def remote(memory_url: str, rollouts_path: Path) -> str:
 @pytest.mark.parametrize("kind", ["memory", "s3", "local"])
 def test_a_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     place = str(tmp_path / "d") if kind == "local" else request.getfixturevalue(f"{kind}_url")
-    store = open_store(place)
-    assert isinstance(store, LocalStore if kind == "local" else RemoteStore)
+    store = open_file_store(place)
+    assert isinstance(store, LocalFileStore if kind == "local" else ObjectStore)
     assert (store.files(), store.size("a/b")) == ([], None)
     with pytest.raises(FileNotFoundError):
         store.read("a/b")
@@ -198,14 +198,14 @@ def test_an_upload_that_arrives_in_part_is_sent_again(memory_url: str, monkeypat
             filesystem.pipe_file(remote, b"on")
 
     monkeypatch.setattr(type(filesystem), "put_file", lambda self, local, remote: short(local, remote))
-    with RemoteStore(memory_url).writing("x") as path:
+    with ObjectStore(memory_url).writing("x") as path:
         path.write_bytes(b"one")
     assert len(sent) == 3
-    assert RemoteStore(memory_url).read("x") == b"one"
+    assert ObjectStore(memory_url).read("x") == b"one"
 
 
 def test_places_that_are_none(endpoint: str) -> None:
-    with pytest.raises(UnwritableError, match="no such bucket"), RemoteStore("s3://no-such/x").writing("y") as path:
+    with pytest.raises(UnwritableError, match="no such bucket"), ObjectStore("s3://no-such/x").writing("y") as path:
         path.write_bytes(b"one")
     with pytest.raises(DatasetNotFoundError, match="s3://bucket/nothing: no such dataset"):
         gear_data.open("s3://bucket/nothing")
@@ -218,12 +218,12 @@ def test_places_that_are_none(endpoint: str) -> None:
 def test_a_kind_of_url_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(known_implementations, "far", {"class": "not_there.Far", "err": "get not_there"})
     with pytest.raises(MissingExtraError, match="get not_there"):
-        open_store("far://x")
+        open_file_store("far://x")
 
 
 def test_hub_urls_are_huggingface_hubs() -> None:
     """No request is made for these."""
-    filesystem, place = RemoteStore("hf://datasets/owner/name@main/data")._place("shards/0.arrow")
+    filesystem, place = ObjectStore("hf://datasets/owner/name@main/data")._place("shards/0.arrow")
     assert type(filesystem).__name__ == "HfFileSystem"
     assert place == "datasets/owner/name@main/data/shards/0.arrow"
 
@@ -262,8 +262,12 @@ def test_reads_at_any_place_survive_broken_connections() -> None:
 @pytest.mark.parametrize(
     ("answers", "reads", "message"),
     [
-        ([ConnectionResetError("cut")] * 9, retry.TRIES, "cannot be read, tried 5 times: ConnectionResetError: cut"),
-        ([b"", b"", b"", b"", b""], retry.TRIES, "0 of 100 bytes came"),
+        (
+            [ConnectionResetError("cut")] * 9,
+            retry.MAX_ATTEMPTS,
+            "cannot be read, tried 5 times: ConnectionResetError: cut",
+        ),
+        ([b"", b"", b"", b"", b""], retry.MAX_ATTEMPTS, "0 of 100 bytes came"),
         ([PermissionError("no")], 1, "cannot be read: PermissionError: no"),
         ([FileNotFoundError("no")], 1, "the file is gone"),
         ([b"x" * 200], 1, "does not serve parts of a file"),
@@ -289,8 +293,8 @@ def _caused(error: Exception, cause: Exception) -> Exception:
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_answers_that_may_pass(status: int) -> None:
-    assert retry.is_passing(_http_error(status))
-    assert retry.is_passing(_caused(OSError("unknown"), _http_error(status)))
+    assert retry.is_transient(_http_error(status))
+    assert retry.is_transient(_caused(OSError("unknown"), _http_error(status)))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +310,7 @@ def test_answers_that_may_pass(status: int) -> None:
     ],
 )
 def test_failures_that_stay(error: Exception) -> None:
-    assert not retry.is_passing(error)
+    assert not retry.is_transient(error)
 
 
 def test_the_libraries_failures_pass() -> None:
@@ -319,9 +323,9 @@ def test_the_libraries_failures_pass() -> None:
         exceptions.ClientError({"ResponseMetadata": {"HTTPStatusCode": 503}, "Error": {}}, "GetObject"),
     ]
     denied = exceptions.ClientError({"ResponseMetadata": {"HTTPStatusCode": 403}, "Error": {}}, "GetObject")
-    assert [retry.is_passing(error) for error in (*passing, denied)] == [True] * 5 + [False]
+    assert [retry.is_transient(error) for error in (*passing, denied)] == [True] * 5 + [False]
     with pytest.raises(RemoteError, match="Unable to locate credentials"):
-        retry.retrying(_raise(exceptions.NoCredentialsError()), "be read", "s3://b/x")
+        retry.with_retries(_raise(exceptions.NoCredentialsError()), "be read", "s3://b/x")
 
 
 def _raise(error: Exception) -> Callable[[], None]:
@@ -333,13 +337,13 @@ def _raise(error: Exception) -> Callable[[], None]:
 
 def test_mistakes_are_not_taken_for_the_network() -> None:
     with pytest.raises(TypeError):
-        retry.retrying(_raise(TypeError("a mistake")), "be read", "s3://b/x")
+        retry.with_retries(_raise(TypeError("a mistake")), "be read", "s3://b/x")
 
 
 def test_no_new_try_begins_after_the_patience_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", 0.0)
+    monkeypatch.setattr(retry, "MAX_SECONDS", 0.0)
     with pytest.raises(RemoteError, match="tried once"):
-        retry.retrying(_raise(ConnectionResetError()), "be read", "s3://b/x")
+        retry.with_retries(_raise(ConnectionResetError()), "be read", "s3://b/x")
 
 
 # Conversion
@@ -356,7 +360,7 @@ def test_conversion_from_and_to_s3(
     assert gear_data.convert(f"{s3_url}/h", tmp_path / "from").fingerprint == gear_data.open(rollouts_path).fingerprint
     report = gear_data.convert(f"{s3_url}/p", f"{s3_url}/to", shard_bytes=4096)
     assert (report.fingerprint, report.shards) == (local.fingerprint, local.shards)
-    files = open_store(f"{s3_url}/to").files()
+    files = open_file_store(f"{s3_url}/to").files()
     assert not [name for name in files if ".progress" in name]
     with pytest.raises(DestinationExistsError):
         gear_data.convert(f"{s3_url}/p", f"{s3_url}/to", overwrite=True)
@@ -368,16 +372,16 @@ def test_a_broken_off_conversion_to_s3_is_resumed(
 ) -> None:
     source = sources.write_episodes(tmp_path / "data.parquet", rollouts, row_group=7)
     local = gear_data.convert(source, tmp_path / "local", shard_bytes=2048)
-    upload, sent = RemoteStore._upload, []
+    upload, sent = ObjectStore._upload, []
 
-    def fails(self: RemoteStore, path: Path, file: str) -> None:
+    def fails(self: ObjectStore, path: Path, file: str) -> None:
         if file.startswith("shards/"):
             sent.append(file)
             if len(sent) == 3:
                 raise RemoteError("the server is gone", file=file)
         upload(self, path, file)
 
-    monkeypatch.setattr(RemoteStore, "_upload", fails)
+    monkeypatch.setattr(ObjectStore, "_upload", fails)
     with pytest.raises(RemoteError, match="the server is gone"):
         gear_data.convert(source, s3_url, shard_bytes=2048)
     with pytest.raises(DatasetNotFoundError, match="did not finish"):
@@ -580,7 +584,7 @@ def test_a_place_name_with_a_second_url_is_one_file(memory_url: str, tmp_path: P
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
     with pytest.raises(FileNotFoundError):
-        RemoteStore(memory_url).read(f"x::file://{secret}")
+        ObjectStore(memory_url).read(f"x::file://{secret}")
 
 
 def test_folders_that_are_no_dataset(memory_url: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gear_data.errors import DestinationExistsError
-from gear_data.storage.atomic import atomic_file, writing_to
+from gear_data.storage.atomic import atomic_file, typed_write_errors
 
 
 def refuse_existing(destination: Path) -> None:
@@ -29,7 +29,7 @@ def refuse_existing(destination: Path) -> None:
 
 
 @contextmanager
-def whole_folder(destination: Path) -> Iterator[Path]:
+def atomic_folder(destination: Path) -> Iterator[Path]:
     """Yields a folder to fill, beside the destination; renames it there when the body succeeds, else removes it.
 
     Raises:
@@ -37,12 +37,12 @@ def whole_folder(destination: Path) -> Iterator[Path]:
         StorageFullError: the disk is full.
     """
     # A link to an empty folder stays, and the folder it leads to is filled.
-    with writing_to(destination):
+    with typed_write_errors(destination):
         destination = destination.resolve()
         refuse_existing(destination)
     temporary = destination.with_name(f".{destination.name}.tmp")
     try:
-        with writing_to(destination):
+        with typed_write_errors(destination):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             yield temporary
@@ -53,14 +53,14 @@ def whole_folder(destination: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_file(destination: Path, suffixes: tuple[str, ...], name: str) -> Iterator[Path]:
+def atomic_file_or_folder(destination: Path, suffixes: tuple[str, ...], name: str) -> Iterator[Path]:
     """Yields a file to write, which becomes the destination where that ends in one of `suffixes`, else the file `name`
-    of a folder there. Raises as `whole_folder` does."""
+    of a folder there. Raises as `atomic_folder` does."""
     if destination.suffix not in suffixes:
-        with whole_folder(destination) as folder:
+        with atomic_folder(destination) as folder:
             yield folder / name
         return
-    with writing_to(destination):
+    with typed_write_errors(destination):
         refuse_existing(destination)
     with atomic_file(destination) as temporary:
         yield temporary

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from gear_data.errors import DestinationExistsError
-from gear_data.storage.atomic import atomic_file, writing_to
+from gear_data.storage.atomic import atomic_file, typed_write_errors
 
 
-class Store(Protocol):
+class FileStore(Protocol):
     """Files by their names relative to a folder, with `/` between parts.
 
     Attributes:
@@ -56,7 +56,7 @@ class Store(Protocol):
         """
 
 
-class LocalStore:
+class LocalFileStore:
     """A folder of this machine, or of a file system mounted here; made when something is first written."""
 
     def __init__(self, folder: Path) -> None:
@@ -85,13 +85,13 @@ class LocalStore:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            with writing_to(path):
+            with typed_write_errors(path):
                 path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self, file: str) -> Iterator[None]:
         path = self.folder / file
-        with writing_to(path):
+        with typed_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = path.open("wb")
         with lock:
@@ -106,7 +106,7 @@ class LocalStore:
             yield
 
 
-def put_text(store: Store, file: str, text: str) -> None:
+def put_text(store: FileStore, file: str, text: str) -> None:
     """Writes a small text file."""
     with store.writing(file) as path:
         path.write_text(text, encoding="utf-8")

@@ -12,18 +12,18 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.storage.tables import episode_metadata_names
 
 
-def fact_names(dataset: Dataset) -> list[str]:
+def metadata_names(dataset: Dataset) -> list[str]:
     """The source's own facts about episodes, `task` included, that at least one episode has."""
     table = dataset.episode_table
     names = episode_metadata_names(table.column_names)
     return [name for name in names if table.column(name).null_count < dataset.num_episodes]
 
 
-def episode_facts(dataset: Dataset, first: int, last: int) -> dict[str, pa.Array]:
-    """The facts of `fact_names` for the first-th to last-th episode; text as text, not as a dictionary."""
+def episode_metadata(dataset: Dataset, first: int, last: int) -> dict[str, pa.Array]:
+    """The facts of `metadata_names` for the first-th to last-th episode; text as text, not as a dictionary."""
     table = dataset.episode_table.slice(first, last - first)
     facts = {}
-    for name in fact_names(dataset):
+    for name in metadata_names(dataset):
         values = table.column(name)
         if pa.types.is_dictionary(values.type):
             values = values.cast(pa.string())
@@ -31,7 +31,7 @@ def episode_facts(dataset: Dataset, first: int, last: int) -> dict[str, pa.Array
     return facts
 
 
-def episode_finals(dataset: Dataset, first: int, last: int) -> list[dict[str, npt.NDArray[Any]] | None]:
+def final_observations(dataset: Dataset, first: int, last: int) -> list[dict[str, npt.NDArray[Any]] | None]:
     """The final observation of each of the first-th to last-th episode; None where it has none."""
     if not dataset.schema.final_columns:
         return [None] * (last - first)
