@@ -265,7 +265,7 @@ def test_an_archive_that_lies_about_its_size(tmp_path: Path, claimed: int) -> No
 
 def test_one_step_of_too_many_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that packs 1000 to 1, of one row."""
-    monkeypatch.setattr("gear_data.ingest.sources.arrays.files._MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr("gear_data.ingest.sources.arrays.numpy_files._MAX_ROW_BYTES", 1 << 20)
     np.savez_compressed(tmp_path / "a.npz", **steps(1), extra=np.zeros((1, 1 << 20), np.float32))
     with pytest.raises(UnsupportedColumnError, match="extra"):
         gear_data.convert(tmp_path / "a.npz", tmp_path / "out")

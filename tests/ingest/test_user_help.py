@@ -296,7 +296,7 @@ def test_a_duplicate_is_named_by_its_row(sources: Any, tmp_path: Path, monkeypat
     one, other = sources.make_rollouts(4, seed=1), sources.make_rollouts(6, seed=2)
     other[4] = one[2]
     first_row = sum(len(rollout) for rollout in other[:4])
-    import gear_data.ingest.sources.tables.units as module
+    import gear_data.ingest.sources.tables.read_units as module
 
     monkeypatch.setattr(module, "UNIT_BYTES", 1)
     for kind, row in (("episodes", 4), ("steps", first_row)):
@@ -377,8 +377,8 @@ def test_progress_has_a_total_for_several_files(
     kind: str, unit_bytes: int, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exact where the footers are read for the units' sake, else by the files' sizes; no file is opened for it."""
+    import gear_data.ingest.sources.tables.read_units as units
     import gear_data.ingest.sources.tables.stream as tables
-    import gear_data.ingest.sources.tables.units as units
 
     monkeypatch.setattr(units, "UNIT_BYTES", unit_bytes)
     opened: list[str] = []

@@ -1,7 +1,7 @@
 """What stands under `meta/` of a LeRobot v3.0 dataset: `info.json`, `stats.json`, the tasks and the list of episodes.
 
 What LeRobot has no place for and an equal dataset needs stands beside them, see
-`gear_data.ingest.sources.lerobot.notes`.
+`gear_data.ingest.sources.lerobot.export_notes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gear_data.exports.lerobot.features import CLOCK, TASK, Feature
 from gear_data.exports.metadata import episode_metadata, final_observations, source_metadata
 from gear_data.exports.nested import nested_finals
 from gear_data.exports.table_writer import TableWriter
-from gear_data.ingest.sources.lerobot.notes import FINALS, NOTES, LerobotNotes
+from gear_data.ingest.sources.lerobot.export_notes import FINALS, NOTES, ExportNotes
 from gear_data.schema import ColumnSpec
 from gear_data.storage.statistics import ColumnStatistics
 
@@ -87,7 +87,7 @@ def write_meta(
     finals = [feature for feature in columns if feature.spec.has_final]
     if finals:
         _write_finals(folder / FINALS, dataset, finals)
-    notes = LerobotNotes(
+    notes = ExportNotes(
         made=tuple(spec.name for spec in made if spec.name in (CLOCK, TASK)),
         vectors=tuple(feature.name for feature in columns if feature.spec.shape == (1,)),
         finals=tuple(feature.name for feature in finals),

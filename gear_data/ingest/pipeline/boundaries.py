@@ -13,7 +13,7 @@ from gear_data.errors import BadEpisodeError
 from gear_data.ingest.pipeline.id_ranges import SeenIds
 from gear_data.ingest.pipeline.step_order import falls
 from gear_data.ingest.sources.tables.stream import TablePart
-from gear_data.ingest.sources.tables.values import null_rows, storage_array
+from gear_data.ingest.sources.tables.to_numpy import null_rows, storage_array
 
 _SORT = "sort the rows by episode and step first; if every file numbers its episodes anew, give them ids of their own"
 _NOTE = "episode_ids"

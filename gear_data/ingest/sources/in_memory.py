@@ -28,11 +28,11 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
         raise UnknownFormatError("is not an iterable of episodes", file=location.name)
     count = len(episodes) if hasattr(episodes, "__len__") else None
     is_iterator = not callable(episodes) and iter(episodes) is episodes
-    reader = _Iterator(episodes, location.name) if is_iterator else _Iterable(episodes, location.name)
+    reader = _OneShotEpisodes(episodes, location.name) if is_iterator else _RepeatableEpisodes(episodes, location.name)
     return EpisodeStream(location.name, reader.read, options, units=[Unit(BEGIN, 0)], num_rows=count)
 
 
-class _Iterable:
+class _RepeatableEpisodes:
     """What can be iterated over again and again; or a function that returns an iterable."""
 
     def __init__(self, episodes: Any, name: str) -> None:
@@ -48,7 +48,7 @@ class _Iterable:
         return islice(episodes, start, stop)
 
 
-class _Iterator:
+class _OneShotEpisodes:
     """What can be iterated over only once. A look at the first episode does not count."""
 
     def __init__(self, episodes: Iterator[Any], name: str) -> None:

@@ -11,15 +11,15 @@ from gear_data.ingest.pipeline.columns import SCALARS, structure
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES, EpisodeSource, Format, SourceOptions
 from gear_data.ingest.sources.tables.stream import TableStream, open_tables
-from gear_data.ingest.sources.tables.values import is_list, list_lengths, storage_array
+from gear_data.ingest.sources.tables.to_numpy import is_list, list_lengths, storage_array
 from gear_data.ingest.sources.unrecognised import unrecognised
 
 #: The modules that define a `FORMAT`, below `gear_data.ingest.sources`.
 _MODULES = (
-    "arrays.folder",
+    "arrays.npy_folder",
     "arrays.npz",
     "d4rl.reader",
-    "hdf5.robomimic",
+    "robomimic",
     "in_memory",
     "lerobot.reader",
     "minari.arrow",

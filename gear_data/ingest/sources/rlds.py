@@ -58,7 +58,7 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
             raise CorruptSourceError(
                 f"names the Python class {name}, which reading it would import", file=folder + _FEATURES
             )
-    return _Rlds(file, folder).stream(location.name, options)
+    return _RldsDataset(file, folder).stream(location.name, options)
 
 
 def _folder(location: Location) -> str | None:
@@ -96,7 +96,7 @@ def _class_names(features: Any) -> Iterator[str]:
             yield from _class_names(value)
 
 
-class _Rlds:
+class _RldsDataset:
     """A dataset folder opened."""
 
     def __init__(self, info: SourceFile, folder: str) -> None:

@@ -21,10 +21,10 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALARS, choose_columns
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.columns import values_at
-from gear_data.ingest.sources.arrays.episodes import ArrayEpisodes, Episodes, Part
-from gear_data.ingest.sources.arrays.files import StoredArray
+from gear_data.ingest.sources.arrays.classify import values_at
 from gear_data.ingest.sources.arrays.layouts import scan_lengths
+from gear_data.ingest.sources.arrays.numpy_files import StoredArray
+from gear_data.ingest.sources.arrays.source import ArraySource, EpisodeRanges, StepArrays
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.schema import DTYPES
 from gear_data.storage.block import offsets_of
@@ -41,7 +41,7 @@ _NEXT = "next."
 
 
 @dataclass
-class _Tree:
+class _TensorTree:
     """What the `meta.json` files say: dotted key -> (file, dtype, shape); texts and numbers; what cannot be read."""
 
     tensors: dict[str, tuple[SourceFile | None, str, tuple[int, ...]]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def probe(location: Location) -> str | None:
     return None
 
 
-def open_(location: Location, options: SourceOptions) -> ArrayEpisodes:
+def open_(location: Location, options: SourceOptions) -> ArraySource:
     root = next((root for root in _ROOTS if location.file(root + _META) is not None), None)
     if root is None:
         raise UnknownFormatError(f"holds no {_META}", file=location.name, hint="save it with TensorDict.memmap(folder)")
@@ -82,20 +82,20 @@ def open_(location: Location, options: SourceOptions) -> ArrayEpisodes:
     stored = {key: _stored(tree, key, batch, root) for key in columns.needed}
     size = sum(file.size for file in location.with_suffix(".memmap")) // len(runs)
 
-    def part(i: int) -> Part:
+    def part(i: int) -> StepArrays:
         arrays = {key: _some_rows(array, *runs[i]) for key, array in stored.items()}
         return _part(location.name, size, columns, arrays, batch[1] if len(batch) == 2 else None)
 
-    return ArrayEpisodes([location.name] * len(runs), [size] * len(runs), part, findings, tree.facts)
+    return ArraySource([location.name] * len(runs), [size] * len(runs), part, findings, tree.facts)
 
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def _read_tree(location: Location, root: str) -> tuple[tuple[int, ...], _Tree]:
+def _read_tree(location: Location, root: str) -> tuple[tuple[int, ...], _TensorTree]:
     """The batch size, and all keys below."""
-    tree = _Tree()
+    tree = _TensorTree()
     meta_file = location.file(root + _META)
     if meta_file is None:
         raise CorruptSourceError("is missing", file=root + _META)
@@ -117,7 +117,7 @@ def _read_tree(location: Location, root: str) -> tuple[tuple[int, ...], _Tree]:
     return tuple(batch), tree
 
 
-def _walk(location: Location, folder: str, meta: Mapping[str, Any], prefix: str, tree: _Tree, depth: int) -> None:
+def _walk(location: Location, folder: str, meta: Mapping[str, Any], prefix: str, tree: _TensorTree, depth: int) -> None:
     for key, entry in meta.items():
         if not isinstance(entry, dict):
             continue  # of the TensorDict itself: `shape`, `device`, `_type`
@@ -151,7 +151,7 @@ def _walk(location: Location, folder: str, meta: Mapping[str, Any], prefix: str,
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _TensorColumns:
     """Which tensors are read: key -> canonical name of step columns, canonical name -> key of the observation after
     it, and the key that numbers trajectories."""
 
@@ -164,7 +164,7 @@ class _Columns:
         return {*self.steps, *self.following.values(), *([self.trajectory] if self.trajectory else [])}
 
 
-def _choose(tree: _Tree, options: SourceOptions) -> _Columns:
+def _choose(tree: _TensorTree, options: SourceOptions) -> _TensorColumns:
     keys = tree.tensors
     if options.episode_column is not None and options.episode_column not in keys:
         raise unknown_name("column", options.episode_column, keys)
@@ -191,10 +191,10 @@ def _choose(tree: _Tree, options: SourceOptions) -> _Columns:
     rename |= dict(options.rename or {})
     steps = choose_columns(names, replace(options, rename=rename))
     following = {name: _NEXT + key for key, name in steps.items() if not key.startswith(_NEXT) and _NEXT + key in keys}
-    return _Columns(steps, following, trajectory)
+    return _TensorColumns(steps, following, trajectory)
 
 
-def _stored(tree: _Tree, key: str, batch: tuple[int, ...], root: str) -> StoredArray:
+def _stored(tree: _TensorTree, key: str, batch: tuple[int, ...], root: str) -> StoredArray:
     """A tensor as rows of steps, its size that of its file."""
     file, name, shape = tree.tensors[key]
     if name not in DTYPES:
@@ -242,7 +242,9 @@ def _some_rows(array: StoredArray, start: int, stop: int) -> StoredArray:
     return replace(array, shape=(stop - start, *array.row_shape), start=begin)
 
 
-def _part(name: str, size: int, columns: _Columns, arrays: Mapping[str, StoredArray], steps: int | None) -> Part:
+def _part(
+    name: str, size: int, columns: _TensorColumns, arrays: Mapping[str, StoredArray], steps: int | None
+) -> StepArrays:
     """`steps`: of each trajectory, where they stand one below the other."""
     chosen = {column: arrays[key] for key, column in columns.steps.items()}
     following = {
@@ -261,7 +263,7 @@ def _part(name: str, size: int, columns: _Columns, arrays: Mapping[str, StoredAr
             hint="name a key with --episode-column or --end-column",
         )
 
-    def locate() -> Episodes:
+    def locate() -> EpisodeRanges:
         lengths = scan_lengths(rows, flags, ids=trajectory, following=by_jumps)
         if steps:
             edges = np.arange(steps, rows + 1, steps, dtype=np.int64)
@@ -271,10 +273,10 @@ def _part(name: str, size: int, columns: _Columns, arrays: Mapping[str, StoredAr
         if columns.trajectory:
             ids = values_at(trajectory[0], starts)
             facts[columns.trajectory] = ids.reshape(-1).tolist()
-        return Episodes(lengths, starts, facts=facts)
+        return EpisodeRanges(lengths, starts, facts=facts)
 
     sources = {column: key for key, column in columns.steps.items()}
-    return Part(name, size, chosen, sources, locate, following=following, seekable=True)
+    return StepArrays(name, size, chosen, sources, locate, following=following, seekable=True)
 
 
 FORMAT = Format(

@@ -244,7 +244,7 @@ def test_episode_column_end_column_and_limit(sources: Any, tmp_path: Path) -> No
 
 
 def test_units_are_the_whole_in_order(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gear_data.ingest.sources.arrays.episodes as module
+    import gear_data.ingest.sources.arrays.source as module
 
     monkeypatch.setattr(module, "_BLOCK_BYTES", 300)
     monkeypatch.setattr(module, "UNIT_BYTES", 1000)

@@ -19,7 +19,7 @@ from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFo
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
-from gear_data.ingest.sources.tables import units as parquet_units
+from gear_data.ingest.sources.tables import read_units as parquet_units
 from gear_data.storage.block import BEGIN, END
 
 Rollouts = Sequence[Any]

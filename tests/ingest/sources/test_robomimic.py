@@ -15,8 +15,8 @@ import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.hdf5 import groups as hdf5_groups
-from gear_data.ingest.sources.hdf5 import robomimic
+from gear_data.ingest.sources import robomimic
+from gear_data.ingest.sources.hdf5 import grouped_source as hdf5_groups
 from gear_data.storage.block import BEGIN, END
 
 Demo = dict[str, Any]

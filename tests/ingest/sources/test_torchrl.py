@@ -133,7 +133,7 @@ def test_replay_buffer_written_round_begins_with_its_oldest(sources: Any, tmp_pa
 
 
 def test_units_are_the_whole_in_order(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gear_data.ingest.sources.arrays.episodes as module
+    import gear_data.ingest.sources.arrays.source as module
 
     monkeypatch.setattr(module, "UNIT_BYTES", 1000)
     rollouts = sources.make_rollouts(40)

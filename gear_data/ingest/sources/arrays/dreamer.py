@@ -7,19 +7,19 @@ import numpy as np
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.record import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.columns import (
+from gear_data.ingest.sources.arrays.classify import (
     FIRST,
-    Arrays,
+    ClassifiedArrays,
     all_values,
     is_observation,
     misfit,
     scalar_facts,
     values_at,
 )
-from gear_data.ingest.sources.arrays.episodes import Episodes, Part
+from gear_data.ingest.sources.arrays.source import EpisodeRanges, StepArrays
 
 
-def dreamer_part(found: Arrays, size: int, options: SourceOptions, seekable: bool) -> Part:
+def dreamer_arrays(found: ClassifiedArrays, size: int, options: SourceOptions, seekable: bool) -> StepArrays:
     """A row is an observation and the reward that came with it, so rewards and flags belong to the step before. In V2
     the action is the one that led to the observation, all zero at the first."""
     rows = len(found.split[FIRST])
@@ -60,8 +60,8 @@ def dreamer_part(found: Arrays, size: int, options: SourceOptions, seekable: boo
             hint="rewards must come with the observation they led to; else convert copies without 'is_first'",
         )
     wide = frozenset(name for name in found.steps if is_observation(name))
-    episodes = Episodes(lengths, starts, facts=scalar_facts(found, len(lengths)), findings=tuple(findings))
-    return Part(
+    episodes = EpisodeRanges(lengths, starts, facts=scalar_facts(found, len(lengths)), findings=tuple(findings))
+    return StepArrays(
         name=found.name,
         bytes=size,
         arrays=found.steps,

@@ -14,31 +14,31 @@ from gear_data.ingest.findings.record import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS
 from gear_data.ingest.pipeline.names import DONES
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.columns import (
+from gear_data.ingest.sources.arrays.classify import (
     ENDS,
     FIRST,
     INDICES,
     LENGTHS,
     NEXT,
-    Arrays,
+    ClassifiedArrays,
     all_values,
+    classify_arrays,
     is_observation,
     misfit,
     scalar_facts,
-    sort_out,
     values_at,
 )
-from gear_data.ingest.sources.arrays.dreamer import dreamer_part
-from gear_data.ingest.sources.arrays.episodes import Episodes, Part
-from gear_data.ingest.sources.arrays.files import ArrayReader, StoredArray
+from gear_data.ingest.sources.arrays.dreamer import dreamer_arrays
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
+from gear_data.ingest.sources.arrays.source import EpisodeRanges, StepArrays
 from gear_data.storage.block import offsets_of
 
 _SCAN_BYTES = 16 << 20
 
 
-def array_part(
+def step_arrays(
     name: str, size: int, arrays: Mapping[str, StoredArray], options: SourceOptions, *, alone: bool, seekable: bool
-) -> Part:
+) -> StepArrays:
     """The episodes in arrays of one place, by their names in the source. `alone`: the source is nothing else, so
     something in it must say where episodes end; else each place ends one.
 
@@ -47,23 +47,23 @@ def array_part(
         BadEpisodeError: arrays whose lengths do not fit.
         UnknownNameError, UnsupportedColumnError, CorruptSourceError
     """
-    found = sort_out(name, arrays, options)
+    found = classify_arrays(name, arrays, options)
     if FIRST in found.split:
-        return dreamer_part(found, size, options, seekable)
+        return dreamer_arrays(found, size, options, seekable)
     if INDICES in found.split:
         points = all_values(found.split[INDICES]).astype(np.int64)
-        return _split_part(found, size, _differences(np.append(points, found.rows)), seekable)
+        return _split_arrays_of(found, size, _differences(np.append(points, found.rows)), seekable)
     if ENDS in found.split:
         points = all_values(found.split[ENDS]).astype(np.int64)
-        return _split_part(found, size, _differences(points), seekable)
+        return _split_arrays_of(found, size, _differences(points), seekable)
     for source in LENGTHS:
         if source in found.split:
             lengths = all_values(found.split[source]).astype(np.int64)
             padded = len(lengths) == found.rows != int(lengths.sum())
             if padded:
-                return _padded_part(found, size, lengths, seekable)
-            return _split_part(found, size, lengths, seekable)
-    return _flagged_part(found, size, options, alone, seekable)
+                return _padded_arrays(found, size, lengths, seekable)
+            return _split_arrays_of(found, size, lengths, seekable)
+    return _flagged_arrays(found, size, options, alone, seekable)
 
 
 def _differences(ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -73,7 +73,7 @@ def _differences(ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return lengths
 
 
-def _split_part(found: Arrays, size: int, lengths: npt.NDArray[np.int64], seekable: bool) -> Part:
+def _split_arrays_of(found: ClassifiedArrays, size: int, lengths: npt.NDArray[np.int64], seekable: bool) -> StepArrays:
     """Flat steps, cut by known lengths; observations may have one row more an episode, the last one's."""
     rows, count = found.rows, len(lengths)
     # More than all rows is checked for itself: sums of absurd lengths wrap around.
@@ -107,9 +107,9 @@ def _split_part(found: Arrays, size: int, lengths: npt.NDArray[np.int64], seekab
     sources = dict(found.sources)
     if DONES in flags and "terminated" in sources:
         sources[DONES] = sources["terminated"]
-    episodes = Episodes(lengths, starts, starts + np.arange(count), facts, flags, found.findings)
+    episodes = EpisodeRanges(lengths, starts, starts + np.arange(count), facts, flags, found.findings)
     following = {} if wide else _following(found, columns)
-    return Part(
+    return StepArrays(
         name=found.name,
         bytes=size,
         arrays=columns,
@@ -122,7 +122,7 @@ def _split_part(found: Arrays, size: int, lengths: npt.NDArray[np.int64], seekab
     )
 
 
-def _padded_part(found: Arrays, size: int, lengths: npt.NDArray[np.int64], seekable: bool) -> Part:
+def _padded_arrays(found: ClassifiedArrays, size: int, lengths: npt.NDArray[np.int64], seekable: bool) -> StepArrays:
     """[episodes, steps, ...], of which each episode has its length; the rest is padding."""
     count = len(lengths)
     reference = found.steps[found.reference]
@@ -151,13 +151,13 @@ def _padded_part(found: Arrays, size: int, lengths: npt.NDArray[np.int64], seeka
             wide.add(name)
         columns[name] = replace(array, shape=(count * array.shape[1], *array.shape[2:]))
     numbers = np.arange(count, dtype=np.int64)
-    episodes = Episodes(lengths, numbers * longest, numbers * (longest + 1), facts, findings=found.findings)
+    episodes = EpisodeRanges(lengths, numbers * longest, numbers * (longest + 1), facts, findings=found.findings)
     if not found.keeps_next:
         columns.pop(NEXT, None)
-    return Part(found.name, size, columns, found.sources, lambda: episodes, frozenset(wide), seekable=seekable)
+    return StepArrays(found.name, size, columns, found.sources, lambda: episodes, frozenset(wide), seekable=seekable)
 
 
-def _following(found: Arrays, columns: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+def _following(found: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
     """`next_observations` gives the final ones, where it is like `observations`."""
     following, own = found.steps.get(NEXT), columns.get("observations")
     if following is None or own is None:
@@ -172,7 +172,9 @@ def _following(found: Arrays, columns: Mapping[str, StoredArray]) -> dict[str, S
     return {"observations": following}
 
 
-def _flagged_part(found: Arrays, size: int, options: SourceOptions, alone: bool, seekable: bool) -> Part:
+def _flagged_arrays(
+    found: ClassifiedArrays, size: int, options: SourceOptions, alone: bool, seekable: bool
+) -> StepArrays:
     """Flat steps, with flags, an episode column or a limit that says where episodes end, or one episode."""
     rows = found.rows
     columns = {name: array for name, array in found.steps.items() if name != NEXT or found.keeps_next}
@@ -200,7 +202,7 @@ def _flagged_part(found: Arrays, size: int, options: SourceOptions, alone: bool,
         findings = (*findings, Finding("ends-by-length", message, file=found.name))
         sources["truncated"] = "truncated"
 
-    def locate() -> Episodes:
+    def locate() -> EpisodeRanges:
         if wide:
             lengths = np.array([rows] if rows else [], np.int64)
         else:
@@ -215,9 +217,9 @@ def _flagged_part(found: Arrays, size: int, options: SourceOptions, alone: bool,
         facts = scalar_facts(found, count)
         if found.episode_column is not None:
             facts[found.episode_column] = values_at(ids[0], starts).reshape(-1).tolist()
-        return Episodes(lengths, starts, facts=facts, flags=stopped, findings=findings)
+        return EpisodeRanges(lengths, starts, facts=facts, flags=stopped, findings=findings)
 
-    return Part(
+    return StepArrays(
         name=found.name,
         bytes=size,
         arrays=columns,

@@ -13,9 +13,9 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import SCALARS
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.episodes import ArrayEpisodes, Part
-from gear_data.ingest.sources.arrays.files import list_arrays
-from gear_data.ingest.sources.arrays.layouts import array_part
+from gear_data.ingest.sources.arrays.layouts import step_arrays
+from gear_data.ingest.sources.arrays.numpy_files import open_npz
+from gear_data.ingest.sources.arrays.source import ArraySource, StepArrays
 
 _SUFFIX = ".npz"
 
@@ -25,7 +25,7 @@ def probe(location: Location) -> str | None:
     if not files:
         return None
     try:
-        names = {canonical_name(name) for name in list_arrays(files[0])}
+        names = {canonical_name(name) for name in open_npz(files[0])}
     except GearError:
         return "an .npz file"  # opening it says what is wrong
     if "actions" in names or names & SCALARS:
@@ -33,16 +33,16 @@ def probe(location: Location) -> str | None:
     return None
 
 
-def open_(location: Location, options: SourceOptions) -> ArrayEpisodes:
+def open_(location: Location, options: SourceOptions) -> ArraySource:
     files = location.with_suffix(_SUFFIX)
     if not files:
         raise UnknownFormatError("holds no .npz file", file=location.name)
 
-    def part(i: int) -> Part:
-        arrays = list_arrays(files[i])
-        return array_part(files[i].name, files[i].size, arrays, options, alone=len(files) == 1, seekable=False)
+    def part(i: int) -> StepArrays:
+        arrays = open_npz(files[i])
+        return step_arrays(files[i].name, files[i].size, arrays, options, alone=len(files) == 1, seekable=False)
 
-    return ArrayEpisodes([file.name for file in files], [file.size for file in files], part, Findings())
+    return ArraySource([file.name for file in files], [file.size for file in files], part, Findings())
 
 
 FORMAT = Format(

@@ -32,7 +32,7 @@ from gear_data.ingest.pipeline.assemble import StepPart, assemble
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.pipeline.names import canonical_name, name_map
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
-from gear_data.ingest.sources.d4rl.ends import Ends, Flags, ages_after, differs
+from gear_data.ingest.sources.d4rl.episode_ends import BoolArray, EndRule, ages_after, differs
 from gear_data.ingest.sources.hdf5.file import (
     LEAVE_OUT,
     SCALAR,
@@ -47,7 +47,7 @@ from gear_data.ingest.sources.hdf5.file import (
     refuse_links,
     step_spec,
 )
-from gear_data.ingest.sources.hdf5.heap import check_heaps
+from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import BEGIN, EpisodeBlock, Position
 
@@ -70,14 +70,14 @@ def probe(location: Location) -> str | None:
     return None
 
 
-def open_(location: Location, options: SourceOptions) -> D4rl:
+def open_(location: Location, options: SourceOptions) -> D4rlSource:
     files = hdf5_files(location)
     if not files:
         raise UnknownFormatError("holds no HDF5 file", file=location.name)
-    return D4rl(files, options)
+    return D4rlSource(files, options)
 
 
-class D4rl:
+class D4rlSource:
     """An `EpisodeSource` over D4RL HDF5 files."""
 
     rows_are_steps = True
@@ -115,7 +115,7 @@ class D4rl:
         longest = None
         if timeouts is None and following is None:
             longest = _longest(options.max_episode_steps, self.metadata, self._model)
-        self._ends = Ends(by_name["terminated"], timeouts, following, longest)
+        self._ends = EndRule(by_name["terminated"], timeouts, following, longest)
         chosen = choose_columns(offered, options)
         refuse_links(others, {*chosen, self._observations, *([following] if following else [])}, self._model)
         keeps_next = options.columns is not None and "next_observations" in options.columns
@@ -245,7 +245,7 @@ class D4rl:
         return columns, following.astype(following.dtype.newbyteorder("="), copy=False), observations
 
     def _compare(
-        self, ends: Flags, following: npt.NDArray[Any], observations: npt.NDArray[Any], name: str, row: int
+        self, ends: BoolArray, following: npt.NDArray[Any], observations: npt.NDArray[Any], name: str, row: int
     ) -> None:
         """Marks the ends that observations alone show; or, where flags say where ends are, counts what contradicts."""
         known = len(observations) - 1  # the last row of a file is followed by none

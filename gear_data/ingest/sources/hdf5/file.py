@@ -20,9 +20,9 @@ from h5py import h5a, h5d, h5l, h5s
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import SCALARS
-from gear_data.ingest.sources.hdf5.chunks import check_chunk_sizes
-from gear_data.ingest.sources.hdf5.heap import ELEMENT_BYTES, check_heaps, is_variable
-from gear_data.ingest.sources.tables.values import Irregular
+from gear_data.ingest.sources.hdf5.chunk_checks import check_chunk_sizes
+from gear_data.ingest.sources.hdf5.heap_checks import ELEMENT_BYTES, check_heaps, is_variable
+from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError
 from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
 
 _SUFFIXES = (".hdf5", ".h5")
@@ -235,7 +235,7 @@ def read_variable(dataset: h5py.Dataset, spec: ColumnSpec) -> pa.Array:
     """Texts or bytes of all rows, as `EpisodeBlock.variable` holds them.
 
     Raises:
-        Irregular: a row that is not UTF-8.
+        IrregularRowsError: a row that is not UTF-8.
     """
     check_heaps(dataset)
     values: list[str | bytes] = []
@@ -243,7 +243,7 @@ def read_variable(dataset: h5py.Dataset, spec: ColumnSpec) -> pa.Array:
         try:
             values.append(bytes(value).decode() if spec.dtype == "string" else bytes(value))
         except UnicodeDecodeError as error:
-            raise Irregular(np.array([row]), "is not UTF-8") from error
+            raise IrregularRowsError(np.array([row]), "is not UTF-8") from error
     return pa.array(values, VARIABLE_TYPES[spec.dtype])
 
 

@@ -17,16 +17,16 @@ from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFo
 from gear_data.ingest.findings.record import Findings
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions, Unit
-from gear_data.ingest.sources.lerobot.checks import (
+from gear_data.ingest.sources.lerobot.export_notes import FinalObservations, read_notes
+from gear_data.ingest.sources.lerobot.metadata import EpisodeList, LeRobotInfo, read_episodes, read_info, read_tasks
+from gear_data.ingest.sources.lerobot.metadata_checks import (
     check_block,
     check_features,
     check_listing,
     check_timestamps,
     task_texts,
 )
-from gear_data.ingest.sources.lerobot.meta import Info, ListedEpisodes, read_episodes, read_info, read_tasks
-from gear_data.ingest.sources.lerobot.notes import FinalObservations, read_notes
-from gear_data.ingest.sources.tables.step_rows import StepRows
+from gear_data.ingest.sources.tables.step_rows import StepRowSource
 from gear_data.ingest.sources.tables.stream import ParquetTables
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position
@@ -44,7 +44,7 @@ def probe(location: Location) -> str | None:
     return None if info is None else f"a LeRobot dataset {info.version}: it has {info.name}"
 
 
-def open_(location: Location, options: SourceOptions) -> LeRobotRows:
+def open_(location: Location, options: SourceOptions) -> LeRobotSource:
     files = _data_files(location)
     info = read_info(location) if files else None
     if info is None:
@@ -62,19 +62,21 @@ def open_(location: Location, options: SourceOptions) -> LeRobotRows:
             column=options.episode_column,
             hint="leave --episode-column out, or read the rows alone with --format step-rows",
         )
-    return LeRobotRows(location, files, info, options)
+    return LeRobotSource(location, files, info, options)
 
 
 def _data_files(location: Location) -> tuple[SourceFile, ...]:
     return tuple(file for file in location.with_suffix(".parquet") if file.name.startswith("data/"))
 
 
-class LeRobotRows:
-    """An `EpisodeSource`: steps as `StepRows` gives them, with the episodes' own facts and tasks, and checked."""
+class LeRobotSource:
+    """An `EpisodeSource`: steps as `StepRowSource` gives them, with the episodes' own facts and tasks, and checked."""
 
     rows_are_steps = True
 
-    def __init__(self, location: Location, files: tuple[SourceFile, ...], info: Info, options: SourceOptions) -> None:
+    def __init__(
+        self, location: Location, files: tuple[SourceFile, ...], info: LeRobotInfo, options: SourceOptions
+    ) -> None:
         tables = ParquetTables(files)
         names = tables.schema.names
         if _EPISODE not in names:
@@ -83,7 +85,7 @@ class LeRobotRows:
         asked = None if options.columns is None else {*options.columns}
         if asked is not None:
             options = replace(options, columns=(*(options.columns or ()), *needed))
-        self._rows = StepRows(location, tables, options)
+        self._rows = StepRowSource(location, tables, options)
         by_source = {_source(spec): spec for spec in self._rows.columns}
         self._task, self._time = by_source.get(_TASK), by_source.get(_TIME)
         if self._task is not None and self._task.numpy_dtype.kind not in "iu":
@@ -144,13 +146,13 @@ def _source(spec: ColumnSpec) -> str:
     return spec.source or spec.name
 
 
-def _facts(listed: ListedEpisodes | None, places: Any) -> dict[str, list[Any]]:
+def _facts(listed: EpisodeList | None, places: Any) -> dict[str, list[Any]]:
     if listed is None:
         return {}
     return {name: [values[i] if i >= 0 else None for i in places.tolist()] for name, values in listed.facts.items()}
 
 
-def _first_task(listed: ListedEpisodes, place: int) -> str | None:
+def _first_task(listed: EpisodeList, place: int) -> str | None:
     return listed.tasks[place][0] if place >= 0 and listed.tasks[place] else None
 
 

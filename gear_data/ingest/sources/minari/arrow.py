@@ -22,19 +22,19 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.json_files import read_json_object
-from gear_data.ingest.sources.minari.spaces import METADATA, read_metadata
-from gear_data.ingest.sources.minari.tables import (
+from gear_data.ingest.sources.minari.arrow_tables import (
     INFOS,
     OBSERVATIONS,
     TableColumn,
-    brought_to,
+    cast_table,
     read_table,
-    settled_schema,
+    reference_schema,
     table_columns,
 )
+from gear_data.ingest.sources.minari.metadata import METADATA, read_metadata
 from gear_data.ingest.sources.tables.stream import read_ahead
-from gear_data.ingest.sources.tables.values import Irregular, to_numpy
-from gear_data.ingest.sources.tables.variable import to_variable
+from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, to_numpy
+from gear_data.ingest.sources.tables.variable_length import to_variable
 from gear_data.storage.block import EpisodeBlock, Position
 
 #: A file of an episode: the dataset's folder, the episode's number.
@@ -91,7 +91,7 @@ def _episodes(location: Location, root: str) -> tuple[EpisodeFiles, ...]:
     return tuple(sorted(episodes, key=lambda episode: (episode.number, episode.name)))
 
 
-def open_(location: Location, options: SourceOptions) -> MinariArrow:
+def open_(location: Location, options: SourceOptions) -> MinariArrowSource:
     roots = _roots(location)
     if len(roots) > 1:
         raise UnknownFormatError(
@@ -101,10 +101,10 @@ def open_(location: Location, options: SourceOptions) -> MinariArrow:
     metadata = location.file(f"{root}{METADATA}")
     if not roots or metadata is None:
         raise UnknownFormatError(f"no {METADATA} beside numbered folders of Arrow files", file=location.name)
-    return MinariArrow(_episodes(location, root), metadata, options)
+    return MinariArrowSource(_episodes(location, root), metadata, options)
 
 
-class MinariArrow:
+class MinariArrowSource:
     """An `EpisodeSource` over the folders of a Minari dataset. `Position.file` counts episodes."""
 
     rows_are_steps = False
@@ -123,7 +123,7 @@ class MinariArrow:
             message = "the episodes' numbers do not count up from 0 by one; those there are read"
             self.findings.add(Finding("gapped-episodes", message, len(gaps), file=episodes[gaps[0]].name))
         first = episodes[0].tables[0]
-        self._schema = settled_schema(read_table(first).schema)
+        self._schema = reference_schema(read_table(first).schema)
         columns = {column.name: column for column in table_columns(self._schema, described.leaves, first.name)}
         chosen = choose_columns(columns, options)
         self._columns = {name: columns[source] for source, name in chosen.items()}
@@ -149,15 +149,15 @@ class MinariArrow:
         for position, group in read_ahead(self._read(first, last) for first, last in groups):
             yield self._block(position, group)
 
-    def _read(self, first: int, last: int) -> tuple[int, list[_Episode]]:
-        return first, [_Episode.read(files, self._schema) for files in self._episodes[first:last]]
+    def _read(self, first: int, last: int) -> tuple[int, list[_ReadEpisode]]:
+        return first, [_ReadEpisode.read(files, self._schema) for files in self._episodes[first:last]]
 
-    def _block(self, position: int, group: list[_Episode]) -> EpisodeBlock:
+    def _block(self, position: int, group: list[_ReadEpisode]) -> EpisodeBlock:
         count = len(group)
         while True:
             try:
                 return self._assemble(position, group, count)
-            except _BadEpisodes as bad:
+            except _BadEpisodesError as bad:
                 if not self._skip_bad:
                     raise bad.error from None
                 message = "an episode that cannot be read as one; skipped"
@@ -165,14 +165,14 @@ class MinariArrow:
                 self.findings.add(Finding("bad-episode", message, len(bad.places), file=name))
                 group = [episode for i, episode in enumerate(group) if i not in bad.places]
 
-    def _assemble(self, position: int, group: list[_Episode], count: int) -> EpisodeBlock:
-        """The block of these episodes. Raises _BadEpisodes for those that are none, before any finding is noted."""
+    def _assemble(self, position: int, group: list[_ReadEpisode], count: int) -> EpisodeBlock:
+        """Builds a block. Raises _BadEpisodesError for bad episodes, before any finding is added."""
         reasons = {i: e.reason for i, e in enumerate(group) if e.reason is not None}
         if reasons:
             first = min(reasons)
-            raise _BadEpisodes(list(reasons), reasons[first], group[first])
+            raise _BadEpisodesError(list(reasons), reasons[first], group[first])
         tables = pa.concat_tables([e.table for e in group] or [self._schema.empty_table()])
-        rows = _Rows(np.array([e.table.num_rows for e in group], np.int64))
+        rows = _RowMasks(np.array([e.table.num_rows for e in group], np.int64))
         columns: dict[str, npt.NDArray[Any]] = {}
         variable: dict[str, pa.Array] = {}
         finals: dict[str, npt.NDArray[Any]] = {}
@@ -192,7 +192,7 @@ class MinariArrow:
                         padded |= np.array([bool(value) for value in last_values], np.bool_)
                     continue
                 values = to_numpy(array, column.stored).reshape(len(array), *column.shape)
-            except Irregular as error:
+            except IrregularRowsError as error:
                 raise _irregular(error, group, rows, column) from None
             columns[name], last = values[steps], values[rows.last]
             if is_final:
@@ -215,12 +215,12 @@ class MinariArrow:
             source_rows=count,
         )
 
-    def _check_padding(self, group: list[_Episode], padded: npt.NDArray[np.bool_]) -> None:
+    def _check_padding(self, group: list[_ReadEpisode], padded: npt.NDArray[np.bool_]) -> None:
         """Last rows that are not padding. One that the episode's metadata counts is a step without what followed."""
         bad = [i for i in np.flatnonzero(padded).tolist() if group[i].facts.get(_STEPS) == group[i].table.num_rows]
         if bad:
             reason = "has no final observation: the last row should be padding, and is a step"
-            raise _BadEpisodes(bad, reason, group[bad[0]], row=group[bad[0]].table.num_rows - 1)
+            raise _BadEpisodesError(bad, reason, group[bad[0]], row=group[bad[0]].table.num_rows - 1)
         if padded.any():
             first = group[int(np.argmax(padded))].files.name
             message = "the last row of actions, rewards and flags is padding, and holds values; left out"
@@ -232,7 +232,7 @@ class MinariArrow:
                 name = wrong[0].files.name
                 self.findings.add(Finding("metadata-disagrees", message, len(wrong), file=name, column=key))
 
-    def _note_changes(self, group: list[_Episode]) -> None:
+    def _note_changes(self, group: list[_ReadEpisode]) -> None:
         if not group:
             return
         first = group[0].files.name
@@ -247,7 +247,7 @@ class MinariArrow:
 
 
 @dataclass(frozen=True)
-class _Episode:
+class _ReadEpisode:
     """An episode as it was read.
 
     Attributes:
@@ -265,22 +265,22 @@ class _Episode:
     reason: str | None
 
     @staticmethod
-    def read(files: EpisodeFiles, schema: pa.Schema) -> _Episode:
+    def read(files: EpisodeFiles, schema: pa.Schema) -> _ReadEpisode:
         tables = [read_table(file) for file in files.tables]
         for file, table in zip(files.tables[1:], tables[1:], strict=True):
             if table.schema != tables[0].schema:
                 raise CorruptSourceError(f"has other columns than {files.name}", file=file.name)
-        table, cast, reason = brought_to(pa.concat_tables(tables), schema)
+        table, cast, reason = cast_table(pa.concat_tables(tables), schema)
         if reason is None and table.num_rows < 2:
             reason = "has no steps"
-        return _Episode(files, table, {} if files.facts is None else read_json_object(files.facts), cast, reason)
+        return _ReadEpisode(files, table, {} if files.facts is None else read_json_object(files.facts), cast, reason)
 
 
-class _BadEpisodes(Exception):
+class _BadEpisodesError(Exception):
     """Some of a group of episodes are none: `places` in the group, and the error for the first."""
 
     def __init__(
-        self, places: list[int], reason: str, first: _Episode, column: str | None = None, row: int | None = None
+        self, places: list[int], reason: str, first: _ReadEpisode, column: str | None = None, row: int | None = None
     ) -> None:
         super().__init__(reason)
         self.places = places
@@ -293,7 +293,7 @@ class _BadEpisodes(Exception):
         )
 
 
-class _Rows:
+class _RowMasks:
     """Which rows of the tables of several episodes, one after another, are what. `counts`: int64 [n], rows of each."""
 
     def __init__(self, counts: npt.NDArray[np.int64]) -> None:
@@ -311,22 +311,24 @@ def _variable_at(wanted: npt.NDArray[np.bool_], array: pa.Array, dtype: str) -> 
     """The texts or bytes of the rows wanted; the others, such as padding, need not be any.
 
     Raises:
-        Irregular: as `to_variable`; its rows are those of `array`.
+        IrregularRowsError: as `to_variable`; its rows are those of `array`.
     """
     try:
         return to_variable(array.filter(pa.array(wanted)), dtype)
-    except Irregular as error:
-        raise Irregular(np.flatnonzero(wanted)[error.rows], error.reason) from None
+    except IrregularRowsError as error:
+        raise IrregularRowsError(np.flatnonzero(wanted)[error.rows], error.reason) from None
 
 
-def _irregular(error: Irregular, group: list[_Episode], rows: _Rows, column: TableColumn) -> _BadEpisodes:
+def _irregular(
+    error: IrregularRowsError, group: list[_ReadEpisode], rows: _RowMasks, column: TableColumn
+) -> _BadEpisodesError:
     places = np.searchsorted(rows.ends, error.rows, side="right")
     first = int(places[0])
     row = int(error.rows[0] - (rows.ends[first] - rows.counts[first]))
-    return _BadEpisodes(np.unique(places).tolist(), error.reason, group[first], column.name, row)
+    return _BadEpisodesError(np.unique(places).tolist(), error.reason, group[first], column.name, row)
 
 
-def _facts(group: list[_Episode]) -> dict[str, list[Any]]:
+def _facts(group: list[_ReadEpisode]) -> dict[str, list[Any]]:
     """The episodes' own facts, as far as they are single values; the options of a reset as JSON text."""
     found = dict.fromkeys(name for episode in group for name in episode.facts)
     names = [name for name in found if name not in (_ID, _STEPS) and not name.startswith(_REWARDS)]

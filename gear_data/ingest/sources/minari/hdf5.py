@@ -20,7 +20,7 @@ from gear_data.ingest.findings.record import Findings
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.hdf5.episode import GroupColumn
+from gear_data.ingest.sources.hdf5.episode_reader import GroupColumn
 from gear_data.ingest.sources.hdf5.file import (
     attribute_facts,
     hdf5_files,
@@ -30,8 +30,8 @@ from gear_data.ingest.sources.hdf5.file import (
     refuse_links,
     step_spec,
 )
-from gear_data.ingest.sources.hdf5.groups import GroupedEpisodes, GroupLayout, open_groups
-from gear_data.ingest.sources.minari.spaces import METADATA, MinariMetadata, parse_metadata, read_metadata
+from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, GroupLayout, open_groups
+from gear_data.ingest.sources.minari.metadata import METADATA, MinariMetadata, parse_metadata, read_metadata
 
 _MAIN = "main_data.hdf5"
 _PREFIX = "episode_"
@@ -56,7 +56,7 @@ def probe(location: Location) -> str | None:
     return None
 
 
-def open_(location: Location, options: SourceOptions) -> GroupedEpisodes:
+def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
     files = _main_files(location)
     if len(files) != 1:
         found = "holds no Minari HDF5 file" if not files else f"holds {len(files)} Minari datasets"
@@ -70,7 +70,7 @@ def _main_files(location: Location) -> tuple[SourceFile, ...]:
     return tuple(file for file in files if PurePosixPath(file.name).name == _MAIN) if location.folder else files
 
 
-def _open_file(file: SourceFile, beside: SourceFile | None, options: SourceOptions) -> GroupedEpisodes:
+def _open_file(file: SourceFile, beside: SourceFile | None, options: SourceOptions) -> GroupedEpisodeSource:
     metadata = _root_attributes(file) if beside is None else read_metadata(beside)
 
     def check(opened: h5py.File, name: str, episodes: int, steps: int, findings: Findings) -> None:

@@ -30,9 +30,9 @@ from gear_data.ingest.pipeline.step_order import check_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, open_tables, read_ahead, require_tables
-from gear_data.ingest.sources.tables.values import (
-    BadRows,
-    Irregular,
+from gear_data.ingest.sources.tables.to_numpy import (
+    BadRowsError,
+    IrregularRowsError,
     inner_shape,
     is_list,
     leaf_dtype,
@@ -42,7 +42,7 @@ from gear_data.ingest.sources.tables.values import (
     storage_array,
     to_numpy,
 )
-from gear_data.ingest.sources.tables.variable import path_rows, paths_left_out, to_variable, variable_dtype
+from gear_data.ingest.sources.tables.variable_length import path_rows, paths_left_out, to_variable, variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position, offsets_of
 
@@ -65,11 +65,11 @@ def probe(location: Location) -> str | None:
     return None
 
 
-def open_(location: Location, options: SourceOptions) -> EpisodeRows:
-    return EpisodeRows(location, require_tables(location), options)
+def open_(location: Location, options: SourceOptions) -> EpisodeRowSource:
+    return EpisodeRowSource(location, require_tables(location), options)
 
 
-class EpisodeRows:
+class EpisodeRowSource:
     """An `EpisodeSource` over tables with a row an episode."""
 
     rows_are_steps = False
@@ -196,7 +196,7 @@ class EpisodeRows:
         while len(table):
             try:
                 return self._read(table, rows, names, part.position)
-            except BadRows as bad:
+            except BadRowsError as bad:
                 first = int(bad.rows[0])
                 file, row = names[first], int(rows[first])
                 if not self._options.skip_bad:
@@ -231,10 +231,10 @@ class EpisodeRows:
                 else:
                     values = to_numpy(steps, spec.shape or (1,) * list_depth(steps.type))
                     columns[spec.name] = values.reshape(len(values), *spec.shape)
-            except Irregular as error:
+            except IrregularRowsError as error:
                 episodes = np.unique(np.searchsorted(offsets, error.rows, side="right") - 1)
                 step = int(error.rows[0] - offsets[episodes[0]])
-                raise BadRows(episodes, source, f"step {step} {error.reason}") from error
+                raise BadRowsError(episodes, source, f"step {step} {error.reason}") from error
             if (paths := path_rows(steps)) is not None and paths.any():
                 episode = int(np.searchsorted(offsets, np.argmax(paths), side="right")) - 1
                 noted.append(paths_left_out(int(paths.sum()), names[episode], int(rows[episode]), source))
@@ -261,7 +261,7 @@ class EpisodeRows:
         for source, array in lists.items():
             missing = null_rows(array)
             if len(missing):
-                raise BadRows(missing, source, "is null")
+                raise BadRowsError(missing, source, "is null")
         lengths = list_lengths(lists[self._reference])
         for source, array in lists.items():
             own = list_lengths(array)
@@ -269,10 +269,10 @@ class EpisodeRows:
             if len(differ):
                 first = differ[0]
                 reason = f"has {own[first]} steps, where '{self._reference}' has {lengths[first]}"
-                raise BadRows(differ.astype(np.int64), source, reason)
+                raise BadRowsError(differ.astype(np.int64), source, reason)
         empty = np.flatnonzero(lengths == 0)
         if len(empty):
-            raise BadRows(empty.astype(np.int64), self._reference, "the episode has no steps")
+            raise BadRowsError(empty.astype(np.int64), self._reference, "the episode has no steps")
         return lengths
 
     def _read_finals(self, table: pa.Table) -> tuple[npt.NDArray[np.bool_], dict[str, npt.NDArray[Any]]]:
@@ -283,12 +283,12 @@ class EpisodeRows:
             array = storage_array(table.column(source))
             present = ~np.asarray(array.is_null())
             if i and (differ := np.flatnonzero(present != has_final)).size:
-                raise BadRows(differ.astype(np.int64), source, "is null where other final observations are not")
+                raise BadRowsError(differ.astype(np.int64), source, "is null where other final observations are not")
             has_final = present
             try:
                 finals[name] = to_numpy(array.drop_null(), shapes[name])
-            except Irregular as error:
-                raise BadRows(np.flatnonzero(present)[error.rows], source, error.reason) from error
+            except IrregularRowsError as error:
+                raise BadRowsError(np.flatnonzero(present)[error.rows], source, error.reason) from error
         return has_final, finals
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from gear_data.ingest.findings.record import Finding, Findings
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.tables.values import leaf_type
+from gear_data.ingest.sources.tables.to_numpy import leaf_type
 
 
 def leave_out_null_columns(schema: pa.Schema, file: str, options: SourceOptions, findings: Findings) -> list[str]:

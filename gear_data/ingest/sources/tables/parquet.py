@@ -115,7 +115,7 @@ def row_groups(parquet: pq.ParquetFile, file: SourceFile) -> RowGroups:
     return RowGroups(rows, encoded, tuple(int(share * size) for size in encoded))
 
 
-class Pace:
+class BatchSizer:
     """How many rows to decode at a time for about so many bytes in memory: it begins low and goes by what was read.
 
     The mean of a row group tells little where long episodes stand together, and constants take no bytes in a file.
@@ -135,7 +135,7 @@ class Pace:
 
 
 def read_batches(
-    file: SourceFile, parquet: pq.ParquetFile, groups: range, columns: Sequence[str], pace: Pace
+    file: SourceFile, parquet: pq.ParquetFile, groups: range, columns: Sequence[str], pace: BatchSizer
 ) -> Iterator[pa.RecordBatch]:
     """Row groups in batches.
 

@@ -21,16 +21,16 @@ from gear_data.ingest.pipeline.step_order import check_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, open_tables, read_ahead, require_tables
-from gear_data.ingest.sources.tables.values import (
-    BadRows,
-    Irregular,
+from gear_data.ingest.sources.tables.to_numpy import (
+    BadRowsError,
+    IrregularRowsError,
     inner_shape,
     is_list,
     leaf_dtype,
     storage_array,
     to_numpy,
 )
-from gear_data.ingest.sources.tables.variable import path_rows, paths_left_out, to_variable, variable_dtype
+from gear_data.ingest.sources.tables.variable_length import path_rows, paths_left_out, to_variable, variable_dtype
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import END, EpisodeBlock, Position
 
@@ -69,11 +69,11 @@ def _is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
-def open_(location: Location, options: SourceOptions) -> StepRows:
-    return StepRows(location, require_tables(location), options)
+def open_(location: Location, options: SourceOptions) -> StepRowSource:
+    return StepRowSource(location, require_tables(location), options)
 
 
-class StepRows:
+class StepRowSource:
     """An `EpisodeSource` over tables with a row a step.
 
     An episode is a run of rows with one value in the episode column; or the rows up to an end flag; or rows whose step
@@ -180,7 +180,7 @@ class StepRows:
                 try:
                     columns, variable = self._read(part, keep)
                     break
-                except BadRows as bad:
+                except BadRowsError as bad:
                     faults.append(Fault(bad.rows, bad.column, bad.reason))
                     keep[bad.rows] = False
             if self._episode is not None:
@@ -197,7 +197,7 @@ class StepRows:
             episodes = boundaries.number(starts)
             steps = StepPart(
                 file=part.position.file,
-                name=part.stretches[0].name,
+                name=part.file_rows[0].name,
                 rows=part.rows(),
                 episodes=episodes,
                 keep=keep,
@@ -212,7 +212,7 @@ class StepRows:
     def _read(
         self, part: TablePart, keep: npt.NDArray[np.bool_]
     ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
-        """The steps to keep: columns of a fixed size, and those of variable length. Raises BadRows for rows of the part
+        """The steps to keep: columns of a fixed size, and those of variable length. Raises BadRowsError for rows
         where they cannot be read and bad episodes are skipped, else BadEpisodeError."""
         table = part.table if keep.all() else part.table.filter(pa.array(keep))
         columns: dict[str, npt.NDArray[Any]] = {}
@@ -227,10 +227,10 @@ class StepRows:
                 else:
                     values = to_numpy(array, spec.shape if spec.shape or not is_list(array.type) else (1,))
                     columns[spec.name] = values.reshape(len(values), *spec.shape)
-            except Irregular as error:
+            except IrregularRowsError as error:
                 rows = np.flatnonzero(keep)[error.rows]
                 if self._options.skip_bad:
-                    raise BadRows(rows, source, error.reason) from None
+                    raise BadRowsError(rows, source, error.reason) from None
                 file, row = part.place(int(rows[0]))
                 raise BadEpisodeError(
                     error.reason,
@@ -289,20 +289,20 @@ def _file_edges(part: TablePart) -> npt.NDArray[np.bool_]:
     """bool [n]: whether each row of a part is the first of its file."""
     edges = np.zeros(len(part.table), np.bool_)
     first = 0
-    for stretch in part.stretches:
-        edges[first] = stretch.position.row == 0
-        first += stretch.count
+    for rows_of_file in part.file_rows:
+        edges[first] = rows_of_file.position.row == 0
+        first += rows_of_file.count
     return edges
 
 
 def _files_apart(step_part: StepPart, part: TablePart) -> Iterator[StepPart]:
     """The steps of each file of a part."""
     first = 0
-    for i, stretch in enumerate(part.stretches):
-        cut = step_part.cut(first, first + stretch.count)
-        more = i + 1 < len(part.stretches)
-        yield replace(cut, file=stretch.position.file, name=stretch.name, more=more)
-        first += stretch.count
+    for i, rows_of_file in enumerate(part.file_rows):
+        cut = step_part.cut(first, first + rows_of_file.count)
+        more = i + 1 < len(part.file_rows)
+        yield replace(cut, file=rows_of_file.position.file, name=rows_of_file.name, more=more)
+        first += rows_of_file.count
 
 
 def _require_ids(schema: pa.Schema, column: str, file: str) -> None:

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 
 from gear_data.errors import CorruptSourceError, UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.sources.tables.flatten import FlatColumn, flat_columns, flatten_table
 from gear_data.ingest.sources.tables.parquet import (
-    Pace,
+    BatchSizer,
     RowGroups,
     check_schema,
     open_parquet,
@@ -26,8 +27,14 @@ from gear_data.ingest.sources.tables.parquet import (
     row_groups,
     runs,
 )
-from gear_data.ingest.sources.tables.plain import PlainColumn, plain_columns, plain_table
-from gear_data.ingest.sources.tables.units import FilesToCut, FirstStart, Ids, Span, episode_spans, step_spans
+from gear_data.ingest.sources.tables.read_units import (
+    FirstEpisodeStart,
+    IdRange,
+    ReadSpan,
+    SplittableFiles,
+    episode_spans,
+    step_spans,
+)
 from gear_data.storage.block import BEGIN, Position
 
 #: Bytes in memory of a table handed out at once, as far as they can be foreseen.
@@ -42,7 +49,7 @@ _ONE_TYPE = "give the dataset features (datasets.Features), or bring the column 
 
 
 @dataclass(frozen=True)
-class Stretch:
+class FileRows:
     """Consecutive rows of one file: `count` of them from `position` on."""
 
     position: Position
@@ -54,31 +61,31 @@ class Stretch:
 class TablePart:
     """Consecutive rows of a source, read at once: of one file, or of several small ones."""
 
-    stretches: tuple[Stretch, ...]
+    file_rows: tuple[FileRows, ...]
     table: pa.Table
 
     @property
     def position(self) -> Position:
         """Of the first row."""
-        return self.stretches[0].position
+        return self.file_rows[0].position
 
     def place(self, row: int) -> tuple[str, int]:
         """File and source row of a row of the table."""
-        for stretch in self.stretches[:-1]:
-            if row < stretch.count:
-                return stretch.name, stretch.position.row + row
-            row -= stretch.count
-        return self.stretches[-1].name, self.stretches[-1].position.row + row
+        for rows_of_file in self.file_rows[:-1]:
+            if row < rows_of_file.count:
+                return rows_of_file.name, rows_of_file.position.row + row
+            row -= rows_of_file.count
+        return self.file_rows[-1].name, self.file_rows[-1].position.row + row
 
     def rows(self) -> npt.NDArray[np.int64]:
         """int64 [n]: source rows, as each file counts them."""
         return np.concatenate(
-            [np.arange(s.position.row, s.position.row + s.count, dtype=np.int64) for s in self.stretches]
+            [np.arange(s.position.row, s.position.row + s.count, dtype=np.int64) for s in self.file_rows]
         )
 
     def names(self) -> list[str]:
         """The file of each row."""
-        return [name for s in self.stretches for name in [s.name] * s.count]
+        return [name for s in self.file_rows for name in [s.name] * s.count]
 
 
 class TableStream(Protocol):
@@ -97,7 +104,7 @@ class TableStream(Protocol):
     def head(self, rows: int) -> pa.Table | None:
         """The first rows, at most so many; None if there are none."""
 
-    def spans(self, ids: str | None) -> Sequence[Span]:
+    def spans(self, ids: str | None) -> Sequence[ReadSpan]:
         """Where reading may begin, the first at `BEGIN`. Where a row is a step, `ids` is the column that tells episodes
         apart; without it a row is an episode."""
 
@@ -144,11 +151,11 @@ class ParquetTables:
 
     def __init__(self, files: tuple[SourceFile, ...]) -> None:
         self._files = files
-        self._pace = Pace(_BATCH_BYTES // _BATCHES)
+        self._pace = BatchSizer(_BATCH_BYTES // _BATCHES)
         with open_parquet(files[0]) as first, reading(files[0].name):
             self._stored: pa.Schema = first.schema_arrow
             self._rows = {0: int(first.metadata.num_rows)}
-            self._plain = plain_columns(self._stored, files[0].name)  # looks at all names: they may not be UTF-8
+            self._plain = flat_columns(self._stored, files[0].name)  # looks at all names: they may not be UTF-8
         self.schema = pa.schema([(name, column.type) for name, column in self._plain.items()])
 
     @property
@@ -167,7 +174,7 @@ class ParquetTables:
             with open_parquet(file) as parquet:
                 self._check(parquet, file)
                 head = parquet.schema_arrow.empty_table()
-                pace = Pace(_HEAD_BYTES // _BATCHES)
+                pace = BatchSizer(_HEAD_BYTES // _BATCHES)
                 batches: list[pa.RecordBatch] = []
                 for batch in read_batches(file, parquet, range(parquet.num_row_groups), self._needed(), pace):
                     batches.append(batch)
@@ -175,13 +182,15 @@ class ParquetTables:
                     if len(head) >= rows or head.nbytes >= _HEAD_BYTES:
                         break
             if len(head):
-                return plain_table(head.slice(0, rows), self._plain)
+                return flatten_table(head.slice(0, rows), self._plain)
         return None
 
-    def spans(self, ids: str | None) -> Sequence[Span]:
+    def spans(self, ids: str | None) -> Sequence[ReadSpan]:
         if ids is None:
             return episode_spans(self._files, self._footer)
-        return step_spans(FilesToCut(self._files, self._footer, partial(self._ids, ids), partial(self._start, ids)))
+        return step_spans(
+            SplittableFiles(self._files, self._footer, partial(self._ids, ids), partial(self._start, ids))
+        )
 
     def _footer(self, index: int) -> RowGroups:
         with open_parquet(self._files[index]) as parquet:
@@ -189,14 +198,14 @@ class ParquetTables:
         self._rows[index] = sum(found.rows)
         return found
 
-    def _id_values(self, column: PlainColumn, index: int, groups: range) -> Iterator[pa.Array]:
+    def _id_values(self, column: FlatColumn, index: int, groups: range) -> Iterator[pa.Array]:
         file = self._files[index]
         with open_parquet(file) as parquet:
             self._check(parquet, file)
-            for batch in read_batches(file, parquet, groups, [column.stored], Pace(_BATCH_BYTES // _BATCHES)):
-                yield plain_table(pa.Table.from_batches([batch]), {column.name: column}).column(0).combine_chunks()
+            for batch in read_batches(file, parquet, groups, [column.stored], BatchSizer(_BATCH_BYTES // _BATCHES)):
+                yield flatten_table(pa.Table.from_batches([batch]), {column.name: column}).column(0).combine_chunks()
 
-    def _ids(self, name: str, index: int, groups: range) -> Ids | None:
+    def _ids(self, name: str, index: int, groups: range) -> IdRange | None:
         found: list[Any] = []
         for values in self._id_values(self._plain[name], index, groups):
             if values.null_count:
@@ -204,7 +213,7 @@ class ParquetTables:
             found += _range(values)
         return (min(found), max(found)) if found else None
 
-    def _start(self, name: str, index: int, group: int) -> FirstStart | None:
+    def _start(self, name: str, index: int, group: int) -> FirstEpisodeStart | None:
         before: list[Any] = []
         after: list[Any] = []
         row = 0
@@ -220,16 +229,16 @@ class ParquetTables:
             after += _range(values[count:])
         if not before:
             return None
-        return FirstStart(row, (min(before), max(before)), (min(after), max(after)) if after else None)
+        return FirstEpisodeStart(row, (min(before), max(before)), (min(after), max(after)) if after else None)
 
     def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
-        held: list[tuple[Stretch, pa.RecordBatch]] = []
+        held: list[tuple[FileRows, pa.RecordBatch]] = []
         size = 0
-        for stretch, batch in self._stretches(start, stop):
+        for rows_of_file, batch in self._stretches(start, stop):
             if held and not batch.schema.equals(held[-1][1].schema):
                 yield self._part(held)
                 held, size = [], 0
-            held.append((stretch, batch))
+            held.append((rows_of_file, batch))
             size += batch.nbytes
             if size >= _BATCH_BYTES:
                 yield self._part(held)
@@ -237,11 +246,11 @@ class ParquetTables:
         if held:
             yield self._part(held)
 
-    def _part(self, held: list[tuple[Stretch, pa.RecordBatch]]) -> TablePart:
+    def _part(self, held: list[tuple[FileRows, pa.RecordBatch]]) -> TablePart:
         table = pa.Table.from_batches([batch for _, batch in held])
-        return TablePart(tuple(stretch for stretch, _ in held), plain_table(table, self._plain))
+        return TablePart(tuple(rows_of_file for rows_of_file, _ in held), flatten_table(table, self._plain))
 
-    def _stretches(self, start: Position, stop: Position) -> Iterator[tuple[Stretch, pa.RecordBatch]]:
+    def _stretches(self, start: Position, stop: Position) -> Iterator[tuple[FileRows, pa.RecordBatch]]:
         for index in range(start.file, len(self._files)):
             first = start.row if index == start.file else 0
             if (index, first) >= stop:
@@ -255,13 +264,13 @@ class ParquetTables:
 
     def _run(
         self, index: int, parquet: pq.ParquetFile, row: int, groups: range, first: int, last: int | None
-    ) -> Iterator[tuple[Stretch, pa.RecordBatch]]:
+    ) -> Iterator[tuple[FileRows, pa.RecordBatch]]:
         """The rows of these groups, the first of which is `row`, from `first` to `last`."""
         for batch in read_batches(self._files[index], parquet, groups, self._needed(), self._pace):
             skip, stop = max(0, first - row), len(batch) if last is None else min(len(batch), last - row)
             if skip < stop:
-                stretch = Stretch(Position(index, row + skip), self._files[index].name, stop - skip)
-                yield stretch, batch.slice(skip, stop - skip)
+                rows_of_file = FileRows(Position(index, row + skip), self._files[index].name, stop - skip)
+                yield rows_of_file, batch.slice(skip, stop - skip)
             row += len(batch)
             if last is not None and row >= last:
                 return
@@ -292,7 +301,7 @@ class DatasetTables:
         else:  # an IterableDataset made without features knows them from its first row
             first = next(iter(self._dataset.iter(batch_size=1)), None)
             self._stored = pa.schema([]) if first is None else first.schema
-        self._plain: dict[str, PlainColumn] = plain_columns(self._stored, self._name)
+        self._plain: dict[str, FlatColumn] = flat_columns(self._stored, self._name)
         self.schema = pa.schema([(name, column.type) for name, column in self._plain.items()])
 
     def select(self, columns: list[str]) -> None:
@@ -301,10 +310,10 @@ class DatasetTables:
 
     def head(self, rows: int) -> pa.Table | None:
         table = next(iter(self._dataset.iter(batch_size=rows)), None)
-        return plain_table(table, self._plain) if table is not None and len(table) else None
+        return flatten_table(table, self._plain) if table is not None and len(table) else None
 
-    def spans(self, ids: str | None) -> Sequence[Span]:
-        return (Span(BEGIN, 0),)
+    def spans(self, ids: str | None) -> Sequence[ReadSpan]:
+        return (ReadSpan(BEGIN, 0),)
 
     def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
         dataset, row = self._dataset, start.row
@@ -326,8 +335,8 @@ class DatasetTables:
             if table is None:
                 return
             self._check_types(table, row)
-            stretch = Stretch(Position(0, row), self._name, len(table))
-            yield TablePart((stretch,), plain_table(table, self._plain))
+            rows_of_file = FileRows(Position(0, row), self._name, len(table))
+            yield TablePart((rows_of_file,), flatten_table(table, self._plain))
             row += len(table)
 
     def _check_types(self, table: pa.Table, row: int) -> None:

@@ -24,7 +24,7 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, Unk
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.hdf5 import file as hdf5
-from gear_data.ingest.sources.hdf5 import groups as hdf5_groups
+from gear_data.ingest.sources.hdf5 import grouped_source as hdf5_groups
 from gear_data.ingest.sources.minari import hdf5 as minari_format
 from gear_data.storage.block import BEGIN, END, EpisodeBlock
 

@@ -10,9 +10,9 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import SCALARS
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.episodes import ArrayEpisodes, Part
-from gear_data.ingest.sources.arrays.files import array_file
-from gear_data.ingest.sources.arrays.layouts import array_part
+from gear_data.ingest.sources.arrays.layouts import step_arrays
+from gear_data.ingest.sources.arrays.numpy_files import open_npy
+from gear_data.ingest.sources.arrays.source import ArraySource, StepArrays
 
 _SUFFIX = ".npy"
 
@@ -27,18 +27,18 @@ def probe(location: Location) -> str | None:
     return None
 
 
-def open_(location: Location, options: SourceOptions) -> ArrayEpisodes:
+def open_(location: Location, options: SourceOptions) -> ArraySource:
     folders = list(_folders(location).items())
     if not folders:
         raise UnknownFormatError("holds no .npy file", file=location.name)
     sizes = [sum(file.size for file in files.values()) for _, files in folders]
 
-    def part(i: int) -> Part:
+    def part(i: int) -> StepArrays:
         folder, files = folders[i]
-        arrays = {name: array_file(file) for name, file in files.items()}
-        return array_part(folder, sizes[i], arrays, options, alone=len(folders) == 1, seekable=True)
+        arrays = {name: open_npy(file) for name, file in files.items()}
+        return step_arrays(folder, sizes[i], arrays, options, alone=len(folders) == 1, seekable=True)
 
-    return ArrayEpisodes([folder for folder, _ in folders], sizes, part, Findings())
+    return ArraySource([folder for folder, _ in folders], sizes, part, Findings())
 
 
 def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
-from gear_data.ingest.sources.tables.values import is_list
-from gear_data.ingest.sources.tables.variable import is_file
+from gear_data.ingest.sources.tables.to_numpy import is_list
+from gear_data.ingest.sources.tables.variable_length import is_file
 from gear_data.storage.block import offsets_of
 
 
 @dataclass(frozen=True)
-class PlainColumn:
+class FlatColumn:
     """A column without wrapping.
 
     Attributes:
@@ -39,15 +39,15 @@ class PlainColumn:
         return ".".join(self.path)
 
 
-def plain_columns(schema: pa.Schema, file: str) -> dict[str, PlainColumn]:
+def flat_columns(schema: pa.Schema, file: str) -> dict[str, FlatColumn]:
     """Name -> column, in the schema's order.
 
     Raises:
         UnsupportedColumnError: two columns have one name.
     """
-    found: dict[str, PlainColumn] = {}
+    found: dict[str, FlatColumn] = {}
     for field in schema:
-        for column in _columns((field.name,), plain_type(field.type), field.name):
+        for column in _columns((field.name,), flat_type(field.type), field.name):
             if column.name in found:
                 raise UnsupportedColumnError(
                     "two columns have this name", file=file, column=column.name, hint="rename one of them in the source"
@@ -56,17 +56,17 @@ def plain_columns(schema: pa.Schema, file: str) -> dict[str, PlainColumn]:
     return found
 
 
-def _columns(path: tuple[str, ...], type_: pa.DataType, stored: str) -> Iterator[PlainColumn]:
+def _columns(path: tuple[str, ...], type_: pa.DataType, stored: str) -> Iterator[FlatColumn]:
     inner, in_list = type_, False
     while is_list(inner):
         inner, in_list = inner.value_type, True
     if not pa.types.is_struct(inner) or is_file(inner) or inner.num_fields == 0:
-        yield PlainColumn(path, type_, stored)
+        yield FlatColumn(path, type_, stored)
         return
     for field in inner:
         deeper = stored if in_list else f"{stored}.{field.name}"
         for column in _columns((*path, field.name), field.type, deeper):
-            yield PlainColumn(column.path, _within(type_, column.type), column.stored)
+            yield FlatColumn(column.path, _within(type_, column.type), column.stored)
 
 
 def _within(outer: pa.DataType, type_: pa.DataType) -> pa.DataType:
@@ -76,13 +76,13 @@ def _within(outer: pa.DataType, type_: pa.DataType) -> pa.DataType:
     return list_of(outer, _within(outer.value_type, type_))
 
 
-def plain_table(table: pa.Table, columns: Mapping[str, PlainColumn]) -> pa.Table:
+def flatten_table(table: pa.Table, columns: Mapping[str, FlatColumn]) -> pa.Table:
     """These columns of a table that has at least their stored parts."""
     return pa.table({name: _plain(table.column(column.path[0]), column) for name, column in columns.items()})
 
 
-def _plain(array: pa.ChunkedArray, column: PlainColumn) -> pa.ChunkedArray:
-    type_ = plain_type(array.type)
+def _plain(array: pa.ChunkedArray, column: FlatColumn) -> pa.ChunkedArray:
+    type_ = flat_type(array.type)
     if array.type == type_ and len(column.path) == 1:
         return array
     chunks = []
@@ -95,8 +95,8 @@ def _plain(array: pa.ChunkedArray, column: PlainColumn) -> pa.ChunkedArray:
 
 
 def _unwrapped(array: pa.Array) -> pa.Array:
-    """The values as `plain_type` has them."""
-    type_ = plain_type(array.type)
+    """The values as `flat_type` has them."""
+    type_ = flat_type(array.type)
     if array.type == type_:
         return array
     if isinstance(array.type, pa.BaseExtensionType):
@@ -126,23 +126,23 @@ def _over(array: pa.Array, values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(type_, len(array), buffers, array.null_count, array.offset, [values])
 
 
-def plain_type(type_: pa.DataType) -> pa.DataType:
+def flat_type(type_: pa.DataType) -> pa.DataType:
     """The type with extension types, dictionaries, runs and views undone, also inside lists and structs."""
     if isinstance(type_, pa.BaseExtensionType):
-        return plain_type(type_.storage_type)
+        return flat_type(type_.storage_type)
     if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
-        return plain_type(type_.value_type)
+        return flat_type(type_.value_type)
     if pa.types.is_string_view(type_):
         return pa.large_string()
     if pa.types.is_binary_view(type_):
         return pa.large_binary()
     if pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_):
-        return pa.large_list(plain_type(type_.value_type))
+        return pa.large_list(flat_type(type_.value_type))
     if is_list(type_):
-        value = plain_type(type_.value_type)
+        value = flat_type(type_.value_type)
         return type_ if value == type_.value_type else list_of(type_, value)
     if pa.types.is_struct(type_):
-        fields = [field.with_type(plain_type(field.type)) for field in type_]
+        fields = [field.with_type(flat_type(field.type)) for field in type_]
         return type_ if fields == list(type_) else pa.struct(fields)
     return type_
 

@@ -99,7 +99,7 @@ class StoredArray:
         return name
 
 
-def list_arrays(file: SourceFile) -> dict[str, StoredArray]:
+def open_npz(file: SourceFile) -> dict[str, StoredArray]:
     """The arrays of an `.npz` archive by name, object arrays included: their headers can be read, their values not.
 
     Raises:
@@ -124,7 +124,7 @@ def list_arrays(file: SourceFile) -> dict[str, StoredArray]:
     return arrays
 
 
-def array_file(file: SourceFile) -> StoredArray:
+def open_npy(file: SourceFile) -> StoredArray:
     """The array of an `.npy` file. Raises CorruptSourceError."""
     file.check_readable()
     with _reading(file.name), file.open() as stream:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.ingest.findings.record import Finding, Findings
-from gear_data.ingest.sources.lerobot.meta import Info, ListedEpisodes, data_file
+from gear_data.ingest.sources.lerobot.metadata import EpisodeList, LeRobotInfo, data_file
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock
 
@@ -18,7 +18,7 @@ _TOLERANCE = 1e-4
 _DISAGREES = "metadata-disagrees"
 
 
-def check_features(info: Info, names: Sequence[str], columns: Sequence[ColumnSpec], findings: Findings) -> None:
+def check_features(info: LeRobotInfo, names: Sequence[str], columns: Sequence[ColumnSpec], findings: Findings) -> None:
     """The columns declared in `features` against those of the Parquet files (`names`; `columns` are those read)."""
     for name, feature in info.features.items():
         if name not in names:
@@ -45,7 +45,7 @@ def _declared(feature: Mapping[str, Any], spec: ColumnSpec) -> str | None:
     return None
 
 
-def check_listing(info: Info, listed: ListedEpisodes | None, files: Sequence[str], findings: Findings) -> None:
+def check_listing(info: LeRobotInfo, listed: EpisodeList | None, files: Sequence[str], findings: Findings) -> None:
     """The list of episodes and the files found, against `meta/info.json` and each other. No row is looked at."""
     if listed is None:
         if info.major == 2 and info.total_episodes not in (None, len(files)):
@@ -80,8 +80,8 @@ def check_listing(info: Info, listed: ListedEpisodes | None, files: Sequence[str
             findings.add(Finding("listed-episode-absent", message, len(absent), file=listed.name))
 
 
-def check_block(block: EpisodeBlock, places: npt.NDArray[np.int64], listed: ListedEpisodes, findings: Findings) -> None:
-    """Episodes against their entries in the list; `places` are those of `ListedEpisodes.find`."""
+def check_block(block: EpisodeBlock, places: npt.NDArray[np.int64], listed: EpisodeList, findings: Findings) -> None:
+    """Episodes against their entries in the list; `places` are those of `EpisodeList.find`."""
     known = places >= 0
     _note(block, ~known, f"an episode that {listed.name} does not list; kept", "episode_index", findings)
     said = np.where(known, listed.lengths[places], -1) if len(listed.ids) else places

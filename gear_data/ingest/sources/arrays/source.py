@@ -1,7 +1,7 @@
 """Episodes out of stored arrays: which rows are whose, and blocks of them read in bounded pieces.
 
 NumPy archives, folders of `.npy` files and TorchRL's memory maps are all this: named arrays of one length, and some
-rule that says where episodes begin. A format turns each file (or folder) into a `Part`; the rest is done here.
+rule that says where episodes begin. A format turns each file (or folder) into a `StepArrays`; the rest is done here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gear_data.ingest.findings.record import Finding, Findings
 from gear_data.ingest.location import several_datasets
 from gear_data.ingest.pipeline.columns import SCALARS
 from gear_data.ingest.source import UNIT_BYTES, Unit
-from gear_data.ingest.sources.arrays.files import ArrayReader, StoredArray
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import BEGIN, EpisodeBlock, Position, offsets_of
 
@@ -27,7 +27,7 @@ _BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Episodes:
+class EpisodeRanges:
     """Where the episodes of a part are.
 
     Attributes:
@@ -51,7 +51,7 @@ class Episodes:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepArrays:
     """Arrays of one length in one place.
 
     Attributes:
@@ -71,7 +71,7 @@ class Part:
     bytes: int
     arrays: Mapping[str, StoredArray]
     sources: Mapping[str, str]
-    locate: Callable[[], Episodes]
+    locate: Callable[[], EpisodeRanges]
     wide: frozenset[str] = frozenset()
     following: Mapping[str, StoredArray] = field(default_factory=dict)
     shifted: frozenset[str] = frozenset()
@@ -94,7 +94,7 @@ class Part:
         return tuple(specs)
 
 
-class ArrayEpisodes:
+class ArraySource:
     """An `EpisodeSource` over parts, each of whole episodes."""
 
     rows_are_steps = True
@@ -103,7 +103,7 @@ class ArrayEpisodes:
         self,
         names: Sequence[str],
         sizes: Sequence[int],
-        part: Callable[[int], Part],
+        part: Callable[[int], StepArrays],
         findings: Findings,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
@@ -157,7 +157,7 @@ class ArrayEpisodes:
                 for begin, end in _cuts(lengths, _row_bytes(self.columns), _BLOCK_BYTES):
                     yield _read(part, self.columns, episodes, reader, Position(index, first + begin), first + end)
 
-    def _check_like_first(self, part: Part) -> None:
+    def _check_like_first(self, part: StepArrays) -> None:
         if part.shifted != self._model.shifted:
             raise CorruptSourceError(
                 f"actions stand in another row than in {self._model.name}, judged by those of the first observation",
@@ -185,7 +185,7 @@ class ArrayEpisodes:
                     hint=self._apart(part) or "bring the files to one type and shape first",
                 )
 
-    def _apart(self, part: Part) -> str | None:
+    def _apart(self, part: StepArrays) -> str | None:
         return several_datasets(self._names, self._names[0], part.name)
 
 
@@ -211,9 +211,9 @@ def _cuts(lengths: npt.NDArray[np.int64], row_bytes: int, wanted: int) -> list[t
 
 
 def _read(
-    part: Part,
+    part: StepArrays,
     columns: Sequence[ColumnSpec],
-    episodes: Episodes,
+    episodes: EpisodeRanges,
     reader: ArrayReader,
     position: Position,
     stop: int,

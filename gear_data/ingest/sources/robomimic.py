@@ -17,7 +17,7 @@ from gear_data.ingest.findings.record import Finding, Findings
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.hdf5.episode import GroupColumn
+from gear_data.ingest.sources.hdf5.episode_reader import GroupColumn
 from gear_data.ingest.sources.hdf5.file import (
     attribute_facts,
     check_dataset,
@@ -30,8 +30,8 @@ from gear_data.ingest.sources.hdf5.file import (
     refuse_links,
     step_spec,
 )
-from gear_data.ingest.sources.hdf5.groups import GroupedEpisodes, GroupLayout, open_groups
-from gear_data.ingest.sources.hdf5.heap import check_heaps
+from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, GroupLayout, open_groups
+from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
 
 _PARENT = "data"
 _PREFIX = "demo_"
@@ -58,7 +58,7 @@ def probe(location: Location) -> str | None:
     return None
 
 
-def open_(location: Location, options: SourceOptions) -> GroupedEpisodes:
+def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
     files = hdf5_files(location)
     if not files:
         raise UnknownFormatError("holds no HDF5 file", file=location.name)

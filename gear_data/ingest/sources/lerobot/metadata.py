@@ -35,7 +35,7 @@ _FILE_V3 = re.compile(r"data/chunk-(\d+)/file-(\d+)\.parquet")
 
 
 @dataclass(frozen=True)
-class Info:
+class LeRobotInfo:
     """`meta/info.json`, as far as it is used.
 
     Attributes:
@@ -62,7 +62,7 @@ class Info:
         return int(found[1]) if found else 0
 
 
-def read_info(location: Location) -> Info | None:
+def read_info(location: Location) -> LeRobotInfo | None:
     """None where there is no such file, or where it is of something else than LeRobot.
 
     Raises:
@@ -78,7 +78,7 @@ def read_info(location: Location) -> Info | None:
     if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
         raise CorruptSourceError("should be an object of objects", file=file.name, column="features")
     fps = _number(values, "fps", file.name)
-    return Info(
+    return LeRobotInfo(
         name=file.name,
         version=str(values["codebase_version"]),
         fps=fps if fps is not None and fps > 0 else None,
@@ -147,7 +147,7 @@ def _text(record: Mapping[str, Any], file: str, row: int) -> str:
 
 
 @dataclass(frozen=True)
-class ListedEpisodes:
+class EpisodeList:
     """The list of episodes under `meta/`, in the order of their numbers.
 
     Attributes:
@@ -184,7 +184,7 @@ def data_file(name: str, major: int) -> tuple[int, ...] | None:
     return tuple(int(number) for number in found.groups()) if found else None
 
 
-def read_episodes(location: Location, major: int) -> ListedEpisodes | None:
+def read_episodes(location: Location, major: int) -> EpisodeList | None:
     """None where there is no list.
 
     Raises:
@@ -233,7 +233,7 @@ def _listed(
     name: str,
     records: Iterable[Mapping[str, Any]],
     place: Callable[[Mapping[str, Any], int], tuple[int, ...] | None],
-) -> ListedEpisodes:
+) -> EpisodeList:
     ids: dict[int, None] = {}
     lengths, ranges, files, tasks, repeated = [], [], [], [], 0
     facts: dict[str, list[Any]] = {}
@@ -255,7 +255,7 @@ def _listed(
     order = np.argsort(np.array(list(ids), np.int64), kind="stable")
     for values in facts.values():
         values.extend([None] * (len(ids) - len(values)))
-    return ListedEpisodes(
+    return EpisodeList(
         name=name,
         ids=np.array(list(ids), np.int64)[order],
         lengths=np.array(lengths, np.int64)[order],

@@ -13,11 +13,11 @@ from gear_data.ingest.sources.tables.parquet import RowGroups
 from gear_data.storage.block import BEGIN, Position
 
 #: Least and largest id.
-Ids = tuple[Any, Any]
+IdRange = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Span:
+class ReadSpan:
     """Rows that can be read on their own, up to the next span's.
 
     Attributes:
@@ -32,17 +32,17 @@ class Span:
 
 
 @dataclass(frozen=True)
-class FirstStart:
+class FirstEpisodeStart:
     """The first row of a row group that begins an episode, counted in the group, and the ids before and from it on.
     `after` is None where no row does."""
 
     row: int
-    before: Ids
-    after: Ids | None
+    before: IdRange
+    after: IdRange | None
 
 
 @dataclass(frozen=True)
-class FilesToCut:
+class SplittableFiles:
     """Files, and how to look into them.
 
     Attributes:
@@ -54,12 +54,12 @@ class FilesToCut:
 
     files: Sequence[SourceFile]
     footer: Callable[[int], RowGroups]
-    ids: Callable[[int, range], Ids | None]
-    first_start: Callable[[int, int], FirstStart | None]
+    ids: Callable[[int, range], IdRange | None]
+    first_start: Callable[[int, int], FirstEpisodeStart | None]
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _FilePiece:
     """A small file, or row groups of a large one; `groups` is None where the file was not opened."""
 
     position: Position
@@ -67,22 +67,22 @@ class _Piece:
     groups: range | None
 
 
-def episode_spans(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> tuple[Span, ...]:
+def episode_spans(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> tuple[ReadSpan, ...]:
     """Where a row is an episode: every file, and in large files row groups. Only large ones are opened."""
-    return tuple(Span(piece.position, piece.bytes) for piece in _pieces(files, footer))
+    return tuple(ReadSpan(piece.position, piece.bytes) for piece in _pieces(files, footer))
 
 
-def step_spans(source: FilesToCut) -> tuple[Span, ...]:
+def step_spans(source: SplittableFiles) -> tuple[ReadSpan, ...]:
     """Where a row is a step, in a source whose ids rise: places where an episode begins.
 
     Many small files are taken together, and opened only where a span may end. What their ids are is not known then: a
-    reader has to compare them with `Span.low`. Of large files all ids are read: they take next to nothing in the file,
-    and the statistics that it has of them cannot be (see `RowGroups`).
+    reader has to compare them with `ReadSpan.low`. Of large files all ids are read: they take next to nothing in the
+    file, and the statistics that it has of them cannot be (see `RowGroups`).
     """
-    known: list[Ids] = []
+    known: list[IdRange] = []
     places: list[tuple[Position, int]] = []  # and how many of the known ids stand before it
     sizes, since = [0], 0
-    previous: _Piece | None = None
+    previous: _FilePiece | None = None
     for piece in _pieces(source.files, source.footer):
         groups = piece.groups
         if previous is not None and since >= UNIT_BYTES:
@@ -105,32 +105,34 @@ def step_spans(source: FilesToCut) -> tuple[Span, ...]:
     # Every id before a span must be less than every one after.
     highest = list(accumulate((high for _, high in known), max))
     lowest = list(accumulate((low for low, _ in reversed(known)), min))[::-1]
-    spans = [Span(BEGIN, sizes[0])]
+    spans = [ReadSpan(BEGIN, sizes[0])]
     for (position, before), size in zip(places, sizes[1:], strict=True):
         if before < len(known) and highest[before - 1] < lowest[before]:
-            spans.append(Span(position, size, lowest[before]))
+            spans.append(ReadSpan(position, size, lowest[before]))
         else:
             spans[-1] = replace(spans[-1], bytes=spans[-1].bytes + size)
     return tuple(spans)
 
 
-def _pieces(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> Iterator[_Piece]:
+def _pieces(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> Iterator[_FilePiece]:
     for index, file in enumerate(files):
         if file.size <= UNIT_BYTES:
-            yield _Piece(Position(index, 0), file.size, None)
+            yield _FilePiece(Position(index, 0), file.size, None)
             continue
         found = footer(index)
         first, begin, row, size = 0, 0, 0, 0
         for group, (rows, stored) in enumerate(zip(found.rows, found.stored, strict=True)):
             if size >= UNIT_BYTES:
-                yield _Piece(Position(index, begin), size, range(first, group))
+                yield _FilePiece(Position(index, begin), size, range(first, group))
                 first, begin, size = group, row, 0
             row += rows
             size += stored
-        yield _Piece(Position(index, begin), size, range(first, len(found.rows)))
+        yield _FilePiece(Position(index, begin), size, range(first, len(found.rows)))
 
 
-def _place(source: FilesToCut, position: Position, groups: range, known: list[Ids]) -> tuple[Position, int] | None:
+def _place(
+    source: SplittableFiles, position: Position, groups: range, known: list[IdRange]
+) -> tuple[Position, int] | None:
     """Where in the first row group an episode begins, and how many of the known ids are before; the group's are added
     to them."""
     start = source.first_start(position.file, groups[0]) if groups else None
@@ -146,6 +148,6 @@ def _place(source: FilesToCut, position: Position, groups: range, known: list[Id
     return place
 
 
-def _known(source: FilesToCut, file: int, groups: range) -> list[Ids]:
+def _known(source: SplittableFiles, file: int, groups: range) -> list[IdRange]:
     ids = source.ids(file, groups)
     return [] if ids is None else [ids]

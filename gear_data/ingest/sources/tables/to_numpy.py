@@ -16,7 +16,7 @@ from gear_data.schema import DTYPES
 _SHAPE_ROWS = 4096
 
 
-class Irregular(Exception):
+class IrregularRowsError(Exception):
     """Some rows of an array do not fit: `rows` are their indices, `reason` says what is wrong with the first.
 
     Formats catch it and name the file and the column.
@@ -28,8 +28,8 @@ class Irregular(Exception):
         self.reason = reason
 
 
-class BadRows(Exception):
-    """Rows of a table that cannot be read, and why, for one column: what a format makes of `Irregular`."""
+class BadRowsError(Exception):
+    """Rows of a table that cannot be read, and why, for one column: what a format makes of `IrregularRowsError`."""
 
     def __init__(self, rows: npt.NDArray[np.int64], column: str, reason: str) -> None:
         super().__init__(reason)
@@ -113,7 +113,7 @@ def to_numpy(array: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     Zero-copy where Arrow's layout allows it: all but booleans and sliced fixed-size lists.
 
     Raises:
-        Irregular: rows with nulls, or of another shape.
+        IrregularRowsError: rows with nulls, or of another shape.
     """
     rows = len(array)
     count = rows  # elements at the present level
@@ -123,7 +123,7 @@ def to_numpy(array: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         wrong = np.flatnonzero(lengths != width)
         if len(wrong):
             per_row = max(1, count // max(1, rows))
-            raise Irregular(
+            raise IrregularRowsError(
                 np.unique(wrong // per_row).astype(np.int64),
                 f"has {lengths[wrong[0]]} elements in axis {axis + 1}, where {width} are expected",
             )
@@ -141,4 +141,4 @@ def _refuse_nulls(array: pa.Array, rows: int, count: int) -> None:
     missing = null_rows(array)
     if len(missing):
         per_row = max(1, count // max(1, rows))
-        raise Irregular(np.unique(missing // per_row).astype(np.int64), "holds a null")
+        raise IrregularRowsError(np.unique(missing // per_row).astype(np.int64), "holds a null")

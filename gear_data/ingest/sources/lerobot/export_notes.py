@@ -19,7 +19,7 @@ from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.ingest.sources.tables.stream import ParquetTables
-from gear_data.ingest.sources.tables.values import Irregular, null_rows, storage_array, to_numpy
+from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, null_rows, storage_array, to_numpy
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import END, EpisodeBlock, Position
 
@@ -29,7 +29,7 @@ _EPISODE = "episode_index"
 
 
 @dataclass(frozen=True)
-class LerobotNotes:
+class ExportNotes:
     """Features of an export, by LeRobot's names.
 
     Attributes:
@@ -57,7 +57,7 @@ class LerobotNotes:
         )
 
 
-def read_notes(location: Location) -> LerobotNotes:
+def read_notes(location: Location) -> ExportNotes:
     """Empty for a dataset that gear-data did not write.
 
     Raises:
@@ -65,13 +65,13 @@ def read_notes(location: Location) -> LerobotNotes:
     """
     file = location.file(NOTES)
     if file is None:
-        return LerobotNotes()
+        return ExportNotes()
     values = read_json_object(file)
     names = {key: values.get(key, []) for key in ("made", "vectors", "finals")}
     for key, value in names.items():
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise CorruptSourceError("should be a list of names", file=NOTES, column=key)
-    return LerobotNotes(**{key: tuple(value) for key, value in names.items()})
+    return ExportNotes(**{key: tuple(value) for key, value in names.items()})
 
 
 class FinalObservations:
@@ -126,7 +126,7 @@ def _known(rows: pa.Table, spec: ColumnSpec) -> tuple[npt.NDArray[np.bool_], npt
     known[null_rows(array)] = False
     try:
         values = to_numpy(array.filter(pa.array(known)), spec.shape)
-    except (Irregular, pa.ArrowException, AttributeError) as error:
+    except (IrregularRowsError, pa.ArrowException, AttributeError) as error:
         raise CorruptSourceError(
             f"should hold {spec.dtype} {spec.shape}: {error}", file=FINALS, column=spec.name
         ) from error

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from gear_data.ingest.findings.record import Finding
 from gear_data.ingest.pipeline.columns import SCALARS
-from gear_data.ingest.sources.tables.values import Irregular, null_rows
+from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, null_rows
 from gear_data.schema import VARIABLE_TYPES
 
 
@@ -32,7 +32,7 @@ def to_variable(array: pa.Array, dtype: str) -> pa.Array:
     """The values as `large_string` or `large_binary`; their bytes are not copied.
 
     Raises:
-        Irregular: rows with nulls, with a path in place of its file's bytes, or with text that is not UTF-8.
+        IrregularRowsError: rows with nulls, with a path in place of its file's bytes, or with text that is not UTF-8.
     """
     _refuse(null_rows(array), "holds a null")
     if is_file(array.type):
@@ -74,7 +74,7 @@ def is_file(type_: pa.DataType) -> bool:
 
 def _refuse(rows: npt.NDArray[np.int64], reason: str) -> None:
     if len(rows):
-        raise Irregular(rows, reason)
+        raise IrregularRowsError(rows, reason)
 
 
 def _not_utf8(array: pa.Array) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ from gear_data.ingest.findings.record import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.files import ArrayReader, StoredArray
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
 
 #: Points between episodes, as `np.split` takes them (`imitation`).
 INDICES = "indices"
@@ -36,7 +36,7 @@ _DREAMER_NAMES = {
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ClassifiedArrays:
     """A part's arrays, sorted out.
 
     Attributes:
@@ -68,7 +68,7 @@ class Arrays:
         return len(self.steps[self.reference])
 
 
-def sort_out(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> Arrays:
+def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> ClassifiedArrays:
     for column in (options.episode_column, options.step_column, options.end_column):
         if column is not None and column not in arrays:
             raise unknown_name("column", column, arrays)
@@ -107,7 +107,7 @@ def sort_out(name: str, arrays: Mapping[str, StoredArray], options: SourceOption
         following = next((source for source in names if canonical_name(source) == NEXT), None)
         if following is not None:
             steps[NEXT], sources[NEXT] = arrays[following], following
-    return Arrays(name, steps, sources, split, episode, scalars, keeps_next, findings)
+    return ClassifiedArrays(name, steps, sources, split, episode, scalars, keeps_next, findings)
 
 
 def _split_arrays(
@@ -139,7 +139,7 @@ def all_values(array: StoredArray) -> npt.NDArray[Any]:
         return reader.read(array, 0, len(array))
 
 
-def scalar_facts(found: Arrays, count: int) -> dict[str, list[Any]]:
+def scalar_facts(found: ClassifiedArrays, count: int) -> dict[str, list[Any]]:
     """Scalars stand for every episode of the part."""
     facts: dict[str, list[Any]] = {}
     with ArrayReader() as reader:
@@ -154,7 +154,7 @@ def is_observation(name: str) -> bool:
     return name.split(".", 1)[0] == "observations"
 
 
-def misfit(found: Arrays, name: str, expected: int) -> BadEpisodeError:
+def misfit(found: ClassifiedArrays, name: str, expected: int) -> BadEpisodeError:
     rows = len(found.steps[name])
     return BadEpisodeError(
         f"has {rows} rows, where '{found.sources[found.reference]}' has {expected}",

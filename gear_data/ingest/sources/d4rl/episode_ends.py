@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from gear_data.errors import UnknownFormatError
 
-Flags = npt.NDArray[np.bool_]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Ends:
+class EndRule:
     """What says where the episodes of D4RL files end, besides `terminals`: the first of these that is there.
 
     Attributes:
@@ -43,13 +43,13 @@ class Ends:
                 "'timeouts' dataset, true at each episode's last step that is not terminal",
             )
 
-    def flags(self, file: h5py.File, start: int, stop: int, age: int) -> Flags:
+    def flags(self, file: h5py.File, start: int, stop: int, age: int) -> BoolArray:
         """bool [stop - start]: whether a step is the last of its episode, as far as flags and lengths say.
 
         Args:
             age: steps that the first row's episode had before it.
         """
-        ends: Flags = file[self.terminals][start:stop].reshape(-1).astype(np.bool_)
+        ends: BoolArray = file[self.terminals][start:stop].reshape(-1).astype(np.bool_)
         if self.timeouts is not None:
             ends |= file[self.timeouts][start:stop].reshape(-1).astype(np.bool_)
         elif self.following is None and self.longest is not None:
@@ -62,14 +62,14 @@ class Ends:
         return ends
 
 
-def ages_after(ends: Flags, age: int) -> int:
-    """Steps since the last end, after these rows; `age` is as in `Ends.flags`."""
+def ages_after(ends: BoolArray, age: int) -> int:
+    """Steps since the last end, after these rows; `age` is as in `EndRule.flags`."""
     if not ends.any():
         return age + len(ends)
     return int(np.argmax(ends[::-1]))
 
 
-def differs(following: npt.NDArray[Any], observations: npt.NDArray[Any]) -> Flags:
+def differs(following: npt.NDArray[Any], observations: npt.NDArray[Any]) -> BoolArray:
     """bool [n]: whether rows differ; NaN is the same as NaN."""
     different = np.asarray(following != observations)
     if following.dtype.kind == "f" and different.any():

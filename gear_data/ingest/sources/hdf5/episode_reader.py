@@ -18,7 +18,7 @@ from gear_data.ingest.findings.record import Finding, Findings
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.pipeline.episode_values import cast_exactly
 from gear_data.ingest.sources.hdf5.file import check_dataset, links_below, read_fixed, read_variable, reading, step_spec
-from gear_data.ingest.sources.tables.values import Irregular
+from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError
 from gear_data.schema import ColumnSpec
 
 
@@ -44,7 +44,7 @@ class GroupColumn:
 
 
 @dataclass
-class Episode:
+class GroupEpisode:
     """An episode read: column name -> [steps, ...], final observation [1, ...], texts or bytes [steps] and [1]."""
 
     number: int
@@ -78,22 +78,22 @@ class EpisodeReader:
     links: frozenset[str]
     findings: Findings
 
-    def read(self, group: h5py.Group, file: SourceFile, number: int) -> Episode:
+    def read(self, group: h5py.Group, file: SourceFile, number: int) -> GroupEpisode:
         """Raises BadEpisodeError: a dataset is missing, or not like the model's, or of an unfit number of rows."""
         links = links_below(group, file.name)
         if extra := sorted(links.keys() - self.links):
             message = f"'{extra[0]}' is not in {self.model}, so it is no column; left out"
             self.findings.add(Finding("column-left-out", message, len(extra), file.name, number))
-        place = _Place(group, links, file, number, self.model)
+        place = _OpenGroup(group, links, file, number, self.model)
         steps = place.dataset(self.steps).shape[0]
         if not steps:
             raise place.bad("the episode has no steps", self.steps)
-        episode = Episode(number, steps)
+        episode = GroupEpisode(number, steps)
         for column in self.columns:
             self._read_column(column, place, episode)
         return episode
 
-    def _read_column(self, column: GroupColumn, place: _Place, episode: Episode) -> None:
+    def _read_column(self, column: GroupColumn, place: _OpenGroup, episode: GroupEpisode) -> None:
         spec, steps = column.spec, episode.steps
         dataset = place.dataset(column.path)
         has_last = column.final == column.path
@@ -120,7 +120,7 @@ class EpisodeReader:
         elif column.final is not None:
             episode.finals[spec.name] = self._final(column, column.final, place, steps)
 
-    def _final(self, column: GroupColumn, path: str, place: _Place, steps: int) -> npt.NDArray[Any]:
+    def _final(self, column: GroupColumn, path: str, place: _OpenGroup, steps: int) -> npt.NDArray[Any]:
         """[1, *shape]: the last row of the observations after each step."""
         following = place.dataset(path)
         place.check_rows(following, steps, self.steps)
@@ -130,7 +130,7 @@ class EpisodeReader:
             last = h5py.Dataset(following.id)[steps - 1 :]
         return self._converted(last.astype(following.dtype, copy=False), column, place)
 
-    def _check_like(self, dataset: _Dataset, column: GroupColumn, place: _Place) -> None:
+    def _check_like(self, dataset: _CheckedDataset, column: GroupColumn, place: _OpenGroup) -> None:
         """That a dataset's steps are of the column's shape, and numbers where those are numbers."""
         spec = column.spec
         if not spec.variable_length and dataset.dtype == spec.numpy_dtype and dataset.shape[1:] == spec.shape:
@@ -146,7 +146,7 @@ class EpisodeReader:
             is_, was = f"{found.dtype} {found.shape}", f"{spec.dtype} {spec.shape}"
             raise place.bad(f"is {is_}, in {self.model} {was}", column.path)
 
-    def _converted(self, values: npt.NDArray[Any], column: GroupColumn, place: _Place) -> npt.NDArray[Any]:
+    def _converted(self, values: npt.NDArray[Any], column: GroupColumn, place: _OpenGroup) -> npt.NDArray[Any]:
         """[rows, *shape] in the column's dtype, into which other numbers go if it holds them exactly.
 
         Lists of numbers get their dtype from the values of one episode, so writers leave int64 in one group and float64
@@ -165,7 +165,7 @@ class EpisodeReader:
 
 
 @dataclass(frozen=True)
-class _Dataset:
+class _CheckedDataset:
     """A dataset opened and found harmless; `dtype` is of this machine's byte order."""
 
     id: h5d.DatasetID
@@ -175,7 +175,7 @@ class _Dataset:
 
 
 @dataclass
-class _Place:
+class _OpenGroup:
     """Where an episode is, and its datasets opened so far."""
 
     group: h5py.Group
@@ -183,12 +183,12 @@ class _Place:
     file: SourceFile
     number: int
     model: str
-    opened: dict[str, _Dataset] = field(default_factory=dict)
+    opened: dict[str, _CheckedDataset] = field(default_factory=dict)
 
     def bad(self, message: str, column: str) -> BadEpisodeError:
         return BadEpisodeError(message, file=self.file.name, column=column, row=self.number)
 
-    def dataset(self, path: str) -> _Dataset:
+    def dataset(self, path: str) -> _CheckedDataset:
         if path in self.opened:
             return self.opened[path]
         if path not in self.links:
@@ -198,23 +198,23 @@ class _Place:
         with reading(self.file.name, path, self.number):
             dataset = h5d.open(self.group.id, path.encode())
             shape = check_dataset(dataset, self.file, path)
-            found = _Dataset(dataset, path, shape, dataset.dtype.newbyteorder("="))
+            found = _CheckedDataset(dataset, path, shape, dataset.dtype.newbyteorder("="))
         if not shape:
             raise self.bad("is a scalar, where a row a step is due", path)
         self.opened[path] = found
         return found
 
-    def check_rows(self, dataset: _Dataset, wanted: int, steps: str) -> None:
+    def check_rows(self, dataset: _CheckedDataset, wanted: int, steps: str) -> None:
         if dataset.shape[0] != wanted:
             rows = self.opened[steps].shape[0]
             message = f"has {dataset.shape[0]} rows, where {wanted} go with the {rows} of '{steps}'"
             raise self.bad(message, dataset.path)
 
-    def read_variable(self, dataset: _Dataset, spec: ColumnSpec) -> pa.Array:
+    def read_variable(self, dataset: _CheckedDataset, spec: ColumnSpec) -> pa.Array:
         with reading(self.file.name, dataset.path, self.number):
             try:
                 return read_variable(h5py.Dataset(dataset.id), spec)
-            except Irregular as error:
+            except IrregularRowsError as error:
                 raise self.bad(f"step {error.rows[0]} {error.reason}", dataset.path) from error
 
 

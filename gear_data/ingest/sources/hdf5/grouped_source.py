@@ -17,7 +17,7 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError, EmptySourceErr
 from gear_data.ingest.findings.record import BAD_EPISODE_HINT, Finding, Findings
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import UNIT_BYTES, Unit
-from gear_data.ingest.sources.hdf5.episode import Episode, EpisodeReader, GroupColumn
+from gear_data.ingest.sources.hdf5.episode_reader import EpisodeReader, GroupColumn, GroupEpisode
 from gear_data.ingest.sources.hdf5.file import SCALAR, attribute_facts, inventory, links_below, open_hdf5, reading
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import BEGIN, EpisodeBlock, Position
@@ -81,7 +81,7 @@ def open_groups(
     *,
     metadata: Mapping[str, Any],
     skip_bad: bool,
-) -> GroupedEpisodes:
+) -> GroupedEpisodeSource:
     """The source whose columns are those of the first episode that has steps.
 
     Args:
@@ -103,7 +103,7 @@ def open_groups(
                 columns = describe(datasets, others, file.name)
                 with reading(file.name, row=number):
                     facts, _ = attribute_facts(group, layout.ignored | {layout.declared})
-                source = GroupedEpisodes(
+                source = GroupedEpisodeSource(
                     files,
                     layout,
                     columns,
@@ -121,7 +121,7 @@ def open_groups(
     raise EmptySourceError(f"holds no episode with steps in '{layout.steps}'", file=files[0].name)
 
 
-class GroupedEpisodes:
+class GroupedEpisodeSource:
     """An `EpisodeSource` over files with a group an episode.
 
     Args:
@@ -201,7 +201,7 @@ class GroupedEpisodes:
         with reading(source.name):
             facts = self._layout.facts(file, source)
             parent = file[self._layout.parent]
-        held: list[tuple[Episode, Mapping[str, Any]]] = []
+        held: list[tuple[GroupEpisode, Mapping[str, Any]]] = []
         size, used, position = 0, 0, Position(index, first)
         for number, key in known:
             if not first <= number < last:
@@ -254,7 +254,7 @@ class GroupedEpisodes:
             pass
         return 0
 
-    def _facts(self, group: h5py.Group, name: str, episode: Episode) -> dict[str, Any]:
+    def _facts(self, group: h5py.Group, name: str, episode: GroupEpisode) -> dict[str, Any]:
         """An episode's facts by its attributes, those it does not have as None."""
         with reading(name, row=episode.number):
             found, others = attribute_facts(group, self._layout.ignored)
@@ -279,7 +279,7 @@ class GroupedEpisodes:
         return facts
 
     def _block(
-        self, held: Sequence[tuple[Episode, Mapping[str, Any]]], name: str, position: Position, used: int
+        self, held: Sequence[tuple[GroupEpisode, Mapping[str, Any]]], name: str, position: Position, used: int
     ) -> EpisodeBlock:
         episodes = [episode for episode, _ in held]
         facts = [facts for _, facts in held]

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.sources.minari.spaces import SpaceLeaf
-from gear_data.ingest.sources.tables.values import is_list, leaf_dtype, storage_array
-from gear_data.ingest.sources.tables.variable import variable_dtype
+from gear_data.ingest.sources.minari.metadata import SpaceLeaf
+from gear_data.ingest.sources.tables.to_numpy import is_list, leaf_dtype, storage_array
+from gear_data.ingest.sources.tables.variable_length import variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 
 #: What a table's columns are; others are not Minari's.
@@ -144,7 +144,7 @@ def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str)
     return tuple(columns.values())
 
 
-def settled_schema(schema: pa.Schema) -> pa.Schema:
+def reference_schema(schema: pa.Schema) -> pa.Schema:
     """The schema that a dataset whose first episode has this one is to have: rewards are floats, though all of one
     episode's be whole and were kept so."""
     index = schema.get_field_index(REWARDS)
@@ -153,7 +153,7 @@ def settled_schema(schema: pa.Schema) -> pa.Schema:
     return schema.set(index, schema.field(index).with_type(pa.float64()))
 
 
-def brought_to(table: pa.Table, schema: pa.Schema) -> tuple[pa.Table, tuple[str, ...], str | None]:
+def cast_table(table: pa.Table, schema: pa.Schema) -> tuple[pa.Table, tuple[str, ...], str | None]:
     """The table with this schema, the columns whose numbers were cast to it without loss, and why it cannot have it.
 
     Lists of numbers get their type from the values of one episode: int64 in one, double in the next.

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from gear_data.errors import CorruptSourceError
-from gear_data.ingest.sources.hdf5.chunks import unpacked_chunks
+from gear_data.ingest.sources.hdf5.chunk_checks import unpacked_chunks
 
 _SIGNATURE = b"GCOL\x01\x00\x00\x00"
 #: How a value of variable length stands in a dataset, where lengths take 8 bytes.
