@@ -1,16 +1,16 @@
-# `make demo` sets up and runs the main job, `make test` sets up and runs the tests, `make gpu` those of a GPU and its
-# benchmark.
+# `make demo` sets up and runs the main job. `make test` sets up and runs all checks. `make docs` builds and checks the
+# documentation. `make gpu` runs the tests of a GPU and its benchmark.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint gpu clean
+.PHONY: demo test lint docs site gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
 	$(BIN)/gear-data demo --out demo-output
 
-test: $(VENV)/installed-test lint
+test: $(VENV)/installed-test lint site
 	@if [ -n "$$GEAR_DATA_REQUIRE_VERBS" ]; then $(BIN)/python tests/support/rdma/image.py; fi
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
@@ -18,6 +18,13 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, in site/index.html, and its examples and names as tests.
+docs: site
+	$(BIN)/python -m pytest -q tests/docs
+
+site: $(VENV)/installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 gpu:
 	PYTHON=$(PYTHON) scripts/gpu_check.sh
@@ -36,4 +43,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
 
 clean:
-	rm -rf $(VENV) .venv-gpu gpu-results demo-output build *.egg-info
+	rm -rf $(VENV) .venv-gpu gpu-results demo-output site build *.egg-info

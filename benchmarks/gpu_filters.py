@@ -21,7 +21,7 @@ def filters(quick: bool, left: Callable[[], float]) -> Section:
     """The ratio is the CPU's time to the GPU's, for rows of 12 bytes. Raises RuntimeError where rows differ."""
     missing = [name for name in ("polars", "cudf_polars") if find_spec(name) is None]
     if missing:
-        return Section([], notes=[f"not run: {' and '.join(missing)} not installed (see docs/gpu.md)"])
+        return Section([], notes=[f"not run: {' and '.join(missing)} not installed (see docs/how-to/gpu.md)"])
     import polars as pl
 
     section = Section([])

@@ -3,7 +3,7 @@
     python benchmarks/scale.py
     python benchmarks/scale.py --flight cluster.json --read-ns 150 --wire 25
 
-docs/scale.md says what each column means, which numbers were measured and which are assumed.
+docs/explanation/scale.md says what each column means, which numbers were measured and which are assumed.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     )
     # Written out, since finding them out brings every reader and the packages it needs.
     help = "auto (default), d4rl, episode-rows, lerobot, minari, minari-arrow, npz, numpy, rlds, robomimic, step-rows "
-    help += "or torchrl; docs/formats.md says what each is"
+    help += "or torchrl; docs/reference/formats.md says what each is"
     parser.add_argument("--format", default="auto", help=help)
     parser.add_argument("--split", help="which split of the source, where it has several")
     parser.add_argument("--columns", type=names, metavar="A,B", help="columns to keep, by source or canonical name")

@@ -118,7 +118,7 @@ def _probed(name: str, module: str, missing: str) -> Check:
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or ["nothing said"]
         found = f"crashed with status {done.returncode}: {said[0]}"
-        return Check(name, False, found, "the driver and the CUDA packages may not go together: see docs/gpu.md")
+        return Check(name, False, found, "the driver and the CUDA packages may not go together: see docs/how-to/gpu.md")
     return Check(name, **json.loads(done.stdout.splitlines()[-1]))
 
 

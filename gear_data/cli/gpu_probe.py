@@ -108,7 +108,7 @@ def run_probe(name: str) -> Finding:
         return Finding(False, error.message, error.hint or "see the lines above")
     except Exception as error:  # CuPy, cuDF and Polars raise their own kinds, by what is missing
         reason = (str(error).strip() or "no reason").splitlines()[0]
-        return Finding(False, f"{type(error).__name__}: {reason}", "see docs/gpu.md on which versions go together")
+        return Finding(False, f"{type(error).__name__}: {reason}", "docs/how-to/gpu.md lists versions that go together")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def _hint(status: int) -> str:
     if status in _NO_IMAGE:
         return "the kernels need compute capability 7.5 or more; use the CPU"
     if status in _CAPTURE:
-        return "capture the graph with torch.cuda.graph(..., capture_error_mode='thread_local'): see docs/gpu.md"
+        return "capture the graph with torch.cuda.graph(..., capture_error_mode='thread_local'): see docs/how-to/gpu.md"
     if status in _FATAL:
         return "the GPU is lost to this process: start it again; run it in compute-sanitizer to see the access at fault"
     return "see `gear-data doctor`; CUDA errors are often those of an earlier call: try CUDA_LAUNCH_BLOCKING=1"

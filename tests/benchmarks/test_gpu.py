@@ -215,7 +215,7 @@ def test_filters_are_measured_where_cudf_is(monkeypatch: pytest.MonkeyPatch) -> 
     import polars as pl
 
     monkeypatch.setattr(gpu_filters, "find_spec", lambda name: None if name == "cudf_polars" else object())
-    assert gpu_filters.filters(True, left).notes == ["not run: cudf_polars not installed (see docs/gpu.md)"]
+    assert gpu_filters.filters(True, left).notes == ["not run: cudf_polars not installed (see docs/how-to/gpu.md)"]
     monkeypatch.setattr(gpu_filters, "find_spec", lambda name: object())
     monkeypatch.setattr(gpu_filters, "ROWS", (10, 1000))
 

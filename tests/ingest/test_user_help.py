@@ -457,7 +457,7 @@ def test_help_names_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
         named = after[after.index("auto") : after.index("torchrl;") + 1]
         expected = {"auto", "(default)", "or", "torchrl;", *known_formats()} - {"in-memory", "torchrl"}
         assert set(named) - {"FORMAT"} == expected
-    text = (Path(gear_data.__file__).parents[1] / "docs" / "formats.md").read_text()
+    text = (Path(gear_data.__file__).parents[1] / "docs" / "reference" / "formats.md").read_text()
     order = ", ".join(f"`{name}`" for name in known_formats() if name != "in-memory")
     assert order in " ".join(text.split())
 

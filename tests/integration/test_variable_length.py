@@ -282,7 +282,7 @@ def test_any_arrow_reader_opens_a_shard(converted: Path) -> None:
 
 
 def test_content_hash(converted: Path) -> None:
-    """As docs/format.md states it: for each column by name, the values' lengths, then the values."""
+    """As docs/explanation/shard-format.md states it: for each column by name, the values' lengths, then the values."""
     ds = gear_data.open(converted)
     for i, episode in enumerate(EPISODES):
         last = [n == len(episode) - 1 for n in range(len(episode))]

@@ -1,7 +1,7 @@
 """What is odd about episodes and no error: noticed in every conversion, kept in the manifest.
 
-docs/lint.md has all codes. Each episode is judged on its own, so that what is found does not depend on how a source
-was cut into blocks.
+docs/reference/findings.md lists all codes. Each episode is judged on its own, so the findings do not depend on how a
+source was cut into blocks.
 """
 
 from __future__ import annotations

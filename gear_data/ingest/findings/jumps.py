@@ -1,7 +1,8 @@
 """Where an episode looks like two rollouts glued together: its observation jumps once, and far.
 
-The rule is our own, measured on real rollouts and on pairs of them glued together (docs/lint.md has the rates). Of each
-episode, with d[t, e] = |o[t + 1, e] - o[t, e]|, m[e] the mean of d over t and r[e] the range of o over t:
+The rule is our own, measured on real rollouts and on pairs of them glued together (docs/reference/findings.md has the
+rates). Of each episode, with d[t, e] = |o[t + 1, e] - o[t, e]|, m[e] the mean of d over t and r[e] the range of o over
+t:
 
 - Only elements that move in more than half of the steps count: a goal or a phase that changes once is no jump.
 - The movement of step t is s[t] = sum over e of w[e] d[t, e] / m[e], with w[e] in proportion to r[e] / m[e] and 1 in

@@ -1,0 +1,66 @@
+"""mkdocs hook: writes the page of the command line from the parser of `gear-data`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from gear_data import cli
+
+PAGE = "reference/cli.md"
+
+_HEAD = """# Command line
+
+```console
+$ gear-data --version
+gear-data ...
+$ gear-data convert --help
+usage: gear-data convert ...
+```
+
+This page is generated from the parser of `gear-data`. Exit status: 0, 1 (the work failed, or `lint` found something),
+2 (bad usage).
+"""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the page to the site."""
+    files.append(File.generated(config, PAGE, content=page()))
+    return files
+
+
+def page() -> str:
+    """Returns the page as Markdown."""
+    parts = [_HEAD]
+    for name, parser in commands().items():
+        parts += [f"## gear-data {name}", parser.description or "", _fence("text", parser.format_usage())]
+        rows = list(_rows(parser))
+        parts.append("\n".join(["| argument | meaning |", "|---|---|", *rows]))
+        parts.append(_fence("text", parser.epilog or ""))
+    return "\n\n".join(parts) + "\n"
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """Command -> its parser."""
+    build = getattr(cli, "build_parser", None) or cli._parser
+    groups = [action for action in build()._actions if isinstance(action, argparse._SubParsersAction)]
+    return {name: parser for group in groups for name, parser in group.choices.items()}
+
+
+def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
+    formatter = parser._get_formatter()
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction):
+            continue
+        names = ", ".join(action.option_strings)
+        default = formatter._get_default_metavar_for_optional(action)
+        text = f"{names} {'' if action.nargs == 0 else formatter._format_args(action, default)}".strip()
+        cells = f"`{text}`", formatter._expand_help(action) if action.help else ""
+        yield "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def _fence(language: str, text: str) -> str:
+    return f"```{language}\n{text.strip()}\n```"

@@ -1,0 +1,213 @@
+"""Runs the fenced blocks of a Markdown page in order, in one folder, with Sybil.
+
+`python`: runs. With `title="FILE"` the block is written to FILE instead, for a later command.
+`text` after a `python` block that printed: is compared with the output; `...` stands for any text.
+`console`: each `$ ` line runs; the lines below are compared in the same way, if there are any. `$ COMMAND &` goes on in
+the background until the page ends.
+
+HTML comments are directives: `<!-- files: hopper pusht -->` puts prepared data (`sources.py`) into the folder, and
+`<!-- skip: next "reason" -->` skips the next block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import SkipTest
+
+from sybil import Document, Example, Region, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import SkipParser
+from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
+
+from gear_data.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+#: Languages of blocks that only show something.
+SHOWN = {"json", "toml", "yaml", "bibtex"}
+
+_FENCE = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w+)(?P<options>[^\n]*)\n"))
+_TITLE = re.compile(r'title="([^"]+)"')
+_PROMPT = re.compile(r"^\$ (.*)$", re.MULTILINE)
+_MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass
+class Runner:
+    """The state of one page: its folder, the output to compare, and processes in the background.
+
+    Attributes:
+        folder: the current folder of the examples.
+        prepare: prepare(name, folder) puts prepared data into the folder.
+        setenv: sets an environment variable until the page ends.
+    """
+
+    folder: Path
+    prepare: Callable[[str, Path], None]
+    setenv: Callable[[str, str], None]
+    printed: str = ""
+    status: int = 0
+    servers: list[subprocess.Popen[str]] = field(default_factory=list)
+    ran: int = 0
+    skipped: int = 0
+
+    def run(self, page: Path) -> None:
+        """Runs all blocks. Raises the first error, with the page and line of its block."""
+        sybil = Sybil(parsers=[SkipParser(), self._parse_files, self._parse_fences])
+        document = sybil.parse(page)
+        try:
+            for example in document.examples():
+                try:
+                    example.evaluate()
+                except SkipTest:
+                    self.skipped += 1
+                except BaseException as error:
+                    error.add_note(f"in the block at {page}:{example.line}")
+                    raise
+        finally:
+            for server in self.servers:
+                server.terminate()
+                server.communicate(timeout=30)
+
+    def _parse_files(self, document: Document) -> Iterable[Region]:
+        for region in DirectiveInHTMLCommentLexer("files")(document):
+            region.parsed, region.evaluator = region.lexemes["arguments"], self._put_files
+            yield region
+
+    def _parse_fences(self, document: Document) -> Iterable[Region]:
+        evaluators = {"python": self._run_python, "console": self._run_console, "text": self._compare}
+        for region in _FENCE(document):
+            language = region.lexemes["language"]
+            if language in SHOWN:
+                continue
+            if language not in evaluators:
+                raise ValueError(f"{document.path}: a block in {language!r}: use {', '.join(evaluators)}")
+            region.parsed, region.evaluator = region.lexemes["source"], evaluators[language]
+            yield region
+
+    def _put_files(self, example: Example) -> None:
+        for name in example.parsed.split():
+            self.prepare(name, self.folder)
+
+    def _run_python(self, example: Example) -> None:
+        self.ran += 1
+        self.printed = ""
+        title = _TITLE.search(example.region.lexemes["options"])
+        if title is not None:
+            (self.folder / title[1]).write_text(example.parsed)
+            return
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            PythonEvaluator()(example)
+        self.printed = output.getvalue()
+
+    def _compare(self, example: Example) -> None:
+        if self.printed:
+            _check_output(example.parsed, self.printed)
+        self.printed = ""
+
+    def _run_console(self, example: Example) -> None:
+        self.ran += 1
+        self.printed = ""
+        parts = _PROMPT.split(example.parsed.replace("\\\n", " "))
+        assert not parts[0].strip(), f"a console block begins with a command, not {parts[0]!r}"
+        for command, expected in zip(parts[1::2], parts[2::2], strict=True):
+            output = self._run_command(command)
+            if expected.strip():
+                _check_output(expected, output)
+        assert self.status == 0, f"{command}: exit status {self.status}"
+
+    def _run_command(self, command: str) -> str:
+        """Runs one command and returns its output."""
+        words = shlex.split(command, comments=True)
+        if words == ["echo", "$?"]:
+            status, self.status = self.status, 0
+            return f"{status}\n"
+        assert self.status == 0, f"exit status {self.status} before {command!r}"
+        if words[0] == "export":
+            for assignment in words[1:]:
+                self.setenv(*assignment.split("=", 1))
+            return ""
+        if words[:2] == ["pip", "install"]:
+            _check_extras(words[2:])
+            return ""
+        if words[-1] == "&":
+            self._start(words[:-1])
+            return ""
+        if words[0] == "gear-data":
+            return self._run_cli(words[1:])
+        done = subprocess.run(
+            command, shell=True, executable="/bin/bash", cwd=self.folder, capture_output=True, text=True,
+            env=_environment(), timeout=120,
+        )  # fmt: skip
+        self.status = done.returncode
+        assert self.status == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def _run_cli(self, arguments: list[str]) -> str:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            try:
+                self.status = main(arguments)
+            except SystemExit as end:
+                self.status = int(end.code or 0)
+        if self.status > 1:
+            raise AssertionError(output.getvalue())
+        return output.getvalue()
+
+    def _start(self, words: list[str]) -> None:
+        """Starts a command in the background and waits for its first line."""
+        if words[0] == "gear-data":
+            words = [sys.executable, "-m", "gear_data.cli", *words[1:]]
+        server = subprocess.Popen(
+            words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment()
+        )
+        self.servers.append(server)
+        assert server.stdout is not None and server.stderr is not None
+        if not server.stdout.readline():
+            raise AssertionError(server.stderr.read())
+
+
+def prepared(cache: Path) -> Callable[[str, Path], None]:
+    """Returns what copies prepared data into a folder, and makes each only once."""
+    from tests.support.docs.sources import SOURCES
+
+    def prepare(name: str, folder: Path) -> None:
+        made = cache / name
+        if not made.exists():
+            SOURCES[name](made)
+        copy: Callable[[Path, Path], object] = shutil.copytree if made.is_dir() else shutil.copy
+        copy(made, folder / name)
+
+    return prepare
+
+
+def _check_output(expected: str, found: str) -> None:
+    checker = doctest.OutputChecker()
+    if not checker.check_output(expected.strip() + "\n", found.strip() + "\n", _MATCH):
+        example = doctest.Example("", expected.strip() + "\n")
+        raise AssertionError(checker.output_difference(example, found.strip() + "\n", doctest.REPORT_NDIFF))
+
+
+def _check_extras(words: list[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for word in words:
+        name, _, wanted = word.partition("[")
+        assert name in ("gear-data", ".", "-e"), f"pip install {name}: the examples install only gear-data"
+        unknown = {extra for extra in wanted.rstrip("]").split(",") if extra} - extras.keys()
+        assert not unknown, f"no extra {unknown} in pyproject.toml"
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}

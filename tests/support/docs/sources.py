@@ -1,0 +1,45 @@
+"""Datasets and sources that the documentation's examples find in their folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gear_data
+from tests.support import source_makers
+from tests.support.rollouts import Rollout, make_rollouts, write_d4rl, write_episodes, write_lerobot, write_steps
+
+
+def _hopper() -> list[Rollout]:
+    """Episodes of Hopper's shapes: 11 observations, 3 actions, rewards around 1."""
+    rollouts = make_rollouts(24, seed=3, max_length=80, states=11, actions=3, short=False)
+    return [r.with_columns(rewards=1 + r.columns["rewards"] / 4) for r in rollouts]
+
+
+def _dataset(path: Path, seed: int = 3) -> None:
+    rollouts = make_rollouts(24, seed=seed, max_length=80, states=11, actions=3, short=False)
+    source = write_d4rl(path.with_suffix(".source"), rollouts)
+    gear_data.convert(source, path, format="d4rl", shard_bytes=16 << 10, progress=False)
+    source.unlink()
+
+
+def _from_maker(name: str) -> Callable[[Path], None]:
+    return lambda path: source_makers.MAKERS[name](path, make_rollouts(9, seed=1)) and None
+
+
+#: Name in the example's folder -> what makes it there.
+SOURCES: dict[str, Callable[[Path], object]] = {
+    "hopper": _dataset,
+    "walker": lambda path: _dataset(path, seed=4),
+    "hopper-medium.parquet": lambda path: write_episodes(path, _hopper()),
+    "hopper_medium-v2.hdf5": lambda path: write_d4rl(path, _hopper()),
+    "steps.parquet": lambda path: write_steps(path, _hopper()),
+    "pusht": lambda path: write_lerobot(path, make_rollouts(9, seed=1)),
+    "minari": _from_maker("minari"),
+    "lift": _from_maker("robomimic"),
+    "imitation": _from_maker("npz-imitation"),
+    "arrays": _from_maker("numpy"),
+    "buffer": _from_maker("torchrl"),
+    "tensorflow_datasets": _from_maker("rlds"),
+    "images": _from_maker("images"),
+}
