@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import stat
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from gear_data.common.file_lock import locked
+from gear_data.common.private_folder import user_folder
 from gear_data.errors import GearError
 from gear_data.residency.segment import is_segment
 from gear_data.storage.atomic import write_text
@@ -60,7 +59,7 @@ def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
     """
     with ExitStack() as held:
         try:
-            folder = _private_folder()
+            folder = _registry_folder()
             held.enter_context(locked(folder / f"{key}.lock"))
             rows = folder / f"{key}-{_pid_namespace()}.json"
             holders = [holder for holder in _read(rows) if holder.is_alive()]
@@ -101,23 +100,10 @@ def _read(path: Path) -> list[Holder]:
         return []
 
 
-def _private_folder() -> Path:
-    """One folder a user, for all their processes, that no other can write to or read.
-
-    Raises:
-        PermissionError: what stands in its place is not private.
-        OSError: it cannot be made.
-    """
-    user = os.geteuid()
+def _registry_folder() -> Path:
+    """Returns the folder in which this user's processes list their segments. Raises OSError as `user_folder` does."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    base = runtime if os.path.isdir(runtime) else tempfile.gettempdir()
-    folder = Path(base, f"gear-data-host-{user}")
-    folder.mkdir(0o700, exist_ok=True)
-    # Not `stat`, which follows a link.
-    found = folder.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == user and found.st_mode & 0o777 == 0o700:
-        return folder
-    raise PermissionError(f"{folder} is not a folder that is this user's alone")
+    return user_folder("gear-data-host", runtime if os.path.isdir(runtime) else None)
 
 
 def _pid_namespace() -> int:

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ import pyarrow as pa
 import xxhash
 
 from gear_data.common.file_lock import locked
+from gear_data.common.private_folder import process_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
 from gear_data.schema import ColumnSpec, Schema
@@ -206,8 +204,5 @@ def _contents(manifest: Manifest) -> str:
 
 @cache
 def _temporary_folder(contents: str, name: str) -> Path:
-    """One a process for a sidecar of these contents."""
-    folder = tempfile.mkdtemp(prefix=f"gear-data-{name}-")
-    # Unlike atexit, it runs in multiprocessing's children, and not in other forked ones, whose folder it is not.
-    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
-    return Path(folder)
+    """Returns one folder per process for the sidecar of these contents."""
+    return process_folder(f"gear-data-{name}")

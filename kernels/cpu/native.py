@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import stat
-import tempfile
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from gear_data.common.private_folder import process_folder, user_folder
 
 
 def _ensure_cache_folder() -> None:
@@ -26,26 +24,15 @@ def _ensure_cache_folder() -> None:
     while not home.exists() and home != home.parent:
         home = home.parent
     if not (os.access(here, os.W_OK) or os.access(home, os.W_OK)):
-        numba.config.CACHE_DIR = _private_folder()
+        numba.config.CACHE_DIR = str(_cache_folder())
 
 
-def _private_folder() -> str:
-    """One folder a user, for all their processes; where that is not private, one for this process alone."""
-    user = os.geteuid()
-    folder = Path(tempfile.gettempdir(), f"gear-data-numba-{user}")
+def _cache_folder() -> Path:
+    """Returns a folder that only this user can write, because Numba runs the code it finds there."""
     try:
-        folder.mkdir(0o700, exist_ok=True)
-        # The cache is code: no other user may put something there. Not `stat`, which follows a link.
-        found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == user and found.st_mode & 0o777 == 0o700:
-            return str(folder)
+        return user_folder("gear-data-numba")
     except OSError:
-        # A file of that name.
-        pass
-    alone = tempfile.mkdtemp(prefix="gear-data-numba-")
-    # Unlike atexit, it runs in multiprocessing's children, and not in other forked ones, whose folder it is not.
-    Finalize(None, shutil.rmtree, (alone,), {"ignore_errors": True}, exitpriority=0)
-    return alone
+        return process_folder("gear-data-numba")
 
 
 _ensure_cache_folder()
