@@ -42,7 +42,7 @@ from raw_flight import RawFlight
 import gear_data
 from gear_data import SequenceLoader
 from gear_data.cluster.client.reader import ClusterReader
-from gear_data.cluster.client.shards import PlacedShards
+from gear_data.cluster.client.shards import ClusterShards
 from gear_data.cluster.flight import fetch as flight_lane
 from gear_data.cluster.protocol import Group, Request
 from gear_data.collection.collector import Collector, Share
@@ -106,7 +106,7 @@ def local_readers(folder: Path, place: str) -> tuple[Any, dict[str, Any], Any]:
     shards = np.flatnonzero(here).tolist()
     files = FolderFiles(folder)
     entries = tuple(dataset.manifest.shards[shard] for shard in shards)
-    placed = PlacedShards(remote._store._nodes, shards, open_shards("host", files, dataset.schema, entries))
+    placed = ClusterShards(remote._store._nodes, shards, open_shards("host", files, dataset.schema, entries))
     store = dataset._store
     node = ClusterReader(remote._store._nodes, placed, here, *store.placement, store.lengths, lambda: store.finals)
     return dataset, {"alone": dataset.reader(), "as a node": node}, here

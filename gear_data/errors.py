@@ -158,7 +158,7 @@ class NodeRefusedError(ClusterError):
     """A node does not serve this: no valid token, another dataset or version, or a request that is none."""
 
 
-class CorruptAnswerError(ClusterError):
+class CorruptResponseError(ClusterError):
     """What a node sent is not what its checksum says."""
 
 

@@ -88,17 +88,17 @@ def _shards(text: str) -> list[int]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from gear_data.cluster.flight.server import FlightServer, Guard
-    from gear_data.cluster.rdma.server import serve_memory
-    from gear_data.cluster.server.shard_server import ServedShards
+    from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+    from gear_data.cluster.rdma.server import open_rdma_server
+    from gear_data.cluster.server.shard_server import ShardServer
     from gear_data.storage.dataset_files import open_files
 
     token = None if options.token_file is None else read_token(options.token_file)
-    guard = Guard.from_files(token, options.tls_cert, options.tls_key)
+    guard = ServerCredentials.from_files(token, options.tls_cert, options.tls_key)
     # Before shards are loaded, which may take long.
     guard.check(options.listen)
-    served = ServedShards(open_files(options.dataset), options.shards, options.residency)
-    memory = serve_memory(served, options.transport)
+    served = ShardServer(open_files(options.dataset), options.shards, options.residency)
+    memory = open_rdma_server(served, options.transport)
     server = FlightServer(served, options.listen, guard, memory)
     at = Address(options.listen.host, server.port)
     facts = {"listen": str(at), "shards": list(served.shards), "of": len(served.manifest.shards)}

@@ -87,9 +87,9 @@ def probe_cudf() -> Finding:
 
 def probe_rdma() -> Finding:
     """Whether an RDMA device can write to the memory of the first GPU."""
-    from gear_data.cluster.rdma.gpu_memory import HINT, gpu_way
+    from gear_data.cluster.rdma.gpu_memory import HINT, gpu_transfer_method
 
-    way = gpu_way(0)
+    way = gpu_transfer_method(0)
     if way is None:
         return Finding(False, "no way to", f"needed for backend='cuda' across servers alone: {HINT}")
     return Finding(True, f"by {way}, which no test has tried on such a machine yet")

@@ -77,7 +77,7 @@ def read_token(path: str | os.PathLike[str]) -> str:
     return token
 
 
-def seconds_in(variable: str, default: float) -> float:
+def env_seconds(variable: str, default: float) -> float:
     """A time limit from the environment. Raises InvalidArgumentError unless it is a number of seconds above 0."""
     text = os.environ.get(variable, str(default))
     try:
@@ -104,7 +104,7 @@ def _queue_pairs() -> int:
 
 
 @dataclass(frozen=True)
-class Access:
+class ClientOptions:
     """What this process shows to nodes, and how long it waits for them.
 
     Attributes:
@@ -124,28 +124,30 @@ class Access:
     queue_pairs: int = 1
 
     @staticmethod
-    def of_run(token: str, certificate: bytes | None, name: str) -> Access:
+    def of_run(token: str, certificate: bytes | None, name: str) -> ClientOptions:
         """Of a run's nodes among each other.
 
         Args:
             certificate: PEM, the one that all nodes have; None where all are on this machine.
             name: whose certificate it is.
         """
-        seconds = seconds_in(TIMEOUT_VARIABLE, _TIMEOUT)
-        return Access(token, certificate, seconds, _checksum(), name if certificate else None, _queue_pairs())
+        seconds = env_seconds(TIMEOUT_VARIABLE, _TIMEOUT)
+        return ClientOptions(token, certificate, seconds, _checksum(), name if certificate else None, _queue_pairs())
 
     @staticmethod
-    def from_environment() -> Access:
+    def from_environment() -> ClientOptions:
         """From $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA, $GEAR_DATA_NODE_TIMEOUT, $GEAR_DATA_CHECKSUM and
         $GEAR_DATA_RDMA_QUEUE_PAIRS: neither a URL nor a pickle holds a secret. Raises InvalidArgumentError for what
         cannot be used."""
         token, authorities = os.environ.get(TOKEN_VARIABLE), os.environ.get(CA_VARIABLE)
-        seconds = seconds_in(TIMEOUT_VARIABLE, _TIMEOUT)
+        seconds = env_seconds(TIMEOUT_VARIABLE, _TIMEOUT)
         try:
             pem = Path(authorities).read_bytes() if authorities else None
         except OSError as error:
             raise InvalidArgumentError(f"${CA_VARIABLE} cannot be read: {error}", file=authorities) from error
-        return Access(read_token(token) if token else None, pem, seconds, _checksum(), queue_pairs=_queue_pairs())
+        return ClientOptions(
+            read_token(token) if token else None, pem, seconds, _checksum(), queue_pairs=_queue_pairs()
+        )
 
     def check(self, address: Address) -> None:
         """Raises InvalidArgumentError where a node that others can reach would be asked without a token."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gear_data.cluster.addresses import Access
+from gear_data.cluster.addresses import ClientOptions
 from gear_data.common.extras import import_extra
 from gear_data.errors import ClusterError
 
@@ -19,7 +19,7 @@ _DAYS = 3650
 
 
 @dataclass(frozen=True)
-class RunSecret:
+class RunCredentials:
     """Made by rank 0 for all.
 
     Attributes:
@@ -37,15 +37,15 @@ class RunSecret:
         return asdict(self)
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> RunSecret:
-        return RunSecret(**data)
+    def from_json(data: Mapping[str, Any]) -> RunCredentials:
+        return RunCredentials(**data)
 
     def keep(self) -> None:
-        """For processes that this one starts: `access` finds it there. Neither a URL nor a pickle holds it."""
+        """For processes that this one starts: `client_options` finds it there. Neither a URL nor a pickle holds it."""
         os.environ[_VARIABLE + self.run] = json.dumps({"token": self.token, "certificate": self.certificate})
 
 
-def make_secret(*, tls: bool) -> RunSecret:
+def create_run_credentials(*, tls: bool) -> RunCredentials:
     """A new one.
 
     Raises:
@@ -53,10 +53,10 @@ def make_secret(*, tls: bool) -> RunSecret:
     """
     run = secrets.token_hex(8)
     certificate, key = _certificate(run) if tls else ("", "")
-    return RunSecret(run, secrets.token_hex(32), certificate, key)
+    return RunCredentials(run, secrets.token_hex(32), certificate, key)
 
 
-def access(run: str) -> Access:
+def client_options(run: str) -> ClientOptions:
     """What this process shows to the nodes of a run. Raises ClusterError in a process that is none of the run's."""
     kept = os.environ.get(_VARIABLE + run)
     if kept is None:
@@ -65,7 +65,7 @@ def access(run: str) -> Access:
             hint="open it anew: gear_data.open(path, cluster='torchrun')",
         )
     known = json.loads(kept)
-    return Access.of_run(known["token"], known["certificate"].encode() or None, run)
+    return ClientOptions.of_run(known["token"], known["certificate"].encode() or None, run)
 
 
 def _certificate(name: str) -> tuple[str, str]:

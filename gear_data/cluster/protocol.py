@@ -40,7 +40,7 @@ ALIGNMENT = 64
 #: Most of a request: larger ones are refused unread.
 MAX_SPANS, MAX_COLUMNS = 1 << 16, 1 << 10
 #: Most bytes of an answer.
-MAX_ANSWER_BYTES = 1 << 30
+MAX_RESPONSE_BYTES = 1 << 30
 #: Bytes of an answer that are sent at once.
 MESSAGE_BYTES = 8 << 20
 
@@ -49,7 +49,7 @@ STREAM_SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 
 
 @dataclass(frozen=True)
-class Group:
+class ColumnGroup:
     """Rows of some columns.
 
     Attributes:
@@ -72,7 +72,7 @@ class Request:
     """
 
     shard: Int64Array
-    groups: tuple[Group, ...]
+    groups: tuple[ColumnGroup, ...]
 
     def to_bytes(self) -> bytes:
         words = [np.array([len(self.groups), len(self.shard)], np.int64)]
@@ -101,7 +101,7 @@ class Request:
             raise _malformed("its length is not that of its spans")
         rows = words[place:].reshape(1 + 2 * groups, spans)
         return Request(
-            rows[0], tuple(Group(names, rows[1 + 2 * i], rows[2 + 2 * i]) for i, names in enumerate(columns))
+            rows[0], tuple(ColumnGroup(names, rows[1 + 2 * i], rows[2 + 2 * i]) for i, names in enumerate(columns))
         )
 
     def part_sizes(self, schema: Schema) -> list[int]:
@@ -114,7 +114,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FetchedSpans:
     """What came back for some spans.
 
     Attributes:
@@ -141,7 +141,7 @@ def part_places(sizes: Sequence[int]) -> tuple[list[int], int]:
     return places, end
 
 
-def identity(manifest: Manifest) -> str:
+def dataset_identity(manifest: Manifest) -> str:
     """Names the contents of a dataset and how they are divided into shards. Nodes that do not agree on it must not read
     from each other: what one asks for would be other rows of the other."""
     known = [
@@ -153,11 +153,11 @@ def identity(manifest: Manifest) -> str:
     return str(xxhash.xxh3_128(json.dumps(known).encode()).hexdigest())
 
 
-def opening(dataset: str, *, checksum: bool = False) -> bytes:
+def handshake(dataset: str, *, checksum: bool = False) -> bytes:
     """What opens every stream.
 
     Args:
-        dataset: its `identity`.
+        dataset: its `dataset_identity`.
         checksum: whether answers are to come with their `checksum`, behind their sizes.
     """
     known = {"version": VERSION, "byteorder": sys.byteorder, "dataset": dataset}
@@ -165,16 +165,16 @@ def opening(dataset: str, *, checksum: bool = False) -> bytes:
 
 
 def wants_checksum(data: bytes) -> bool:
-    """Of an opening that `check_opening` has let pass."""
+    """Of an opening that `check_handshake` has let pass."""
     return json.loads(data).get("checksum") is True
 
 
-def answer_checksum(data: npt.NDArray[np.uint8]) -> int:
+def response_checksum(data: npt.NDArray[np.uint8]) -> int:
     """xxh3-64, as an int64."""
     return int(np.uint64(xxhash.xxh3_64_intdigest(data.data)).astype(np.int64))
 
 
-def check_opening(data: bytes, dataset: str) -> None:
+def check_handshake(data: bytes, dataset: str) -> None:
     """Raises NodeRefusedError for a client of another version or dataset."""
     try:
         found = json.loads(data)
@@ -210,7 +210,7 @@ def error_from_bytes(data: bytes, node: str) -> GearError | None:
         return None
 
 
-def bytes_array(values: npt.NDArray[np.uint8]) -> pa.RecordBatch:
+def byte_batch(values: npt.NDArray[np.uint8]) -> pa.RecordBatch:
     """Bytes as they are streamed, without copying."""
     array = pa.Array.from_buffers(pa.uint8(), len(values), [None, pa.py_buffer(values)], null_count=0)
     return pa.RecordBatch.from_arrays([array], schema=STREAM_SCHEMA)

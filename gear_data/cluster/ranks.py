@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gear_data.cluster.addresses import seconds_in
+from gear_data.cluster.addresses import env_seconds
 from gear_data.errors import ClusterError
 
 
@@ -40,7 +40,7 @@ _TIMEOUT = 1800.0
 _SOME_PORT = 9
 
 
-class Board:
+class KeyValueStore:
     """Notes that the processes of a run leave for each other in torch.distributed's store, each JSON under a key.
 
     Args:
@@ -151,7 +151,7 @@ def _node() -> str:
 def join_timeout() -> float:
     """Seconds that processes wait for each other, $GEAR_DATA_JOIN_TIMEOUT: shards may be loaded meanwhile. Raises
     InvalidArgumentError."""
-    return seconds_in(TIMEOUT_VARIABLE, _TIMEOUT)
+    return env_seconds(TIMEOUT_VARIABLE, _TIMEOUT)
 
 
 def machine() -> str:

@@ -1,6 +1,6 @@
 """Joining: the processes of a training run become the nodes of a cluster, each node with a server of its own.
 
-All that they tell each other goes through torch.distributed's store (`Board`), in three rounds:
+All that they tell each other goes through torch.distributed's store (`KeyValueStore`), in three rounds:
 
     every rank      what it opened, on which node and machine it is         -> ranks/R
     rank 0          which node holds which shards, the run's secret         -> plan
@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.cluster.credentials import RunSecret, make_secret
+from gear_data.cluster.credentials import RunCredentials, create_run_credentials
 from gear_data.cluster.placement import Placement
-from gear_data.cluster.protocol import error_from_bytes, error_to_bytes, identity
-from gear_data.cluster.ranks import Board, Ranks, find_ranks, join_timeout, machine, own_host
-from gear_data.cluster.server.node_server import Job, Serving
-from gear_data.cluster.server.supervisor import Lease, join_lease, start_server
+from gear_data.cluster.protocol import dataset_identity, error_from_bytes, error_to_bytes
+from gear_data.cluster.ranks import KeyValueStore, Ranks, find_ranks, join_timeout, machine, own_host
+from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
+from gear_data.cluster.server.supervisor import ServerLease, join_server_lease, start_server
 from gear_data.errors import ClusterError, GearError
 from gear_data.residency import on_the_host
 from gear_data.selection.windows import Int64Array
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _joinings = itertools.count()
 
 #: Gives, for the names of the nodes, what each holds, and which of them each shard is drawn on.
-Place = Callable[[Sequence[str]], tuple[Placement, Placement]]
+PlacementPolicy = Callable[[Sequence[str]], tuple[Placement, Placement]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Membership:
     node: int
     local_rank: int
     local_size: int
-    servers: tuple[Serving | None, ...]
+    servers: tuple[ServerInfo | None, ...]
     placement: Placement
     owners: Placement
 
@@ -75,7 +75,7 @@ class Membership:
 
 
 @dataclass(frozen=True)
-class Opened:
+class JoinRequest:
     """What a process opens.
 
     Attributes:
@@ -90,10 +90,10 @@ class Opened:
     residency: str
     transport: str
     prepare: Callable[[], Manifest]
-    place: Place
+    place: PlacementPolicy
 
 
-def join(opened: Opened) -> tuple[Membership, Lease | None]:
+def join(opened: JoinRequest) -> tuple[Membership, ServerLease | None]:
     """Makes this process one of its run's nodes. Every rank must call it, with the same dataset.
 
     Raises:
@@ -102,23 +102,23 @@ def join(opened: Opened) -> tuple[Membership, Lease | None]:
         whatever opening the dataset or starting a server raises, on any of them.
     """
     ranks = find_ranks()
-    board = Board(ranks.store, f"gear_data/join-{next(_joinings)}/", join_timeout())
+    board = KeyValueStore(ranks.store, f"gear_data/join-{next(_joinings)}/", join_timeout())
     own = f"rank {ranks.rank}"
     _post(
         board,
         f"ranks/{ranks.rank}",
         own,
-        lambda: {"node": ranks.node, "machine": machine(), "dataset": identity(opened.prepare())},
+        lambda: {"node": ranks.node, "machine": machine(), "dataset": dataset_identity(opened.prepare())},
     )
     if ranks.rank == 0:
         _post(board, "plan", own, lambda: _plan(board, ranks, opened.place))
     plan = _take(board, "plan", 0)
-    secret = RunSecret.from_json(plan["secret"])
+    secret = RunCredentials.from_json(plan["secret"])
     secret.keep()
     nodes: list[list[int]] = plan["nodes"]
     node = next(number for number, members in enumerate(nodes) if ranks.rank in members)
     placement = Placement.from_json(plan["placement"])
-    leases: list[Lease] = []
+    leases: list[ServerLease] = []
     if ranks.rank == nodes[node][0]:
         _post(board, f"nodes/{node}", own, lambda: _start(opened, placement, node, secret, leases))
     if ranks.rank == 0:
@@ -131,20 +131,20 @@ def join(opened: Opened) -> tuple[Membership, Lease | None]:
     notes = _take(board, "nodes", 0)["nodes"]
     lease = leases[0] if leases else None
     if lease is None and notes[node]["lease"] is not None:
-        lease = join_lease(notes[node]["lease"])
+        lease = join_server_lease(notes[node]["lease"])
     membership = Membership(
         secret.run,
         node,
         nodes[node].index(ranks.rank),
         len(nodes[node]),
-        tuple(None if note["server"] is None else Serving.from_json(note["server"]) for note in notes),
+        tuple(None if note["server"] is None else ServerInfo.from_json(note["server"]) for note in notes),
         placement,
         Placement.from_json(plan["owners"]),
     )
     return membership, lease
 
 
-def _plan(board: Board, ranks: Ranks, place: Place) -> dict[str, Any]:
+def _plan(board: KeyValueStore, ranks: Ranks, place: PlacementPolicy) -> dict[str, Any]:
     """What rank 0 decides."""
     notes = [_take(board, f"ranks/{rank}", rank) for rank in range(ranks.world_size)]
     for rank, note in enumerate(notes):
@@ -160,18 +160,20 @@ def _plan(board: Board, ranks: Ranks, place: Place) -> dict[str, Any]:
     tls = len({note["machine"] for note in notes}) > 1
     return {
         "nodes": nodes,
-        "secret": make_secret(tls=tls).to_json(),
+        "secret": create_run_credentials(tls=tls).to_json(),
         "placement": placement.to_json(),
         "owners": owners.to_json(),
     }
 
 
-def _start(opened: Opened, placement: Placement, node: int, secret: RunSecret, leases: list[Lease]) -> dict[str, Any]:
+def _start(
+    opened: JoinRequest, placement: Placement, node: int, secret: RunCredentials, leases: list[ServerLease]
+) -> dict[str, Any]:
     """Starts a server for this node, if other nodes read from it; its lease goes into `leases`."""
     shards = placement.held[node]
     if len(placement.nodes) == 1 or not shards:
         return {"server": None, "lease": None}
-    job = Job(
+    job = ServerConfig(
         opened.dataset,
         opened.cache_dir,
         opened.cache_bytes,
@@ -187,7 +189,7 @@ def _start(opened: Opened, placement: Placement, node: int, secret: RunSecret, l
     return {"server": serving.to_json(), "lease": lease.note()}
 
 
-def _post(board: Board, key: str, own: str, make: Callable[[], dict[str, Any]]) -> None:
+def _post(board: KeyValueStore, key: str, own: str, make: Callable[[], dict[str, Any]]) -> None:
     """Leaves a note, or what went wrong in its place: whoever takes it raises that, this process too."""
     try:
         note = make()
@@ -203,7 +205,7 @@ def _post(board: Board, key: str, own: str, make: Callable[[], dict[str, Any]]) 
     board.put(key, note)
 
 
-def _take(board: Board, key: str, rank: int) -> Any:
+def _take(board: KeyValueStore, key: str, rank: int) -> Any:
     """The note that a rank leaves. Raises what went wrong there."""
     note = board.take(key, f"rank {rank}")
     if "error" in note:

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.cluster.client.reader import ClusterReader
-from gear_data.cluster.client.shard_client import Nodes
-from gear_data.cluster.client.shards import placed_values
+from gear_data.cluster.client.shard_client import ShardClient
+from gear_data.cluster.client.shards import read_variable
 from gear_data.collection.collector import ColumnReader
 from gear_data.dataset.store import DatasetStore
 from gear_data.selection.windows import Int64Array
@@ -26,7 +26,7 @@ class ClusterDatasetStore(DatasetStore):
     """
 
     is_remote = True
-    _nodes: Nodes
+    _nodes: ShardClient
     _here: npt.NDArray[np.bool_]
 
     def _rewards(self, shard: int) -> npt.NDArray[Any]:
@@ -41,5 +41,5 @@ class ClusterDatasetStore(DatasetStore):
     def values(self, name: str, ids: Int64Array) -> pa.Array:
         shard, first, last = np.array(list(self._runs(ids)), np.int64).reshape(-1, 3).T
         spans = (shard, first, last - first)
-        arrays = placed_values(self._nodes, self.shards, self._here, self.schema.index(name), spans)
+        arrays = read_variable(self._nodes, self.shards, self._here, self.schema.index(name), spans)
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.cluster.client.shard_client import Known
-from gear_data.cluster.client.shards import PlacedShards, RemoteShards
+from gear_data.cluster.client.shard_client import ShardDirectory
+from gear_data.cluster.client.shards import ClusterShards, RemoteShards
 from gear_data.cluster.credentials import access
 from gear_data.cluster.rdma.transport import AUTO
-from gear_data.cluster.rendezvous import Membership, Opened, Place, join
-from gear_data.cluster.server.peer_servers import RunNodes
+from gear_data.cluster.rendezvous import JoinRequest, Membership, PlacementPolicy, join
+from gear_data.cluster.server.peer_servers import RunShardClient
 from gear_data.cluster.server.supervisor import Lease
 from gear_data.collection.collector import ColumnReader
 from gear_data.dataset.cluster_store import ClusterDatasetStore
@@ -53,10 +53,10 @@ class PartitionedDatasetStore(ClusterDatasetStore):
     def _open_shards(self) -> Shards:
         known = self._known
         others = [(n, server) for n, server in enumerate(known.servers) if server is not None and n != known.node]
-        self._nodes = RunNodes(
+        self._nodes = RunShardClient(
             [server.address for _, server in others],
             access(known.run),
-            Known(
+            ShardDirectory(
                 self.manifest,
                 tuple(frozenset(known.placement.held[n]) for n, _ in others),
                 tuple(server.verbs for _, server in others),
@@ -70,12 +70,12 @@ class PartitionedDatasetStore(ClusterDatasetStore):
             return RemoteShards(self._nodes)
         entries = tuple(self.manifest.shards[shard] for shard in known.shards)
         local = open_shards(on_the_host(self._opened_as), self.files, self.schema, entries)
-        return PlacedShards(self._nodes, known.shards, local) if self.is_remote else local
+        return ClusterShards(self._nodes, known.shards, local) if self.is_remote else local
 
     def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy | PartialCopy:
         if isinstance(shards, RemoteShards):
             return DeviceCopy("mmap", schema, shards, self._steps)
-        if isinstance(shards, PlacedShards):
+        if isinstance(shards, ClusterShards):
             here = DeviceCopy(self.residency, schema, shards.local, self._steps[shards.here])
             return PartialCopy(here, shards.here, self._steps)
         return super()._device_copy(schema, shards)
@@ -100,7 +100,7 @@ def _open_again(
 def open_partitioned_store(
     path: str | os.PathLike[str],
     residency: str,
-    place: Place,
+    place: PlacementPolicy,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
     transport: str = AUTO,
@@ -123,5 +123,5 @@ def open_partitioned_store(
             current_device()
         return files.manifest()
 
-    membership, lease = join(Opened(plain_path(path), cache, cache_bytes, residency, transport, prepare, place))
+    membership, lease = join(JoinRequest(plain_path(path), cache, cache_bytes, residency, transport, prepare, place))
     return PartitionedDatasetStore(files, residency, transport, membership, lease)

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gear_data.cluster.addresses import SCHEME, Access, Address, parse_nodes
-from gear_data.cluster.client.shard_client import Nodes
+from gear_data.cluster.addresses import SCHEME, Address, ClientOptions, parse_nodes
+from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.rdma.transport import AUTO
 from gear_data.dataset.cluster_store import ClusterDatasetStore
@@ -34,7 +34,7 @@ class RemoteDatasetFiles:
     Args:
         addresses: of all nodes.
         cache: where tables are kept.
-        transport: see `Nodes`.
+        transport: see `ShardClient`.
     """
 
     def __init__(self, addresses: tuple[Address, ...], cache: ShardCache, transport: str = AUTO) -> None:
@@ -47,8 +47,8 @@ class RemoteDatasetFiles:
         return (RemoteDatasetFiles, (self._addresses, self._cache, self._transport))
 
     @cached_property
-    def nodes(self) -> Nodes:
-        return Nodes(self._addresses, Access.from_environment(), transport=self._transport)
+    def nodes(self) -> ShardClient:
+        return ShardClient(self._addresses, ClientOptions.from_environment(), transport=self._transport)
 
     @property
     def place(self) -> str:
@@ -58,7 +58,7 @@ class RemoteDatasetFiles:
         return self.nodes.manifest
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
-        """The nodes did so, each with its own files, and all shards are held: see `Nodes`."""
+        """The nodes did so, each with its own files, and all shards are held: see `ShardClient`."""
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:

@@ -21,10 +21,10 @@ from pyarrow import flight
 import gear_data
 from gear_data import SequenceLoader
 from gear_data.cli import main
-from gear_data.cluster.protocol import STREAM_SCHEMA, Group, Request, identity, opening
+from gear_data.cluster.protocol import STREAM_SCHEMA, ColumnGroup, Request, dataset_identity, handshake
 from gear_data.errors import (
     ClusterError,
-    CorruptAnswerError,
+    CorruptResponseError,
     InvalidArgumentError,
     MissingShardsError,
     NodeRefusedError,
@@ -82,7 +82,7 @@ def expected(folder):
 
 
 def one_request():
-    return Request(np.array([0]), (Group((0,), np.array([0]), np.array([2])),)).to_bytes()
+    return Request(np.array([0]), (ColumnGroup((0,), np.array([0]), np.array([2])),)).to_bytes()
 
 
 def exchange(client, command, message):
@@ -106,8 +106,8 @@ def exchange(client, command, message):
 
 def test_hostile_clients_are_refused_and_the_node_lives(folder, pair):
     dataset = gear_data.open(folder)
-    name = identity(dataset.manifest)
-    good, request = opening(name), one_request()
+    name = dataset_identity(dataset.manifest)
+    good, request = handshake(name), one_request()
     expected = dataset.episode(0)["observations"][:2].tobytes()
     client = flight.connect(f"grpc://{pair[0].address}")
     words = np.frombuffer(request, np.int64)
@@ -116,7 +116,7 @@ def test_hostile_clients_are_refused_and_the_node_lives(folder, pair):
     cases = [
         (b"", request, "malformed opening"),
         (b"\xff" * 1000, request, "malformed opening"),
-        (opening("0" * 32), request, "another dataset"),
+        (handshake("0" * 32), request, "another dataset"),
         (json.dumps({**json.loads(good), "version": 99}).encode(), request, "speaks version"),
         (good, None, "without a request"),
         (good, b"\xff" * 16, "malformed"),
@@ -132,7 +132,7 @@ def test_hostile_clients_are_refused_and_the_node_lives(folder, pair):
             with pytest.raises(pa.ArrowException, match=match):
                 exchange(client, command, message)
         many = Request(
-            np.zeros(60_000, np.int64), (Group((0,) * 1000, np.zeros(60_000, np.int64), np.full(60_000, 2)),)
+            np.zeros(60_000, np.int64), (ColumnGroup((0,) * 1000, np.zeros(60_000, np.int64), np.full(60_000, 2)),)
         )
         with pytest.raises(pa.ArrowException, match="at once"):
             exchange(client, good, many.to_bytes())
@@ -143,7 +143,7 @@ def test_hostile_clients_are_refused_and_the_node_lives(folder, pair):
             ("file", json.dumps({**json.loads(good), "file": "../../etc/passwd", "offset": 0}).encode()),
             ("file", json.dumps({**json.loads(good), "file": "episodes", "offset": -1}).encode()),
             ("file", json.dumps({**json.loads(good), "file": "episodes", "offset": 1.5}).encode()),
-            ("file", json.dumps({**json.loads(opening("x")), "file": "episodes", "offset": 0}).encode()),
+            ("file", json.dumps({**json.loads(handshake("x")), "file": "episodes", "offset": 0}).encode()),
         ]:
             with pytest.raises(pa.ArrowException):
                 list(client.do_action(flight.Action(action, body)))
@@ -400,7 +400,7 @@ def test_damage_on_the_way(folder, pair, expected, monkeypatch):
             with pytest.raises(InvalidArgumentError, match="not 0 or 1"):
                 gear_data.open(f"gear://{address}")
         monkeypatch.setenv("GEAR_DATA_CHECKSUM", "1")
-        with pytest.raises(CorruptAnswerError, match="differs from its checksum") as error:
+        with pytest.raises(CorruptResponseError, match="differs from its checksum") as error:
             next(iter(SequenceLoader(gear_data.open(f"gear://{address}"), **OPTIONS)))
         assert address in str(error.value)
         both = gear_data.open(f"gear://{address},{pair[0].address}")

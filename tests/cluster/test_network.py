@@ -16,7 +16,7 @@ import time
 import pytest
 
 import gear_data
-from gear_data.cluster.credentials import make_secret
+from gear_data.cluster.credentials import create_run_credentials
 from tests.support.cluster import hold_rank, network_link, vanishing_client
 from tests.support.feed import data as feed_data
 
@@ -100,7 +100,7 @@ def test_a_bad_wire(folder, link):
 def test_a_client_that_vanishes_is_let_go(folder, link):
     """And one that is silent as long is not."""
     link.become()
-    script, secret, processes = vanishing_client.__file__, json.dumps(make_secret(tls=True).to_json()), []
+    script, secret, processes = vanishing_client.__file__, json.dumps(create_run_credentials(tls=True).to_json()), []
     try:
         node = Host(link, 0, [script, "node", folder, network_link.HOSTS[0]])
         processes.append(node)

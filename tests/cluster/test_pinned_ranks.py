@@ -15,12 +15,12 @@ import pytest
 import gear_data
 from gear_data import Dataset, SequenceLoader
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.credentials import make_secret
+from gear_data.cluster.credentials import create_run_credentials
 from gear_data.cluster.flight import grpc_fork as waiting
-from gear_data.cluster.flight.server import FlightServer, Guard
+from gear_data.cluster.flight.server import FlightServer, ServerCredentials
 from gear_data.cluster.rendezvous import Membership
-from gear_data.cluster.server.node_server import Serving
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.server.node_server import ServerInfo
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.dataset.partitioned_store import PartitionedDatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError
@@ -51,15 +51,15 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder:
 def join(folder: Path) -> Iterator[Join]:
     """join(nodes) -> the dataset as one of so many nodes has it, the first; the others' servers are in this process."""
     path, running = convert(11, folder / "one"), dict[tuple[int, ...], FlightServer]()
-    secret = make_secret(tls=False)
+    secret = create_run_credentials(tls=False)
 
-    def serve(shards: tuple[int, ...]) -> Serving:
+    def serve(shards: tuple[int, ...]) -> ServerInfo:
         server = running.get(shards)
         if server is None:
-            served = ServedShards(open_files(path), shards, "host")
-            server = running[shards] = FlightServer(served, Address("127.0.0.1", 0), Guard(secret.token))
+            served = ShardServer(open_files(path), shards, "host")
+            server = running[shards] = FlightServer(served, Address("127.0.0.1", 0), ServerCredentials(secret.token))
             threading.Thread(target=server.serve, daemon=True).start()
-        return Serving(Address("127.0.0.1", server.port), False)
+        return ServerInfo(Address("127.0.0.1", server.port), False)
 
     def begin(nodes: int, residency: str = "pinned", node: int = 0) -> Dataset:
         placement = gear_data.open(path).placement([f"node-{number}" for number in range(nodes)])

@@ -14,23 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gear_data
-from gear_data.cluster.addresses import Access, Address, parse_nodes, read_token
-from gear_data.cluster.client.peer import Node
+from gear_data.cluster.addresses import Address, ClientOptions, parse_nodes, read_token
+from gear_data.cluster.client.peer import Peer
 from gear_data.cluster.flight.client import Endpoint
 from gear_data.cluster.protocol import (
     MAX_SPANS,
     VERSION,
-    Group,
+    ColumnGroup,
     Request,
-    check_opening,
+    check_handshake,
+    dataset_identity,
     error_from_bytes,
     error_to_bytes,
-    identity,
-    opening,
+    handshake,
     part_places,
 )
 from gear_data.cluster.server import shard_server as served_module
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, NodeRefusedError, UnknownNameError
 from gear_data.storage.dataset_files import FolderFiles
 
@@ -66,11 +66,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> ServedShards:
+def served(folder: Path) -> ShardServer:
     """All but the first shard."""
     count = len(FolderFiles(folder).manifest().shards)
     assert count > 2
-    return ServedShards(FolderFiles(folder), range(1, count))
+    return ShardServer(FolderFiles(folder), range(1, count))
 
 
 def plain_rows(folder: Path, shard: int, name: str) -> Any:
@@ -89,12 +89,12 @@ spans = st.tuples(st.sampled_from((1,) * 6 + (2,) * 6 + (0, 9)), st.integers(0, 
 @given(st.lists(spans, max_size=8), st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=4), max_size=3))
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_answers_are_plain_slices_or_refusals(
-    folder: Path, served: ServedShards, asked: list[tuple[int, int, int]], groups: list[list[int]]
+    folder: Path, served: ShardServer, asked: list[tuple[int, int, int]], groups: list[list[int]]
 ) -> None:
     shard, first, count = (np.array([span[i] for span in asked], np.int64) for i in range(3))
     groups = groups or [[0]]
     # Every group asks for other rows.
-    parts = tuple(Group(tuple(each), first + i, count) for i, each in enumerate(groups))
+    parts = tuple(ColumnGroup(tuple(each), first + i, count) for i, each in enumerate(groups))
     request = Request.from_bytes(Request(shard, parts).to_bytes())
     manifest = served.manifest
     columns = list(manifest.schema)
@@ -162,17 +162,19 @@ def test_what_is_no_request(data: bytes) -> None:
         (1, 0, 1, 99),
     ],
 )
-def test_rows_that_are_not_there(served: ServedShards, shard: int, first: int, count: int, column: int) -> None:
-    group = Group((column,), np.array([0, first]), np.array([1, count]))
+def test_rows_that_are_not_there(served: ShardServer, shard: int, first: int, count: int, column: int) -> None:
+    group = ColumnGroup((column,), np.array([0, first]), np.array([1, count]))
     with pytest.raises(NodeRefusedError):
         served.answer(Request(np.array([1, shard]), (group,)))
 
 
 @given(st.data())
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_a_request_with_a_word_changed(served: ServedShards, data: st.DataObject) -> None:
+def test_a_request_with_a_word_changed(served: ShardServer, data: st.DataObject) -> None:
     shard = np.array([1, 2, 1])
-    request = Request(shard, (Group((0, 3), np.array([0, 1, 2]), np.array([1, 1, 0])), Group((2,), shard, shard * 0)))
+    request = Request(
+        shard, (ColumnGroup((0, 3), np.array([0, 1, 2]), np.array([1, 1, 0])), ColumnGroup((2,), shard, shard * 0))
+    )
     changed = np.frombuffer(request.to_bytes(), np.int64).copy()
     place = data.draw(st.integers(0, len(changed) - 1))
     changed[place] = data.draw(st.one_of(st.integers(-3, 9), st.integers(-(1 << 63), (1 << 63) - 1)))
@@ -183,20 +185,20 @@ def test_a_request_with_a_word_changed(served: ServedShards, data: st.DataObject
     assert len(answer.data) == part_places(answer.sizes.tolist())[1]
 
 
-def test_answers_that_are_too_large(served: ServedShards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_are_too_large(served: ShardServer, monkeypatch: pytest.MonkeyPatch) -> None:
     text = served.manifest.schema.index("infos.text")
     steps = served.manifest.shards[1].steps
     for column, limit in ((0, 12 * steps * 3 - 1), (text, 8 * 3 * steps + 3)):
-        monkeypatch.setattr(served_module, "MAX_ANSWER_BYTES", limit)
-        group = Group((column,), np.zeros(3, np.int64), np.full(3, steps))
+        monkeypatch.setattr(served_module, "MAX_RESPONSE_BYTES", limit)
+        group = ColumnGroup((column,), np.zeros(3, np.int64), np.full(3, steps))
         with pytest.raises(NodeRefusedError, match="at once"):
             served.answer(Request(np.ones(3, np.int64), (group,)))
 
 
-def test_large_answers_do_not_come_from_the_pool(served: ServedShards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_answers_do_not_come_from_the_pool(served: ShardServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_module, "MESSAGE_BYTES", 16)
     steps = served.manifest.shards[1].steps
-    request = Request(np.ones(1, np.int64), (Group((0,), np.zeros(1, np.int64), np.array([steps])),))
+    request = Request(np.ones(1, np.int64), (ColumnGroup((0,), np.zeros(1, np.int64), np.array([steps])),))
     assert len(served.answer(request).data) >= 12 * steps
 
 
@@ -211,9 +213,9 @@ def test_damaged_text_is_named(folder: Path, tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[entry.buffers["infos.text"]] = 0xFF  # not UTF-8
     path.write_bytes(data)
-    damaged = ServedShards(FolderFiles(tmp_path / "d"))
+    damaged = ShardServer(FolderFiles(tmp_path / "d"))
     column = manifest.schema.index("infos.text")
-    group = Group((column,), np.zeros(1, np.int64), np.array([entry.steps]))
+    group = ColumnGroup((column,), np.zeros(1, np.int64), np.array([entry.steps]))
     with pytest.raises(CorruptShardError, match=r"infos\.text"):
         damaged.answer(Request(np.array([index]), (group,)))
 
@@ -224,18 +226,18 @@ def test_shards_that_are_not_there(folder: Path, tmp_path: Path) -> None:
     files = FolderFiles(folder)
     for shards in ([], [-1], [99]):
         with pytest.raises(InvalidArgumentError, match="the shards are 0 to"):
-            ServedShards(files, shards)
+            ShardServer(files, shards)
     shutil.copytree(folder, tmp_path / "d")
     (tmp_path / "d" / "shards" / "000000.arrow").unlink()
-    ServedShards(FolderFiles(tmp_path / "d"), [1])  # needs no other
+    ShardServer(FolderFiles(tmp_path / "d"), [1])  # needs no other
     with pytest.raises(CorruptShardError, match="missing"):
-        ServedShards(FolderFiles(tmp_path / "d"), [0, 1])
+        ShardServer(FolderFiles(tmp_path / "d"), [0, 1])
 
 
 def test_openings(folder: Path) -> None:
-    name = identity(FolderFiles(folder).manifest())
-    check_opening(opening(name), name)
-    good = json.loads(opening(name))
+    name = dataset_identity(FolderFiles(folder).manifest())
+    check_handshake(handshake(name), name)
+    good = json.loads(handshake(name))
     for data, match in [
         (b"", "malformed"),
         (b"[]", "malformed"),
@@ -245,7 +247,7 @@ def test_openings(folder: Path) -> None:
         (json.dumps({**good, "dataset": "0" * 32}).encode(), "another dataset"),
     ]:
         with pytest.raises(NodeRefusedError, match=match):
-            check_opening(data, name)
+            check_handshake(data, name)
 
 
 def test_errors_keep_their_kind() -> None:
@@ -272,8 +274,8 @@ def test_addresses() -> None:
 
 def test_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away, here = Address("10.0.0.1", 1), Address("127.0.0.1", 1)
-    bare = Access.from_environment()
-    assert bare == Access(None, None, 30.0)
+    bare = ClientOptions.from_environment()
+    assert bare == ClientOptions(None, None, 30.0)
     bare.check(here)
     with pytest.raises(InvalidArgumentError, match="needs a token"):
         bare.check(away)
@@ -289,18 +291,18 @@ def test_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEAR_DATA_TOKEN_FILE", str(path))
     monkeypatch.setenv("GEAR_DATA_TLS_CA", str(tmp_path / "ca.pem"))
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "2.5")
-    full = Access.from_environment()
-    assert full == Access("0123456789abcdef", b"pem", 2.5)
+    full = ClientOptions.from_environment()
+    assert full == ClientOptions("0123456789abcdef", b"pem", 2.5)
     assert "0123456789abcdef" not in repr(full)
     full.check(away)
     assert full.location(here) == "grpc+tls://127.0.0.1:1"
     monkeypatch.setenv("GEAR_DATA_TLS_CA", str(tmp_path / "none"))
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
-        Access.from_environment()
+        ClientOptions.from_environment()
     for text in ("x", "0", "-1", "inf", "nan"):
         monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", text)
         with pytest.raises(InvalidArgumentError, match="number of seconds"):
-            Access.from_environment()
+            ClientOptions.from_environment()
 
 
 @pytest.mark.parametrize(
@@ -324,5 +326,5 @@ def test_descriptions_that_are_none(body: bytes, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Endpoint, "connect", lambda self: Client())
     with pytest.raises(NodeRefusedError, match="a description that is none") as error:
-        Node(Address("127.0.0.1", 1), Access(None, None, 1.0)).describe()
+        Peer(Address("127.0.0.1", 1), ClientOptions(None, None, 1.0)).describe()
     assert error.value.file == "gear://127.0.0.1:1"

@@ -18,7 +18,7 @@ import torch
 
 import gear_data
 from gear_data import SequenceLoader
-from gear_data.cluster.ranks import Board
+from gear_data.cluster.ranks import KeyValueStore
 from gear_data.cluster.server.node_server import LINGER_SECONDS
 from gear_data.errors import ClusterError, InvalidArgumentError, StateMismatchError, UnknownNameError
 from tests.support.cluster import hold_rank, join_rank
@@ -228,7 +228,7 @@ def test_a_rank_that_never_comes(folder, run):
 
 
 def test_a_rank_that_leaves_no_word():
-    board = Board(torch.distributed.HashStore(), "run/", 0.5)
+    board = KeyValueStore(torch.distributed.HashStore(), "run/", 0.5)
     board.put("a", {"x": 1})
     assert board.take("a", "rank 0") == {"x": 1}
     with pytest.raises(ClusterError, match="rank 3 has left no word"):
@@ -238,7 +238,7 @@ def test_a_rank_that_leaves_no_word():
 def test_a_store_that_is_gone():
     master = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
     store = torch.distributed.TCPStore("127.0.0.1", master.port, is_master=False)
-    board = Board(store, "run/", 0.5)
+    board = KeyValueStore(store, "run/", 0.5)
     board.put("a", {})
     del master
     with pytest.raises(ClusterError, match="store cannot be reached"):

@@ -11,9 +11,9 @@ import pytest
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.flight import grpc_fork as waiting
-from gear_data.cluster.flight.server import FlightServer, Guard
-from gear_data.cluster.rdma.server import serve_memory
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.rdma.server import open_rdma_server
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.storage.dataset_files import open_files
 
 
@@ -33,9 +33,9 @@ def serve(folder, world):
     running = []
 
     def start(shards=None, transport="verbs", folder=folder):
-        served = ServedShards(open_files(folder), shards, "host")
-        memory = serve_memory(served, transport)
-        server = FlightServer(served, Address("127.0.0.1", 0), Guard(), memory)
+        served = ShardServer(open_files(folder), shards, "host")
+        memory = open_rdma_server(served, transport)
+        server = FlightServer(served, Address("127.0.0.1", 0), ServerCredentials(), memory)
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
         running.append((server, memory))

@@ -183,7 +183,7 @@ def test_no_driver_is_no_way(world, monkeypatch, tmp_path):
 
     monkeypatch.setattr(gpu_memory, "_MODULES", (tmp_path / "none",))
     monkeypatch.setattr(gpu_memory, "_driver", missing)
-    assert gpu_memory.gpu_way(0) is None
+    assert gpu_memory.gpu_transfer_method(0) is None
 
 
 @pytest.mark.parametrize("on_device", [False, True])

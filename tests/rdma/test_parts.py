@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import gear_data
 from gear_data.cli import main
-from gear_data.cluster.addresses import Access
-from gear_data.cluster.protocol import opening
+from gear_data.cluster.addresses import ClientOptions
+from gear_data.cluster.protocol import handshake
 from gear_data.cluster.rdma import device, library, messages, native, ports, values, work
 from gear_data.cluster.rdma.messages import QueuePairEnd
 from gear_data.errors import (
@@ -74,7 +74,7 @@ def test_merging_moves_the_same_bytes_in_as_few_reads_as_can_be(spans, largest):
 def test_a_chain_is_a_list_of_reads_in_the_librarys_layout(count):
     rng = np.random.default_rng(count)
     reads = work.Reads(*(rng.integers(1, 1 << 31, count) for _ in range(5)))
-    chain = work.Chain(reads)
+    chain = work.WorkRequestList(reads)
     assert ctypes.sizeof(stand_in.SendWr) == work.WORK_REQUEST.itemsize == 128
     assert ctypes.sizeof(stand_in.Wc) == work.COMPLETION.itemsize == 48
     found = stand_in.walk(chain.address)
@@ -168,16 +168,16 @@ def test_offsets_of_a_hostile_node_are_found_out(lengths, spans, place, wrong):
 
 def test_ends_of_queue_pairs_survive_the_wire():
     ends = END, replace(END, number=701)
-    assert messages.wanted(messages.wanting("d", ends)) == ends
-    assert messages.wanted(opening("d")) is None
+    assert messages.parse_queue_pair_request(messages.queue_pair_request("d", ends)) == ends
+    assert messages.parse_queue_pair_request(handshake("d")) is None
     table = np.arange(24).reshape(2, 3, 2, 2)
-    found_ends, found = messages.granted(messages.granting(ends, [4, 1], table), 2, 6, 3)
+    found_ends, found = messages.parse_queue_pair_response(messages.queue_pair_response(ends, [4, 1], table), 2, 6, 3)
     assert found_ends == ends and found.shape == (6, 3, 2, 2)
     np.testing.assert_array_equal(found[[4, 1]], table)
     assert not found[[0, 2, 3, 5]].any()
 
 
-(GOOD,) = json.loads(messages.wanting("d", [END]))["queue_pairs"]
+(GOOD,) = json.loads(messages.queue_pair_request("d", [END]))["queue_pairs"]
 HOSTILE = [None, 5, "x", [], {}, {**GOOD, "more": 1}, {**GOOD, "gid": "fe80::1%eth0"}]
 HOSTILE += [{**GOOD, name: value} for name in GOOD for value in (-1, 1 << 24, 1 << 70, None, [], "no such", 2.5, True)]
 
@@ -185,7 +185,7 @@ HOSTILE += [{**GOOD, name: value} for name in GOOD for value in (-1, 1 << 24, 1 
 @pytest.mark.parametrize("ends", [None, 5, "x", [], {}, GOOD, [GOOD] * 65, *([GOOD, end] for end in HOSTILE)], ids=str)
 def test_what_are_no_ends_is_refused(ends):
     with pytest.raises(NodeRefusedError, match="malformed"):
-        messages.wanted(json.dumps({"queue_pairs": ends}).encode())
+        messages.parse_queue_pair_request(json.dumps({"queue_pairs": ends}).encode())
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,16 @@ def test_what_are_no_ends_is_refused(ends):
     ],
 )
 def test_what_is_no_grant_is_refused(change):
-    parts = messages.granting([END, END], [4, 1], np.ones((2, 3, 2, 2), np.int64))
-    messages.granted(parts, 2, 6, 3)
+    parts = messages.queue_pair_response([END, END], [4, 1], np.ones((2, 3, 2, 2), np.int64))
+    messages.parse_queue_pair_response(parts, 2, 6, 3)
     with pytest.raises(NodeRefusedError, match=r"malformed|impossible"):
-        messages.granted(change(parts), 2, 6, 3)
+        messages.parse_queue_pair_response(change(parts), 2, 6, 3)
 
 
 @pytest.mark.parametrize("text", ["", "0", "65", "-1", "2.5", "two", "\u0661"])
 def test_a_number_of_queue_pairs_that_is_none(monkeypatch, text):
     monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", text)
-    for make in (Access.from_environment, lambda: Access.of_run("0123456789abcdef", None, "n")):
+    for make in (ClientOptions.from_environment, lambda: ClientOptions.of_run("0123456789abcdef", None, "n")):
         with pytest.raises(InvalidArgumentError, match=r"GEAR_DATA_RDMA_QUEUE_PAIRS is .* not a number from 1 to 64"):
             make()
 
@@ -270,7 +270,7 @@ def test_memory_that_is_no_queue_pair_is_not_taken_for_one():
     pair.d = np.zeros(9)
     for each in (Small(), empty, pair):
         with pytest.raises(DeviceError, match="release of pyverbs is not known"):
-            native.Calls(each)
+            native.VerbsCalls(each)
 
 
 @pytest.mark.parametrize("name", ["pyverbs.enums", "pyverbs.libibverbs_enums"])

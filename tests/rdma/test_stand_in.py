@@ -14,11 +14,11 @@ import torch
 
 import gear_data
 from gear_data import SequenceLoader
-from gear_data.cluster.flight.fetch import FlightLane
+from gear_data.cluster.flight.fetch import FlightFetch
 from gear_data.cluster.rdma import client as client_module
-from gear_data.cluster.rdma import fetch as reading_module
-from gear_data.cluster.rdma.client import ReadLane
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.rdma import span_read as reading_module
+from gear_data.cluster.rdma.client import RdmaFetch
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefusedError, NodeUnreachableError
 from gear_data.loaders.presets.outputs import PRESETS
 from gear_data.storage.dataset_files import open_files
@@ -158,15 +158,15 @@ def test_one_queue_pair_that_fails_ends_all(folder, serve, world, three_pairs, m
     same(batches(remote), expected)
     pairs, last = set(world.read_by), max(world.read_by)
     assert len(pairs) == 3 and pairs < world.pairs
-    read, open_link, left = stand_in.Calls._read, ReadLane._open, []
+    read, open_link, left = stand_in.VerbsCalls._read, RdmaFetch._open, []
 
     def noting(lane):
         left.append(pairs & world.pairs)
         return open_link(lane)
 
-    monkeypatch.setattr(ReadLane, "_open", noting)
+    monkeypatch.setattr(RdmaFetch, "_open", noting)
     monkeypatch.setattr(
-        stand_in.Calls, "_read", lambda self, request: 12 if self._pair.number == last else read(self, request)
+        stand_in.VerbsCalls, "_read", lambda self, request: 12 if self._pair.number == last else read(self, request)
     )
     same(batches(remote), expected)
     # First the kept link; and before all is read anew through another, nothing can be written any more where it goes.
@@ -183,7 +183,7 @@ TEXT_COLUMNS = [variable_data.TEXT, variable_data.IMAGE, "observations"]
 @pytest.mark.parametrize("pairs", ["1", "3"])
 def test_text_and_images(text_folder, serve, world, monkeypatch, pairs):
     monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", pairs)
-    monkeypatch.setattr(FlightLane, "_open", no_flight)
+    monkeypatch.setattr(FlightFetch, "_open", no_flight)
     local = gear_data.open(text_folder)
     half = len(local.manifest.shards) // 2
     places = serve(range(half), folder=text_folder), serve(range(half, len(local.manifest.shards)), folder=text_folder)
@@ -198,7 +198,7 @@ def test_text_and_images(text_folder, serve, world, monkeypatch, pairs):
 
 
 def test_text_that_is_damaged_on_the_way(text_folder, serve, world):
-    served = ServedShards(open_files(text_folder), None, "host")
+    served = ShardServer(open_files(text_folder), None, "host")
     index = [spec.name for spec in served.manifest.schema].index(variable_data.TEXT)
     remote = gear_data.open(url(serve(folder=text_folder)), transport="verbs")
     expected = remote.steps(variable_data.TEXT, 0, 20).tolist()
@@ -219,7 +219,7 @@ def test_text_that_is_damaged_on_the_way(text_folder, serve, world):
 
 def test_more_text_than_is_read_at_once(text_folder, serve, world, monkeypatch):
     remote = gear_data.open(url(serve(folder=text_folder)), transport="verbs")
-    monkeypatch.setattr(reading_module, "MAX_ANSWER_BYTES", 50)
+    monkeypatch.setattr(reading_module, "MAX_RESPONSE_BYTES", 50)
     with pytest.raises(InvalidArgumentError, match="bytes of text at once"):
         remote.steps(variable_data.IMAGE, 0, 20)
     world.wait_for_no_pairs()
@@ -228,7 +228,7 @@ def test_more_text_than_is_read_at_once(text_folder, serve, world, monkeypatch):
 def test_an_answer_that_does_not_come(folder, serve, world, monkeypatch):
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "0.5")
     verbs = gear_data.open(url(serve()), transport="verbs")
-    monkeypatch.setattr(stand_in.Calls, "poll", lambda *arguments: 0)
+    monkeypatch.setattr(stand_in.VerbsCalls, "poll", lambda *arguments: 0)
     with pytest.raises(NodeUnreachableError, match=r"did not answer within 0.5 s"):
         batches(verbs)
     world.wait_for_no_pairs()
@@ -242,7 +242,7 @@ def test_an_interrupt_leaves_nothing_under_way(folder, serve, world, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(stand_in.Calls, "poll", interrupt)
+        patch.setattr(stand_in.VerbsCalls, "poll", interrupt)
         with pytest.raises(KeyboardInterrupt):
             batches(verbs)
     world.wait_for_no_pairs()

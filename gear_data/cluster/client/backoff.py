@@ -24,7 +24,7 @@ class _Failing:
     until: float
 
 
-class Failures:
+class PeerBackoff:
     """Nodes by their numbers. For any threads."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from gear_data.cluster.protocol import Piece
+from gear_data.cluster.protocol import FetchedSpans
 from gear_data.errors import ClusterError, CorruptShardError, DeviceError, GearError
 from gear_data.selection.windows import Int64Array
 
@@ -26,7 +26,7 @@ C = TypeVar("C", bound=Connection)
 S = TypeVar("S")
 
 
-class Lane(ABC, Generic[C, S]):
+class Fetch(ABC, Generic[C, S]):
     """Asks a node for pieces, and takes them: what comes is put into `done`. After the last `take`, what did not come
     is in `unread`, and `error` says why.
 
@@ -39,7 +39,7 @@ class Lane(ABC, Generic[C, S]):
 
     def __init__(self, number: int, name: str, pieces: Sequence[Int64Array]) -> None:
         self.number, self._name = number, name
-        self.done: deque[Piece] = deque()
+        self.done: deque[FetchedSpans] = deque()
         self.error: GearError | None = None
         self._waiting = deque(pieces)
         #: Under way: the spans of a piece, and what was noted of it.

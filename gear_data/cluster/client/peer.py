@@ -11,10 +11,10 @@ from typing import Any
 
 from pyarrow import flight
 
-from gear_data.cluster.addresses import Access, Address
+from gear_data.cluster.addresses import Address, ClientOptions
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
-from gear_data.cluster.protocol import check_opening, opening
+from gear_data.cluster.protocol import check_handshake, handshake
 from gear_data.errors import ClusterError
 
 #: Streams to one node that are kept for the next batch.
@@ -22,11 +22,11 @@ _IDLE_STREAMS = 8
 
 
 @dataclass(frozen=True)
-class Description:
+class PeerDescription:
     """What a node says of itself.
 
     Attributes:
-        dataset: its `identity`.
+        dataset: its `dataset_identity`.
         shards: the places in the manifest of those that it serves.
         verbs: whether they can be read by RDMA.
     """
@@ -36,7 +36,7 @@ class Description:
     verbs: bool
 
 
-class Node:
+class Peer:
     """A node's server. Safe to use from several threads, before and after a fork; opens what it needs when it needs it.
 
     Args:
@@ -47,7 +47,7 @@ class Node:
         InvalidArgumentError: it is on another machine, and there is no token.
     """
 
-    def __init__(self, address: Address, access: Access) -> None:
+    def __init__(self, address: Address, access: ClientOptions) -> None:
         access.check(address)
         self.endpoint = Endpoint(address, access)
         # Streams do not know the node: what is closed with it must not keep it.
@@ -59,7 +59,7 @@ class Node:
     def name(self) -> str:
         return self.endpoint.name
 
-    def describe(self) -> Description:
+    def describe(self) -> PeerDescription:
         """What it serves.
 
         Raises:
@@ -72,11 +72,11 @@ class Node:
             finally:
                 client.close()
 
-    def _describe(self, client: Any) -> Description:
+    def _describe(self, client: Any) -> PeerDescription:
         body = self._act(client, "describe", b"")
         try:
             found = json.loads(body)
-            description = Description(
+            description = PeerDescription(
                 str(found["dataset"]), frozenset(map(int, found["shards"])), found["verbs"] is True
             )
             if not description.shards:
@@ -84,12 +84,12 @@ class Node:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise self.endpoint.nonsense("a description that is none") from error
         with self._naming():
-            check_opening(body, description.dataset)
+            check_handshake(body, description.dataset)
         return description
 
     def file_piece(self, dataset: str, file: str, offset: int) -> bytes:
-        """A piece of the manifest or of a table, see `ServedShards.file_piece`. Raises as `describe` does."""
-        body = json.dumps({**json.loads(opening(dataset)), "file": file, "offset": offset}).encode()
+        """A piece of the manifest or of a table, see `ShardServer.file_piece`. Raises as `describe` does."""
+        body = json.dumps({**json.loads(handshake(dataset)), "file": file, "offset": offset}).encode()
         with using_grpc():
             client = self.endpoint.connect()
             try:
@@ -104,7 +104,7 @@ class Node:
             raise self.endpoint.nonsense(f"{len(results)} results in place of one")
         return results[0].body.to_pybytes()  # type: ignore[no-any-return]
 
-    def open_stream(self, dataset: str) -> tuple[Stream, Description | None]:
+    def open_stream(self, dataset: str) -> tuple[Stream, PeerDescription | None]:
         """A stream: an idle one, or a new one and what the node now says of itself. To be given back with `keep`, or
         closed."""
         with suppress(IndexError):
@@ -115,7 +115,7 @@ class Node:
             description = self._describe(client)
         finally:
             client.close()
-        return Stream(self.endpoint, opening(dataset, checksum=self.endpoint.access.checksum)), description
+        return Stream(self.endpoint, handshake(dataset, checksum=self.endpoint.access.checksum)), description
 
     def keep(self, stream: Stream) -> None:
         """Gives back a stream all of whose requests are answered."""

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.cluster.client.shard_client import Nodes
-from gear_data.cluster.client.shards import placed_values
+from gear_data.cluster.client.shard_client import ShardClient
+from gear_data.cluster.client.shards import read_variable
 from gear_data.cluster.client.staging import ClusterStaging
 from gear_data.cluster.client.zero_copy import copied_to, target_rows
-from gear_data.cluster.protocol import Group, Piece, Request
-from gear_data.cluster.rdma.fetch import Targets
+from gear_data.cluster.protocol import ColumnGroup, FetchedSpans, Request
+from gear_data.cluster.rdma.span_read import WriteTargets
 from gear_data.collection.collector import Places
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reader import Finals
@@ -108,7 +108,7 @@ class ClusterReader:
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: ShardClient,
         shards: Shards,
         here: npt.NDArray[np.bool_],
         shard: Int64Array,
@@ -137,7 +137,7 @@ class ClusterReader:
         first = self._start[windows.episode_id] + windows.start
         shard = self._shard[windows.episode_id]
         return pa.chunked_array(
-            placed_values(self._nodes, self._shards, self._here, column, (shard, first, windows.length))
+            read_variable(self._nodes, self._shards, self._here, column, (shard, first, windows.length))
         )
 
     def read(self, windows: Windows, places: Places) -> None:
@@ -177,7 +177,7 @@ class ClusterReader:
             return ShardLease(self._shards.addresses)
         return self._shards.lease(np.flatnonzero(np.bincount(shards)).tolist())
 
-    def _away(self, batch: _Batch, start: Int64Array) -> tuple[list[_Away], tuple[Group, ...]]:
+    def _away(self, batch: _Batch, start: Int64Array) -> tuple[list[_Away], tuple[ColumnGroup, ...]]:
         """What is to be brought, and how nodes are asked for it. Turns addresses into those of episodes' first rows.
 
         Args:
@@ -194,10 +194,10 @@ class ClusterReader:
             self._to_episodes(batch.addresses, each.columns, each.row_bytes, start, count, away)
             if away.any():
                 found.append(_Away(each.columns[away], each.row_bytes[away], low, count))
-                groups.append(Group(tuple(found[-1].columns.tolist()), start + low, count))
+                groups.append(ColumnGroup(tuple(found[-1].columns.tolist()), start + low, count))
         return found, tuple(groups)
 
-    def _point(self, batch: _Batch, away: Sequence[_Away], piece: Piece, targets: Targets | None) -> None:
+    def _point(self, batch: _Batch, away: Sequence[_Away], piece: FetchedSpans, targets: WriteTargets | None) -> None:
         """Has the addresses of a piece's windows lead to its rows."""
         first = 0
         for each in away:
@@ -235,7 +235,7 @@ class ClusterReader:
             np.empty(1, np.int64),  # of all windows they are counted at the end
         )
 
-    def _targets(self, groups: Sequence[Group], away: Sequence[_Away], batch: _Batch) -> Targets | None:
+    def _targets(self, groups: Sequence[ColumnGroup], away: Sequence[_Away], batch: _Batch) -> WriteTargets | None:
         """Where rows of columns that are copied to one output belong in the batch; None: all are packed."""
         places = batch.places
         if places.memory is None or not self._nodes.reads_memory:
@@ -247,4 +247,4 @@ class ClusterReader:
                 found.append(
                     None if output is None else target_rows(places, output, batch.windows, each.low, each.count)
                 )
-        return Targets(places.memory, tuple(found))
+        return WriteTargets(places.memory, tuple(found))

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gear_data.cluster.addresses import CHECKSUM_VARIABLE, SCHEME, Access, Address
-from gear_data.cluster.client.backoff import Failures
-from gear_data.cluster.client.peer import Description, Node
+from gear_data.cluster.addresses import CHECKSUM_VARIABLE, SCHEME, Address, ClientOptions
+from gear_data.cluster.client.backoff import PeerBackoff
+from gear_data.cluster.client.peer import Peer, PeerDescription
 from gear_data.cluster.flight.client import Stream
-from gear_data.cluster.flight.fetch import FlightLane, cut
+from gear_data.cluster.flight.fetch import FlightFetch, cut
 from gear_data.cluster.flight.grpc_fork import using_grpc
-from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Piece, Request, identity
-from gear_data.cluster.rdma.client import ReadLane, RemoteMemory
-from gear_data.cluster.rdma.fetch import Targets
-from gear_data.cluster.rdma.gpu_memory import gpu_way
+from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, FetchedSpans, Request, dataset_identity
+from gear_data.cluster.rdma.client import RdmaClient, RdmaFetch
+from gear_data.cluster.rdma.gpu_memory import gpu_transfer_method
+from gear_data.cluster.rdma.span_read import WriteTargets
 from gear_data.cluster.rdma.transport import AUTO, FLIGHT, VERBS, check_transport, has_device
 from gear_data.errors import (
     ClusterError,
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Known:
+class ShardDirectory:
     """What is known of nodes before they are asked.
 
     Attributes:
@@ -59,7 +59,7 @@ class Known:
     verbs: tuple[bool, ...]
 
 
-class Nodes:
+class ShardClient:
     """The nodes that hold a dataset, each some of its shards. For any threads, before and after a fork.
 
     Args:
@@ -80,8 +80,8 @@ class Nodes:
     def __init__(
         self,
         addresses: Sequence[Address],
-        access: Access,
-        known: Known | None = None,
+        access: ClientOptions,
+        known: ShardDirectory | None = None,
         transport: str = AUTO,
     ) -> None:
         check_transport(transport)
@@ -91,17 +91,17 @@ class Nodes:
                 hint=f"unset ${CHECKSUM_VARIABLE}, or choose transport='flight'",
             )
         self._transport = FLIGHT if access.checksum else transport
-        self._nodes = [Node(address, access) for address in addresses]
+        self._nodes = [Peer(address, access) for address in addresses]
         self._held: list[frozenset[int]] = [frozenset()] * len(self._nodes)
         self._by_verbs: set[int] = set()
-        self._memory: RemoteMemory | None
+        self._memory: RdmaClient | None
         self._verbs_failed: dict[int, float] = {}  # node -> read by Arrow Flight until
-        self._failures = Failures()
+        self._failures = PeerBackoff()
         self._turn = 0
         self._routes: dict[tuple[int, frozenset[int]], Int64Array] = {}
         if known is not None:
             self.manifest, self._held = known.manifest, list(known.held)
-            self.dataset = identity(known.manifest)
+            self.dataset = dataset_identity(known.manifest)
             self._by_verbs = {number for number, offers in enumerate(known.verbs) if offers}
             self._memory = self._remote_memory()
             return
@@ -113,10 +113,10 @@ class Nodes:
         self._check_all_held(errors)
         self._memory = self._remote_memory()
 
-    def _remote_memory(self) -> RemoteMemory | None:
+    def _remote_memory(self) -> RdmaClient | None:
         if self._transport == FLIGHT or not self._by_verbs or (self._transport == AUTO and not has_device()):
             return None
-        memory = RemoteMemory(self.manifest, self.dataset)
+        memory = RdmaClient(self.manifest, self.dataset)
         try:
             # Now, and not in the midst of training.
             memory.open()
@@ -142,7 +142,7 @@ class Nodes:
                 errors.append(error)
         return errors
 
-    def _note(self, number: int, description: Description) -> None:
+    def _note(self, number: int, description: PeerDescription) -> None:
         node = self._nodes[number]
         if self.dataset and description.dataset != self.dataset:
             raise NodeRefusedError(
@@ -185,12 +185,12 @@ class Nodes:
             manifest = Manifest.from_text(text.decode(), name)
         except UnicodeDecodeError as error:
             raise NodeRefusedError(f"its manifest cannot be read: {error}", file=name) from error
-        if identity(manifest) != self.dataset:
+        if dataset_identity(manifest) != self.dataset:
             raise NodeRefusedError("its manifest is not that of what it says it serves", file=name)
         return manifest
 
     def file_pieces(self, file: str) -> Iterator[bytes]:
-        """The bytes of the manifest (`manifest`) or of a table's file; see `ServedShards.file_piece`.
+        """The bytes of the manifest (`manifest`) or of a table's file; see `ShardServer.file_piece`.
 
         Raises:
             NodeUnreachableError, NodeRefusedError: no node gives them.
@@ -231,15 +231,15 @@ class Nodes:
 
     def reads_to_gpu(self, device: int) -> bool:
         """Whether rows can go to the memory of this CUDA device."""
-        return self._memory is not None and gpu_way(device) is not None
+        return self._memory is not None and gpu_transfer_method(device) is not None
 
-    def fetch(self, request: Request, targets: Targets | None = None) -> list[Piece]:
+    def fetch(self, request: Request, targets: WriteTargets | None = None) -> list[FetchedSpans]:
         """All that `asked` gives."""
         with self.asked(request, targets) as pieces:
             return list(pieces)
 
     @contextmanager
-    def asked(self, request: Request, targets: Targets | None = None) -> Iterator[Iterator[Piece]]:
+    def asked(self, request: Request, targets: WriteTargets | None = None) -> Iterator[Iterator[FetchedSpans]]:
         """The rows of a request of any size, in pieces of some spans each, as they come. Spans without any rows are in
         none. All nodes are asked before the body begins.
 
@@ -257,13 +257,13 @@ class Nodes:
             yield iter(())
             return
         sizes = self._span_bytes(request)
-        if int(sizes.max()) > MAX_ANSWER_BYTES // 2:
+        if int(sizes.max()) > MAX_RESPONSE_BYTES // 2:
             raise InvalidArgumentError(
                 f"a window of {int(sizes.max()):,} bytes is more than a node sends at once",
                 hint="choose a shorter context, or fewer columns",
             )
         self._turn = turn = (self._turn + 1) % len(self._nodes)
-        lanes: list[FlightLane | ReadLane] = []
+        lanes: list[FlightFetch | RdmaFetch] = []
         failed: dict[int, GearError] = {}
 
         def ask(spans: Int64Array) -> None:
@@ -285,8 +285,8 @@ class Nodes:
                     lane.abandon()
 
     def _taken(
-        self, lanes: list[FlightLane | ReadLane], failed: dict[int, GearError], ask: Callable[[Int64Array], None]
-    ) -> Iterator[Piece]:
+        self, lanes: list[FlightFetch | RdmaFetch], failed: dict[int, GearError], ask: Callable[[Int64Array], None]
+    ) -> Iterator[FetchedSpans]:
         """What lanes bring, as it comes.
 
         Args:
@@ -305,7 +305,7 @@ class Nodes:
             unread = []
             for lane in lanes:
                 unread += lane.unread
-                if lane.error is not None and isinstance(lane, ReadLane) and self._transport == AUTO:
+                if lane.error is not None and isinstance(lane, RdmaFetch) and self._transport == AUTO:
                     self._note_verbs_failure(lane.number, lane.error)
                 elif lane.error is not None:
                     failed[lane.number] = lane.error
@@ -329,13 +329,13 @@ class Nodes:
         return tuple(_row_bytes(column, self.manifest) for column in self.manifest.schema)
 
     def _lane(
-        self, number: int, request: Request, pieces: Sequence[Int64Array], targets: Targets | None
-    ) -> FlightLane | ReadLane:
+        self, number: int, request: Request, pieces: Sequence[Int64Array], targets: WriteTargets | None
+    ) -> FlightFetch | RdmaFetch:
         by_verbs = number in self._by_verbs and self._verbs_failed.get(number, 0.0) <= time.monotonic()
         if self._memory is not None and by_verbs:
-            return ReadLane(self._memory, number, self._nodes[number].endpoint, request, pieces, targets)
+            return RdmaFetch(self._memory, number, self._nodes[number].endpoint, request, pieces, targets)
         node = self._nodes[number]
-        return FlightLane(number, node, lambda: self._stream(number), self.manifest.schema, request, pieces)
+        return FlightFetch(number, node, lambda: self._stream(number), self.manifest.schema, request, pieces)
 
     def _note_verbs_failure(self, number: int, error: GearError) -> None:
         self._verbs_failed[number] = time.monotonic() + _BY_FLIGHT_SECONDS

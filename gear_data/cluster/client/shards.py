@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.cluster.client.shard_client import Nodes
-from gear_data.cluster.protocol import Group, Request
+from gear_data.cluster.client.shard_client import ShardClient
+from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.residency import Shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.reader import ShardLease
@@ -29,7 +29,7 @@ class RemoteShards:
         addresses: int64 [shards, columns], all 0: none is in this process's memory.
     """
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: ShardClient) -> None:
         self._nodes = nodes
         self._schema = nodes.manifest.schema
         self._shards = nodes.manifest.shards
@@ -60,7 +60,7 @@ class RemoteShards:
         counts = np.minimum(starts + step, end) - starts
         ends = np.cumsum(counts) * spec.row_bytes
         data = np.empty(int(counts.sum()) * spec.row_bytes, np.uint8)
-        request = Request(np.full(len(starts), shard), (Group((index,), starts, counts),))
+        request = Request(np.full(len(starts), shard), (ColumnGroup((index,), starts, counts),))
         for piece in self._nodes.fetch(request):
             taken = 0
             # One by one: after a failure spans of a piece may be any.
@@ -79,11 +79,11 @@ class RemoteShards:
         step = max(1, _SPAN_BYTES * self._shards[shard].steps // max(1, known.bytes))
         starts = np.arange(first, max(first, last), step)
         counts = np.minimum(starts + step, last) - starts
-        arrays = remote_values(self._nodes, index, np.full(len(starts), shard), starts, counts)
+        arrays = read_remote_variable(self._nodes, index, np.full(len(starts), shard), starts, counts)
         return pa.concat_arrays(arrays) if arrays else pa.array([], self._schema.columns[index].arrow_type)
 
 
-class PlacedShards:
+class ClusterShards:
     """Shards of which some are here, and the others on other nodes.
 
     Args:
@@ -95,7 +95,7 @@ class PlacedShards:
         here, local: the same.
     """
 
-    def __init__(self, nodes: Nodes, here: Sequence[int], local: Shards) -> None:
+    def __init__(self, nodes: ShardClient, here: Sequence[int], local: Shards) -> None:
         self._remote = RemoteShards(nodes)
         self.here = list(here)
         self.local = local
@@ -132,8 +132,8 @@ class PlacedShards:
         return self._remote.values(shard, index) if place is None else self.local.values(place, index)
 
 
-def placed_values(
-    nodes: Nodes,
+def read_variable(
+    nodes: ShardClient,
     shards: Shards,
     here: npt.NDArray[np.bool_],
     column: int,
@@ -154,7 +154,7 @@ def placed_values(
     away = ~here[shard]
     arrays = np.empty(len(shard), object)
     for place, array in zip(
-        np.flatnonzero(away).tolist(), remote_values(nodes, column, *(each[away] for each in spans)), strict=True
+        np.flatnonzero(away).tolist(), read_remote_variable(nodes, column, *(each[away] for each in spans)), strict=True
     ):
         arrays[place] = array
     whole = {number: shards.values(number, column) for number in np.unique(shard[~away]).tolist()}
@@ -168,7 +168,9 @@ def placed_values(
     return arrays.tolist()
 
 
-def remote_values(nodes: Nodes, column: int, shard: Int64Array, first: Int64Array, count: Int64Array) -> list[pa.Array]:
+def read_remote_variable(
+    nodes: ShardClient, column: int, shard: Int64Array, first: Int64Array, count: Int64Array
+) -> list[pa.Array]:
     """Values of a column of variable length, an array a span: `count` rows of a shard from row `first` on.
 
     Raises:
@@ -177,7 +179,7 @@ def remote_values(nodes: Nodes, column: int, shard: Int64Array, first: Int64Arra
     """
     spec = nodes.manifest.schema.columns[column]
     arrays = [pa.array([], spec.arrow_type)] * len(shard)
-    for piece in nodes.fetch(Request(shard, (Group((column,), first, count),))):
+    for piece in nodes.fetch(Request(shard, (ColumnGroup((column,), first, count),))):
         rows = count[piece.spans]
         offsets, values = (pa.py_buffer(part) for part in piece.parts)
         whole = checked(

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.cluster.client.shard_client import Nodes
-from gear_data.cluster.protocol import Group, Request
-from gear_data.cluster.rdma.fetch import Targets
+from gear_data.cluster.client.shard_client import ShardClient
+from gear_data.cluster.protocol import ColumnGroup, Request
+from gear_data.cluster.rdma.span_read import WriteTargets
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.device.staging import Stage, StagedRows
 from gear_data.selection.windows import Int64Array
@@ -25,7 +25,7 @@ class ClusterStaging:
         reader: of the same; knows the episodes, and where final observations are.
     """
 
-    def __init__(self, nodes: Nodes, shards: Shards, reader: ShardReader) -> None:
+    def __init__(self, nodes: ShardClient, shards: Shards, reader: ShardReader) -> None:
         # Bound here: importing in `bring` would cost time at every batch.
         from gear_data.kernels.cpu.gather import gather
 
@@ -48,12 +48,12 @@ class ClusterStaging:
         """See `StagingReader`. By RDMA they go there straight; what is here, or comes by Arrow Flight, is copied.
 
         Raises:
-            as `Nodes.fetch`.
+            as `ShardClient.fetch`.
         """
         shard = rows[0].shard
         lease = self._shards.lease(np.unique(shard).tolist())
         away: list[StagedRows] = []
-        groups: list[Group] = []
+        groups: list[ColumnGroup] = []
         for each in rows:
             addresses = lease.addresses[shard, each.column]
             here = addresses != 0
@@ -66,8 +66,8 @@ class ClusterStaging:
             # A column that is all here may be none of the nodes': returns of another discount.
             if left.any():
                 away.append(each)
-                groups.append(Group((each.column,), each.first, left))
-        targets = Targets(stage.memory, tuple(each.places for each in away))
+                groups.append(ColumnGroup((each.column,), each.first, left))
+        targets = WriteTargets(stage.memory, tuple(each.places for each in away))
         for piece in self._nodes.fetch(Request(shard, tuple(groups)), targets):
             if piece.placed:
                 continue

@@ -13,10 +13,16 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import flight
 
-from gear_data.cluster.addresses import SCHEME, TOKEN_VARIABLE, Access, Address
+from gear_data.cluster.addresses import SCHEME, TOKEN_VARIABLE, Address, ClientOptions
 from gear_data.cluster.flight.grpc_fork import limited
-from gear_data.cluster.protocol import MAX_ANSWER_BYTES, STREAM_SCHEMA, answer_checksum, error_from_bytes, part_places
-from gear_data.errors import CorruptAnswerError, NodeRefusedError, NodeUnreachableError
+from gear_data.cluster.protocol import (
+    MAX_RESPONSE_BYTES,
+    STREAM_SCHEMA,
+    error_from_bytes,
+    part_places,
+    response_checksum,
+)
+from gear_data.errors import CorruptResponseError, NodeRefusedError, NodeUnreachableError
 
 #: glibc counts no block of 32 MiB or more, its own few bytes included.
 _LARGE_BYTES = (32 << 20) - (64 << 10)
@@ -46,7 +52,7 @@ class Endpoint:
     """
 
     address: Address
-    access: Access
+    access: ClientOptions
 
     @property
     def name(self) -> str:
@@ -109,7 +115,7 @@ class Stream:
 
     Args:
         endpoint: the node.
-        opening: what opens the stream; see `protocol.opening`.
+        opening: what opens the stream; see `protocol.handshake`.
 
     Raises (everywhere):
         NodeUnreachableError: it broke, or an answer took longer than the limit. It is of no use then.
@@ -117,14 +123,14 @@ class Stream:
         CorruptAnswerError: an answer that differs from its checksum, if it was asked for.
     """
 
-    def __init__(self, endpoint: Endpoint, opening: bytes) -> None:
+    def __init__(self, endpoint: Endpoint, handshake: bytes) -> None:
         self._endpoint = endpoint
         self._late = False
         self._client = endpoint.connect()
         #: Not used since it was given back: the node may have gone meanwhile.
         self.kept = False
         with endpoint.errors():
-            descriptor = flight.FlightDescriptor.for_command(opening)
+            descriptor = flight.FlightDescriptor.for_command(handshake)
             self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.options(limit=False))
             with limited(self, endpoint.timeout):
                 self._writer.begin(STREAM_SCHEMA)
@@ -151,15 +157,15 @@ class Stream:
             raise self._endpoint.nonsense("an answer without its checksum")
         checksum = sizes.pop() if self._endpoint.access.checksum else None
         places, total = part_places(sizes)
-        if min(sizes, default=0) < 0 or total > MAX_ANSWER_BYTES:
+        if min(sizes, default=0) < 0 or total > MAX_RESPONSE_BYTES:
             raise self._endpoint.nonsense("an answer of impossible size")
         data = self._bytes(chunk)
         if len(data) < total:
             data = self._rest(data, total)
         if len(data) != total:
             raise self._endpoint.nonsense(f"{len(data)} bytes in place of {total}")
-        if checksum is not None and answer_checksum(data) != checksum:
-            raise CorruptAnswerError(
+        if checksum is not None and response_checksum(data) != checksum:
+            raise CorruptResponseError(
                 "sent an answer that differs from its checksum",
                 file=self._endpoint.name,
                 hint="test that machine's memory and network card",

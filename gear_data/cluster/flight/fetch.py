@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.cluster.client.fetch import Lane
-from gear_data.cluster.client.peer import Node
+from gear_data.cluster.client.fetch import Fetch
+from gear_data.cluster.client.peer import Peer
 from gear_data.cluster.flight.client import Stream
-from gear_data.cluster.protocol import Group, Piece, Request
+from gear_data.cluster.protocol import ColumnGroup, FetchedSpans, Request
 from gear_data.errors import GearError, NodeUnreachableError
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
@@ -46,7 +46,7 @@ def cut(spans: Int64Array, sizes: Int64Array) -> list[Int64Array]:
     return [spans[first:last] for first, last in itertools.pairwise(bounds)]
 
 
-class FlightLane(Lane[Stream, int]):
+class FlightFetch(Fetch[Stream, int]):
     """A lane of which is noted how many bytes each request has.
 
     Args:
@@ -60,7 +60,7 @@ class FlightLane(Lane[Stream, int]):
     def __init__(
         self,
         number: int,
-        node: Node,
+        node: Peer,
         open_stream: Callable[[], Stream],
         schema: Schema,
         request: Request,
@@ -76,7 +76,7 @@ class FlightLane(Lane[Stream, int]):
     def _send(self, stream: Stream) -> None:
         while self._waiting and len(self._posted) < CHANNELS:
             spans = self._waiting[0]
-            groups = tuple(Group(g.columns, g.first[spans], g.count[spans]) for g in self._request.groups)
+            groups = tuple(ColumnGroup(g.columns, g.first[spans], g.count[spans]) for g in self._request.groups)
             data = Request(self._request.shard[spans], groups).to_bytes()
             if self._posted and sum(size for _, size in self._posted) + len(data) > _POSTED_BYTES:
                 return
@@ -86,7 +86,7 @@ class FlightLane(Lane[Stream, int]):
     def _receive(self, stream: Stream) -> None:
         parts = stream.take()
         self._check(self._posted[0][0], parts)
-        self.done.append(Piece(self._posted.popleft()[0], parts))
+        self.done.append(FetchedSpans(self._posted.popleft()[0], parts))
 
     def _keep(self, stream: Stream) -> None:
         self._node.keep(stream)

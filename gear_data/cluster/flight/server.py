@@ -1,4 +1,4 @@
-"""A node's server: Arrow Flight over `ServedShards`."""
+"""A node's server: Arrow Flight over `ShardServer`."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from gear_data.cluster.protocol import (
     MESSAGE_BYTES,
     STREAM_SCHEMA,
     Request,
-    answer_checksum,
-    bytes_array,
-    check_opening,
+    byte_batch,
+    check_handshake,
     error_to_bytes,
-    opening,
+    handshake,
+    response_checksum,
     wants_checksum,
 )
-from gear_data.cluster.rdma.messages import QueuePairEnd, wanted
-from gear_data.cluster.rdma.server import ServedMemory
-from gear_data.cluster.server.shard_server import Answer, ServedShards
+from gear_data.cluster.rdma.messages import QueuePairEnd, parse_queue_pair_request
+from gear_data.cluster.rdma.server import RdmaServer
+from gear_data.cluster.server.shard_server import Response, ShardServer
 from gear_data.errors import ClusterError, GearError, InvalidArgumentError, NodeRefusedError
 
 
 @dataclass(frozen=True)
-class Guard:
+class ServerCredentials:
     """What protects a server.
 
     Attributes:
@@ -50,12 +50,12 @@ class Guard:
     key: bytes | None = field(default=None, repr=False)
 
     @staticmethod
-    def from_files(token: str | None, certificate: Path | None, key: Path | None) -> Guard:
+    def from_files(token: str | None, certificate: Path | None, key: Path | None) -> ServerCredentials:
         """Raises InvalidArgumentError for files that cannot be read, and for one of certificate and key alone."""
         if (certificate is None) is not (key is None):
             raise InvalidArgumentError("TLS takes a certificate and its key")
         try:
-            return Guard(
+            return ServerCredentials(
                 token,
                 None if certificate is None else certificate.read_bytes(),
                 None if key is None else key.read_bytes(),
@@ -84,7 +84,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         ClusterError: it cannot listen there, or its certificate and key cannot be used.
     """
 
-    def __init__(self, served: ServedShards, listen: Address, guard: Guard, memory: ServedMemory | None = None) -> None:
+    def __init__(
+        self, served: ShardServer, listen: Address, guard: ServerCredentials, memory: RdmaServer | None = None
+    ) -> None:
         guard.check(listen)
         encrypted = guard.certificate is not None
         # Before it listens: it may be asked at once.
@@ -116,10 +118,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _description(self) -> bytes:
         facts = {"shards": self._served.shards, "verbs": self._memory is not None}
-        return json.dumps({**json.loads(opening(self._served.identity)), **facts}).encode()
+        return json.dumps({**json.loads(handshake(self._served.dataset_identity)), **facts}).encode()
 
     def _file_piece(self, body: bytes) -> bytes:
-        check_opening(body, self._served.identity)
+        check_handshake(body, self._served.dataset_identity)
         asked = json.loads(body)
         name, offset = asked.get("file"), asked.get("offset")
         if not isinstance(name, str) or type(offset) is not int:
@@ -130,9 +132,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """Answers requests in their order, until the client has no more; or holds queue pairs for it."""
         with _as_flight_errors():
             command = descriptor.command or b""
-            check_opening(command, self._served.identity)
+            check_handshake(command, self._served.dataset_identity)
             checksum = wants_checksum(command)
-            clients = wanted(command)
+            clients = parse_queue_pair_request(command)
             writer.begin(STREAM_SCHEMA)
             if clients is not None:
                 self._hold(clients, reader, writer)
@@ -175,13 +177,13 @@ def _cannot_serve(listen: Address) -> ClusterError:
     return ClusterError(f"cannot serve at {listen}: its certificate or key is none", hint="give them as PEM")
 
 
-def _write(writer: Any, answer: Answer, *, checksum: bool = False) -> None:
+def _write(writer: Any, answer: Response, *, checksum: bool = False) -> None:
     head = answer.sizes.tobytes()
     if checksum:
-        head += np.int64(answer_checksum(answer.data)).tobytes()
-    writer.write_with_metadata(bytes_array(answer.data[:MESSAGE_BYTES]), head)
+        head += np.int64(response_checksum(answer.data)).tobytes()
+    writer.write_with_metadata(byte_batch(answer.data[:MESSAGE_BYTES]), head)
     for first in range(MESSAGE_BYTES, len(answer.data), MESSAGE_BYTES):
-        writer.write_batch(bytes_array(answer.data[first : first + MESSAGE_BYTES]))
+        writer.write_batch(byte_batch(answer.data[first : first + MESSAGE_BYTES]))
 
 
 def _next_chunk(reader: Any) -> Any:

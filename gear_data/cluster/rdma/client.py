@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gear_data.cluster.client.fetch import Lane
+from gear_data.cluster.client.fetch import Fetch
 from gear_data.cluster.flight.client import Endpoint
 from gear_data.cluster.flight.grpc_fork import close_before_fork
-from gear_data.cluster.protocol import Piece, Request
+from gear_data.cluster.protocol import FetchedSpans, Request
+from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.device import Device, open_device
-from gear_data.cluster.rdma.fetch import Reading, Source, Targets
-from gear_data.cluster.rdma.link import Link
 from gear_data.cluster.rdma.local_memory import LocalMemory
+from gear_data.cluster.rdma.span_read import ReadContext, SpanRead, WriteTargets
 from gear_data.errors import NodeUnreachableError
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
@@ -37,7 +37,7 @@ class _Open:
 
     device: Device
     memory: LocalMemory
-    links: dict[int, list[Link]] = field(default_factory=dict)
+    links: dict[int, list[RdmaConnection]] = field(default_factory=dict)
 
     def close(self) -> None:
         for links in self.links.values():
@@ -47,13 +47,13 @@ class _Open:
         self.device.close()
 
 
-class RemoteMemory:
+class RdmaClient:
     """The memory of a dataset's nodes. Safe to use from several threads, before and after a fork; opens what it needs
     when it needs it.
 
     Args:
         manifest: of the dataset.
-        dataset: its `identity`.
+        dataset: its `dataset_identity`.
     """
 
     def __init__(self, manifest: Manifest, dataset: str) -> None:
@@ -72,14 +72,16 @@ class RemoteMemory:
                 self._open.append(_Open(device, LocalMemory(device)))
             return self._open[0]
 
-    def link(self, number: int, endpoint: Endpoint) -> Link:
+    def link(self, number: int, endpoint: Endpoint) -> RdmaConnection:
         """A link to a node: an idle one, or a new one. To be given back with `keep`, or closed."""
         now = self.open()
         with suppress(IndexError):
             return now.links.setdefault(number, []).pop()
-        return Link(now.device, endpoint, self._dataset, len(self._manifest.shards), len(self._manifest.schema))
+        return RdmaConnection(
+            now.device, endpoint, self._dataset, len(self._manifest.shards), len(self._manifest.schema)
+        )
 
-    def keep(self, number: int, link: Link) -> None:
+    def keep(self, number: int, link: RdmaConnection) -> None:
         """Gives back a link all of whose READs are done."""
         idle = self.open().links[number]
         link.kept = True
@@ -95,10 +97,12 @@ class RemoteMemory:
             while True:
                 idle.pop().abandon()
 
-    def reading(self, link: Link, request: Request, spans: Int64Array, targets: Targets | None) -> Reading:
-        """What is to be read of some spans; see `Reading`."""
+    def reading(
+        self, link: RdmaConnection, request: Request, spans: Int64Array, targets: WriteTargets | None
+    ) -> SpanRead:
+        """What is to be read of some spans; see `SpanRead`."""
         now = self.open()
-        return Reading(Source(self._manifest, now.memory, now.device.largest), link, request, spans, targets)
+        return SpanRead(ReadContext(self._manifest, now.memory, now.device.largest), link, request, spans, targets)
 
     def close_idle(self) -> None:
         _close(self._open)
@@ -109,7 +113,7 @@ def _close(opened: list[_Open]) -> None:
         opened.pop().close()
 
 
-class ReadLane(Lane[Link, Reading]):
+class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
     """A lane that reads the node's memory. Posts all READs at once: the link holds back what the device does not take
     yet.
 
@@ -118,27 +122,27 @@ class ReadLane(Lane[Link, Reading]):
         number, endpoint: of the node.
         request: what is wanted of all nodes.
         pieces: numbers of spans, those of each piece.
-        targets: see `Targets`.
+        targets: see `WriteTargets`.
     """
 
     def __init__(
         self,
-        memory: RemoteMemory,
+        memory: RdmaClient,
         number: int,
         endpoint: Endpoint,
         request: Request,
         pieces: Sequence[Int64Array],
-        targets: Targets | None,
+        targets: WriteTargets | None,
     ) -> None:
         super().__init__(number, endpoint.name, pieces)
         self._memory, self._endpoint, self._request = memory, endpoint, request
         self._targets = targets
         self._last = 0.0
 
-    def _open(self) -> Link:
+    def _open(self) -> RdmaConnection:
         return self._memory.link(self.number, self._endpoint)
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: RdmaConnection) -> None:
         if self._waiting:
             self._last = time.monotonic()
         while self._waiting:
@@ -147,12 +151,12 @@ class ReadLane(Lane[Link, Reading]):
             self._posted.append((self._waiting.popleft(), reading))
             reading.post()
 
-    def _receive(self, link: Link) -> None:
+    def _receive(self, link: RdmaConnection) -> None:
         some = link.poll()
         for _ in range(len(self._posted) if some else 0):
             spans, reading = self._posted[0]
             if reading.advance():
-                self.done.append(Piece(spans, reading.parts, self._targets is not None))
+                self.done.append(FetchedSpans(spans, reading.parts, self._targets is not None))
                 self._posted.popleft()
             else:
                 self._posted.rotate(-1)
@@ -168,10 +172,10 @@ class ReadLane(Lane[Link, Reading]):
         if waited > _BUSY:
             time.sleep(_PAUSE)
 
-    def _keep(self, link: Link) -> None:
+    def _keep(self, link: RdmaConnection) -> None:
         self._memory.keep(self.number, link)
 
-    def _end(self, link: Link) -> None:
+    def _end(self, link: RdmaConnection) -> None:
         link.abandon()
 
     def _end_kept(self) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gear_data.cluster.rdma.library import Library, load_library, verbs_errors
+from gear_data.cluster.rdma.library import Pyverbs, load_library, verbs_errors
 from gear_data.cluster.rdma.ports import Port, choose_port
 
 _MEMORY_HINT = "raise the limit of locked memory: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
@@ -24,7 +24,7 @@ class Device:
         requests: work requests that one can hold.
     """
 
-    library: Library
+    library: Pyverbs
     port: Port
     context: Any
     domain: Any

@@ -29,7 +29,7 @@ _DMA_BUF_SUPPORTED, _DMA_BUF_FD = 124, 1
 HINT = "load the driver's module: modprobe nvidia-peermem; or use a kernel, driver and rdma-core with DMA-BUF"
 
 
-def gpu_way(number: int) -> str | None:
+def gpu_transfer_method(number: int) -> str | None:
     """How an RDMA device writes to the memory of a CUDA device, by its number: `PEER_MEMORY` or `DMA_BUF`; None: in no
     way that is known here. Raises MissingExtraError where there is no pyverbs."""
     if any(module.exists() for module in _MODULES):
@@ -47,7 +47,7 @@ def register_gpu_memory(device: Device, address: int, size: int, access: int) ->
     Raises:
         DeviceError: it cannot be registered.
     """
-    way = gpu_way(current_device())
+    way = gpu_transfer_method(current_device())
     if way == PEER_MEMORY:
         return Region(device.register(address, size, access))
     doing = f"registering {size:,} bytes of GPU memory with {device.port.device}"

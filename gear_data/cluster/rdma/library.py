@@ -14,7 +14,7 @@ _ENUMS = ("pyverbs.enums", "pyverbs.libibverbs_enums")  # up to release 4x, and 
 
 
 @dataclass(frozen=True)
-class Library:
+class Pyverbs:
     """The modules of pyverbs that are used, and its constants."""
 
     addr: Any
@@ -26,13 +26,13 @@ class Library:
     qp: Any
 
 
-def load_library() -> Library:
+def load_library() -> Pyverbs:
     """Raises MissingExtraError where pyverbs cannot be imported."""
     try:
         modules = {
             name: importlib.import_module(f"pyverbs.{name}") for name in ("addr", "cq", "device", "mr", "pd", "qp")
         }
-        return Library(enums=_enums(), **modules)
+        return Pyverbs(enums=_enums(), **modules)
     except ImportError as error:
         raise MissingExtraError(
             f"pyverbs cannot be imported: {error}",

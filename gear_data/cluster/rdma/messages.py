@@ -1,11 +1,15 @@
-"""What two ends tell each other of the queue pairs between them, over a stream of Arrow Flight and so behind its token
-and TLS.
+"""Messages that set up queue pairs, sent over an Arrow Flight stream and so behind its token and TLS.
 
-The client opens the stream with what opens every stream (`protocol.opening`) and its own ends under `queue_pairs`. The
-node answers with its ends in the same order, as JSON, and where its columns are: int64 [shards, columns, 2, 2], address
-and key of two buffers, in the order of the shards that it serves. A column of fixed size has its rows in the first; one
-of text or bytes has its int64 offsets in the first and the values in the second. 0, 0 stands for a buffer that is not
-there, or empty. The node keeps its ends as long as the stream is open.
+The client opens the stream with the usual handshake (`protocol.handshake`) and lists its queue pairs under
+`queue_pairs`. The node answers with three parts:
+
+1. its own ends of the queue pairs, in the same order, as JSON;
+2. int64 [served], the shards that it serves;
+3. int64 [served, columns, 2, 2], the address and the key of two buffers for each column of each served shard.
+
+A column of fixed size has its rows in the first buffer. A column of text or bytes has its int64 offsets in the first
+buffer and its values in the second. (0, 0) stands for a buffer that is missing or empty. The node keeps its ends for
+as long as the stream is open.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.cluster.addresses import MOST_QUEUE_PAIRS
-from gear_data.cluster.protocol import opening
+from gear_data.cluster.protocol import handshake
 from gear_data.cluster.rdma.ports import ETHERNET, INFINIBAND
 from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
@@ -74,24 +78,26 @@ def _ends(found: Any) -> tuple[QueuePairEnd, ...]:
     return tuple(map(QueuePairEnd.from_json, found))
 
 
-def wanting(dataset: str, ends: Sequence[QueuePairEnd]) -> bytes:
+def queue_pair_request(dataset: str, ends: Sequence[QueuePairEnd]) -> bytes:
     """What opens a stream that holds queue pairs."""
-    return json.dumps({**json.loads(opening(dataset)), _KEY: [asdict(end) for end in ends]}).encode()
+    return json.dumps({**json.loads(handshake(dataset)), _KEY: [asdict(end) for end in ends]}).encode()
 
 
-def wanted(command: bytes) -> tuple[QueuePairEnd, ...] | None:
+def parse_queue_pair_request(command: bytes) -> tuple[QueuePairEnd, ...] | None:
     """The client's ends; None where an opening, which is one, wants no queue pairs. Raises NodeRefusedError."""
     found = json.loads(command)
     return _ends(found[_KEY]) if _KEY in found else None
 
 
-def granting(ends: Sequence[QueuePairEnd], shards: Sequence[int], table: Int64Array) -> list[npt.NDArray[np.uint8]]:
+def queue_pair_response(
+    ends: Sequence[QueuePairEnd], shards: Sequence[int], table: Int64Array
+) -> list[npt.NDArray[np.uint8]]:
     """The parts of a node's answer: its ends, the shards that it serves, and their table."""
     text = np.frombuffer(json.dumps([asdict(end) for end in ends]).encode(), np.uint8)
     return [text, np.array(shards, np.int64).view(np.uint8), table.reshape(-1).view(np.uint8)]
 
 
-def granted(
+def parse_queue_pair_response(
     parts: Sequence[npt.NDArray[np.uint8]], pairs: int, shards: int, columns: int
 ) -> tuple[tuple[QueuePairEnd, ...], Int64Array]:
     """The node's ends, and int64 [shards, columns, 2, 2] of all shards of the dataset; 0, 0 for what it does not serve.

@@ -26,7 +26,7 @@ _post_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ct
 _poll_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 
 
-class Calls:
+class VerbsCalls:
     """The two calls over a queue pair, which must live longer.
 
     Raises:

@@ -15,9 +15,9 @@ import numpy as np
 from gear_data.cluster.rdma.device import Device
 from gear_data.cluster.rdma.library import verbs_errors
 from gear_data.cluster.rdma.messages import QueuePairEnd
-from gear_data.cluster.rdma.native import Calls
+from gear_data.cluster.rdma.native import VerbsCalls
 from gear_data.cluster.rdma.ports import ETHERNET
-from gear_data.cluster.rdma.work import COMPLETION, SIGNAL_EVERY, Chain
+from gear_data.cluster.rdma.work import COMPLETION, SIGNAL_EVERY, WorkRequestList
 from gear_data.errors import ClusterError, DeviceError, NodeRefusedError, NodeUnreachableError
 
 #: Work requests that a queue pair holds, and completions taken at once.
@@ -48,7 +48,7 @@ _OURS = {
 class _Posted:
     """A chain, how many of its READs were posted, and how many are done."""
 
-    chain: Chain
+    chain: WorkRequestList
     posted: int = 0
     done: int = 0
 
@@ -76,7 +76,7 @@ class QueuePair:
                 qp_type=enums.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=capacity, sq_sig_all=0
             )
             self._pair = library.qp.QP(device.domain, how)
-        self._calls = Calls(self._pair)
+        self._calls = VerbsCalls(self._pair)
         self._completions = np.zeros(_POLLED, COMPLETION)
         self._chains: deque[_Posted] = deque()
         #: How many chains were posted, and how many of them are done.
@@ -117,7 +117,7 @@ class QueuePair:
             # Through all states: it takes of these attributes what each of them needs.
             self._pair.to_rts(wanted)
 
-    def post(self, chain: Chain) -> None:
+    def post(self, chain: WorkRequestList) -> None:
         """Adds READs, which are done after those before them. Raises as `poll` does."""
         if len(chain):
             self._chains.append(_Posted(chain))

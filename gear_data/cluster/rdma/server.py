@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from gear_data.cluster.rdma.device import open_device
-from gear_data.cluster.rdma.messages import QueuePairEnd, granting
+from gear_data.cluster.rdma.messages import QueuePairEnd, queue_pair_response
 from gear_data.cluster.rdma.queue_pair import QueuePair
 from gear_data.cluster.rdma.transport import AUTO, VERBS, has_device
-from gear_data.cluster.server.shard_server import Answer, ServedShards
+from gear_data.cluster.server.shard_server import Response, ShardServer
 from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError, MissingExtraError, NodeRefusedError
 from gear_data.residency.available_memory import available_memory
 from gear_data.selection.windows import Int64Array
@@ -29,7 +29,7 @@ _LIMIT = 30.0
 _log = logging.getLogger(__name__)
 
 
-class ServedMemory:
+class RdmaServer:
     """The columns of what is served. Safe to use from several threads.
 
     Every column of every shard is a region of its own (of text and bytes the offsets are one, and the values another),
@@ -44,7 +44,7 @@ class ServedMemory:
         HostMemoryError: this kernel registers no memory that is read-only, and there is too little for a copy.
     """
 
-    def __init__(self, served: ServedShards) -> None:
+    def __init__(self, served: ShardServer) -> None:
         self._served = served
         self._device = open_device()
         self._left, self._lock = _MOST, threading.Lock()
@@ -90,7 +90,7 @@ class ServedMemory:
         return table
 
     @contextmanager
-    def grant(self, clients: Sequence[QueuePairEnd]) -> Iterator[Answer]:
+    def grant(self, clients: Sequence[QueuePairEnd]) -> Iterator[Response]:
         """Queue pairs for a client's ends, as long as the body runs, and what is answered: these ends, the places of
         the served shards, and the table; see `messages`.
 
@@ -107,7 +107,7 @@ class ServedMemory:
                 stack.callback(pair.close)
                 pair.connect(client, _LIMIT)
                 ends.append(pair.end)
-            yield Answer.of(granting(ends, self._served.shards, self._table))
+            yield Response.of(queue_pair_response(ends, self._served.shards, self._table))
 
     def _take(self, count: int) -> None:
         with self._lock:
@@ -124,22 +124,22 @@ class ServedMemory:
         self._device.close()
 
 
-def serve_memory(served: ServedShards, transport: str) -> ServedMemory | None:
+def open_rdma_server(served: ShardServer, transport: str) -> RdmaServer | None:
     """What `--transport` asks for; `auto` takes RDMA where there is a device, and the shards are in memory.
 
     Raises:
         InvalidArgumentError: `verbs`, and the shards are not in memory.
-        whatever `ServedMemory` raises, where `verbs` was asked for.
+        whatever `RdmaServer` raises, where `verbs` was asked for.
     """
     if transport == VERBS:
         if not served.in_memory:
             raise InvalidArgumentError(
                 "RDMA reads memory, and these shards are in files", hint="add --residency host, or --transport flight"
             )
-        return ServedMemory(served)
+        return RdmaServer(served)
     if transport == AUTO and served.in_memory and has_device():
         try:
-            return ServedMemory(served)
+            return RdmaServer(served)
         except (DeviceError, MissingExtraError, HostMemoryError) as error:
             _log.warning("no RDMA: %s", error)
     return None

@@ -97,7 +97,7 @@ class Reads:
         return Reads(whole.remote + done, whole.rkey, whole.local + done, whole.lkey, size)
 
 
-class Chain:
+class WorkRequestList:
     """READs as a linked list of work requests.
 
     Attributes:

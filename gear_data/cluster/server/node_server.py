@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.credentials import RunSecret
-from gear_data.cluster.flight.server import FlightServer, Guard
+from gear_data.cluster.credentials import RunCredentials
+from gear_data.cluster.flight.server import FlightServer, ServerCredentials
 from gear_data.cluster.protocol import error_to_bytes
-from gear_data.cluster.rdma.server import serve_memory
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.rdma.server import open_rdma_server
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import GearError
 from gear_data.storage.dataset_files import open_files
 
@@ -34,14 +34,14 @@ _LOOK = 0.25
 
 
 @dataclass(frozen=True)
-class Job:
+class ServerConfig:
     """What a server is for.
 
     Attributes:
         dataset: its folder or URL.
         cache_dir, cache_bytes: see `gear_data.open`.
         residency: `host` or `mmap`.
-        transport: see `serve_memory`.
+        transport: see `open_rdma_server`.
         shards: those of the node.
         host, port: where it listens; port 0 takes a free one.
         secret: of the run.
@@ -55,18 +55,20 @@ class Job:
     shards: tuple[int, ...]
     host: str
     port: int
-    secret: RunSecret
+    secret: RunCredentials
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "secret": self.secret.to_json()}
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Job:
-        return Job(**{**data, "shards": tuple(data["shards"]), "secret": RunSecret.from_json(data["secret"])})
+    def from_json(data: dict[str, Any]) -> ServerConfig:
+        return ServerConfig(
+            **{**data, "shards": tuple(data["shards"]), "secret": RunCredentials.from_json(data["secret"])}
+        )
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServerInfo:
     """What a server says when it serves.
 
     Attributes:
@@ -81,12 +83,12 @@ class Serving:
         return {"listen": str(self.address), "verbs": self.verbs}
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Serving:
-        return Serving(Address.parse(data["listen"]), data["verbs"])
+    def from_json(data: dict[str, Any]) -> ServerInfo:
+        return ServerInfo(Address.parse(data["listen"]), data["verbs"])
 
 
 def main() -> None:
-    job = Job.from_json(json.loads(sys.stdin.buffer.readline()))
+    job = ServerConfig.from_json(json.loads(sys.stdin.buffer.readline()))
     serving, ended = threading.Event(), threading.Event()
     threading.Thread(target=_watch, args=(int(sys.argv[1]), serving, ended), daemon=True).start()
     try:
@@ -104,14 +106,14 @@ def main() -> None:
     os._exit(0)
 
 
-def _open_server(job: Job) -> tuple[FlightServer, Serving]:
-    served = ServedShards(open_files(job.dataset, job.cache_dir, job.cache_bytes), job.shards, job.residency)
-    memory = serve_memory(served, job.transport)
+def _open_server(job: ServerConfig) -> tuple[FlightServer, ServerInfo]:
+    served = ShardServer(open_files(job.dataset, job.cache_dir, job.cache_bytes), job.shards, job.residency)
+    memory = open_rdma_server(served, job.transport)
     secret = job.secret
-    guard = Guard(secret.token, secret.certificate.encode() or None, secret.key.encode() or None)
+    guard = ServerCredentials(secret.token, secret.certificate.encode() or None, secret.key.encode() or None)
     listen = Address(job.host, job.port)
     server = FlightServer(served, listen, guard, memory)
-    return server, Serving(Address(job.host, server.port), memory is not None)
+    return server, ServerInfo(Address(job.host, server.port), memory is not None)
 
 
 def _say(line: str) -> None:

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Sequence
 
-from gear_data.cluster.addresses import Access, Address
-from gear_data.cluster.client.shard_client import Known, Nodes
+from gear_data.cluster.addresses import Address, ClientOptions
+from gear_data.cluster.client.shard_client import ShardClient, ShardDirectory
 from gear_data.errors import GearError, NodeUnreachableError
 from gear_data.selection.windows import Int64Array
 
@@ -17,14 +17,16 @@ _PAUSE = 0.5
 _log = logging.getLogger(__name__)
 
 
-class RunNodes(Nodes):
+class RunShardClient(ShardClient):
     """What no node gives is asked again, till as much time has passed as one answer may take: since the first failure,
     so that several threads, or batches, do not wait one after another.
 
-    Args, errors: see `Nodes`.
+    Args, errors: see `ShardClient`.
     """
 
-    def __init__(self, addresses: Sequence[Address], access: Access, known: Known, transport: str) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], access: ClientOptions, known: ShardDirectory, transport: str
+    ) -> None:
         super().__init__(addresses, access, known, transport)
         self._patience = access.timeout
         self._told = 0.0  # of the failure since then

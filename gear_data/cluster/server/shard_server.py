@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.cluster.protocol import MAX_ANSWER_BYTES, MESSAGE_BYTES, Group, Request, identity, part_places
+from gear_data.cluster.protocol import (
+    MAX_RESPONSE_BYTES,
+    MESSAGE_BYTES,
+    ColumnGroup,
+    Request,
+    dataset_identity,
+    part_places,
+)
 from gear_data.collection.buffers import BufferPool
 from gear_data.errors import InvalidArgumentError, NodeRefusedError
 from gear_data.residency import open_shards
@@ -22,7 +29,7 @@ _NOT_HERE = -1
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """What a request got.
 
     Attributes:
@@ -34,15 +41,15 @@ class Answer:
     data: npt.NDArray[np.uint8]
 
     @staticmethod
-    def of(parts: Sequence[npt.NDArray[np.uint8]]) -> Answer:
+    def of(parts: Sequence[npt.NDArray[np.uint8]]) -> Response:
         places, total = part_places([len(part) for part in parts])
         data = np.zeros(total, np.uint8)
         for place, part in zip(places, parts, strict=True):
             data[place : place + len(part)] = part
-        return Answer(np.array([len(part) for part in parts], np.int64), data)
+        return Response(np.array([len(part) for part in parts], np.int64), data)
 
 
-class ServedShards:
+class ShardServer:
     """Some shards of a dataset, for other nodes to read from. Safe to use from several threads.
 
     Args:
@@ -67,7 +74,7 @@ class ServedShards:
         )  # fmt: skip
         self.files = files
         self.manifest = files.manifest()
-        self.identity = identity(self.manifest)
+        self.dataset_identity = dataset_identity(self.manifest)
         count = len(self.manifest.shards)
         self.shards = tuple(range(count)) if shards is None else tuple(sorted(set(shards)))
         if not self.shards or not 0 <= self.shards[0] <= self.shards[-1] < count:
@@ -88,7 +95,7 @@ class ServedShards:
         self._pool = BufferPool(MESSAGE_BYTES, np.zeros(1, np.int64), reuse=True)
         # A request for nothing, as they come, has all compiled now: the first client would wait for it.
         nothing: Int64Array = np.empty(0, np.int64)
-        self.answer(Request.from_bytes(Request(nothing, (Group((0,), nothing, nothing),)).to_bytes()))
+        self.answer(Request.from_bytes(Request(nothing, (ColumnGroup((0,), nothing, nothing),)).to_bytes()))
 
     def column_memory(self) -> tuple[Int64Array, Int64Array]:
         """int64 [shards, columns, 2] each: the addresses of every column's buffers, and their bytes. A column of fixed
@@ -109,7 +116,7 @@ class ServedShards:
                 sizes[shard, column] = [buffer.size for buffer in buffers]
         return addresses, sizes
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Response:
         """The rows that a request asks for.
 
         Raises:
@@ -121,7 +128,7 @@ class ServedShards:
         sizes: list[int] = []
         # Columns of text or bytes: the numbers of their parts, and these.
         variable: list[tuple[int, npt.NDArray[np.generic]]] = []
-        left = MAX_ANSWER_BYTES
+        left = MAX_RESPONSE_BYTES
         for group in request.groups:
             rows = int(group.count.sum())
             for column in group.columns:
@@ -158,12 +165,12 @@ class ServedShards:
             if rows < 0:
                 raise NodeRefusedError("rows that its shard does not have")
             total += sum(rows * int(self._row_bytes[column]) for column in group.columns)
-        if total > MAX_ANSWER_BYTES:
+        if total > MAX_RESPONSE_BYTES:
             raise _too_large()
         return shards
 
     def _variable(
-        self, shards: Int64Array, group: Group, column: int, left: int
+        self, shards: Int64Array, group: ColumnGroup, column: int, left: int
     ) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
         """Offsets and values of the rows of a column of text or bytes; of at most `left` bytes."""
         spec = self._schema.columns[column]
@@ -186,7 +193,7 @@ class ServedShards:
         lease: ShardLease,
         sizes: list[int],
         variable: list[tuple[int, npt.NDArray[np.generic]]],
-    ) -> Answer:
+    ) -> Response:
         """The parts, of these sizes, one after another."""
         places, total = part_places(sizes)
         # Memory that is used again is in the cache, and faults no pages in.
@@ -208,7 +215,7 @@ class ServedShards:
                     next(targets)  # two parts
             arrays = np.array(columns, np.int64), np.array(to, np.int64)
             self._pack_rows(shards, group.first, group.count, lease.addresses, self._row_bytes, *arrays)
-        return Answer(np.array(sizes, np.int64), data)
+        return Response(np.array(sizes, np.int64), data)
 
     def file_piece(self, name: str, offset: int) -> bytes:
         """Bytes of the manifest (`manifest`) or of a table's file from an offset on, as many as are sent at once; none
@@ -230,4 +237,4 @@ class ServedShards:
 
 
 def _too_large() -> NodeRefusedError:
-    return NodeRefusedError(f"asks for more than {MAX_ANSWER_BYTES >> 20:,} MiB at once")
+    return NodeRefusedError(f"asks for more than {MAX_RESPONSE_BYTES >> 20:,} MiB at once")

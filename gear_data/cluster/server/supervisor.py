@@ -19,7 +19,7 @@ import weakref
 from dataclasses import replace
 
 from gear_data.cluster.protocol import error_from_bytes
-from gear_data.cluster.server.node_server import Job, Serving
+from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
 from gear_data.errors import ClusterError, GearError, InvalidArgumentError
 
 #: Seconds before a server that died is started again, and so on in a row; after the last of them it is given up.
@@ -30,7 +30,7 @@ _SOUND_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
-class Lease:
+class ServerLease:
     """One rank's hold on its node's server: it goes with the process, or with this object."""
 
     def __init__(self, descriptor: int) -> None:
@@ -38,7 +38,7 @@ class Lease:
         weakref.finalize(self, os.close, descriptor)
 
     def note(self) -> dict[str, int]:
-        """What `join_lease` takes in another process of this host."""
+        """What `join_server_lease` takes in another process of this host."""
         return {
             "pid": os.getpid(),
             "descriptor": self.descriptor,
@@ -46,12 +46,12 @@ class Lease:
         }
 
 
-def join_lease(note: dict[str, int]) -> Lease | None:
+def join_server_lease(note: dict[str, int]) -> ServerLease | None:
     """A lease beside that of another process; None, and a log line, where the system does not let this one have it."""
     try:
         descriptor = os.open(f"/proc/{note['pid']}/fd/{note['descriptor']}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if os.fstat(descriptor).st_ino == note["inode"]:
-            return Lease(descriptor)
+            return ServerLease(descriptor)
         os.close(descriptor)
     except OSError as error:
         _log.warning("the node's server will not wait for this process: %s", error)
@@ -60,7 +60,7 @@ def join_lease(note: dict[str, int]) -> Lease | None:
     return None
 
 
-def start_server(job: Job, timeout: float) -> tuple[Serving, Lease]:
+def start_server(job: ServerConfig, timeout: float) -> tuple[ServerInfo, ServerLease]:
     """Starts a server, and waits until it serves. One that dies is started again at the same port, after `PAUSES`, as
     long as this process has the lease.
 
@@ -69,7 +69,7 @@ def start_server(job: Job, timeout: float) -> tuple[Serving, Lease]:
         whatever it says is wrong.
     """
     held, descriptor = os.pipe()
-    lease = Lease(descriptor)
+    lease = ServerLease(descriptor)
     try:
         process, serving = _start(job, held, timeout)
     except BaseException:
@@ -85,7 +85,9 @@ def start_server(job: Job, timeout: float) -> tuple[Serving, Lease]:
     return serving, lease
 
 
-def _keep(process: subprocess.Popen[bytes], job: Job, held: int, lease: weakref.ref[Lease], timeout: float) -> None:
+def _keep(
+    process: subprocess.Popen[bytes], job: ServerConfig, held: int, lease: weakref.ref[ServerLease], timeout: float
+) -> None:
     """Waits for the server's end, so that it does not stay as a zombie, and starts the next one."""
     pauses, began = iter(PAUSES), time.monotonic()
     try:
@@ -112,7 +114,7 @@ def _keep(process: subprocess.Popen[bytes], job: Job, held: int, lease: weakref.
         os.close(held)
 
 
-def _start(job: Job, held: int, timeout: float) -> tuple[subprocess.Popen[bytes], Serving]:
+def _start(job: ServerConfig, held: int, timeout: float) -> tuple[subprocess.Popen[bytes], ServerInfo]:
     process = subprocess.Popen(
         [sys.executable, "-m", "gear_data.cluster.server.node_server", str(held)],
         stdin=subprocess.PIPE,
@@ -129,7 +131,7 @@ def _start(job: Job, held: int, timeout: float) -> tuple[subprocess.Popen[bytes]
     return process, serving
 
 
-def _told(process: subprocess.Popen[bytes], job: Job, timeout: float) -> Serving:
+def _told(process: subprocess.Popen[bytes], job: ServerConfig, timeout: float) -> ServerInfo:
     """Gives a server its job, and takes its answer."""
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("no pipes were made")
@@ -147,7 +149,7 @@ def _told(process: subprocess.Popen[bytes], job: Job, timeout: float) -> Serving
     try:
         facts = json.loads(said)
         if "listen" in facts:
-            return Serving.from_json(facts)
+            return ServerInfo.from_json(facts)
     except (ValueError, KeyError, TypeError, InvalidArgumentError) as error:
         raise ClusterError(
             f"the server of {job.dataset} said {said[:200]!r} in place of where it listens",

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from gear_data.cluster.addresses import Access, Address
+from gear_data.cluster.addresses import Address, ClientOptions
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.protocol import STREAM_SCHEMA
 from gear_data.errors import NodeRefusedError, NodeUnreachableError
@@ -23,7 +23,7 @@ def test_a_stream_to_a_host_that_takes_connections_and_says_nothing():
         address = Address("127.0.0.1", silent.getsockname()[1])
         begun = time.monotonic()
         with pytest.raises(NodeUnreachableError) as error:
-            Stream(Endpoint(address, Access(None, None, 1.5)), b"")
+            Stream(Endpoint(address, ClientOptions(None, None, 1.5)), b"")
         assert time.monotonic() - begun < 10
         assert error.value.file == f"gear://{address}"
 
@@ -63,7 +63,7 @@ BYTES = pa.array(range(64), pa.uint8())
 )
 def test_an_answer_that_is_none(values, head):
     with Liar(values, head) as server:
-        stream = Stream(Endpoint(Address("127.0.0.1", server.port), Access(None, None, 2.0)), b"")
+        stream = Stream(Endpoint(Address("127.0.0.1", server.port), ClientOptions(None, None, 2.0)), b"")
         try:
             stream.post(b"rows")
             with pytest.raises(NodeRefusedError, match="answers with") as error:
@@ -75,7 +75,7 @@ def test_an_answer_that_is_none(values, head):
 
 def test_a_limit_of_months():
     with Liar(BYTES, words(64)) as server:
-        stream = Stream(Endpoint(Address("127.0.0.1", server.port), Access(None, None, 1e7)), b"")
+        stream = Stream(Endpoint(Address("127.0.0.1", server.port), ClientOptions(None, None, 1e7)), b"")
         stream.post(b"rows")
         assert stream.take()[0].tolist() == list(range(64))
         stream.close()
@@ -83,7 +83,7 @@ def test_a_limit_of_months():
 
 def test_one_that_is_closed_when_it_is_found_late():
     with Liar(BYTES, words(64)) as server:
-        stream = Stream(Endpoint(Address("127.0.0.1", server.port), Access(None, None, 2.0)), b"")
+        stream = Stream(Endpoint(Address("127.0.0.1", server.port), ClientOptions(None, None, 2.0)), b"")
         stream.close()
         # As the thread does that watches all streams, and must live on.
         stream.cancel_late()

@@ -11,9 +11,9 @@ import pytest
 import gear_data
 from gear_data import Dataset, SequenceLoader
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.credentials import make_secret
+from gear_data.cluster.credentials import create_run_credentials
 from gear_data.cluster.rendezvous import Membership
-from gear_data.cluster.server.node_server import Serving
+from gear_data.cluster.server.node_server import ServerInfo
 from gear_data.dataset.partitioned_store import PartitionedDatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import NodeUnreachableError
@@ -35,7 +35,7 @@ def folder(tmp_path):
 def peer(folder, tmp_path, monkeypatch):
     """The dataset as node 0 of two has it, and node 1's process."""
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", str(TIMEOUT))
-    secret = make_secret(tls=False)
+    secret = create_run_credentials(tls=False)
     monkeypatch.setenv(f"GEAR_DATA_RUN_{secret.run}", "")
     secret.keep()
     (tmp_path / "token").write_text(secret.token)
@@ -43,7 +43,7 @@ def peer(folder, tmp_path, monkeypatch):
     held = ",".join(map(str, placement.held[1]))
     node = NodeProcess(folder, held, ["--token-file", str(tmp_path / "token")])
     node.wait()
-    servers = (None, Serving(Address.parse(node.address), False))
+    servers = (None, ServerInfo(Address.parse(node.address), False))
     store = PartitionedDatasetStore(
         open_files(folder), "host", "auto", Membership(secret.run, 0, 0, 1, servers, placement, placement)
     )

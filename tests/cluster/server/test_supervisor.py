@@ -16,11 +16,11 @@ import time
 import pytest
 
 import gear_data
-from gear_data.cluster.addresses import Access
-from gear_data.cluster.client.peer import Node
-from gear_data.cluster.credentials import make_secret
+from gear_data.cluster.addresses import ClientOptions
+from gear_data.cluster.client.peer import Peer
+from gear_data.cluster.credentials import create_run_credentials
 from gear_data.cluster.server import supervisor as hosting
-from gear_data.cluster.server.node_server import LINGER_SECONDS, Job
+from gear_data.cluster.server.node_server import LINGER_SECONDS, ServerConfig
 from gear_data.errors import ClusterError, CorruptShardError, NodeUnreachableError
 from tests.support.cluster.runs import all_ended, servers
 from tests.support.feed import data as feed_data
@@ -37,7 +37,9 @@ def folder(tmp_path):
 @pytest.fixture
 def job(folder):
     count = len(gear_data.open(folder).manifest.shards)
-    return Job(str(folder), None, None, "mmap", "auto", tuple(range(count)), "127.0.0.1", 0, make_secret(tls=False))
+    return ServerConfig(
+        str(folder), None, None, "mmap", "auto", tuple(range(count)), "127.0.0.1", 0, create_run_credentials(tls=False)
+    )
 
 
 @pytest.fixture
@@ -72,7 +74,9 @@ def wait_for(condition, seconds=TIMEOUT):
 
 def serves(job, serving):
     try:
-        return Node(serving.address, Access(job.secret.token, None, 5.0)).describe().shards == frozenset(job.shards)
+        return Peer(serving.address, ClientOptions(job.secret.token, None, 5.0)).describe().shards == frozenset(
+            job.shards
+        )
     except NodeUnreachableError:
         return False
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import distributed  # noqa: F401
 
-from gear_data.cluster.ranks import Board, find_ranks
+from gear_data.cluster.ranks import KeyValueStore, find_ranks
 
 
 def facts() -> list[Any]:
     ranks = find_ranks()
-    board = Board(ranks.store, "facts/", 30.0)
+    board = KeyValueStore(ranks.store, "facts/", 30.0)
     board.put(f"rank-{ranks.rank}", {"greets": ranks.rank})
     before = (ranks.rank - 1) % ranks.world_size
     greeting = board.take(f"rank-{before}", f"rank {before}")["greets"]

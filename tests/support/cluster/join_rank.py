@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import gear_data
 from gear_data import SequenceLoader, Weighted
-from gear_data.cluster.client.shard_client import Nodes
+from gear_data.cluster.client.shard_client import ShardClient
 
 STEPS = 8
 OPTIONS: dict[str, Any] = {"batch_size": 13, "context": 6, "seed": 5, "steps": STEPS}
@@ -74,8 +74,8 @@ def main(dataset: str, out: str) -> None:
     list(itertools.islice(interrupted, 3))
 
     asked: list[object] = []
-    ask = Nodes.asked
-    Nodes.asked = lambda self, *what: [asked.append(what), ask(self, *what)][1]  # type: ignore[assignment, method-assign]
+    ask = ShardClient.asked
+    ShardClient.asked = lambda self, *what: [asked.append(what), ask(self, *what)][1]  # type: ignore[assignment, method-assign]
     own = SequenceLoader(opened, **{**OPTIONS, "batch_size": 24}, selection="decentralized")
     results["decentralized"] = stacked(own)
     in_decentralized = len(asked)

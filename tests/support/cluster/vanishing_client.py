@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.client.peer import Node
-from gear_data.cluster.credentials import RunSecret, access
+from gear_data.cluster.client.peer import Peer
+from gear_data.cluster.credentials import RunCredentials, access
 from gear_data.cluster.flight import keepalive
 from gear_data.cluster.flight.client import Endpoint, Stream
-from gear_data.cluster.flight.server import FlightServer, Guard
-from gear_data.cluster.protocol import Group, Request, opening
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.protocol import ColumnGroup, Request, handshake
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.storage.dataset_files import open_files
 
 
@@ -35,19 +35,19 @@ class _Telling(FlightServer):
             print("ended", flush=True)
 
 
-def node(secret: RunSecret, dataset: str, host: str) -> None:
+def node(secret: RunCredentials, dataset: str, host: str) -> None:
     keepalive.IDLE_SECONDS, keepalive.INTERVAL_SECONDS, keepalive.PROBES = 2, 1, 2
-    guard = Guard(secret.token, secret.certificate.encode(), secret.key.encode())
-    server = _Telling(ServedShards(open_files(Path(dataset))), Address(host, 0), guard)
+    guard = ServerCredentials(secret.token, secret.certificate.encode(), secret.key.encode())
+    server = _Telling(ShardServer(open_files(Path(dataset))), Address(host, 0), guard)
     print(f"{server.port} {keepalive.gone_after()}", flush=True)
     server.serve()
 
 
-def client(secret: RunSecret, place: str) -> None:
+def client(secret: RunCredentials, place: str) -> None:
     secret.keep()
     address, shown = Address.parse(place), access(secret.run)
-    stream = Stream(Endpoint(address, shown), opening(Node(address, shown).describe().dataset))
-    row = Request(np.array([0]), (Group((0,), np.array([0]), np.array([1])),)).to_bytes()
+    stream = Stream(Endpoint(address, shown), handshake(Peer(address, shown).describe().dataset))
+    row = Request(np.array([0]), (ColumnGroup((0,), np.array([0]), np.array([1])),)).to_bytes()
     while True:
         stream.post(row)
         print(len(stream.take()[0]), "bytes", flush=True)
@@ -55,5 +55,5 @@ def client(secret: RunSecret, place: str) -> None:
 
 
 if __name__ == "__main__":
-    first = RunSecret.from_json(json.loads(sys.stdin.readline()))
+    first = RunCredentials.from_json(json.loads(sys.stdin.readline()))
     {"node": node, "client": client}[sys.argv[1]](first, *sys.argv[2:])

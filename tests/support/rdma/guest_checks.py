@@ -30,20 +30,20 @@ import numpy as np
 # Numba, before nodes are forked from this process: they would import it when they are first asked by Arrow Flight.
 import gear_data.kernels.cpu.collect
 import gear_data.kernels.cpu.gather  # noqa: F401
-from gear_data.cluster.addresses import Access
+from gear_data.cluster.addresses import ClientOptions
 from gear_data.cluster.client import backoff as failures
 from gear_data.cluster.client.reader import ClusterReader
-from gear_data.cluster.client.shard_client import Known, Nodes
+from gear_data.cluster.client.shard_client import ShardClient, ShardDirectory
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.flight.client import Endpoint, Stream
-from gear_data.cluster.protocol import Request, opening
-from gear_data.cluster.rdma.client import Link
+from gear_data.cluster.protocol import Request, handshake
+from gear_data.cluster.rdma.client import RdmaConnection
 from gear_data.cluster.rdma.device import Device, open_device
-from gear_data.cluster.rdma.messages import wanting
+from gear_data.cluster.rdma.messages import queue_pair_request
 from gear_data.cluster.rdma.queue_pair import QueuePair
-from gear_data.cluster.rdma.work import Chain, Reads
-from gear_data.cluster.server.peer_servers import RunNodes
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.rdma.work import Reads, WorkRequestList
+from gear_data.cluster.server.peer_servers import RunShardClient
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import DeviceError, NodeRefusedError, NodeUnreachableError
 from gear_data.residency import ShardReader
 from gear_data.storage.dataset_files import open_files
@@ -75,7 +75,7 @@ class World(Rows):
 
     def _load_kernels(self) -> None:
         """Once, for all processes that are forked from this one: that takes each of them ten seconds."""
-        ServedShards(open_files(self.dataset))
+        ShardServer(open_files(self.dataset))
         lengths = self.placement["length"]
         here = ShardReader(self.shards, *self.placement.values(), lambda: (np.empty(0, np.int64), {}))
         remote_batches.batches(here, self.manifest.schema, lengths)
@@ -87,12 +87,12 @@ def rdma_objects() -> dict[str, int]:
     return {kind: int(count) for kind, count in re.findall(r"(\w+) (\d+)", text.partition("rxe0:")[2])}
 
 
-def connect(*nodes: GuestNode, transport: str = "verbs", queue_pairs: int = 1) -> Nodes:
-    access = replace(Access.from_environment(), queue_pairs=queue_pairs)
-    return Nodes([node.address for node in nodes], access, transport=transport)
+def connect(*nodes: GuestNode, transport: str = "verbs", queue_pairs: int = 1) -> ShardClient:
+    access = replace(ClientOptions.from_environment(), queue_pairs=queue_pairs)
+    return ShardClient([node.address for node in nodes], access, transport=transport)
 
 
-def compare(world: World, nodes: Nodes, names: Sequence[str] = tuple(remote_batches.OUTPUTS)) -> None:
+def compare(world: World, nodes: ShardClient, names: Sequence[str] = tuple(remote_batches.OUTPUTS)) -> None:
     """That batches read from the nodes are those that were made of the files, by another machine."""
     place = [world.placement[name] for name in ("shard", "start", "length")]
     # Not through `gear_data.open`, which imports Polars for the episode table: half a minute here.
@@ -150,7 +150,7 @@ def pairs() -> Iterator[tuple[Device, QueuePair, Any, Any, Any]]:
         del memory
 
 
-def finish(reader: QueuePair | Link, is_done: Callable[[], bool]) -> None:
+def finish(reader: QueuePair | RdmaConnection, is_done: Callable[[], bool]) -> None:
     limit = time.monotonic() + 30
     while not is_done():
         reader.poll()
@@ -165,14 +165,14 @@ def reads(remote: int, key: int, local: int, local_key: int, size: int = 4096) -
     return Reads(*(np.full(1, value, np.int64) for value in (remote, key, local, local_key, size)))
 
 
-def chain(*values: int) -> Chain:
-    return Chain(reads(*values))
+def chain(*values: int) -> WorkRequestList:
+    return WorkRequestList(reads(*values))
 
 
 def check_batches_are_those_of_the_local_collector(world: World) -> None:
     placed = []
 
-    def read(names: Sequence[str], queue_pairs: int) -> Nodes:
+    def read(names: Sequence[str], queue_pairs: int) -> ShardClient:
         nodes = connect(*world.nodes, queue_pairs=queue_pairs)
         ask = nodes.asked
 
@@ -301,7 +301,7 @@ def check_nothing_can_be_written(world: World) -> None:
 
 def check_a_nodes_columns_end_where_they_end(world: World) -> None:
     """A client that ignores the shards' bounds: the node's device refuses what is past a column."""
-    device, endpoint = open_device(), Endpoint(world.nodes[0].address, Access.from_environment())
+    device, endpoint = open_device(), Endpoint(world.nodes[0].address, ClientOptions.from_environment())
     dataset = connect(*world.nodes).dataset
     shard, target = world.halves[0][0], np.zeros(1 << 16, np.uint8)
     region = device.register(target.ctypes.data, target.nbytes, device.library.enums.IBV_ACCESS_LOCAL_WRITE)
@@ -309,7 +309,7 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
     size = world.manifest.shards[shard].steps * spec.row_bytes
     try:
         for first, fits in ((size - 4096, True), (size - 4095, False), (-1, False)):
-            link = Link(device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema))
+            link = RdmaConnection(device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema))
             try:
                 address, key = link.table[shard, 0, 0].tolist()
                 posted = link.post(reads(address + first, key, target.ctypes.data, region.lkey))
@@ -329,9 +329,9 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
 
 
 def check_hostile_openings_are_refused(world: World) -> None:
-    endpoint, nodes = Endpoint(world.nodes[0].address, Access.from_environment()), connect(*world.nodes)
+    endpoint, nodes = Endpoint(world.nodes[0].address, ClientOptions.from_environment()), connect(*world.nodes)
     with pairs() as (_, pair, *_):
-        good = json.loads(wanting(nodes.dataset, [pair.end]))
+        good = json.loads(queue_pair_request(nodes.dataset, [pair.end]))
     (end,) = good["queue_pairs"]
     hostile: list[Any] = [None, 5, "x", [], {}, end, [end] * 65, [end, {}], [{**end, "more": 1}]]
     hostile += [[{**end, name: value}] for name in end for value in (-1, 1 << 70, "no such")]
@@ -345,7 +345,7 @@ def check_hostile_openings_are_refused(world: World) -> None:
         finally:
             if stream is not None:
                 stream.close()
-    for body in (opening("another"), b"", b"{}", b"[" * 100_000):
+    for body in (handshake("another"), b"", b"{}", b"[" * 100_000):
         with raises(NodeRefusedError, "another dataset|malformed"):
             stream = Stream(endpoint, body)
             stream.take()
@@ -357,8 +357,8 @@ def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     third = world.spawner.node(world.halves[1])
     alone, replicated = connect(world.nodes[0], third, queue_pairs=3), connect(*world.nodes, third)
     # Of a training run nothing is asked of nodes before they are read from.
-    known = Known(world.manifest, tuple(map(frozenset, world.halves)), (True, True))
-    run = RunNodes([world.nodes[0].address, third.address], Access.from_environment(), known, "verbs")
+    known = ShardDirectory(world.manifest, tuple(map(frozenset, world.halves)), (True, True))
+    run = RunShardClient([world.nodes[0].address, third.address], ClientOptions.from_environment(), known, "verbs")
     run._patience = 60.0  # a node takes long to start here
     request = world.request(100, 11)
     for nodes in (alone, run, replicated, replicated):  # those with the same shards take turns
@@ -389,7 +389,7 @@ def check_auto_reads_by_flight_where_rdma_fails(world: World) -> None:
     memory = nodes._memory
     original = memory.link
 
-    def broken(number: int, endpoint: Endpoint) -> Link:
+    def broken(number: int, endpoint: Endpoint) -> RdmaConnection:
         link = original(number, endpoint)
         link.table[..., 1] ^= 0x5A00
         return link

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gear_data.cluster.addresses import Access, Address, read_token
-from gear_data.cluster.client.shard_client import Nodes
-from gear_data.cluster.flight.server import FlightServer, Guard
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.addresses import Address, ClientOptions, read_token
+from gear_data.cluster.client.shard_client import ShardClient
+from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import NodeUnreachableError
 from gear_data.storage.dataset_files import open_files
 from tests.support.cluster.network_link import enter
@@ -48,14 +48,16 @@ class Network:
         protection: the folder of the node's certificate, its key, and a token.
     """
 
-    def __init__(self, rows: Rows, equal: Callable[[Nodes], None], protection: Path) -> None:
+    def __init__(self, rows: Rows, equal: Callable[[ShardClient], None], protection: Path) -> None:
         self.rows, self.equal = rows, equal
         _shell(*_wire())
         certificate, key = protection / "node.pem", protection / "node.key"
         token = read_token(protection / "token")
-        self.node = Address(HOSTS[NODE], _serve(rows.dataset, Guard.from_files(token, certificate, key)))
+        self.node = Address(HOSTS[NODE], _serve(rows.dataset, ServerCredentials.from_files(token, certificate, key)))
         enter(CLIENT)
-        self.nodes = Nodes([self.node], Access(token, certificate.read_bytes(), TIMEOUT), transport="flight")
+        self.nodes = ShardClient(
+            [self.node], ClientOptions(token, certificate.read_bytes(), TIMEOUT), transport="flight"
+        )
 
     def spoil(self) -> None:
         """Both ways."""
@@ -97,13 +99,13 @@ def _shell(*lines: str) -> str:
     return subprocess.run(["sh", "-ec", "\n".join(lines)], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def _serve(dataset: Path, guard: Guard) -> int:
+def _serve(dataset: Path, guard: ServerCredentials) -> int:
     """Starts the node, which ends with the guest, and gives its port."""
     said, say = os.pipe()
     if os.fork() == 0:
         try:
             enter(NODE)
-            server = FlightServer(ServedShards(open_files(dataset), None, "host"), Address(HOSTS[NODE], 0), guard)
+            server = FlightServer(ShardServer(open_files(dataset), None, "host"), Address(HOSTS[NODE], 0), guard)
             os.write(say, f"{server.port}\n".encode())
             server.serve()
         except BaseException:
@@ -148,7 +150,7 @@ def check_a_cut_wire(network: Network) -> None:
 class Beside:
     """The checks of this module in a process of their own; forked, so to be made before anything uses gRPC."""
 
-    def __init__(self, rows: Rows, equal: Callable[[Nodes], None], protection: Path) -> None:
+    def __init__(self, rows: Rows, equal: Callable[[ShardClient], None], protection: Path) -> None:
         self._said, say = os.pipe()
         self._process = os.fork()
         if self._process == 0:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.flight.server import FlightServer, Guard
-from gear_data.cluster.rdma.server import serve_memory
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.rdma.server import open_rdma_server
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.storage.dataset_files import open_files
 
 LOOPBACK = "127.0.0.1"
@@ -56,9 +56,11 @@ class Spawner:
         if os.fork() != 0:
             return
         try:
-            served = ServedShards(open_files(self._dataset), options["shards"], "host")  # type: ignore[arg-type]
+            served = ShardServer(open_files(self._dataset), options["shards"], "host")  # type: ignore[arg-type]
             listen = Address(LOOPBACK, int(options["port"]))  # type: ignore[call-overload]
-            server = FlightServer(served, listen, Guard(), serve_memory(served, str(options["transport"])))
+            server = FlightServer(
+                served, listen, ServerCredentials(), open_rdma_server(served, str(options["transport"]))
+            )
             os.write(say, json.dumps([os.getpid(), server.port]).encode() + b"\n")
             server.serve()
         except BaseException:

@@ -11,18 +11,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gear_data.cluster.addresses import Access, Address
-from gear_data.cluster.client.shard_client import Nodes
+from gear_data.cluster.addresses import Address, ClientOptions
+from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.errors import NodeRefusedError, NodeUnreachableError
 from tests.support.rdma.guest_rows import Rows
 
 
 def main(dataset: str, place: str) -> None:
     faulthandler.dump_traceback_later(150, exit=True)
-    rows, address, access = Rows(Path(dataset)), Address.parse(place), Access.from_environment()
-    nodes = Nodes([address], access, transport="verbs")
+    rows, address, access = Rows(Path(dataset)), Address.parse(place), ClientOptions.from_environment()
+    nodes = ShardClient([address], access, transport="verbs")
     try:
-        Nodes([address], replace(access, token="not-the-token-of-the-RDMA-tests"), transport="verbs")
+        ShardClient([address], replace(access, token="not-the-token-of-the-RDMA-tests"), transport="verbs")
     except NodeRefusedError as error:
         print("without the token:", error, flush=True)
     for spans in (1, 100, 2000):

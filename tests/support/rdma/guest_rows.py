@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gear_data.cluster.client.shard_client import Nodes
-from gear_data.cluster.protocol import Group, Request
+from gear_data.cluster.client.shard_client import ShardClient
+from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.residency import open_shards
 from gear_data.storage.dataset_files import open_files
 
@@ -30,9 +30,9 @@ class Rows:
         count = rng.integers(1, 41, spans)
         first = (rng.random(spans) * (steps - count)).astype(np.int64)
         columns = tuple(range(len(self.manifest.schema)))
-        return Request(shard, (Group(columns[::2], first, count), Group(columns[1::2], first, count // 2)))
+        return Request(shard, (ColumnGroup(columns[::2], first, count), ColumnGroup(columns[1::2], first, count // 2)))
 
-    def check(self, nodes: Nodes, request: Request) -> None:
+    def check(self, nodes: ShardClient, request: Request) -> None:
         """That the nodes give the rows of the files."""
         seen = []
         for piece in nodes.fetch(request):

@@ -59,10 +59,10 @@ class ProcessStandIn(stand_in.StandIn):
         patch.setattr(sys.modules["pyverbs.addr"], "GID", lambda text: SimpleNamespace(text=text))
         for module in (device_module, transport_module):
             patch.setattr(module, "choose_port", _port)
-        patch.setattr(queue_pair_module, "Calls", lambda pair: _Calls(self, pair))
+        patch.setattr(queue_pair_module, "VerbsCalls", lambda pair: _Calls(self, pair))
 
 
-class _Calls(stand_in.Calls):
+class _Calls(stand_in.VerbsCalls):
     def _read(self, request: stand_in.SendWr) -> int:
         place = request.sg_list.contents
         if not self._world.allows(place.addr, place.length, place.lkey, stand_in.LOCAL_WRITE):

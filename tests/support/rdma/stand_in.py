@@ -151,7 +151,7 @@ class StandIn:
             patch.setitem(sys.modules, f"pyverbs{name}", module)
         for module in (device_module, transport_module):
             patch.setattr(module, "choose_port", lambda: PORT)
-        patch.setattr(queue_pair_module, "Calls", lambda pair: Calls(self, pair))
+        patch.setattr(queue_pair_module, "VerbsCalls", lambda pair: VerbsCalls(self, pair))
 
     def wait_for_no_pairs(self) -> None:
         """Nodes' ends go when they notice that their clients' did."""
@@ -161,11 +161,11 @@ class StandIn:
             time.sleep(0.01)
 
     def allows(self, address: int, size: int, key: int, access: int) -> bool:
-        start, length, granted = self.regions.get(key, (0, 0, 0))
-        return bool(granted & access) and start <= address and address + size <= start + length
+        start, length, parse_queue_pair_response = self.regions.get(key, (0, 0, 0))
+        return bool(parse_queue_pair_response & access) and start <= address and address + size <= start + length
 
 
-class Calls:
+class VerbsCalls:
     """Of one queue pair; `_LATER` completions come a poll later."""
 
     def __init__(self, world: StandIn, pair: Any) -> None:

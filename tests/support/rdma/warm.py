@@ -11,13 +11,13 @@ import threading
 from pathlib import Path
 
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.flight.server import FlightServer, Guard
-from gear_data.cluster.server.shard_server import ServedShards
+from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.dataset.remote_store import open_remote_store
 from gear_data.storage.dataset_files import open_files
 from tests.support.rdma import remote_batches
 
-server = FlightServer(ServedShards(open_files(Path(sys.argv[1]))), Address("127.0.0.1", 0), Guard())
+server = FlightServer(ShardServer(open_files(Path(sys.argv[1]))), Address("127.0.0.1", 0), ServerCredentials())
 threading.Thread(target=server.serve, daemon=True).start()
 store = open_remote_store(f"gear://127.0.0.1:{server.port}", Path(sys.argv[2]), transport="flight")
 remote_batches.batches(store.reader(), store.manifest.schema, store.lengths)

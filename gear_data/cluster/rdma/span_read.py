@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.cluster.protocol import MAX_ANSWER_BYTES, Request, part_places
-from gear_data.cluster.rdma.link import Link
+from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, Request, part_places
+from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.local_memory import LocalMemory, Memory
 from gear_data.cluster.rdma.values import ValueSpans
 from gear_data.cluster.rdma.work import Reads
@@ -24,7 +24,7 @@ _NOTHING: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
-class Targets:
+class WriteTargets:
     """Where rows are to go, in place of being packed.
 
     Attributes:
@@ -37,7 +37,7 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class Source:
+class ReadContext:
     """What is read from, and to.
 
     Attributes:
@@ -51,13 +51,13 @@ class Source:
     largest: int
 
 
-class Reading:
+class SpanRead:
     """What is being read of a request.
 
     Args:
         link: to the node; for nothing else at the same time.
         spans: int64 [n], which of the request's.
-        targets: see `Targets`.
+        targets: see `WriteTargets`.
 
     Attributes:
         parts: when all has come those of the answer (see `protocol`); empty where `targets` say where the rows are.
@@ -68,7 +68,12 @@ class Reading:
     """
 
     def __init__(
-        self, source: Source, link: Link, request: Request, spans: Int64Array, targets: Targets | None
+        self,
+        source: ReadContext,
+        link: RdmaConnection,
+        request: Request,
+        spans: Int64Array,
+        targets: WriteTargets | None,
     ) -> None:
         self._source, self._link = source, link
         self.parts: list[npt.NDArray[np.uint8]] = []
@@ -79,7 +84,7 @@ class Reading:
         self._posted: tuple[int, ...] = ()
         self._reads = self._rows(request, spans, targets)
 
-    def _rows(self, request: Request, spans: Int64Array, targets: Targets | None) -> Reads:
+    def _rows(self, request: Request, spans: Int64Array, targets: WriteTargets | None) -> Reads:
         """The READs of rows of fixed size, and of offsets."""
         columns, shard = self._source.manifest.schema.columns, request.shard[spans]
         wanted = [(group, column) for group in request.groups for column in group.columns]
@@ -119,7 +124,7 @@ class Reading:
         return self._source.memory.stage(size) if size else (_NOTHING, 0)
 
     def post(self) -> None:
-        """Posts what is known to be read. Raises as `Link.post` does."""
+        """Posts what is known to be read. Raises as `RdmaConnection.post` does."""
         self._posted = self._link.post(self._reads)
 
     def advance(self) -> bool:
@@ -148,7 +153,7 @@ class Reading:
         places = [(known, *known.places(self._source.manifest)) for _, known in self._values]
         sizes = [int(offsets[-1]) for *_, offsets in places]
         starts, total = part_places(sizes)
-        if total > MAX_ANSWER_BYTES:
+        if total > MAX_RESPONSE_BYTES:
             raise InvalidArgumentError(
                 f"{total:,} bytes of text at once are more than a node is asked for",
                 hint="choose a shorter context, or fewer columns",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.rdma.device import Device
-from gear_data.cluster.rdma.messages import granted, wanting
+from gear_data.cluster.rdma.messages import parse_queue_pair_response, queue_pair_request
 from gear_data.cluster.rdma.queue_pair import QueuePair
-from gear_data.cluster.rdma.work import Chain, Reads
+from gear_data.cluster.rdma.work import Reads, WorkRequestList
 from gear_data.errors import ClusterError
 
 
-class Link:
+class RdmaConnection:
     """Queue pairs to a node, as many as `endpoint.access` says, and the stream that keeps them. For one thread at a
     time.
 
@@ -34,8 +34,8 @@ class Link:
         try:
             for _ in range(endpoint.access.queue_pairs):
                 self._pairs.append(QueuePair(device, answers=False))
-            self._stream = Stream(endpoint, wanting(dataset, [pair.end for pair in self._pairs]))
-            ends, self.table = granted(self._stream.take(), len(self._pairs), shards, columns)
+            self._stream = Stream(endpoint, queue_pair_request(dataset, [pair.end for pair in self._pairs]))
+            ends, self.table = parse_queue_pair_response(self._stream.take(), len(self._pairs), shards, columns)
             for pair, end in zip(self._pairs, ends, strict=True):
                 pair.connect(end, endpoint.timeout)
         except BaseException as error:
@@ -48,7 +48,7 @@ class Link:
         """Posts READs, dealt over the queue pairs, which hold back what the device does not take yet; gives what
         `has_done` takes. Raises as `QueuePair.poll` does."""
         for pair, part in zip(self._pairs, reads.dealt(len(self._pairs)), strict=True):
-            pair.post(Chain(part))
+            pair.post(WorkRequestList(part))
         return tuple(pair.posted for pair in self._pairs)
 
     def poll(self) -> bool:
