@@ -9,11 +9,11 @@ import numpy as np
 
 from gear_data.cluster.client.shard_client import ShardDirectory
 from gear_data.cluster.client.shards import ClusterShards, RemoteShards
-from gear_data.cluster.credentials import access
+from gear_data.cluster.credentials import client_options
 from gear_data.cluster.rdma.transport import AUTO
 from gear_data.cluster.rendezvous import JoinRequest, Membership, PlacementPolicy, join
 from gear_data.cluster.server.peer_servers import RunShardClient
-from gear_data.cluster.server.supervisor import Lease
+from gear_data.cluster.server.supervisor import ServerLease
 from gear_data.collection.collector import ColumnReader
 from gear_data.dataset.cluster_store import ClusterDatasetStore
 from gear_data.dataset.store import DatasetStore, as_it_was
@@ -37,7 +37,12 @@ class PartitionedDatasetStore(ClusterDatasetStore):
     """
 
     def __init__(
-        self, files: DatasetFiles, residency: str, transport: str, membership: Membership, lease: Lease | None = None
+        self,
+        files: DatasetFiles,
+        residency: str,
+        transport: str,
+        membership: Membership,
+        lease: ServerLease | None = None,
     ) -> None:
         self.membership = self._known = membership
         self._transport, self._lease = transport, lease
@@ -55,7 +60,7 @@ class PartitionedDatasetStore(ClusterDatasetStore):
         others = [(n, server) for n, server in enumerate(known.servers) if server is not None and n != known.node]
         self._nodes = RunShardClient(
             [server.address for _, server in others],
-            access(known.run),
+            client_options(known.run),
             ShardDirectory(
                 self.manifest,
                 tuple(frozenset(known.placement.held[n]) for n, _ in others),
