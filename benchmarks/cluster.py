@@ -108,8 +108,8 @@ def local_readers(folder: Path, place: str) -> tuple[Any, dict[str, Any], Any]:
     entries = tuple(dataset.manifest.shards[shard] for shard in shards)
     placed = ClusterShards(remote._store._nodes, shards, open_shards("host", files, dataset.schema, entries))
     store = dataset._store
-    node = ClusterReader(remote._store._nodes, placed, here, *store.placement, store.lengths, lambda: store.finals)
-    return dataset, {"alone": dataset.reader(), "as a node": node}, here
+    node = ClusterReader(remote._store._nodes, placed, here, *store.episode_starts, store.lengths, lambda: store.finals)
+    return dataset, {"alone": store.reader(), "as a node": node}, here
 
 
 def overhead(folder: Path, place: str, context: int, rounds: int) -> dict[str, float]:

@@ -72,6 +72,10 @@ class InvalidArgumentError(GearError, ValueError):
     """An argument is out of its range or of the wrong kind."""
 
 
+class EpisodeIndexError(InvalidArgumentError, IndexError):
+    """A dataset or view has no episode of this id or at this position."""
+
+
 class UnknownNameError(GearError, ValueError):
     """A column, preset, sampler, format or residency that does not exist; the message lists those that do."""
 

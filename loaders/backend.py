@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.batch_builder import Collection, Finish, HostCollection
 from gear_data.loaders.component import Part
@@ -98,7 +99,7 @@ def resolve_backend(
         return "cpu"
     current_device()
     for part in parts:
-        held_by = part.dataset.device_columns().device
+        held_by = store_of(part.dataset).device_columns().device
         if held_by not in (None, device_number(device)):
             raise InvalidArgumentError(
                 f"the columns are in the memory of CUDA device {held_by}, and batches go to {device}",
@@ -153,6 +154,6 @@ def _cpu_alone(parts: Sequence[Part], finish: Finish) -> str | None:
     for part in parts:
         if part.finish is not None:
             return f"preset '{part.convention.name}' makes tokens there"
-        if staging_reader(part.dataset.reader()) is None:
+        if staging_reader(store_of(part.dataset).reader()) is None:
             return "steps come from other machines, and not by RDMA"
     return None if finish.transform is None else "transform= is called with tensors of the CPU"

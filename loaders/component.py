@@ -13,6 +13,7 @@ import torch
 from gear_data.collection.collector import Output, Share, check_batch_bytes
 from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.internals import anchors_of, store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import normalization_statistics
 from gear_data.loaders.mixture import Component
@@ -77,7 +78,7 @@ class Part:
     finish: Callable[[dict[str, Any]], dict[str, Any]] | None
 
     def share(self) -> Share:
-        return Share(self.dataset.reader(), self.dataset.schema, self.outputs)
+        return Share(store_of(self.dataset).reader(), self.dataset.schema, self.outputs)
 
     def float_keys(self) -> frozenset[str]:
         """Keys of columns that are floats."""
@@ -151,7 +152,7 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
 
     check_batch_bytes(outputs, arguments.batch_size)
     sampler = as_sampler(arguments.sampler)
-    anchors = dataset.anchors(arguments.rule)
+    anchors = anchors_of(dataset, arguments.rule)
     selector = sampler.bind(Candidates(anchors, evaluate), seed)
     if arguments.member is not None:
         selector = own_selector(dataset, arguments.member, anchors, sampler, selector, evaluate, seed)

@@ -11,6 +11,7 @@ import torch
 from gear_data.cluster.client.reader import ClusterReader
 from gear_data.collection.collector import BatchPlan, ColumnReader, Share
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.batch_builder import (
     Batch,
@@ -152,7 +153,7 @@ def _source(share: Share, dataset: Dataset) -> tuple[StagingReader, DeviceColumn
     reader = staging_reader(share.reader)
     if reader is None:
         raise InvalidArgumentError("steps that other machines send are collected on the CPU")
-    return reader, dataset.device_columns()
+    return reader, store_of(dataset).device_columns()
 
 
 def device_number(device: torch.device) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.internals import anchors_of, store_of
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.mixture import Mixture
 from gear_data.selection.anchors import Anchors
@@ -47,12 +48,13 @@ def check_selection(
         raise InvalidArgumentError("a mixture is drawn with selection='centralized'")
     if rank is not None or world_size is not None:
         raise InvalidArgumentError("with selection='decentralized' rank and world_size are those of the run")
-    if dataset.membership is None:
+    membership = store_of(dataset).membership
+    if membership is None:
         raise InvalidArgumentError(
             "this dataset has no nodes that could draw by themselves",
             hint="open it with cluster='torchrun', or use selection='centralized'",
         )
-    return dataset.membership
+    return membership
 
 
 class OwnSelector:
@@ -133,13 +135,14 @@ def own_selector(
             hint="use selection='centralized', or fewer nodes",
         )
     mine = np.flatnonzero(owner == node)
+    own_anchors = anchors_of(dataset.select(mine), anchors.rule)
     if isinstance(sampler, TopK):
         # The best of all, not of each node.
         chosen = whole.shares()[mine] > 0
         sampler = dataclasses.replace(sampler, k=int(np.count_nonzero(chosen)))
-        candidates = Candidates(dataset.at(mine).anchors(anchors.rule), lambda *_: np.where(chosen, 1.0, np.nan))
+        candidates = Candidates(own_anchors, lambda *_: np.where(chosen, 1.0, np.nan))
     else:
-        candidates = Candidates(dataset.at(mine).anchors(anchors.rule), lambda *what: evaluate(*what)[mine])
+        candidates = Candidates(own_anchors, lambda *what: evaluate(*what)[mine])
     own_seed = seed if len(names) == 1 else int(word64(np.uint64(seed), DOMAIN_NODE, 0, node, 0))
     cycle = Cycle(proportions.tolist())
     return OwnSelector(whole, sampler.bind(candidates, own_seed), cycle, node, xxhash.xxh3_128(owner.data).hexdigest())

@@ -35,6 +35,7 @@ def test_pickle_keeps_the_place(kind: type[GearError]) -> None:
     ("name", "builtin"),
     [
         ("InvalidArgumentError", ValueError),
+        ("EpisodeIndexError", IndexError),
         ("UnknownNameError", ValueError),
         ("SourceNotFoundError", FileNotFoundError),
         ("DatasetNotFoundError", FileNotFoundError),

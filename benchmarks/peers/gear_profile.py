@@ -28,6 +28,7 @@ from gear_source import open_loader
 from harness import claim_stdout, parse_arguments, say, touch
 
 from gear_data.collection.collector import Collector
+from gear_data.dataset.internals import store_of
 from gear_data.loaders.window_source import OneDataset
 
 COLD_BYTES = 1 << 30
@@ -139,7 +140,7 @@ def main() -> None:
     places = {
         "selection": (OneDataset, "draw"),
         "buffers": (Collector, "collect"),
-        "kernel": (type(loader.dataset.reader()), "read"),
+        "kernel": (type(store_of(loader.dataset).reader()), "read"),
         "tensors": (torch, "from_numpy"),
     }
     costs = clock_costs()

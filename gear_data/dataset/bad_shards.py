@@ -48,7 +48,7 @@ def sound_episodes(store: DatasetStore) -> Int64Array:
         EmptySourceError: there are none.
     """
     bad = [index for index, shard in enumerate(store.manifest.shards) if shard.entry.file in store.bad]
-    ids = np.flatnonzero(~np.isin(store.placement[0], bad)).astype(np.int64)
+    ids = np.flatnonzero(~np.isin(store.episode_starts[0], bad)).astype(np.int64)
     if not len(ids):
         raise EmptySourceError(
             "none of its shards is sound", file=str(store.path), hint="gear-data repair, or convert again"

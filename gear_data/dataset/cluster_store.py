@@ -35,7 +35,7 @@ class ClusterDatasetStore(DatasetStore):
         return self._stored.column(shard, self.manifest.schema.index(REWARDS))
 
     def reader(self) -> ColumnReader:
-        shard, start = self.placement
+        shard, start = self.episode_starts
         return ClusterReader(self._nodes, self.shards, self._here, shard, start, self.lengths, lambda: self.finals)
 
     def values(self, name: str, ids: Int64Array) -> pa.Array:

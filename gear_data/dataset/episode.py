@@ -20,7 +20,7 @@ class Episode(Mapping[str, npt.NDArray[Any]]):
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Raises UnknownNameError, which lists the columns."""
-        shard, start = (int(values[self._index]) for values in self._store.placement)
+        shard, start = (int(values[self._index]) for values in self._store.episode_starts)
         return self._store.shards.column(shard, self._store.schema.index(name), start, start + self.num_steps)
 
     def __contains__(self, name: object) -> bool:

@@ -129,7 +129,7 @@ class DatasetStore:
             store.schema, store.statistics, store.shards = stored, self.manifest.statistics, self._stored
             store._copy = self._stored_copy
         else:
-            episodes = (*self.placement, self.lengths)
+            episodes = (*self.episode_starts, self.lengths)
             sidecar = discounted_returns(self.files, self.manifest, *episodes, wanted, self._rewards)
             index = stored.index(COLUMN.name) if COLUMN.name in stored else len(stored)
             store.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
@@ -200,7 +200,7 @@ class DatasetStore:
         return offsets
 
     @cached_property
-    def placement(self) -> tuple[Int64Array, Int64Array]:
+    def episode_starts(self) -> tuple[Int64Array, Int64Array]:
         """int64 [n] each: shard, and row there of the first step; checked, since they become addresses."""
         shard, start = self._int64("shard"), self._int64("start")
         steps = self._steps
@@ -219,7 +219,7 @@ class DatasetStore:
 
     def reader(self) -> ColumnReader:
         """What collects windows of these episodes."""
-        shard, start = self.placement
+        shard, start = self.episode_starts
         return ShardReader(self.shards, shard, start, self.lengths, lambda: self.finals)
 
     def steps(self, name: str, ids: Int64Array) -> npt.NDArray[Any]:
@@ -250,7 +250,7 @@ class DatasetStore:
     def sizes(self, ids: Int64Array) -> Int64Array:
         """int64 [k]: bytes of each of these episodes over all columns."""
         sizes: Int64Array = self.lengths[ids] * self.schema.step_bytes
-        shards, firsts = (values[ids] for values in self.placement)
+        shards, firsts = (values[ids] for values in self.episode_starts)
         for column in self.schema.variable_columns:
             index = self.schema.index(column.name)
             for shard in np.unique(shards).tolist():
@@ -264,7 +264,7 @@ class DatasetStore:
 
     def _runs(self, ids: Int64Array) -> Iterator[tuple[int, int, int]]:
         """(shard, first row, last row) of these episodes, those that follow each other taken together."""
-        shard, first = (values[ids] for values in self.placement)
+        shard, first = (values[ids] for values in self.episode_starts)
         last = first + self.lengths[ids]
         follows = (shard[1:] == shard[:-1]) & (first[1:] == last[:-1])
         begins = np.concatenate([[0], np.flatnonzero(~follows) + 1])

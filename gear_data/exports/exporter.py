@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.views import blocks
+from gear_data.dataset.episode_blocks import block_ranges
 from gear_data.errors import MissingColumnError
 
 #: Column bytes that are read and written together; in Parquet, of a row group: small enough for streaming readers,
@@ -51,7 +51,7 @@ Exporter = Callable[[Dataset, Path, ExportOptions], ExportedFiles]
 def episode_blocks(dataset: Dataset, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
     """Runs of whole episodes among the first-th to last-th, of at most `BLOCK_BYTES` unless one alone is larger."""
     stop = dataset.num_episodes if last is None else last
-    for start, end in blocks(dataset.sizes(first, stop), 1, BLOCK_BYTES):
+    for start, end in block_ranges(dataset.sizes(first, stop), 1, BLOCK_BYTES):
         yield first + start, first + end
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gear_data.collection.collector import check_alike
+from gear_data.dataset.internals import store_of
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.component import Part
 from gear_data.loaders.decoding.images import Decoder
@@ -70,7 +71,7 @@ class VariableColumns:
         self._parts = parts
         self._context = context
         self._decoders = decoders
-        self._readers = [part.dataset.reader() for part in parts]
+        self._readers = [store_of(part.dataset).reader() for part in parts]
         # HuggingFace's tokenizers fail where two threads call one at once ("Already borrowed").
         self._decoding = threading.Lock()
 

@@ -126,7 +126,7 @@ def test_of_several_nodes_kernels_read_ones_own_shards(
     dataset, local = join(2), gear_data.open(path)
     if discount is not None:
         dataset, local = dataset.with_discount(discount), local.with_discount(discount)
-    member, found = dataset.membership, dataset.device_columns()
+    member, found = dataset._store.membership, dataset._store.device_columns()
     assert member is not None
     steps = [shard.steps for shard in dataset.manifest.shards]
     assert (found.shard.tolist(), found.last.tolist()) == (list(range(len(steps))), steps)
@@ -153,8 +153,8 @@ def test_of_several_nodes_kernels_read_ones_own_shards(
 def test_a_node_that_holds_none(gpu: StandIn, path: Path, join: Join) -> None:
     shards = len(gear_data.open(path).manifest.shards)
     dataset = join(shards + 1, node=shards)
-    assert dataset.membership is not None and dataset.membership.shards == ()
-    assert not dataset.device_columns().addresses.any() and not gpu.cupy.registered
+    assert dataset._store.membership is not None and dataset._store.membership.shards == ()
+    assert not dataset._store.device_columns().addresses.any() and not gpu.cupy.registered
     same(copies(SequenceLoader(dataset, **OPTIONS)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
 
 

@@ -68,7 +68,7 @@ def all_windows(lengths, context):
 
 
 def collect(dataset, outputs, windows):
-    collector = Collector([Share(dataset.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True)
+    collector = Collector([Share(dataset._store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True)
     (collected,) = collector.collect(windows_of(windows))
     assert list(collected.arrays) == [output.key for output in outputs]
     return collected
@@ -173,7 +173,9 @@ def test_what_cannot_be_computed_is_refused_by_column(wide):
     for name, out in (("x.float32.3", "int32"), ("x.int8.one", "uint8"), ("x.float64.one", "int16")):
         with pytest.raises(UnsupportedColumnError) as error:
             Collector(
-                [Share(wide.reader(), wide.schema, (Output("x", name, out, COLUMNS[name][1], 0, 2),))], 4, reuse=True
+                [Share(wide._store.reader(), wide.schema, (Output("x", name, out, COLUMNS[name][1], 0, 2),))],
+                4,
+                reuse=True,
             )
         assert error.value.column == name
 
@@ -231,7 +233,7 @@ def test_masks_of_either_side():
 def test_fewer_rows_than_the_collector_was_made_for(wide, wide_episodes):
     name = "x.int16.3"
     output = Output("x", name, "int16", (3,), 0, 4)
-    collector = Collector([Share(wide.reader(), wide.schema, (output,))], 10, reuse=True)
+    collector = Collector([Share(wide._store.reader(), wide.schema, (output,))], 10, reuse=True)
     column = [episode[name] for episode in wide_episodes]
     for windows in ([(5, 0, 4)] * 10, [(3, 15, 2)], [], [(8, 30, 3)] * 7):
         (got,) = collector.collect(windows_of(windows))
@@ -282,7 +284,7 @@ class TestBufferPool:
 
 def test_the_reader_maps_only_the_shards_it_needs(wide):
     dataset = gear_data.open(wide.path)
-    reader = dataset.reader()
+    reader = dataset._store.reader()
     shard = int(dataset.episodes["shard"][5])
     output = Output("x", "x.int8.3", "int8", (3,), 0, 4)
     Collector([Share(reader, dataset.schema, (output,))], 1, reuse=True).collect(windows_of([(5, 0, 4)]))
@@ -294,4 +296,4 @@ def test_sizes_that_overflow_are_refused(wide):
     """2^60 steps of 8 bytes in 4 rows are 2^65 bytes: 0 in int64."""
     output = Output("timesteps", TIMESTEPS, "int64", (), 0, 1 << 60, column=False)
     with pytest.raises(InvalidArgumentError, match="34,359,738,368 GiB"):
-        Collector([Share(wide.reader(), wide.schema, (output,))], 4, reuse=True)
+        Collector([Share(wide._store.reader(), wide.schema, (output,))], 4, reuse=True)

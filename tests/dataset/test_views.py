@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gear_data
-from gear_data.dataset import views
+from gear_data.dataset import step_filter, views
+from gear_data.dataset.split import split_sizes
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ManifestError, UnknownNameError
 
 TASKS = ("pick the cup", "place the cup", None, "open")
@@ -75,7 +76,7 @@ def check_view(view: gear_data.Dataset, rollouts: list[Any], ids: list[int]) -> 
     assert view.num_steps == sum(lengths)
     assert view.lengths.tolist() == lengths
     assert view.offsets.tolist() == [sum(lengths[:i]) for i in range(len(ids) + 1)]
-    assert view.root_offsets[ids].tolist() == [sum(len(r) for r in rollouts[:i]) for i in ids]
+    assert view._store.offsets[ids].tolist() == [sum(len(r) for r in rollouts[:i]) for i in ids]
     assert f"{len(ids)} episodes" in repr(view)
     for i, rollout in enumerate(rollouts):
         if i in ids:
@@ -85,7 +86,7 @@ def check_view(view: gear_data.Dataset, rollouts: list[Any], ids: list[int]) -> 
             for get in (view.episode, view.final):
                 with pytest.raises(InvalidArgumentError, match=f"episode {i} is not among the {len(ids)}"):
                     get(i)
-    with pytest.raises(InvalidArgumentError, match="no episode 10000"):
+    with pytest.raises(InvalidArgumentError, match="no episode has id 10000"):
         view.episode(10000)
     expected = np.concatenate([rollouts[i].columns["observations"] for i in ids])
     np.testing.assert_array_equal(view.steps("observations", 0, len(ids)), expected)
@@ -122,7 +123,7 @@ def test_aggregates_are_over_the_view(ds: gear_data.Dataset, rollouts: list[Any]
 def test_the_whole_is_not_copied(ds: gear_data.Dataset) -> None:
     view = ds.filter("length > 5")
     assert ds.episode_ids is None and ds.step_mask is None
-    assert view.root_offsets is ds.root_offsets is ds.offsets
+    assert view._store.offsets is ds._store.offsets is ds.offsets
     assert np.shares_memory(view.episode(ids_of(view)[0])["actions"], ds.episode(ids_of(view)[0])["actions"])
     everything = ds.filter("length > 0")
     assert everything.fingerprint == ds.fingerprint
@@ -134,7 +135,7 @@ def test_a_view_is_what_converting_its_episodes_gives(
     block_bytes: int, ds: gear_data.Dataset, rollouts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fingerprint and statistics bit for bit, after export and conversion; whatever the blocks they are read in."""
-    monkeypatch.setattr(views, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(views, "BLOCK_BYTES", block_bytes)
     view = ds.filter(pl.col("episode_id") % 3 != 1)
     report = gear_data.export(view, tmp_path / "out")
     assert (report.episodes, report.steps) == (view.num_episodes, view.num_steps)
@@ -199,7 +200,7 @@ STEP_FILTERS = [
 
 def held(view: gear_data.Dataset) -> list[bool]:
     assert view.step_mask is not None
-    flags: list[bool] = view.step_mask.flags(0, int(view.root_offsets[-1])).tolist()
+    flags: list[bool] = view.step_mask.flags(0, int(view._store.offsets[-1])).tolist()
     return flags
 
 
@@ -213,7 +214,7 @@ def test_filter_steps_is_a_loop_over_the_steps(
     rollouts: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(views, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(step_filter, "BLOCK_BYTES", block_bytes)
     for base in (ds, ds.filter(pl.col("episode_id") % 3 != 1)):
         view = base.filter_steps(expression)
         expected = [
@@ -370,14 +371,14 @@ def test_split_of_a_view_divides_the_view(ds: gear_data.Dataset) -> None:
     ],
 )
 def test_split_sizes(fractions: dict[str, float], count: int, sizes: list[int]) -> None:
-    assert list(views.split_sizes(fractions, count).values()) == sizes
+    assert list(split_sizes(fractions, count).values()) == sizes
 
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=6), st.integers(5000, 10**12))
 def test_split_sizes_are_within_one_of_the_share(weights: list[int], count: int) -> None:
     fractions = {str(i): weight / sum(weights) for i, weight in enumerate(weights)}
-    sizes = views.split_sizes(fractions, count)
+    sizes = split_sizes(fractions, count)
     assert sum(sizes.values()) == count
     for name, size in sizes.items():
         assert abs(size - fractions[name] * count) <= 1 + 1e-9 * count
@@ -392,8 +393,8 @@ def test_split_sizes_are_within_one_of_the_share(weights: list[int], count: int)
         ({"a": 1, "b": 0}, 0, "'b'"),
         ({"a": float("nan"), "b": 0.5}, 0, "'a'"),
         ({"a": "0.5", "b": 0.5}, 0, "'a'"),
-        ({"a": 0.99, "b": 0.01}, 0, "'b' would get none of 30"),
-        ({}, 0, "no parts"),
+        ({"a": 0.99, "b": 0.01}, 0, "'b' gets none of the 30"),
+        ({}, 0, "at least one part"),
         ({"a": 0.5, "b": 0.5}, -1, "seed"),
         ({"a": 0.5, "b": 0.5}, 1 << 64, "seed"),
         ({"a": 0.5, "b": 0.5}, 0.5, "seed"),

@@ -42,7 +42,7 @@ def made(possible, tmp_path_factory):
     dataset = with_text(feed_data.locomotion(lengths, seed=5, observations=11), folder)
     assert len(dataset.manifest.shards) > 3
     store = dataset._store
-    shard, start = store.placement
+    shard, start = store.episode_starts
     np.savez(
         folder / "expected.npz",
         shard=shard,

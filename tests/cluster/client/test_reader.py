@@ -323,12 +323,12 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
             )
         )  # fmt: skip
     store, nodes = local._store, remote._store._nodes
-    placed = (*store.placement, store.lengths)
+    placed = (*store.episode_starts, store.lengths)
     here = np.arange(len(local.manifest.shards)) % 2 == 0
     mixed = ClusterReader(nodes, _SomeAway(store.shards), here, *placed, lambda: store.finals)
     alone = ClusterReader(nodes, store.shards, here | True, *placed, lambda: store.finals)
     found = []
-    for reader in (local.reader(), remote.reader(), mixed, alone):
+    for reader in (local._store.reader(), remote._store.reader(), mixed, alone):
         collector = Collector([Share(reader, local.schema, tuple(made))], len(rows), reuse=False)
         (collected,) = collector.collect(chosen)
         arrays = {key: (array.dtype, array.shape, array.tobytes()) for key, array in collected.arrays.items()}
@@ -343,13 +343,13 @@ def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypat
         pass
 
     here = np.ones(len(local.manifest.shards), np.bool_)
-    reader = ClusterReader(NoNodes(), store.shards, here, *store.placement, store.lengths, lambda: store.finals)
+    reader = ClusterReader(NoNodes(), store.shards, here, *store.episode_starts, store.lengths, lambda: store.finals)
     output = Output("x", "observations", "float32", (4,), 0, 5)
     collected = [
         Collector([Share(each, local.schema, (output,))], 3, reuse=False).collect(
             Windows(np.array([0, 3, 5]), np.array([2, 0, 9]), np.array([5, 5, 5]))
         )[0]
-        for each in (local.reader(), reader)
+        for each in (local._store.reader(), reader)
     ]
     np.testing.assert_array_equal(collected[0].arrays["x"], collected[1].arrays["x"])
 

@@ -225,7 +225,7 @@ def test_an_episode_table_that_lies(sources: Any, rollouts: list[Any], tmp_path:
         data[places[name] : places[name] + lie.itemsize] = lie.tobytes()
         path.write_bytes(data)
         with pytest.raises(ManifestError):
-            gear_data.open(tmp_path / "out").reader()
+            gear_data.open(tmp_path / "out")._store.reader()
     # Lengths that fit their shards and are too few in all.
     data = bytearray(sound)
     longest = int(np.argmax([len(r) for r in rollouts]))

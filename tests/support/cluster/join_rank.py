@@ -81,7 +81,7 @@ def main(dataset: str, out: str) -> None:
     in_decentralized = len(asked)
     stacked(SequenceLoader(opened, **OPTIONS))
     facts = {
-        "here": list(opened.membership.shards),
+        "here": list(opened._store.membership.shards),
         "own": own.windows(3)["episode_id"].tolist(),
         "asked": [in_decentralized, len(asked)],
         "state": own.state_dict(),

@@ -1,0 +1,32 @@
+"""Internals of a dataset that loaders need: its store, and the anchor steps of its windows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gear_data.dataset.store import DatasetStore
+from gear_data.selection.anchors import Anchors
+from gear_data.selection.windows import WindowRule
+
+if TYPE_CHECKING:
+    from gear_data.dataset.dataset import Dataset
+
+
+def store_of(dataset: Dataset) -> DatasetStore:
+    """Returns the store that a dataset and all its views share."""
+    return dataset._store
+
+
+def anchors_of(dataset: Dataset, rule: WindowRule) -> Anchors:
+    """Returns the anchor steps of the windows that a rule cuts from a dataset's episodes.
+
+    Steps that a step filter excludes are no anchors.
+
+    Raises:
+        InvalidArgumentError: no step is an anchor.
+    """
+    ids, mask, mode = dataset.episode_ids, dataset.step_mask, dataset.step_mask_mode
+    offsets = store_of(dataset).offsets
+    first_steps = None if ids is None else offsets[ids]
+    eligible = None if mask is None or mode is None else mask.anchors(offsets, rule, mode)
+    return Anchors(dataset.lengths, dataset.offsets, ids, first_steps, rule, eligible)

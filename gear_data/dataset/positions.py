@@ -1,0 +1,67 @@
+"""Positions of episodes in a dataset, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gear_data.errors import EmptySourceError, EpisodeIndexError, InvalidArgumentError
+from gear_data.selection.windows import Int64Array
+
+
+def check_position(position: Any, count: int) -> int:
+    """Returns a position as an int from 0 to count - 1; a negative one counts from the end.
+
+    Raises:
+        EpisodeIndexError: outside -count to count - 1.
+        InvalidArgumentError: a Boolean.
+    """
+    if isinstance(position, bool):
+        raise InvalidArgumentError(f"an episode's position is an integer, not {position!r}")
+    if not -count <= position < count:
+        raise _outside(int(position), count)
+    return int(position) % count
+
+
+def check_positions(positions: Any, count: int) -> Int64Array:
+    """Returns positions as int64 [k], ascending, from 0 to count - 1; negative ones count from the end.
+
+    Raises:
+        EpisodeIndexError: a position outside -count to count - 1.
+        InvalidArgumentError: not a list of integers, or not ascending.
+        EmptySourceError: no positions.
+    """
+    try:
+        values = np.asarray(positions)
+    except ValueError:
+        raise _not_integers(positions) from None
+    if values.ndim == 1 and not len(values):
+        raise EmptySourceError("no episode was selected", hint="give at least one position")
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise _not_integers(positions)
+    outside = (values < -count) | (values >= count)
+    if outside.any():
+        raise _outside(int(values[np.argmax(outside)]), count)
+    checked = values.astype(np.int64) % count
+    falling = np.flatnonzero(checked[1:] <= checked[:-1])
+    if len(falling):
+        first, second = checked[falling[0] : falling[0] + 2].tolist()
+        raise InvalidArgumentError(
+            f"positions must ascend without repeats, but {second} comes after {first}",
+            hint="a view keeps the order of its dataset: select(sorted(set(positions)))",
+        )
+    return checked
+
+
+def _outside(position: int, count: int) -> EpisodeIndexError:
+    return EpisodeIndexError(f"no episode at position {position}: positions are 0 to {count - 1}")
+
+
+def _not_integers(positions: Any) -> InvalidArgumentError:
+    text = repr(positions)
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return InvalidArgumentError(
+        f"expected an integer, a slice or a list of integers, not {shown}",
+        hint="for a Boolean mask, pass numpy.flatnonzero(mask); for a condition, use filter",
+    )

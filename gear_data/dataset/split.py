@@ -1,0 +1,67 @@
+"""Random division of episodes into parts of given fractions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+import numpy as np
+
+from gear_data.errors import InvalidArgumentError
+from gear_data.selection.windows import Int64Array
+
+_MAX_SEED = (1 << 64) - 1
+
+
+def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
+    """Returns how many of `count` episodes each part gets, by the method of largest remainders in exact arithmetic.
+
+    Raises:
+        InvalidArgumentError: no parts, a fraction that is not positive, a sum other than 1, or a part without an
+            episode.
+    """
+    if not isinstance(fractions, Mapping) or not fractions:
+        raise InvalidArgumentError(
+            f"fractions must be a mapping with at least one part, not {fractions!r}",
+            hint='such as {"train": 0.9, "val": 0.1}',
+        )
+    for name, fraction in fractions.items():
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < math.inf:
+            raise InvalidArgumentError(f"the fraction of {name!r} must be a positive number, not {fraction!r}")
+    total = math.fsum(fractions.values())
+    if abs(total - 1) > 1e-9:
+        raise InvalidArgumentError(f"the fractions must add up to 1, not {total:.12g}")
+    # The decimal digits count: 0.15 is 15/100, not the nearest binary fraction.
+    exact = {name: Fraction(str(fraction)) for name, fraction in fractions.items()}
+    shares = {name: fraction * count / sum(exact.values()) for name, fraction in exact.items()}
+    sizes = {name: math.floor(share) for name, share in shares.items()}
+    # The sort is stable: of parts with equal remainders, the first part gets an episode first.
+    for name in sorted(shares, key=lambda name: sizes[name] - shares[name])[: count - sum(sizes.values())]:
+        sizes[name] += 1
+    for name, size in sizes.items():
+        if not size:
+            raise InvalidArgumentError(
+                f"part {name!r} gets none of the {count:,} episodes: its fraction is {fractions[name]}",
+                hint="make the fraction larger",
+            )
+    return sizes
+
+
+def split_positions(sizes: Mapping[str, int], seed: int) -> dict[str, Int64Array]:
+    """Divides positions 0 to n - 1 at random into parts of the given sizes, the same on every machine.
+
+    Returns:
+        Name of a part -> int64 [size], ascending.
+
+    Raises:
+        InvalidArgumentError: a seed that is not an integer from 0 to 2^64 - 1.
+    """
+    from gear_data.kernels.cpu.random import DOMAIN_SPLIT, shuffled
+
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MAX_SEED:
+        raise InvalidArgumentError(f"seed must be an integer from 0 to 2^64 - 1, not {seed!r}")
+    positions = np.empty(sum(sizes.values()), np.int64)
+    shuffled(np.uint64(int(seed)), DOMAIN_SPLIT, 0, positions)
+    ends = np.cumsum(list(sizes.values())).tolist()
+    return {name: np.sort(positions[end - size : end]) for (name, size), end in zip(sizes.items(), ends, strict=True)}
