@@ -45,7 +45,8 @@ from gear_data.cluster.client.reader import ClusterReader
 from gear_data.cluster.client.shards import ClusterShards
 from gear_data.cluster.flight import fetch as flight_lane
 from gear_data.cluster.protocol import Group, Request
-from gear_data.collection.collector import Collector, Share
+from gear_data.collection.collector import Collector
+from gear_data.collection.plan import CollectSource
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Windows
 from gear_data.storage.dataset_files import FolderFiles
@@ -121,7 +122,7 @@ def overhead(folder: Path, place: str, context: int, rounds: int) -> dict[str, f
     for _ in range(rounds):
         # New ones each time: where a buffer lies makes as much of a difference as what is measured.
         collectors = {
-            name: Collector([Share(reader, dataset.schema, outputs)], BATCH, reuse=True)
+            name: Collector([CollectSource(reader, dataset.schema, outputs)], BATCH, reuse=True)
             for name, reader in readers.items()
         }
         # In turns that are so short that the machine is left alone in some of them.

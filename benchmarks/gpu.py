@@ -38,7 +38,8 @@ from gpu_knobs import knobs
 from gpu_report import Section, from_json, table, verdict
 from gpu_selection import selection
 
-from gear_data.collection.collector import Collector, Share
+from gear_data.collection.collector import Collector
+from gear_data.collection.plan import CollectSource
 
 TITLES = {
     "a": "ceilings of the machine",
@@ -115,7 +116,7 @@ def compile_cpu_kernels() -> None:
     progress("compiling the CPU's kernels")
     case = gpu_collection.Case(0, 2, 2)
     steps = gpu_collection.Steps(np.zeros(1 << 20, np.uint8), case.schema())
-    Collector([Share(steps, case.schema(), case.outputs())], 2, reuse=True).collect(
+    Collector([CollectSource(steps, case.schema(), case.outputs())], 2, reuse=True).collect(
         steps.draw(np.random.default_rng(0), 2, case.context)
     )
     progress("")

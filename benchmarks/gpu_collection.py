@@ -11,7 +11,10 @@ import numpy.typing as npt
 from gpu_device import Bytes, Gpu
 from gpu_report import Row, Section
 
-from gear_data.collection.collector import MASK, TIMESTEPS, Collector, Output, Places, Share
+from gear_data.collection.collector import Collector
+from gear_data.collection.output import MASK, TIMESTEPS, Output
+from gear_data.collection.plan import CollectSource
+from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels.cpu import collect as cpu
 from gear_data.kernels.cuda import launches
 from gear_data.schema import ColumnSpec, Schema
@@ -121,7 +124,7 @@ class Steps:
     def values(self, column: int, windows: Windows) -> Any:
         raise NotImplementedError
 
-    def read(self, windows: Windows, places: Places) -> None:
+    def read(self, windows: Windows, places: OutputBuffers) -> None:
         self.plan = places.plan
         self.collect(windows, places.addresses)
 
@@ -159,7 +162,7 @@ class Collection:
         rng = np.random.default_rng(case.row_bytes)
         self.sets = [self.steps.draw(rng, case.batch, case.context) for _ in range(SETS)]
         # The CPU's answer, by which the plan is known too; its templates live as long as the collector.
-        self._collector = Collector([Share(self.steps, schema, self.outputs)], CHECKED_WINDOWS, reuse=True)
+        self._collector = Collector([CollectSource(self.steps, schema, self.outputs)], CHECKED_WINDOWS, reuse=True)
         first = self.sets[0][np.arange(min(CHECKED_WINDOWS, case.batch))]
         self._expected = self._collector.collect(first)[0].arrays
         plan = self.steps.plan.copy()

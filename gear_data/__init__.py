@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gear_data.ingest.lint import LintReport, lint
     from gear_data.ingest.repair import RepairReport, repair
     from gear_data.loaders.mixture import Mixture
-    from gear_data.loaders.presets.batch_format import Convention
+    from gear_data.loaders.presets.batch_format import BatchFormat
     from gear_data.loaders.sequence_loader import SequenceLoader
     from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
@@ -38,7 +38,7 @@ __version__ = "0.1.0"
 #: Public name -> (module, name there).
 _PUBLIC = {
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
-    "Convention": ("gear_data.loaders.presets.batch_format", "Convention"),
+    "BatchFormat": ("gear_data.loaders.presets.batch_format", "BatchFormat"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset.dataset", "Dataset"),
     "Episode": ("gear_data.dataset.episode", "Episode"),
@@ -66,7 +66,7 @@ _PUBLIC = {
 
 __all__ = [
     "ColumnSpec",
-    "Convention",
+    "BatchFormat",
     "ConvertReport",
     "Dataset",
     "Episode",

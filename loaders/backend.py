@@ -10,8 +10,8 @@ import torch
 
 from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.loaders.batch_builder import Collection, Finish, HostCollection
-from gear_data.loaders.component import Part
+from gear_data.loaders.batch_builder import Collection, HostCollection, PostprocessConfig
+from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.device_builder import DeviceCollection, device_number, staging_reader
 from gear_data.residency.device.columns import current_device
 
@@ -68,7 +68,12 @@ def choose_backend(outputs: Sequence[tuple[int, int]], rows: int, residency: str
 
 
 def resolve_backend(
-    backend: str, parts: Sequence[Part], finish: Finish, rows: int, device: torch.device, sm_budget: float
+    backend: str,
+    parts: Sequence[LoaderComponent],
+    finish: PostprocessConfig,
+    rows: int,
+    device: torch.device,
+    sm_budget: float,
 ) -> str:
     """The backend of a loader, `cpu` or `cuda`. What only the CPU can make it makes, with a line in the log where the
     device was asked for, or where the columns are in memory that a GPU reads.
@@ -130,7 +135,15 @@ class Target:
     pin: bool
 
     def collection(
-        self, parts: Sequence[Part], *, joined: bool, rows: int, batches: int, worker: bool, keep: int, slots: int
+        self,
+        parts: Sequence[LoaderComponent],
+        *,
+        joined: bool,
+        rows: int,
+        batches: int,
+        worker: bool,
+        keep: int,
+        slots: int,
     ) -> Collection:
         """What collects one pass. DataLoader workers collect on the CPU, into memory that they hand on.
 
@@ -149,11 +162,11 @@ class Target:
         )
 
 
-def _cpu_alone(parts: Sequence[Part], finish: Finish) -> str | None:
+def _cpu_alone(parts: Sequence[LoaderComponent], finish: PostprocessConfig) -> str | None:
     """Why a GPU cannot make these batches; None: it can."""
     for part in parts:
         if part.finish is not None:
-            return f"preset '{part.convention.name}' makes tokens there"
+            return f"preset '{part.batch_format.name}' makes tokens there"
         if staging_reader(store_of(part.dataset).reader()) is None:
             return "steps come from other machines, and not by RDMA"
     return None if finish.transform is None else "transform= is called with tensors of the CPU"

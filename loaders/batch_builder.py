@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gear_data.collection.collector import Collected, Collector
-from gear_data.loaders.component import Part
+from gear_data.collection.collector import CollectedBatch, Collector
+from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import VariableColumns
-from gear_data.loaders.window_source import Draw, Drawer
+from gear_data.loaders.window_source import Draw, WindowSource
 from gear_data.residency.device.collector import Later
 from gear_data.selection.weighted import WeightedSelector
 from gear_data.selection.windows import Int64Array, Windows
@@ -26,7 +26,7 @@ Transform = Callable[[Batch, np.random.Generator], Batch]
 
 
 @dataclass(slots=True)  # made for every batch: see Windows
-class Made:
+class BuiltBatch:
     """A batch, and what its metrics need.
 
     Attributes:
@@ -47,7 +47,7 @@ class Made:
 
 @dataclass(slots=True)  # made for every batch: see Windows
 class Gathered:
-    """A batch's tensors, and what its metrics need; see `Made`."""
+    """A batch's tensors, and what its metrics need; see `BuiltBatch`."""
 
     batch: Batch
     padded_bytes: int
@@ -66,12 +66,12 @@ class Collection(Protocol):
         """The batches of these draws, each with its facts and what the draw says. Those of one dataset may share
         memory."""
 
-    def hand_over(self, made: Made) -> Batch:
+    def hand_over(self, made: BuiltBatch) -> Batch:
         """A batch as its consumer, in whose thread this is called, gets it."""
 
 
 @dataclass(frozen=True)
-class Finish:
+class PostprocessConfig:
     """What is done with tensors after collecting.
 
     Attributes:
@@ -89,7 +89,7 @@ class Finish:
     context: int
 
 
-class BatchMaker:
+class BatchBuilder:
     """Makes this rank's rows of any step's batch. Safe to call from several threads.
 
     Args:
@@ -104,11 +104,11 @@ class BatchMaker:
 
     def __init__(
         self,
-        parts: Sequence[Part],
-        drawer: Drawer,
+        parts: Sequence[LoaderComponent],
+        drawer: WindowSource,
         batch_size: int,
         size: Callable[[int], int],
-        finish: Finish,
+        finish: PostprocessConfig,
         collection: Collection,
         rank: int,
         world_size: int,
@@ -124,7 +124,7 @@ class BatchMaker:
             number: part.selector for number, part in enumerate(parts) if isinstance(part.selector, WeightedSelector)
         }
 
-    def make(self, steps: Sequence[int]) -> list[Made]:
+    def make(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """The batches of these steps."""
         draws = [self._mine(step) for step in steps]
         facts = [self._facts(draw) for draw in draws]
@@ -148,7 +148,7 @@ class BatchMaker:
             facts["source"] = np.broadcast_to(np.asarray(draw.source, np.int64), len(draw)).copy()
         return facts
 
-    def _wrap(self, step: int, draw: Draw, facts: Facts, gathered: Gathered) -> Made:
+    def _wrap(self, step: int, draw: Draw, facts: Facts, gathered: Gathered) -> BuiltBatch:
         part = self._parts[draw.source if isinstance(draw.source, int) else 0]
         batch = gathered.batch
         sources = None if "source" not in facts else np.bincount(facts["source"], minlength=len(self._parts))
@@ -164,7 +164,7 @@ class BatchMaker:
         if self._finish.transform is not None:
             rng = np.random.Generator(np.random.Philox(key=np.array([self._finish.seed, step], np.uint64)))
             batch = self._finish.transform(batch, rng)
-        return Made(batch, len(draw), gathered.padded_bytes, gathered.valid_bytes, sources, gathered.collected)
+        return BuiltBatch(batch, len(draw), gathered.padded_bytes, gathered.valid_bytes, sources, gathered.collected)
 
     def _versions(self, draw: Draw) -> Int64Array:
         """int64 [B]: how many updates of its dataset's weights held for each window; 0 where a dataset has none."""
@@ -190,8 +190,8 @@ class HostCollection:
     """
 
     def __init__(
-        self, parts: Sequence[Part], *, joined: bool, rows: int, batches: int, reuse: bool, device: torch.device,
-        pin: bool,
+        self, parts: Sequence[LoaderComponent], *, joined: bool, rows: int, batches: int, reuse: bool,
+        device: torch.device, pin: bool,
     ) -> None:  # fmt: skip
         shares = [part.share() for part in parts]
         groups = [shares] if joined else [[share] for share in shares]
@@ -204,23 +204,23 @@ class HostCollection:
         collected = self._together(draws) if are_alike(draws) else [self._one(draw) for draw in draws]
         return [self._tensors(*each) for each in zip(draws, collected, facts, strict=True)]
 
-    def _together(self, draws: Sequence[Draw]) -> list[Collected]:
+    def _together(self, draws: Sequence[Draw]) -> list[CollectedBatch]:
         """Of one dataset, in one call without the interpreter."""
         return self._collectors[source_of(draws)].collect(windows_of(draws), len(draws))
 
-    def _one(self, draw: Draw) -> Collected:
+    def _one(self, draw: Draw) -> CollectedBatch:
         if isinstance(draw.source, int):
             return self._collectors[draw.source].collect(draw.windows)[0]
         return self._collectors[0].collect_joined(draw.windows, draw.source)
 
-    def _tensors(self, draw: Draw, collected: Collected, facts: Facts) -> Gathered:
+    def _tensors(self, draw: Draw, collected: CollectedBatch, facts: Facts) -> Gathered:
         batch: Batch = {key: torch.from_numpy(array) for key, array in collected.arrays.items()}
         for key in self._bfloat16[source_of([draw])]:
             batch[key] = batch[key].view(torch.bfloat16)
         batch.update({name: torch.from_numpy(values) for name, values in {**drawn_facts(draw), **facts}.items()})
         return Gathered(batch, collected.padded_bytes, collected.valid_bytes)
 
-    def hand_over(self, made: Made) -> Batch:
+    def hand_over(self, made: BuiltBatch) -> Batch:
         return on_device(made.batch, self._device, pin=self._pin)
 
 

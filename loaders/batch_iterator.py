@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from gear_data.loaders.batch_builder import Made
+from gear_data.loaders.batch_builder import BuiltBatch
 from gear_data.loaders.prefetch import Prefetcher
 
 #: Small batches are made several at a time, so that threads meet less often: as many as fit here, and at most so many.
@@ -25,7 +25,7 @@ def batches_at_once(batch_bytes: int, *, remote: bool) -> int:
     return max(1, min(most, size // max(1, batch_bytes)))
 
 
-class Pass:
+class BatchIterator:
     """The batches of the steps first, first + stride, ... Close it, or its thread goes on.
 
     Args:
@@ -41,7 +41,7 @@ class Pass:
 
     def __init__(
         self,
-        make: Callable[[Sequence[int]], list[Made]],
+        make: Callable[[Sequence[int]], list[BuiltBatch]],
         first: int,
         stride: int,
         count: int | None,
@@ -51,16 +51,16 @@ class Pass:
         self.next_step = first
         self._first, self._stride, self._count, self._at_once = first, stride, count, at_once
         self._taken = 0
-        # Made and not yet taken, the next one last.
-        self._waiting: list[Made] = []
+        # BuiltBatch and not yet taken, the next one last.
+        self._waiting: list[BuiltBatch] = []
 
         # A closure that does not know this pass: with a circle of references its memory would wait for the collector.
-        def make_item(item: int) -> list[Made]:
+        def make_item(item: int) -> list[BuiltBatch]:
             last = (item + 1) * at_once if count is None else min((item + 1) * at_once, count)
             return make([first + n * stride for n in range(item * at_once, last)])
 
         self._get = make_item
-        self._prefetcher: Prefetcher[list[Made]] | None = None
+        self._prefetcher: Prefetcher[list[BuiltBatch]] | None = None
         if prefetch:
             items = None if count is None else -(-count // at_once)
             # One thread, and the consumer where it would wait: a second thread contends with both for the interpreter.
@@ -72,7 +72,7 @@ class Pass:
         """Whether the last batch is taken."""
         return self._count is not None and self._taken >= self._count
 
-    def take(self) -> Made:
+    def take(self) -> BuiltBatch:
         """The next batch; none of its memory is held here. Raises what `make` raised."""
         if not self._waiting:
             self._waiting = self._get(self._taken // self._at_once)[::-1]

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gear_data.collection.collector import Output, Share, check_batch_bytes
+from gear_data.collection.output import Output, check_batch_bytes
+from gear_data.collection.plan import CollectSource
 from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import anchors_of, store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import normalization_statistics
-from gear_data.loaders.mixture import Component
-from gear_data.loaders.node_local import own_selector
-from gear_data.loaders.presets.batch_format import Convention, resolve_preset
-from gear_data.loaders.presets.outputs import BatchRequest, batch_finish, batch_outputs, text_columns
+from gear_data.loaders.mixture import MixtureComponent
+from gear_data.loaders.node_local import node_local_selector
+from gear_data.loaders.presets.batch_format import BatchFormat, resolve_preset
+from gear_data.loaders.presets.outputs import BatchRequest, batch_outputs, preset_postprocess, text_columns
 from gear_data.selection.samplers import Candidates, Sampler, Selector, as_sampler
 from gear_data.selection.windows import Float64Array, WindowRule
 
@@ -32,7 +33,7 @@ Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any]] | None
 
 
 @dataclass(frozen=True)
-class PartArguments:
+class ComponentArguments:
     """What a loader is told about each dataset; a mixture's options replace the first four. `member` is this process
     where nodes draw by themselves."""
 
@@ -41,7 +42,7 @@ class PartArguments:
     preset_options: Mapping[str, Any] | None
     sampler: str | Sampler
     batch_size: int
-    preset: str | Convention
+    preset: str | BatchFormat
     rule: WindowRule
     offsets: Mapping[str, tuple[int, int]]
     float_dtype: str | None
@@ -52,7 +53,7 @@ class PartArguments:
 
 
 @dataclass(frozen=True)
-class Part:
+class LoaderComponent:
     """One dataset of a loader.
 
     Attributes:
@@ -71,14 +72,14 @@ class Part:
     num_windows: int
     sampler: str
     selector: Selector
-    convention: Convention
+    batch_format: BatchFormat
     request: BatchRequest
     outputs: tuple[Output, ...]
     variable: Mapping[str, str]
     finish: Callable[[dict[str, Any]], dict[str, Any]] | None
 
-    def share(self) -> Share:
-        return Share(store_of(self.dataset).reader(), self.dataset.schema, self.outputs)
+    def share(self) -> CollectSource:
+        return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, self.outputs)
 
     def float_keys(self) -> frozenset[str]:
         """Keys of columns that are floats."""
@@ -89,11 +90,11 @@ def _is_float(output: Output) -> bool:
     return output.column and np.dtype(output.dtype).kind == "f"
 
 
-def part_spec(part: Part) -> dict[str, Any]:
+def component_spec(part: LoaderComponent) -> dict[str, Any]:
     """What a part's batches hold, JSON-able."""
     request = part.request
     return {
-        "convention": part.convention.to_json(),
+        "batch_format": part.batch_format.to_json(),
         "columns": None if request.columns is None else list(request.columns),
         "offsets": {name: list(span) for name, span in request.offsets.items()},
         "normalize": {name: [mean.tolist(), std.tolist()] for name, (mean, std) in request.normalize.items()},
@@ -101,9 +102,14 @@ def part_spec(part: Part) -> dict[str, Any]:
     }
 
 
-def make_parts(
-    components: Sequence[Component], arguments: PartArguments, seed: int, *, join: bool, ask_first_rank: bool
-) -> tuple[Part, ...]:
+def make_components(
+    components: Sequence[MixtureComponent],
+    arguments: ComponentArguments,
+    seed: int,
+    *,
+    join: bool,
+    ask_first_rank: bool,
+) -> tuple[LoaderComponent, ...]:
     """The parts of a loader.
 
     Args:
@@ -122,13 +128,13 @@ def make_parts(
     return tuple(parts)
 
 
-def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_rank: bool) -> Part:
+def _make_part(dataset: Dataset, arguments: ComponentArguments, seed: int, ask_first_rank: bool) -> LoaderComponent:
     columns = arguments.columns
     if columns is not None and (isinstance(columns, str) or not all(isinstance(name, str) for name in columns)):
         raise InvalidArgumentError(f"columns is a list of names, not {columns!r}")
     if arguments.discount != 1:
         dataset = dataset.with_discount(arguments.discount)
-    convention = resolve_preset(arguments.preset, arguments.preset_options)
+    batch_format = resolve_preset(arguments.preset, arguments.preset_options)
     request = BatchRequest(
         schema=dataset.schema,
         context=arguments.rule.context,
@@ -139,8 +145,8 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
         n_step=arguments.n_step,
         discount=arguments.discount,
     )
-    finish = batch_finish(convention, request)
-    outputs = tuple(batch_outputs(convention, request))
+    finish = preset_postprocess(batch_format, request)
+    outputs = tuple(batch_outputs(batch_format, request))
     if arguments.half is not None and finish is None:
         half = str(arguments.half).removeprefix("torch.")
         outputs = tuple(dataclasses.replace(o, half=half) if _is_float(o) else o for o in outputs)
@@ -155,9 +161,11 @@ def _make_part(dataset: Dataset, arguments: PartArguments, seed: int, ask_first_
     anchors = anchors_of(dataset, arguments.rule)
     selector = sampler.bind(Candidates(anchors, evaluate), seed)
     if arguments.member is not None:
-        selector = own_selector(dataset, arguments.member, anchors, sampler, selector, evaluate, seed)
-    variable = text_columns(convention, request)
-    return Part(dataset, anchors.total, sampler.name, selector, convention, request, outputs, variable, finish)
+        selector = node_local_selector(dataset, arguments.member, anchors, sampler, selector, evaluate, seed)
+    variable = text_columns(batch_format, request)
+    return LoaderComponent(
+        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, finish
+    )
 
 
 def _shared_columns(datasets: Sequence[Dataset]) -> tuple[str, ...]:

@@ -9,22 +9,23 @@ import numpy as np
 import torch
 
 from gear_data.cluster.client.reader import ClusterReader
-from gear_data.collection.collector import BatchPlan, ColumnReader, Share
+from gear_data.collection.plan import BatchPlan, CollectSource
+from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.batch_builder import (
     Batch,
+    BuiltBatch,
     Facts,
     Gathered,
-    Made,
     are_alike,
     drawn_facts,
     on_device,
     source_of,
     windows_of,
 )
-from gear_data.loaders.component import Part
+from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.window_source import Draw
 from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device.collector import DeviceCollector, OnDevice
@@ -56,8 +57,8 @@ class DeviceCollection:
     """
 
     def __init__(
-        self, parts: Sequence[Part], *, joined: bool, rows: int, batches: int, device: torch.device, sm_budget: float,
-        keep: int, pin: bool, slots: int,
+        self, parts: Sequence[LoaderComponent], *, joined: bool, rows: int, batches: int, device: torch.device,
+        sm_budget: float, keep: int, pin: bool, slots: int,
     ) -> None:  # fmt: skip
         self._device, self._pin = device, pin
         shares = [part.share() for part in parts]
@@ -124,7 +125,7 @@ class DeviceCollection:
             batches.append(Gathered(batch, rows * self._plans[number].row_bytes, valid_bytes, collected))
         return batches
 
-    def hand_over(self, made: Made) -> Batch:
+    def hand_over(self, made: BuiltBatch) -> Batch:
         collector, collected, there = made.collected
         collector.hand_over(collected, torch.cuda.current_stream(self._device).cuda_stream)
         # What the device did not collect, such as what decoders give.
@@ -132,7 +133,7 @@ class DeviceCollection:
         return {**made.batch, **on_device(others, self._device, pin=self._pin)}
 
 
-def _recipe(parts: Sequence[Part], slots: int) -> Recipe | None:
+def _recipe(parts: Sequence[LoaderComponent], slots: int) -> Recipe | None:
     """How a device can draw batches of these; None: the CPU needs to know their windows, or draws them alone."""
     part = parts[0]
     return None if len(parts) > 1 or part.variable else part.selector.recipe(slots)
@@ -149,7 +150,7 @@ def staging_reader(reader: ColumnReader) -> StagingReader | None:
     return reader if isinstance(reader, ShardReader) else None
 
 
-def _source(share: Share, dataset: Dataset) -> tuple[StagingReader, DeviceColumns]:
+def _source(share: CollectSource, dataset: Dataset) -> tuple[StagingReader, DeviceColumns]:
     reader = staging_reader(share.reader)
     if reader is None:
         raise InvalidArgumentError("steps that other machines send are collected on the CPU")
@@ -165,11 +166,11 @@ def _layout(plan: BatchPlan, bfloat16: set[str]) -> list[tuple[str, int, int, to
     """Key, first byte, bytes of a row, dtype and shape of a row of each array."""
     return [
         (
-            field.key,
-            field.offset,
-            field.row_bytes,
-            torch.bfloat16 if field.key in bfloat16 else torch.from_numpy(np.empty(0, field.dtype)).dtype,
-            field.shape,
+            array.key,
+            array.offset,
+            array.row_bytes,
+            torch.bfloat16 if array.key in bfloat16 else torch.from_numpy(np.empty(0, array.dtype)).dtype,
+            array.shape,
         )
-        for field in plan.fields
+        for array in plan.arrays
     ]

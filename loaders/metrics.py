@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.loaders.batch_builder import Made
+from gear_data.loaders.batch_builder import BuiltBatch
 from gear_data.residency.device.collector import Later
 from gear_data.selection.samplers import Selector
 from gear_data.selection.weighted import WeightedSelector
@@ -36,7 +36,7 @@ class Meter:
     def start(self) -> None:
         self._resumed = time.perf_counter()
 
-    def add(self, made: Made, waited: float) -> None:
+    def add(self, made: BuiltBatch, waited: float) -> None:
         now = time.perf_counter()
         self._seconds += now - self._resumed
         self._resumed = now

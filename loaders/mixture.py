@@ -14,7 +14,7 @@ OPTIONS = ("columns", "normalize", "preset_options", "sampler")
 
 
 @dataclass(frozen=True)
-class Component:
+class MixtureComponent:
     """One dataset of a mixture: its proportion, and the loader's arguments it has of its own."""
 
     dataset: Dataset
@@ -64,7 +64,7 @@ class Mixture:
         return f"Mixture([{parts}], join={self.join})"
 
 
-def _component(entry: tuple[Any, ...]) -> Component:
+def _component(entry: tuple[Any, ...]) -> MixtureComponent:
     if not isinstance(entry, tuple | list) or len(entry) not in (2, 3) or not isinstance(entry[0], Dataset):
         raise InvalidArgumentError(
             f"a mixture takes (dataset, proportion) or (dataset, proportion, options), not {entry!r}"
@@ -75,4 +75,4 @@ def _component(entry: tuple[Any, ...]) -> Component:
     for name in options:
         if name not in OPTIONS:
             raise unknown_name("mixture option", name, OPTIONS)
-    return Component(entry[0], entry[1], dict(options))
+    return MixtureComponent(entry[0], entry[1], dict(options))

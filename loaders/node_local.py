@@ -57,7 +57,7 @@ def check_selection(
     return membership
 
 
-class OwnSelector:
+class NodeLocalSelector:
     """The rows of one node. Its `select` gives fewer windows than it is asked for: those of the slots that are the
     node's.
 
@@ -103,7 +103,7 @@ class OwnSelector:
         return dict(self._identity)
 
 
-def own_selector(
+def node_local_selector(
     dataset: Dataset,
     member: Membership,
     anchors: Anchors,
@@ -111,7 +111,7 @@ def own_selector(
     whole: Selector,
     evaluate: Callable[[str | pl.Expr, str], Float64Array],
     seed: int,
-) -> OwnSelector:
+) -> NodeLocalSelector:
     """The selector of this process's node.
 
     Args:
@@ -145,9 +145,11 @@ def own_selector(
         candidates = Candidates(own_anchors, lambda *what: evaluate(*what)[mine])
     own_seed = seed if len(names) == 1 else int(word64(np.uint64(seed), DOMAIN_NODE, 0, node, 0))
     cycle = Cycle(proportions.tolist())
-    return OwnSelector(whole, sampler.bind(candidates, own_seed), cycle, node, xxhash.xxh3_128(owner.data).hexdigest())
+    return NodeLocalSelector(
+        whole, sampler.bind(candidates, own_seed), cycle, node, xxhash.xxh3_128(owner.data).hexdigest()
+    )
 
 
 def most_rows(selector: Selector, count: int) -> int:
     """Most windows that a selector gives of so many slots."""
-    return selector.most_rows(count) if isinstance(selector, OwnSelector) else count
+    return selector.most_rows(count) if isinstance(selector, NodeLocalSelector) else count

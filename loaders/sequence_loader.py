@@ -30,19 +30,19 @@ from gear_data.loaders.arguments import (
     check_range,
 )
 from gear_data.loaders.backend import Target, resolve_backend
-from gear_data.loaders.batch_builder import Batch, BatchMaker, Collection, Finish, Transform
-from gear_data.loaders.batch_iterator import Pass, batches_at_once
-from gear_data.loaders.component import Normalize, PartArguments, make_parts, part_spec
+from gear_data.loaders.batch_builder import Batch, BatchBuilder, Collection, PostprocessConfig, Transform
+from gear_data.loaders.batch_iterator import BatchIterator, batches_at_once
+from gear_data.loaders.component import ComponentArguments, Normalize, component_spec, make_components
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.metrics import Meter, weight_metrics
-from gear_data.loaders.mixture import Component, Mixture
+from gear_data.loaders.mixture import Mixture, MixtureComponent
 from gear_data.loaders.node_local import check_selection, most_rows
-from gear_data.loaders.presets.outputs import Convention
-from gear_data.loaders.shared_state import WorkerMark
+from gear_data.loaders.presets.outputs import BatchFormat
+from gear_data.loaders.shared_state import SharedResumeState
 from gear_data.loaders.state import check_state, make_state, workers_know
 from gear_data.loaders.weight_updates import check_updatable, spread_update
-from gear_data.loaders.window_source import make_drawer
+from gear_data.loaders.window_source import make_window_source
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.weighted import WeightedSelector
 from gear_data.selection.windows import WindowRule
@@ -65,7 +65,7 @@ class SequenceLoader(IterableDataset[Batch]):
         dataset: what to draw from, or a `Mixture` of datasets.
         batch_size: windows of a global batch. Rank r of w gets rows [r * B // w, (r + 1) * B // w) of it.
         context: most steps of a sequence.
-        preset: names, padding and dtypes of the batch: a name of `PRESETS`, or a `Convention`.
+        preset: names, padding and dtypes of the batch: a name of `PRESETS`, or a `BatchFormat`.
         sampler: `uniform` (a window starts at a step drawn from all steps), `shuffle` (every step once an epoch),
             `fifo`, or an instance: `Uniform`, `Weighted`, `TopK`, `Fifo`, `Shuffle`.
         seed: 0 to 2^64 - 1.
@@ -91,7 +91,7 @@ class SequenceLoader(IterableDataset[Batch]):
         steps: number of batches; None for no end.
         epochs: end after so many batches as passes over all windows have; with `shuffle` and `fifo` the last may be
             short.
-        preset_options: fields of the preset to change, such as {"side": "right"}; see `Convention`.
+        preset_options: fields of the preset to change, such as {"side": "right"}; see `BatchFormat`.
         stride: windows hang on every stride-th step of an episode.
         anchor: `start`: a window starts at its step; `end`: it ends there; `random`: its step is somewhere in it.
         short_windows: whether a window may have fewer steps than `context`, where an episode ends (or begins).
@@ -118,7 +118,7 @@ class SequenceLoader(IterableDataset[Batch]):
         dataset: Dataset | Mixture,
         batch_size: int = 256,
         context: int = 20,
-        preset: str | Convention = "raw",
+        preset: str | BatchFormat = "raw",
         sampler: str | Sampler = "uniform",
         seed: int = 0,
         columns: Sequence[str] | None = None,
@@ -167,9 +167,9 @@ class SequenceLoader(IterableDataset[Batch]):
         self._rule = WindowRule(context, int(stride), anchor, short_windows)
         mixture = dataset if isinstance(dataset, Mixture) else None
         self._joined = mixture is not None and mixture.join
-        self._parts = make_parts(
-            mixture.components if mixture is not None else (Component(check_dataset(dataset), 1.0, {}),),
-            PartArguments(
+        self._parts = make_components(
+            mixture.components if mixture is not None else (MixtureComponent(check_dataset(dataset), 1.0, {}),),
+            ComponentArguments(
                 columns, normalize, preset_options, sampler, batch_size, preset, self._rule, check_offsets(offsets),
                 float_dtype, half, None if n_step is None else int(n_step), self._discount,
                 self._member,
@@ -178,24 +178,26 @@ class SequenceLoader(IterableDataset[Batch]):
             join=self._joined,
             ask_first_rank=rank is None and get_worker_info() is None and is_distributed(),
         )  # fmt: skip
-        self.preset = self._parts[0].convention.name
+        self.preset = self._parts[0].batch_format.name
         check_decoders(self._parts, {} if decoders is None else decoders)
         if self._joined:
             check_joined(self._parts)
-        self._finish = Finish(half, dict(decoders or {}), transform, seed, context)
+        self._finish = PostprocessConfig(half, dict(decoders or {}), transform, seed, context)
         chosen = resolve_backend(backend, self._parts, self._finish, batch_size, place, sm_budget)
         self._target = Target(chosen, place, sm_budget, pin)
         selectors = tuple(part.selector for part in self._parts)
-        self._drawer = make_drawer(selectors, None if mixture is None else mixture.proportions, join=self._joined)
+        self._drawer = make_window_source(
+            selectors, None if mixture is None else mixture.proportions, join=self._joined
+        )
         self._steps, self._last_rows = self._end(steps, epochs)
         self._next_step = 0
         # Whether a state was loaded and this process did not iterate since; and what a worker loaded: (step, its own).
         self._loaded = False
         self._worker_state: tuple[int, bool] | None = None
-        self._mark = WorkerMark()
+        self._mark = SharedResumeState()
         self._meter = Meter(len(self._parts))
         # Passes under way whose batches are made ahead.
-        self._ahead: weakref.WeakSet[Pass] = weakref.WeakSet()
+        self._ahead: weakref.WeakSet[BatchIterator] = weakref.WeakSet()
 
     def _end(self, steps: int | None, epochs: int | None) -> tuple[int | None, int]:
         """(number of batches or None, windows of the last one)."""
@@ -229,10 +231,10 @@ class SequenceLoader(IterableDataset[Batch]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _ahead=weakref.WeakSet())
 
-    def _shared_mark(self) -> WorkerMark:
+    def _shared_mark(self) -> SharedResumeState:
         """The mark; one of its own for a process that was forked off, and is not a worker."""
         if not self._mark.reaches(get_worker_info()):
-            self._mark = WorkerMark(self._next_step if self._loaded else None)
+            self._mark = SharedResumeState(self._next_step if self._loaded else None)
         return self._mark
 
     def _placement(self) -> tuple[int, int]:
@@ -288,16 +290,16 @@ class SequenceLoader(IterableDataset[Batch]):
             self._parts, joined=self._joined, rows=rows, batches=at_once,
             worker=worker is not None, keep=keep, slots=self.batch_size,
         )  # fmt: skip
-        maker = BatchMaker(
+        maker = BatchBuilder(
             self._parts, self._drawer, self.batch_size, self._size, self._finish, collection, rank, world_size
         )
         count = None if self._steps is None else max(0, -(-(self._steps - first) // stride))
         return self._iterate(maker, collection, (first, stride, count, at_once))
 
     def _iterate(
-        self, maker: BatchMaker, collection: Collection, span: tuple[int, int, int | None, int]
+        self, maker: BatchBuilder, collection: Collection, span: tuple[int, int, int | None, int]
     ) -> Iterator[Batch]:
-        batches = Pass(maker.make, *span, self._prefetch)
+        batches = BatchIterator(maker.make, *span, self._prefetch)
         if self._prefetch:
             self._ahead.add(batches)
         self._meter.start()
@@ -309,7 +311,7 @@ class SequenceLoader(IterableDataset[Batch]):
         finally:
             batches.close()
 
-    def _hand_over(self, batches: Pass, collection: Collection, asked: float) -> Batch:
+    def _hand_over(self, batches: BatchIterator, collection: Collection, asked: float) -> Batch:
         made = batches.take()
         batch = collection.hand_over(made)
         self._meter.add(made, time.perf_counter() - asked)
@@ -395,7 +397,7 @@ class SequenceLoader(IterableDataset[Batch]):
         (transform, decoders) and for weights, of which there is a hash."""
         rank, world_size = self._placement()
         transform = self._finish.transform
-        parts = [part_spec(part) for part in self._parts]
+        parts = [component_spec(part) for part in self._parts]
         return {
             **self._identity(),
             "preset": self.preset,

@@ -21,7 +21,7 @@ _MAX_WORKERS = 1024
 _NEXT_PASS, _NO_PASS = -1, -2
 
 
-class WorkerMark:
+class SharedResumeState:
     """A few integers shared by a loader and its copies in the workers of its process's DataLoaders.
 
     A DataLoader iterates copies, forked or spawned, so that what they do is lost on the loader they are copies of:

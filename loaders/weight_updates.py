@@ -12,15 +12,15 @@ from torch.utils.data import get_worker_info
 from gear_data.common.distributed import all_gather, is_distributed
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import check_range
-from gear_data.loaders.component import Part
-from gear_data.loaders.shared_state import WorkerMark
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.shared_state import SharedResumeState
 from gear_data.selection.weighted import WeightedSelector
 
 #: int64 [n] and float64 [n].
 Update = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
-def check_updatable(parts: Sequence[Part], dataset: int, mark: WorkerMark) -> WeightedSelector:
+def check_updatable(parts: Sequence[LoaderComponent], dataset: int, mark: SharedResumeState) -> WeightedSelector:
     """The selector whose weights change.
 
     Raises:

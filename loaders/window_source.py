@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gear_data.loaders.node_local import OwnSelector
+from gear_data.loaders.node_local import NodeLocalSelector
 from gear_data.selection.samplers import Selector
 from gear_data.selection.turns import Cycle
 from gear_data.selection.windows import Int64Array, Windows
@@ -79,7 +79,7 @@ def _slots(selector: Selector, step: int, count: int) -> Windows | Slots:
     return Slots(selector, step, count, step * count, 0, count)
 
 
-class Drawer(Protocol):
+class WindowSource(Protocol):
     """Draws the windows of any step."""
 
     def draw(self, step: int, count: int) -> Draw:
@@ -98,7 +98,7 @@ class Drawer(Protocol):
         """JSON-able: what the draws depend on beside the seed and the datasets."""
 
 
-class OneDataset:
+class SingleSource:
     """All windows are of one dataset."""
 
     def __init__(self, selector: Selector) -> None:
@@ -120,14 +120,14 @@ class OneDataset:
         return {"selection": self._selector.identity()}
 
 
-class OneNode(OneDataset):
+class OneNode(SingleSource):
     """All windows are of one dataset, and this node's rows alone: fewer than are asked for."""
 
     def draw(self, step: int, count: int) -> Draw:
         return Draw(self._selector.select(step, count, step * count), 0, step)
 
 
-class ByTurns:
+class AlternatingMixture:
     """Every batch is of one dataset. A dataset counts its own steps, so what it gives depends on no other."""
 
     def __init__(self, selectors: tuple[Selector, ...], cycle: Cycle) -> None:
@@ -151,7 +151,7 @@ class ByTurns:
         return _mixture_identity(self._selectors, self._cycle, join=False)
 
 
-class Joined:
+class InterleavedMixture:
     """Every batch is of all datasets: window by window they take turns."""
 
     def __init__(self, selectors: tuple[Selector, ...], cycle: Cycle) -> None:
@@ -187,7 +187,9 @@ class Joined:
         return _mixture_identity(self._selectors, self._cycle, join=True)
 
 
-def make_drawer(selectors: tuple[Selector, ...], proportions: Sequence[float] | None, *, join: bool) -> Drawer:
+def make_window_source(
+    selectors: tuple[Selector, ...], proportions: Sequence[float] | None, *, join: bool
+) -> WindowSource:
     """The drawer of a loader's datasets.
 
     Args:
@@ -199,8 +201,8 @@ def make_drawer(selectors: tuple[Selector, ...], proportions: Sequence[float] | 
         InvalidArgumentError: a proportion that is not a positive number.
     """
     if proportions is None:
-        return (OneNode if isinstance(selectors[0], OwnSelector) else OneDataset)(selectors[0])
-    return (Joined if join else ByTurns)(selectors, Cycle(proportions))
+        return (OneNode if isinstance(selectors[0], NodeLocalSelector) else SingleSource)(selectors[0])
+    return (InterleavedMixture if join else AlternatingMixture)(selectors, Cycle(proportions))
 
 
 def _mixture_identity(selectors: tuple[Selector, ...], cycle: Cycle, *, join: bool) -> dict[str, Any]:

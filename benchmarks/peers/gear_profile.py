@@ -1,11 +1,11 @@
 """Where the time of one batch goes, with gear-data's loader called inline.
 
-The stages are timed by clocks put around four functions of the loader while it runs:
-selection (`Drawer.draw`: the step's windows), kernel (`ColumnReader.read`: every byte of the batch), buffers (the rest
-of `Collector.collect`: the lease, arrays over it) and tensors (`torch.from_numpy`). A clock's own cost is measured and
-taken off. The whole is timed without clocks, turn about; `rest` is what no stage accounts for: the iterator, the meter,
-the dict. The same batch through the prefetch thread, whole, shows what handing it over costs or saves. Medians over the
-rounds, microseconds.
+The stages are timed by clocks around four functions of the loader while it runs:
+selection (`WindowSource.sample`: the step's windows), kernel (`ColumnReader.read`: every byte of the batch), buffers
+(the rest of `Collector.collect`: the lease, arrays over it) and tensors (`torch.from_numpy`). The cost of a clock is
+measured and subtracted. The whole is timed without clocks, in turns. `rest` is the time in no stage: the iterator, the
+meter, the dict. The same batch through the prefetch thread shows what the handover costs or saves. All figures are
+medians over the rounds, in microseconds.
 
 For comparison, the batch's bytes moved by one call of libc's memmove: between two places that the cache holds (hot),
 and from a source of 1 GiB to a place the cache holds (cold).
@@ -29,7 +29,7 @@ from harness import claim_stdout, parse_arguments, say, touch
 
 from gear_data.collection.collector import Collector
 from gear_data.dataset.internals import store_of
-from gear_data.loaders.window_source import OneDataset
+from gear_data.loaders.window_source import SingleSource
 
 COLD_BYTES = 1 << 30
 PREFETCH = 2
@@ -138,7 +138,7 @@ def main() -> None:
     _, _, batch = draw(batches, 0.5)
     size = sum(tensor.nbytes for tensor in batch.values() if isinstance(tensor, torch.Tensor))
     places = {
-        "selection": (OneDataset, "draw"),
+        "selection": (SingleSource, "draw"),
         "buffers": (Collector, "collect"),
         "kernel": (type(store_of(loader.dataset).reader()), "read"),
         "tensors": (torch, "from_numpy"),

@@ -14,7 +14,7 @@ from gear_data.cluster.rdma.transport import AUTO
 from gear_data.cluster.rendezvous import JoinRequest, Membership, PlacementPolicy, join
 from gear_data.cluster.server.peer_servers import RunShardClient
 from gear_data.cluster.server.supervisor import ServerLease
-from gear_data.collection.collector import ColumnReader
+from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.cluster_store import ClusterDatasetStore
 from gear_data.dataset.store import DatasetStore, as_it_was
 from gear_data.residency import DeviceCopy, PartialCopy, Shards, on_the_host, open_shards

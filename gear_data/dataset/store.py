@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.collection.collector import ColumnReader
+from gear_data.collection.reader import ColumnReader
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
 from gear_data.residency import (
     DeviceColumns,

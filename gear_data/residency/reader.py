@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.collection.collector import Places
+from gear_data.collection.reader import OutputBuffers
 from gear_data.residency.device.staging import Stage, StagedRows
 from gear_data.residency.shards import Shards
 from gear_data.selection.windows import Int64Array, Windows
@@ -90,7 +90,7 @@ class ShardReader:
             sources = lease.addresses[each.shard, each.column] + each.first * each.row_bytes
             gather(sources[some], each.sizes[some], each.place)
 
-    def read(self, windows: Windows, places: Places) -> None:
+    def read(self, windows: Windows, places: OutputBuffers) -> None:
         if self.shards.all_mapped:
             lease = ShardLease(self.shards.addresses)
         else:

@@ -16,7 +16,7 @@ from gear_data.selection.windows import Int64Array, Windows
 
 @dataclass(frozen=True)
 class Reach:
-    """Which rows of its episode an output reads; see `gear_data.collection.collector.Output`."""
+    """Which rows of its episode an output reads; see `gear_data.collection.output.Output`."""
 
     first: int
     width: int

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from gear_data.collection.collector import check_alike
+from gear_data.collection.output import check_alike
 from gear_data.dataset.internals import store_of
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
-from gear_data.loaders.component import Part
+from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.padding import Steps, padded
 from gear_data.loaders.window_source import Draw
 from gear_data.selection.windows import Windows
 
 
-def check_decoders(parts: Sequence[Part], decoders: Mapping[str, Decoder]) -> None:
+def check_decoders(parts: Sequence[LoaderComponent], decoders: Mapping[str, Decoder]) -> None:
     """That each is for a column of text or bytes of some batch.
 
     Raises:
@@ -45,7 +45,7 @@ def check_decoders(parts: Sequence[Part], decoders: Mapping[str, Decoder]) -> No
             raise InvalidArgumentError(f"a decoder is called with a list, and {decoder!r} cannot be", column=name)
 
 
-def check_joined(parts: Sequence[Part]) -> None:
+def check_joined(parts: Sequence[LoaderComponent]) -> None:
     """Raises InvalidArgumentError where windows of these parts cannot be in one batch."""
     first, *others = parts
     for other in others:
@@ -67,7 +67,7 @@ class VariableColumns:
         decoders: column -> what makes of its texts or bytes.
     """
 
-    def __init__(self, parts: Sequence[Part], context: int, decoders: Mapping[str, Decoder]) -> None:
+    def __init__(self, parts: Sequence[LoaderComponent], context: int, decoders: Mapping[str, Decoder]) -> None:
         self._parts = parts
         self._context = context
         self._decoders = decoders
@@ -92,7 +92,7 @@ class VariableColumns:
                     )
                 batch[name] = value
 
-    def _part(self, draw: Draw) -> Part:
+    def _part(self, draw: Draw) -> LoaderComponent:
         return self._parts[draw.source if isinstance(draw.source, int) else 0]
 
     def _column(self, column: str, key: str, draw: Draw) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class VariableColumns:
             some = self._column(column, key, Draw(Windows(zero, zero, zero + 1), source, draw.step))
             return {name: value[:0] for name, value in some.items()}
         part = self._part(draw)
-        single = part.convention.first_step_alone(part.dataset.schema[column].role)
+        single = part.batch_format.first_step_only(part.dataset.schema[column].role)
         if single:
             one = replace(draw.windows, length=np.ones(len(draw), np.int64))
             draw = Draw(one, draw.source, draw.step)
@@ -112,7 +112,7 @@ class VariableColumns:
             return {key: [value for (value,) in values] if single else values}
         made = self._decoded(column, list(chain.from_iterable(values)), draw)
         width = 1 if single else self._context
-        places = _places(draw.windows, width, pad_left=part.convention.pad_left)
+        places = _places(draw.windows, width, pad_left=part.batch_format.pad_left)
         return padded(column, key, made, Steps((len(draw),) if single else (len(draw), width), places))
 
     def _values(self, column: str, draw: Draw) -> list[list[Any]]:
@@ -151,11 +151,11 @@ class VariableColumns:
             ) from error
 
 
-def _layout(part: Part) -> dict[str, tuple[str, str, bool]]:
+def _layout(part: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
     """Column -> (key, dtype, whether it is the first step alone)."""
     specs = {name: part.dataset.schema[name] for name in part.variable}
     return {
-        name: (part.variable[name], spec.dtype, part.convention.first_step_alone(spec.role))
+        name: (part.variable[name], spec.dtype, part.batch_format.first_step_only(spec.role))
         for name, spec in specs.items()
     }
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gear_data.collection.collector import Padding
+from gear_data.collection.output import Padding
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.schema import Role
 
@@ -28,7 +28,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "dtype": (None, *_FLOATS),
     "mask_dtype": ("bool", "uint8", "int32", "int64", *_FLOATS),
     "timesteps_dtype": ("int32", "int64", *_FLOATS),
-    "timesteps_padding": ("fill", "run_on"),
+    "timesteps_padding": ("fill", "extrapolate"),
 }
 
 
@@ -61,22 +61,23 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Convention:
+class BatchFormat:
     """A batch convention: what the keys are, and what stands where. B windows, K = context.
 
-    Its own columns are those that `needs` and `roles` name. A column that a request adds is in its own dtype, under its
-    own name, on the same side, padded with zeros (or as `padding` says).
+    Its own columns are those that `required_columns` and `roles` name. A column that a request adds is in its own
+    dtype, under its own name, on the same side, padded with zeros (or as `padding` says).
 
     Attributes:
         name: for messages and records.
-        needs: columns without which there is no such batch; first in the batch.
+        required_columns: columns without which there is no such batch; first in the batch.
         roles: every column of these roles belongs to it too (see `gear_data.schema.Role`). None: every column of the
             dataset does, and a request's `columns` chooses among them instead of adding to them.
         keys: column -> its key in the batch.
         source_names: columns that `keys` leaves out go by the names they had in the source.
         sequences: roles whose columns are sequences; the others are the window's first step alone, [B, *shape], unless
             the request gives them offsets. None: all are.
-        preceding: columns of which each step has the value of the step before it, and an episode's first step zero.
+        previous_step_columns: columns of which each step has the value of the step before it, and an
+            episode's first step zero.
         side: where padding stands: `left` or `right`. Columns with offsets have each step at its own place.
         padding: what it holds: `fill`, the `first` valid step, or the nearest (`edge`).
         fill: column -> number in padding, 0 where not named.
@@ -86,7 +87,7 @@ class Convention:
         dtype: of its own float columns; None leaves them as they are.
         cast_integers: whether its own columns of integers and booleans get `dtype` too.
         vectors: whether its own columns of more than one axis a step (images) are refused.
-        trailing_axis: columns of which a scalar a step becomes [B, K, 1].
+        unsqueeze_last: columns of which a scalar a step becomes [B, K, 1].
         mask_key: [B, K], which steps are valid; None: there is no such key, and each sequence has a mask of its own.
         mask_dtype: of `mask_key`. Masks of single columns are bool.
         mask_valid: what masks hold at valid steps; padding has the other.
@@ -94,18 +95,18 @@ class Convention:
         timesteps_key: [B, K], numbers of the steps; None: there is no such key.
         timesteps_dtype: of it.
         timesteps_origin: number of an episode's first step.
-        timesteps_padding: `fill` (zeros), or `run_on`: counting goes on.
+        timesteps_padding: `fill` (zeros), or `extrapolate`: counting goes on.
         loss_weight: where not None, `loss_weight` float32 [B, K] is this number, in padding too.
         tokens: where not None, observations and actions become tokens.
     """
 
     name: str
-    needs: tuple[str, ...] = ()
+    required_columns: tuple[str, ...] = ()
     roles: tuple[str, ...] | None = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     source_names: bool = False
     sequences: tuple[str, ...] | None = None
-    preceding: tuple[str, ...] = ()
+    previous_step_columns: tuple[str, ...] = ()
     side: str = "right"
     padding: str = "fill"
     fill: Mapping[str, float] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Convention:
     dtype: str | None = None
     cast_integers: bool = False
     vectors: bool = False
-    trailing_axis: tuple[str, ...] = ()
+    unsqueeze_last: tuple[str, ...] = ()
     mask_key: str | None = "mask"
     mask_dtype: str = "bool"
     mask_valid: bool = True
@@ -152,7 +153,7 @@ class Convention:
     def pads_with(self) -> Padding:
         return Padding(self.padding)
 
-    def first_step_alone(self, role: Role) -> bool:
+    def first_step_only(self, role: Role) -> bool:
         """Whether columns of a role are the window's first step alone, unless they have offsets."""
         return self.sequences is not None and role.value not in self.sequences
 
@@ -163,11 +164,11 @@ class Convention:
         return plain
 
 
-RAW = Convention(name="raw", roles=None)
+RAW = BatchFormat(name="raw", roles=None)
 
-DECISION_TRANSFORMER = Convention(
+DECISION_TRANSFORMER = BatchFormat(
     name="decision_transformer",
-    needs=("observations", "actions", "rewards", "returns_to_go"),
+    required_columns=("observations", "actions", "rewards", "returns_to_go"),
     keys={"observations": "states"},
     side="left",
     fill={"actions": -10.0},
@@ -177,57 +178,57 @@ DECISION_TRANSFORMER = Convention(
     dtype="float32",
     cast_integers=True,
     vectors=True,
-    trailing_axis=("observations", "actions", "rewards", "returns_to_go"),
+    unsqueeze_last=("observations", "actions", "rewards", "returns_to_go"),
     mask_key="attention_mask",
     mask_dtype="float32",
 )
 
-CORL = Convention(
+CORL = BatchFormat(
     name="corl",
-    needs=("observations", "actions", "returns_to_go"),
+    required_columns=("observations", "actions", "returns_to_go"),
     keys={"observations": "states", "returns_to_go": "returns"},
     std_epsilon=1e-6,
     return_scale=1e-3,
     dtype="float32",
     cast_integers=True,
     vectors=True,
-    trailing_axis=("observations", "actions"),
+    unsqueeze_last=("observations", "actions"),
     mask_dtype="float64",
     timesteps_key="time_steps",
-    timesteps_padding="run_on",
+    timesteps_padding="extrapolate",
 )
 
-D3RLPY = Convention(
+D3RLPY = BatchFormat(
     name="d3rlpy",
-    needs=("observations", "actions", "rewards", "returns_to_go", "terminated"),
+    required_columns=("observations", "actions", "rewards", "returns_to_go", "terminated"),
     keys={"terminated": "terminals"},
     side="left",
     dtype="float32",
     cast_integers=True,
-    trailing_axis=("observations", "actions", "rewards", "returns_to_go", "terminated"),
+    unsqueeze_last=("observations", "actions", "rewards", "returns_to_go", "terminated"),
     mask_key="masks",
     mask_dtype="float32",
     timesteps_origin=1,
 )
 
-JAT = Convention(
+JAT = BatchFormat(
     name="jat",
-    needs=("actions", "rewards"),
+    required_columns=("actions", "rewards"),
     roles=(Role.OBSERVATION.value, Role.ACTION.value),
     source_names=True,
-    preceding=("rewards",),
+    previous_step_columns=("rewards",),
     padding="first",
     dtype="float32",
-    trailing_axis=("observations", "observations.discrete"),
+    unsqueeze_last=("observations", "observations.discrete"),
     mask_key="attention_mask",
     mask_dtype="int64",
     timesteps_key=None,
     loss_weight=1.0,
 )
 
-LEROBOT = Convention(
+LEROBOT = BatchFormat(
     name="lerobot",
-    needs=("actions",),
+    required_columns=("actions",),
     roles=None,
     keys={"observations": "observation.state", "actions": "action", "rewards": "next.reward"},
     source_names=True,
@@ -239,9 +240,9 @@ LEROBOT = Convention(
     timesteps_key=None,
 )
 
-GATO = Convention(
+GATO = BatchFormat(
     name="gato",
-    needs=("actions",),
+    required_columns=("actions",),
     roles=(Role.OBSERVATION.value, Role.ACTION.value),
     side="left",
     mask_key="attention_mask",
@@ -249,13 +250,13 @@ GATO = Convention(
     tokens=Tokens(),
 )
 
-#: Name -> convention, as `preset=` takes them.
-PRESETS: dict[str, Convention] = {
-    convention.name: convention for convention in (RAW, DECISION_TRANSFORMER, CORL, D3RLPY, JAT, LEROBOT, GATO)
+#: Name -> format, as `preset=` takes them.
+PRESETS: dict[str, BatchFormat] = {
+    batch_format.name: batch_format for batch_format in (RAW, DECISION_TRANSFORMER, CORL, D3RLPY, JAT, LEROBOT, GATO)
 }
 
 
-def resolve_preset(preset: str | Convention, options: Mapping[str, Any] | None = None) -> Convention:
+def resolve_preset(preset: str | BatchFormat, options: Mapping[str, Any] | None = None) -> BatchFormat:
     """The convention of a name, with options laid over it. Those that are mappings are laid over entry by entry.
 
     Raises:
@@ -266,11 +267,11 @@ def resolve_preset(preset: str | Convention, options: Mapping[str, Any] | None =
         if preset not in PRESETS:
             raise unknown_name("preset", preset, PRESETS)
         preset = PRESETS[preset]
-    if not isinstance(preset, Convention):
+    if not isinstance(preset, BatchFormat):
         raise InvalidArgumentError(
-            f"preset is a name or a Convention, not {preset!r}", hint=f"known: {', '.join(PRESETS)}"
+            f"preset is a name or a BatchFormat, not {preset!r}", hint=f"known: {', '.join(PRESETS)}"
         )
-    result: Convention = _changed(preset, {} if options is None else options, f"option of preset '{preset.name}'")
+    result: BatchFormat = _changed(preset, {} if options is None else options, f"option of preset '{preset.name}'")
     return result
 
 

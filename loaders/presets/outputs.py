@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.collector import MASK, TIMESTEPS, Output, Padding
+from gear_data.collection.output import MASK, TIMESTEPS, Output, Padding
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from gear_data.loaders.presets import gato
-from gear_data.loaders.presets.batch_format import PRESETS, Convention, Tokens, resolve_preset
+from gear_data.loaders.presets.batch_format import PRESETS, BatchFormat, Tokens, resolve_preset
 from gear_data.schema import ColumnSpec, Role, Schema
 
 __all__ = [
     "PRESETS",
     "BatchRequest",
-    "Convention",
-    "batch_finish",
+    "BatchFormat",
+    "preset_postprocess",
     "batch_outputs",
     "normalization_columns",
     "resolve_preset",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 #: Takes a batch, key -> tensor [B, ...] or list of B.
-Finish = Callable[[dict[str, Any]], dict[str, Any]]
+Postprocess = Callable[[dict[str, Any]], dict[str, Any]]
 Normalization = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
 
 #: `next_X` is X of the following step.
@@ -79,11 +79,11 @@ class _Wanted:
     own: bool
 
     @property
-    def following(self) -> bool:
+    def next_step(self) -> bool:
         return self.name != self.spec.name
 
 
-def batch_outputs(preset: str | Convention, request: BatchRequest) -> list[Output]:
+def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Output]:
     """The outputs of a batch.
 
     Raises:
@@ -91,34 +91,35 @@ def batch_outputs(preset: str | Convention, request: BatchRequest) -> list[Outpu
         MissingColumnError: the preset needs a column the dataset lacks.
         InvalidArgumentError: a column the preset cannot take.
     """
-    convention = resolve_preset(preset)
-    everything = _wanted(convention, request)
-    for name in (*request.offsets, *convention.fill):
+    batch_format = resolve_preset(preset)
+    everything = _wanted(batch_format, request)
+    for name in (*request.offsets, *batch_format.fill):
         request.schema.index(name)
     for item in everything:
-        if item.spec.variable_length and item.own and convention.vectors:
+        if item.spec.variable_length and item.own and batch_format.vectors:
             raise InvalidArgumentError(
-                f"preset '{convention.name}' needs vectors, and this column is {item.spec.dtype}", column=item.spec.name
+                f"preset '{batch_format.name}' needs vectors, and this column is {item.spec.dtype}",
+                column=item.spec.name,
             )
     wanted = [item for item in everything if not item.spec.variable_length]
-    outputs = [_column(convention, request, item) for item in wanted]
+    outputs = [_column(batch_format, request, item) for item in wanted]
     if request.n_step is not None:
-        outputs.append(_n_step_returns(convention, request))
-    outputs += _common(convention, request)
-    outputs += _own_masks(convention, request, wanted)
-    _check_keys(convention, outputs, [item for item in everything if item.spec.variable_length])
+        outputs.append(_n_step_returns(batch_format, request))
+    outputs += _common(batch_format, request)
+    outputs += _own_masks(batch_format, request, wanted)
+    _check_keys(batch_format, outputs, [item for item in everything if item.spec.variable_length])
     used = {item.spec.name for item in wanted}
     for name in request.offsets:
         if request.schema[name].variable_length:
             raise InvalidArgumentError("a column of text or bytes has no offsets", column=name)
         if name not in used:
             raise InvalidArgumentError(
-                f"offsets name a column that preset '{convention.name}' does not put in the batch", column=name
+                f"offsets name a column that preset '{batch_format.name}' does not put in the batch", column=name
             )
     return outputs
 
 
-def text_columns(preset: str | Convention, request: BatchRequest) -> dict[str, str]:
+def text_columns(preset: str | BatchFormat, request: BatchRequest) -> dict[str, str]:
     """Columns of variable length that belong to the batch -> their keys; they are no outputs of a collector.
 
     Raises what `batch_outputs` raises for unknown and missing columns.
@@ -127,14 +128,14 @@ def text_columns(preset: str | Convention, request: BatchRequest) -> dict[str, s
     return {item.spec.name: item.key for item in wanted if item.spec.variable_length}
 
 
-def batch_finish(preset: str | Convention, request: BatchRequest) -> Finish | None:
+def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Postprocess | None:
     """What is left to do with the tensors of a collected batch, which holds `valid_count`; None: nothing. Picklable.
 
     Raises:
         InvalidArgumentError: observations or actions with offsets, where they become tokens.
     """
-    convention = resolve_preset(preset)
-    return None if convention.tokens is None else _tokens(convention, convention.tokens, request)
+    batch_format = resolve_preset(preset)
+    return None if batch_format.tokens is None else _tokens(batch_format, batch_format.tokens, request)
 
 
 def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str]) -> tuple[str, ...]:
@@ -161,27 +162,27 @@ def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str])
     return names
 
 
-def _wanted(convention: Convention, request: BatchRequest) -> list[_Wanted]:
+def _wanted(batch_format: BatchFormat, request: BatchRequest) -> list[_Wanted]:
     """Every column of the batch, in order."""
     schema, asked = request.schema, request.columns
-    missing = [name for name in convention.needs if name not in schema]
+    missing = [name for name in batch_format.required_columns if name not in schema]
     if missing:
         raise MissingColumnError(
-            f"preset '{convention.name}' needs the columns {', '.join(missing)}, which the dataset lacks",
+            f"preset '{batch_format.name}' needs the columns {', '.join(missing)}, which the dataset lacks",
             column=missing[0],
             hint=f"it has: {', '.join(schema.names)}",
         )
-    roles = convention.roles
-    names = [*convention.needs, *(c.name for c in schema if roles is None or c.role.value in roles)]
+    roles = batch_format.roles
+    names = [*batch_format.required_columns, *(c.name for c in schema if roles is None or c.role.value in roles)]
     if roles is None and asked is not None:
         names, asked = list(asked), ()
     else:
         names = list(dict.fromkeys(names))
-    own = [_one(convention, schema, name, own=True) for name in names]
-    return own + [_one(convention, schema, name, own=False, beside=names) for name in asked or ()]
+    own = [_one(batch_format, schema, name, own=True) for name in names]
+    return own + [_one(batch_format, schema, name, own=False, beside=names) for name in asked or ()]
 
 
-def _one(convention: Convention, schema: Schema, name: str, *, own: bool, beside: Sequence[str] = ()) -> _Wanted:
+def _one(batch_format: BatchFormat, schema: Schema, name: str, *, own: bool, beside: Sequence[str] = ()) -> _Wanted:
     """A column by the name it was asked for; the step after one of the convention's own columns is treated as it is."""
     followed = name.removeprefix(_NEXT)
     if name not in schema and followed != name and followed in schema:
@@ -190,54 +191,60 @@ def _one(convention: Convention, schema: Schema, name: str, *, own: bool, beside
             raise InvalidArgumentError("text and bytes have no column of the following step", column=followed)
         return _Wanted(spec, name, name, own or followed in beside)
     spec = schema[name]
-    key = spec.source if convention.source_names and spec.source is not None else name
-    return _Wanted(spec, name, convention.keys.get(name, key) if own else key, own)
+    key = spec.source if batch_format.source_names and spec.source is not None else name
+    return _Wanted(spec, name, batch_format.keys.get(name, key) if own else key, own)
 
 
-def _column(convention: Convention, request: BatchRequest, item: _Wanted) -> Output:
+def _column(batch_format: BatchFormat, request: BatchRequest, item: _Wanted) -> Output:
     """An element of standard deviation 0 becomes 0, where nothing is added to the deviation."""
     spec = item.spec
-    if item.own and convention.vectors and len(spec.shape) > 1:
+    if item.own and batch_format.vectors and len(spec.shape) > 1:
         raise InvalidArgumentError(
-            f"preset '{convention.name}' needs vectors, and this column has shape {spec.shape}", column=spec.name
+            f"preset '{batch_format.name}' needs vectors, and this column has shape {spec.shape}", column=spec.name
         )
-    mean, scale = _affine(request, spec.name, epsilon=convention.std_epsilon if item.own else 0.0)
-    factor = convention.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
+    mean, scale = _affine(request, spec.name, epsilon=batch_format.std_epsilon if item.own else 0.0)
+    factor = batch_format.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
     if factor != 1.0:
         mean = np.zeros(1) if mean is None else mean
         scale = np.full(1, factor) if scale is None else scale * factor
-    fill: Any = convention.fill.get(spec.name, 0.0) if item.own else 0.0
-    if item.own and convention.normalize_padding and mean is not None and scale is not None:
+    fill: Any = batch_format.fill.get(spec.name, 0.0) if item.own else 0.0
+    if item.own and batch_format.normalize_padding and mean is not None and scale is not None:
         fill = (fill - mean) * scale
     return Output(
         item.key,
         spec.name,
-        _dtype(convention, request, item, normalised=mean is not None),
-        _shape(convention, item),
+        _dtype(batch_format, request, item, normalised=mean is not None),
+        _shape(batch_format, item),
         fill=fill,
         mean=mean,
         scale=scale,
-        padding=convention.pads_with,
-        following=item.following,
-        preceding=item.own and not item.following and spec.name in convention.preceding,
-        **_places(convention, request, spec),
+        padding=batch_format.pads_with,
+        shift=_shift(batch_format, item),
+        **_places(batch_format, request, spec),
     )
 
 
-def _places(convention: Convention, request: BatchRequest, spec: ColumnSpec) -> dict[str, Any]:
+def _shift(batch_format: BatchFormat, item: _Wanted) -> int:
+    """Returns the `shift` of a column's output."""
+    if item.next_step:
+        return 1
+    return -1 if item.own and item.spec.name in batch_format.previous_step_columns else 0
+
+
+def _places(batch_format: BatchFormat, request: BatchRequest, spec: ColumnSpec) -> dict[str, Any]:
     """Which steps an output of this column has, and where they stand: arguments of `Output`."""
     if spec.name in request.offsets:
         first, last = request.offsets[spec.name]
         return {"first": first, "width": last - first, "within_window": False}
-    if convention.first_step_alone(spec.role):
-        return {"first": 0, "width": 1, "single": True}
-    return {"first": 0, "width": request.context, "pad_left": convention.pad_left}
+    if batch_format.first_step_only(spec.role):
+        return {"first": 0, "width": 1, "squeeze_time": True}
+    return {"first": 0, "width": request.context, "pad_left": batch_format.pad_left}
 
 
-def _dtype(convention: Convention, request: BatchRequest, item: _Wanted, *, normalised: bool) -> str:
+def _dtype(batch_format: BatchFormat, request: BatchRequest, item: _Wanted, *, normalised: bool) -> str:
     kind, dtype = item.spec.numpy_dtype.kind, item.spec.dtype
-    if item.own and convention.dtype is not None and (kind == "f" or convention.cast_integers):
-        return request.float_dtype or convention.dtype
+    if item.own and batch_format.dtype is not None and (kind == "f" or batch_format.cast_integers):
+        return request.float_dtype or batch_format.dtype
     if kind == "f" and request.float_dtype is not None:
         return request.float_dtype
     if normalised and dtype not in ("float32", "float64"):
@@ -245,11 +252,13 @@ def _dtype(convention: Convention, request: BatchRequest, item: _Wanted, *, norm
     return dtype
 
 
-def _shape(convention: Convention, item: _Wanted) -> tuple[int, ...]:
-    return (1,) if item.own and not item.spec.shape and item.spec.name in convention.trailing_axis else item.spec.shape
+def _shape(batch_format: BatchFormat, item: _Wanted) -> tuple[int, ...]:
+    return (
+        (1,) if item.own and not item.spec.shape and item.spec.name in batch_format.unsqueeze_last else item.spec.shape
+    )
 
 
-def _n_step_returns(convention: Convention, request: BatchRequest) -> Output:
+def _n_step_returns(batch_format: BatchFormat, request: BatchRequest) -> Output:
     if "rewards" not in request.schema:
         raise MissingColumnError(
             "n_step needs the column rewards, which the dataset lacks",
@@ -261,62 +270,67 @@ def _n_step_returns(convention: Convention, request: BatchRequest) -> Output:
     return Output(
         _N_STEP,
         spec.name,
-        request.float_dtype or convention.dtype or ("float64" if spec.dtype == "float64" else "float32"),
-        _shape(convention, item),
-        padding=convention.pads_with,
+        request.float_dtype or batch_format.dtype or ("float64" if spec.dtype == "float64" else "float32"),
+        _shape(batch_format, item),
+        padding=batch_format.pads_with,
         discounts=tuple(request.discount**j for j in range(request.n_step or 0)),
-        **_places(convention, request, spec),
+        **_places(batch_format, request, spec),
     )
 
 
-def _common(convention: Convention, request: BatchRequest) -> list[Output]:
+def _common(batch_format: BatchFormat, request: BatchRequest) -> list[Output]:
     """Timesteps, mask and loss weight: [B, context]."""
     outputs = []
-    sequence: dict[str, Any] = {"first": 0, "width": request.context, "pad_left": convention.pad_left, "column": False}
-    if convention.timesteps_key is not None:
-        origin, padding = convention.timesteps_origin, Padding(convention.timesteps_padding)
-        dtype = convention.timesteps_dtype
+    sequence: dict[str, Any] = {
+        "first": 0,
+        "width": request.context,
+        "pad_left": batch_format.pad_left,
+        "column": False,
+    }
+    if batch_format.timesteps_key is not None:
+        origin, padding = batch_format.timesteps_origin, Padding(batch_format.timesteps_padding)
+        dtype = batch_format.timesteps_dtype
         outputs.append(
-            Output(convention.timesteps_key, TIMESTEPS, dtype, (), origin=origin, padding=padding, **sequence)
+            Output(batch_format.timesteps_key, TIMESTEPS, dtype, (), origin=origin, padding=padding, **sequence)
         )
-    if convention.mask_key is not None:
-        valid = int(convention.mask_valid)
+    if batch_format.mask_key is not None:
+        valid = int(batch_format.mask_valid)
         outputs.append(
-            Output(convention.mask_key, MASK, convention.mask_dtype, (), valid=valid, fill=1 - valid, **sequence)
+            Output(batch_format.mask_key, MASK, batch_format.mask_dtype, (), valid=valid, fill=1 - valid, **sequence)
         )
-    if convention.loss_weight is not None:
-        weight = convention.loss_weight
+    if batch_format.loss_weight is not None:
+        weight = batch_format.loss_weight
         outputs.append(Output("loss_weight", MASK, "float32", (), valid=weight, fill=weight, **sequence))
     return outputs
 
 
-def _own_masks(convention: Convention, request: BatchRequest, wanted: Sequence[_Wanted]) -> list[Output]:
+def _own_masks(batch_format: BatchFormat, request: BatchRequest, wanted: Sequence[_Wanted]) -> list[Output]:
     """Masks, bool, of the columns whose valid steps are not those of the window."""
     masks = []
-    valid = int(convention.mask_valid)
+    valid = int(batch_format.mask_valid)
     for item in wanted:
-        places = _places(convention, request, item.spec)
-        alone = convention.mask_key is None and "single" not in places
-        if item.spec.name in request.offsets or item.following or alone:
-            key = convention.column_mask.replace("{column}", item.name).replace("{key}", item.key)
-            about = item.spec.name if item.following else None
+        places = _places(batch_format, request, item.spec)
+        alone = batch_format.mask_key is None and "squeeze_time" not in places
+        if item.spec.name in request.offsets or item.next_step or alone:
+            key = batch_format.column_mask.replace("{column}", item.name).replace("{key}", item.key)
+            mask_column = item.spec.name if item.next_step else None
             masks.append(
                 Output(
                     key, MASK, "bool", (), column=False, valid=valid, fill=1 - valid,
-                    following=item.following, about=about, **places,
+                    shift=int(item.next_step), mask_column=mask_column, **places,
                 )
             )  # fmt: skip
     return masks
 
 
-def _check_keys(convention: Convention, outputs: Sequence[Output], text: Sequence[_Wanted]) -> None:
+def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequence[_Wanted]) -> None:
     named = [(output.key, output.source if output.column else output.key) for output in outputs]
     named += [(item.key, item.spec.name) for item in text]
-    keys = {"valid_count"} if convention.tokens is None else {"valid_count", gato.TOKENS, gato.TARGETS}
+    keys = {"valid_count"} if batch_format.tokens is None else {"valid_count", gato.TOKENS, gato.TARGETS}
     for key, column in named:
         if key in keys:
             raise InvalidArgumentError(
-                f"preset '{convention.name}' would put two things under the key '{key}'",
+                f"preset '{batch_format.name}' would put two things under the key '{key}'",
                 column=column,
                 hint="name each column once, and convert with --rename where a column has the name of another key",
             )
@@ -341,17 +355,17 @@ def _affine(
     return mean.reshape(shape), inverse.reshape(shape)
 
 
-def _tokens(convention: Convention, tokens: Tokens, request: BatchRequest) -> Finish:
+def _tokens(batch_format: BatchFormat, tokens: Tokens, request: BatchRequest) -> Postprocess:
     """Observations and actions in the order of their names; images are left beside the tokens."""
-    wanted = [item for item in _wanted(convention, request) if not item.spec.variable_length]
+    wanted = [item for item in _wanted(batch_format, request) if not item.spec.variable_length]
     parts: dict[Role, list[str]] = {Role.OBSERVATION: [], Role.ACTION: []}
     for item in sorted(wanted, key=lambda item: item.name):
         is_image = item.spec.role is Role.OBSERVATION and len(item.spec.shape) > 2
-        if item.own and not item.following and item.spec.role in parts and not is_image:
+        if item.own and not item.next_step and item.spec.role in parts and not is_image:
             parts[item.spec.role].append(item.key)
             if item.name in request.offsets:
                 raise InvalidArgumentError(
-                    f"preset '{convention.name}' makes tokens of whole steps, so this column cannot have offsets",
+                    f"preset '{batch_format.name}' makes tokens of whole steps, so this column cannot have offsets",
                     column=item.name,
                 )
     sequences = [item.key for item in wanted if item.spec.name not in request.offsets]
@@ -360,7 +374,7 @@ def _tokens(convention: Convention, tokens: Tokens, request: BatchRequest) -> Fi
         tokens=tokens,
         observations=tuple(parts[Role.OBSERVATION]),
         actions=tuple(parts[Role.ACTION]),
-        sequences=(*sequences, convention.timesteps_key or "", "loss_weight", _N_STEP),
-        pad_left=convention.pad_left,
-        mask_key=convention.mask_key,
+        sequences=(*sequences, batch_format.timesteps_key or "", "loss_weight", _N_STEP),
+        pad_left=batch_format.pad_left,
+        mask_key=batch_format.mask_key,
     )

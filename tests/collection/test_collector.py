@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 import gear_data
 from gear_data.collection.buffers import BufferPool
-from gear_data.collection.collector import MASK, TIMESTEPS, Collector, Output, Share
+from gear_data.collection.collector import Collector
+from gear_data.collection.output import MASK, TIMESTEPS, Output
+from gear_data.collection.plan import CollectSource
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.schema import DTYPES
 from gear_data.selection.windows import Windows
@@ -68,7 +70,9 @@ def all_windows(lengths, context):
 
 
 def collect(dataset, outputs, windows):
-    collector = Collector([Share(dataset._store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True)
+    collector = Collector(
+        [CollectSource(dataset._store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True
+    )
     (collected,) = collector.collect(windows_of(windows))
     assert list(collected.arrays) == [output.key for output in outputs]
     return collected
@@ -173,7 +177,7 @@ def test_what_cannot_be_computed_is_refused_by_column(wide):
     for name, out in (("x.float32.3", "int32"), ("x.int8.one", "uint8"), ("x.float64.one", "int16")):
         with pytest.raises(UnsupportedColumnError) as error:
             Collector(
-                [Share(wide._store.reader(), wide.schema, (Output("x", name, out, COLUMNS[name][1], 0, 2),))],
+                [CollectSource(wide._store.reader(), wide.schema, (Output("x", name, out, COLUMNS[name][1], 0, 2),))],
                 4,
                 reuse=True,
             )
@@ -233,7 +237,7 @@ def test_masks_of_either_side():
 def test_fewer_rows_than_the_collector_was_made_for(wide, wide_episodes):
     name = "x.int16.3"
     output = Output("x", name, "int16", (3,), 0, 4)
-    collector = Collector([Share(wide._store.reader(), wide.schema, (output,))], 10, reuse=True)
+    collector = Collector([CollectSource(wide._store.reader(), wide.schema, (output,))], 10, reuse=True)
     column = [episode[name] for episode in wide_episodes]
     for windows in ([(5, 0, 4)] * 10, [(3, 15, 2)], [], [(8, 30, 3)] * 7):
         (got,) = collector.collect(windows_of(windows))
@@ -287,7 +291,7 @@ def test_the_reader_maps_only_the_shards_it_needs(wide):
     reader = dataset._store.reader()
     shard = int(dataset.episodes["shard"][5])
     output = Output("x", "x.int8.3", "int8", (3,), 0, 4)
-    Collector([Share(reader, dataset.schema, (output,))], 1, reuse=True).collect(windows_of([(5, 0, 4)]))
+    Collector([CollectSource(reader, dataset.schema, (output,))], 1, reuse=True).collect(windows_of([(5, 0, 4)]))
     mapped = np.flatnonzero(dataset._store.shards.addresses[:, 0])
     assert mapped.tolist() == [shard]
 
@@ -296,4 +300,4 @@ def test_sizes_that_overflow_are_refused(wide):
     """2^60 steps of 8 bytes in 4 rows are 2^65 bytes: 0 in int64."""
     output = Output("timesteps", TIMESTEPS, "int64", (), 0, 1 << 60, column=False)
     with pytest.raises(InvalidArgumentError, match="34,359,738,368 GiB"):
-        Collector([Share(wide._store.reader(), wide.schema, (output,))], 4, reuse=True)
+        Collector([CollectSource(wide._store.reader(), wide.schema, (output,))], 4, reuse=True)

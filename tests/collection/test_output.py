@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gear_data
-from gear_data.collection.collector import MASK, TIMESTEPS, Collector, Output, Padding, Share
+from gear_data.collection.collector import Collector
+from gear_data.collection.output import MASK, TIMESTEPS, Output, Padding
+from gear_data.collection.plan import CollectSource
 from gear_data.selection.windows import Windows
 
 
@@ -29,7 +31,9 @@ def dataset(converted_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def collect(dataset, outputs, windows):
-    collector = Collector([Share(dataset._store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True)
+    collector = Collector(
+        [CollectSource(dataset._store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True
+    )
     columns = np.array(windows, np.int64).reshape(-1, 3).T.copy()
     return collector.collect(Windows(*columns))[0].arrays
 
@@ -40,18 +44,18 @@ def step_value(output: Output, episode: dict[str, np.ndarray], step: int) -> Any
     if not output.column:
         if output.source == TIMESTEPS:
             return step + output.origin
-        has_next = step + 1 < total or output.about == "observations"
-        return output.valid if not output.following or has_next else None
+        has_next = step + 1 < total or output.mask_column == "observations"
+        return output.valid if output.shift <= 0 or has_next else None
     values = episode[output.source]
     if output.discounts is not None:
         return sum(
             discount * np.float64(values[step + j]) for j, discount in enumerate(output.discounts) if step + j < total
         )
-    if output.following:
+    if output.shift > 0:
         if step + 1 < total:
             return affine(output, values[step + 1])
         return affine(output, episode["final"]) if output.source == "observations" else None
-    if output.preceding:
+    if output.shift < 0:
         return affine(output, values[step - 1]) if step else output.fill
     return affine(output, values[step])
 
@@ -76,7 +80,7 @@ def expected(output: Output, episodes: list[dict[str, np.ndarray]], windows: lis
         for j in range(output.width):
             if not valid or place <= j < place + len(valid) or output.padding is Padding.FILL:
                 continue
-            if output.padding is Padding.RUN_ON:
+            if output.padding is Padding.EXTRAPOLATE:
                 row[j] = valid[0][0] - place + j + output.origin
             elif output.padding is Padding.FIRST or j < place:
                 row[j] = valid[0][1]
@@ -92,7 +96,7 @@ def an_output(draw: Any, key: str) -> Output:
     common = {"pad_left": draw(st.booleans()), "within_window": draw(st.booleans())}
     if draw(st.integers(0, 2)) == 0:  # masks and timesteps
         if draw(st.booleans()):
-            padding = draw(st.sampled_from([Padding.FILL, Padding.RUN_ON, Padding.EDGE, Padding.FIRST]))
+            padding = draw(st.sampled_from([Padding.FILL, Padding.EXTRAPOLATE, Padding.EDGE, Padding.FIRST]))
             origin = draw(st.integers(-2, 2))
             return Output(
                 key,
@@ -108,16 +112,16 @@ def an_output(draw: Any, key: str) -> Output:
                 **common,
             )
         valid = draw(st.integers(0, 1))
-        about = draw(st.sampled_from([None, "observations", "actions"]))
+        mask_column = draw(st.sampled_from([None, "observations", "actions"]))
         dtype = draw(st.sampled_from(["bool", "float32", "int64"]))
         return Output(
             key, MASK, dtype, (), first, width, fill=1 - valid, column=False, valid=valid,
-            following=about is not None, about=about, **common,
+            shift=int(mask_column is not None), mask_column=mask_column, **common,
         )  # fmt: skip
     source, shape = draw(st.sampled_from([("observations", (3,)), ("actions", (2,)), ("rewards", ())]))
     fill: Any = draw(st.integers(-1, 1))
     padding = draw(st.sampled_from([Padding.FILL, Padding.EDGE, Padding.FIRST]))
-    kind = draw(st.sampled_from(["plain", "following", "preceding", "discounts"]))
+    kind = draw(st.sampled_from(["plain", "next", "previous", "discounts"]))
     if kind == "discounts":
         discounts = tuple(0.9**j for j in range(draw(st.integers(1, 5))))
         return Output(
@@ -131,7 +135,7 @@ def an_output(draw: Any, key: str) -> Output:
             mean, scale = mean[0], scale[0]
     return Output(
         key, source, "float32" if mean is None else "float64", shape, first, width, fill=fill, padding=padding,
-        mean=mean, scale=scale, following=kind == "following", preceding=kind == "preceding", **common,
+        mean=mean, scale=scale, shift={"next": 1, "previous": -1}.get(kind, 0), **common,
     )  # fmt: skip
 
 
@@ -159,8 +163,8 @@ def test_following_rows_without_final_observations_are_padding(make_dataset):
     episode = {"observations": np.arange(6, dtype=np.float32).reshape(3, 2), "rewards": np.ones(3, np.float32)}
     dataset = make_dataset([episode])
     outputs = [
-        Output("next", "observations", "float32", (2,), 0, 4, following=True),
-        Output("mask", MASK, "bool", (), 0, 4, column=False, following=True, about="observations"),
+        Output("next", "observations", "float32", (2,), 0, 4, shift=1),
+        Output("mask", MASK, "bool", (), 0, 4, column=False, shift=1, mask_column="observations"),
     ]
     arrays = collect(dataset, outputs, [(0, 0, 3), (0, 2, 1)])
     assert arrays["next"].tolist() == [[[2, 3], [4, 5], [0, 0], [0, 0]], [[0, 0]] * 4]

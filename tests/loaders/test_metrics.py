@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from gear_data import SequenceLoader
-from gear_data.loaders.batch_builder import Made
+from gear_data.loaders.batch_builder import BuiltBatch
 from gear_data.loaders.metrics import Meter
 from tests.support.feed import reference as ref
 
@@ -78,8 +78,8 @@ def test_time_is_split_between_waiting_and_the_rest(monkeypatch):
     monkeypatch.setattr("gear_data.loaders.metrics.time.perf_counter", lambda: next(clock))
     meter = Meter()
     meter.start()
-    meter.add(Made({}, 4, 1000, 600, None), waited=1.0)
-    meter.add(Made({}, 4, 1000, 800, None), waited=4.0)
+    meter.add(BuiltBatch({}, 4, 1000, 600, None), waited=1.0)
+    meter.add(BuiltBatch({}, 4, 1000, 800, None), waited=4.0)
     assert meter.result() == {
         "batches": 2,
         "windows": 8,

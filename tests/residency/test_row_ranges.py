@@ -24,7 +24,7 @@ reaches = st.builds(
 
 
 def rows_read(reach: Reach, start: int, length: int, total: int) -> set[int]:
-    """As `gear_data.collection.collector.Output` says: the steps it reaches, moved, and those summed with each."""
+    """As `gear_data.collection.output.Output` says: the steps it reaches, moved, and those summed with each."""
     steps = range(start + reach.first, start + reach.first + reach.width)
     valid = [t for t in steps if (start <= t < start + length if reach.within else 0 <= t < total)]
     return {t + reach.shift + k for t in valid for k in range(reach.horizon) if 0 <= t + reach.shift + k < total}

@@ -17,7 +17,7 @@ from gear_data.cluster.client.staging import ClusterStaging
 from gear_data.cluster.client.zero_copy import copied_to, target_rows
 from gear_data.cluster.protocol import ColumnGroup, FetchedSpans, Request
 from gear_data.cluster.rdma.span_read import WriteTargets
-from gear_data.collection.collector import Places
+from gear_data.collection.reader import OutputBuffers
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reader import Finals
 from gear_data.residency.row_ranges import Wanted, row_sizes, wanted_rows
@@ -78,7 +78,7 @@ class _Batch:
     """
 
     windows: Windows
-    places: Places
+    places: OutputBuffers
     total: Int64Array
     finals: Int64Array
     addresses: Int64Array
@@ -140,7 +140,7 @@ class ClusterReader:
             read_variable(self._nodes, self._shards, self._here, column, (shard, first, windows.length))
         )
 
-    def read(self, windows: Windows, places: Places) -> None:
+    def read(self, windows: Windows, places: OutputBuffers) -> None:
         episode = windows.episode_id
         if self._all_of(self._is_here, episode):
             self._local.read(windows, places)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gear_data.collection.collector import Places
+from gear_data.collection.reader import OutputBuffers
 from gear_data.selection.windows import Int64Array, Windows
 
 
@@ -21,7 +21,7 @@ def copied_to(plan: Int64Array, column: int) -> int | None:
     return int(outputs[0]) if fields[cpu.KIND] == cpu.KIND_COPY and not fields[cpu.SHIFT] else None
 
 
-def target_rows(places: Places, output: int, windows: Windows, low: Int64Array, count: Int64Array) -> Int64Array:
+def target_rows(places: OutputBuffers, output: int, windows: Windows, low: Int64Array, count: Int64Array) -> Int64Array:
     """int64 [B]: the address of each window's first valid row in an output that is not shifted.
 
     Args:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
-from gear_data.collection.collector import BatchPlan
+from gear_data.collection.plan import BatchPlan
 from gear_data.common.extras import import_extra
 from gear_data.kernels.cuda import launches
 from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
@@ -81,7 +81,7 @@ class _Buffer:
         self.collected, self.released = cuda.Event(disable_timing=True), cuda.Event(disable_timing=True)
         self._process = os.getpid()
         self.later: Later | None = None
-        uploaded = len(plan.fields) + words
+        uploaded = len(plan.arrays) + words
         self.memory = DeviceBuffer(head + 8 * (uploaded + 1 + drawn_words))
         self.outputs = self.memory.address + head
         self.upload = Upload(uploaded, self.outputs)
@@ -152,7 +152,7 @@ class _Lease:
 
 @dataclass(slots=True)  # made for every batch: see Windows
 class OnDevice:
-    """Batches in device memory, as `gear_data.collection.collector.BatchPlan` lays them out; full
+    """Batches in device memory, as `gear_data.collection.plan.BatchPlan` lays them out; full
     when `collected` has happened.
 
     Attributes:

@@ -68,7 +68,7 @@ class DeviceReader:
     Args:
         reader: reads the same columns on the CPU.
         columns: where kernels read them.
-        plan: int64 [outputs, PLAN_FIELDS], see `gear_data.collection.collector.BatchPlan`, which is kept.
+        plan: int64 [outputs, PLAN_FIELDS], see `gear_data.collection.plan.BatchPlan`, which is kept.
 
     Attributes:
         all_placed: whether kernels read all in place.

@@ -22,7 +22,9 @@ from gear_data.cluster.client.reader import ClusterReader
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.flight import fetch as flight_lane
 from gear_data.cluster.flight.client import Stream
-from gear_data.collection.collector import Collector, Output, Share
+from gear_data.collection.collector import Collector
+from gear_data.collection.output import Output
+from gear_data.collection.plan import CollectSource
 from gear_data.dataset.remote_store import open_remote_store
 from gear_data.errors import ClusterError, InvalidArgumentError
 from gear_data.loaders.presets.outputs import PRESETS
@@ -319,7 +321,7 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
         made.append(
             Output(
                 str(number), name, dtype, spec.shape, first, width, left, -3, within_window=within,
-                following=shift > 0, preceding=shift < 0, discounts=discounts,
+                shift=shift, discounts=discounts,
             )
         )  # fmt: skip
     store, nodes = local._store, remote._store._nodes
@@ -329,7 +331,7 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
     alone = ClusterReader(nodes, store.shards, here | True, *placed, lambda: store.finals)
     found = []
     for reader in (local._store.reader(), remote._store.reader(), mixed, alone):
-        collector = Collector([Share(reader, local.schema, tuple(made))], len(rows), reuse=False)
+        collector = Collector([CollectSource(reader, local.schema, tuple(made))], len(rows), reuse=False)
         (collected,) = collector.collect(chosen)
         arrays = {key: (array.dtype, array.shape, array.tobytes()) for key, array in collected.arrays.items()}
         found.append((arrays, collected.valid_bytes))
@@ -346,7 +348,7 @@ def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypat
     reader = ClusterReader(NoNodes(), store.shards, here, *store.episode_starts, store.lengths, lambda: store.finals)
     output = Output("x", "observations", "float32", (4,), 0, 5)
     collected = [
-        Collector([Share(each, local.schema, (output,))], 3, reuse=False).collect(
+        Collector([CollectSource(each, local.schema, (output,))], 3, reuse=False).collect(
             Windows(np.array([0, 3, 5]), np.array([2, 0, 9]), np.array([5, 5, 5]))
         )[0]
         for each in (local._store.reader(), reader)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gear_data.errors import InvalidArgumentError, NonFiniteError
-from gear_data.loaders.presets.outputs import PRESETS, BatchRequest, batch_finish
+from gear_data.loaders.presets.outputs import PRESETS, BatchRequest, preset_postprocess
 from tests.support.feed import data as feed_data
 from tests.support.feed import presets as published
 from tests.support.feed.batches import CONTEXT, first_batch
@@ -148,7 +148,7 @@ def test_conventions_and_what_finishes_them_travel_to_other_processes(dataset, p
     convention = PRESETS[preset]
     assert pickle.loads(pickle.dumps(convention)) == convention
     request = BatchRequest(dataset.schema, CONTEXT, None, {}, {}, None)
-    finish = batch_finish(convention, request)
+    finish = preset_postprocess(convention, request)
     assert finish is None or pickle.loads(pickle.dumps(finish)).keywords == finish.keywords
 
 

@@ -129,7 +129,7 @@ def test_n_step_returns(dataset, episodes, preset, n_step, discount):
     if convention.sequences is not None:
         np.testing.assert_allclose(got.numpy(), expected[:, 0], rtol=1e-5, atol=1e-5)
         return
-    if "rewards" in convention.trailing_axis:
+    if "rewards" in convention.unsqueeze_last:
         assert got.shape == (64, CONTEXT, 1)
         got = got[..., 0]
     if convention.padding == "first":

@@ -16,7 +16,7 @@ import torch
 from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.loaders.presets.batch_format import Tokens
-from gear_data.loaders.presets.outputs import PRESETS, Convention, resolve_preset
+from gear_data.loaders.presets.outputs import PRESETS, BatchFormat, resolve_preset
 from tests.support.feed import batches as feed_batches
 from tests.support.feed import data as feed_data
 from tests.support.feed import reference as ref
@@ -95,7 +95,7 @@ NORMALIZED = {"normalize": {"observations": (1.0, 2.0)}}
 
 CHANGES: dict[str, Change] = {
     "name": Change("corl", "other", set(), lambda *_: True),
-    "needs": Change("corl", ["observations", "actions"], {"returns"}, lambda p, b, w: "returns" not in b),
+    "required_columns": Change("corl", ["observations", "actions"], {"returns"}, lambda p, b, w: "returns" not in b),
     "roles": Change("jat", ["action"], {"observations"}, lambda p, b, w: "observations" not in b),
     "keys": Change("corl", {"observations": "obs"}, {"states", "obs"}, moved("states", "obs")),
     "source_names": Change("jat", False, {"discrete_actions", "actions"}, moved("discrete_actions", "actions")),
@@ -104,7 +104,7 @@ CHANGES: dict[str, Change] = {
         lambda p, b, w: torch.equal(p["observation.state"], b["observation.state"][:, 0])
         and torch.equal(b["action_is_pad"], b["observation.state_is_pad"]),
     ),
-    "preceding": Change(
+    "previous_step_columns": Change(
         "jat", [], {"rewards"},
         lambda p, b, w: all(
             torch.equal(p["rewards"][r, 1:n], b["rewards"][r, : n - 1]) for r, (_, _, n) in enumerate(w)
@@ -133,7 +133,7 @@ CHANGES: dict[str, Change] = {
         lambda p, b, w: b["actions"].dtype == torch.int64 and torch.equal(b["actions"].float(), p["actions"]),
     ),
     "vectors": Change("corl", False, set(), lambda *_: True),
-    "trailing_axis": Change(
+    "unsqueeze_last": Change(
         "d3rlpy", ["actions", "rewards"], {"returns_to_go", "terminals"},
         lambda p, b, w: torch.equal(p["returns_to_go"][..., 0], b["returns_to_go"]) and b["rewards"].shape[2:] == (1,),
     ),
@@ -187,7 +187,7 @@ def resolved(change, name):
 
 
 def test_every_field_is_tested():
-    assert set(CHANGES) == {item.name for item in dataclasses.fields(Convention)}
+    assert set(CHANGES) == {item.name for item in dataclasses.fields(BatchFormat)}
 
 
 def test_vectors_refuses_images_and_else_takes_them(make_dataset, episodes):
@@ -206,7 +206,7 @@ def test_options_over_a_preset_are_written_down(name):
     data = json.loads(json.dumps(convention.to_json()))
     assert data["name"] == name and data["side"] == "left"
     tokens = data.pop("tokens")
-    again = Convention(**{key: tuple(v) if isinstance(v, list) else v for key, v in data.items()})
+    again = BatchFormat(**{key: tuple(v) if isinstance(v, list) else v for key, v in data.items()})
     if tokens is not None:
         tokens = Tokens(**{**tokens, "companded": tuple(tokens["companded"])})
     assert dataclasses.replace(again, tokens=tokens) == convention
@@ -216,7 +216,7 @@ def test_unknown_fields_list_the_known_ones(dataset):
     with pytest.raises(UnknownNameError) as error:
         SequenceLoader(dataset, preset="corl", preset_options={"sidee": "left"})
     assert "did you mean 'side'" in str(error.value)
-    assert all(item.name in str(error.value) for item in dataclasses.fields(Convention))
+    assert all(item.name in str(error.value) for item in dataclasses.fields(BatchFormat))
     with pytest.raises(UnknownNameError, match="did you mean 'actions'"):
         SequenceLoader(dataset, preset="corl", preset_options={"fill": {"acton": 1}})
     with pytest.raises(UnknownNameError, match="did you mean 'bins'"):
@@ -227,12 +227,33 @@ def test_unknown_fields_list_the_known_ones(dataset):
 
 @pytest.mark.parametrize(
     "options",
-    [{"side": "up"}, {"side": 1}, {"padding": "run_on"}, {"dtype": "float16"}, {"mask_dtype": "f4"}, {"fill": 3},
-     {"mask_valid": 1}, {"timesteps_origin": 0.5}, {"return_scale": "1"}, {"return_scale": True}, {"needs": "actions"},
-     {"needs": [1]}, {"mask_key": 3}, {"tokens": 3}, {"tokens": {"bins": 1}}, {"tokens": {"mu": 0}}, {"name": None},
-     {"timesteps_padding": "edge"}, {"timesteps_dtype": "bool"}, {"fill": {"actions": "0"}}, {"keys": {"actions": 0}},
-     "side", 5, 0],
-)  # fmt: skip
+    [
+        {"side": "up"},
+        {"side": 1},
+        {"padding": "extrapolate"},
+        {"dtype": "float16"},
+        {"mask_dtype": "f4"},
+        {"fill": 3},
+        {"mask_valid": 1},
+        {"timesteps_origin": 0.5},
+        {"return_scale": "1"},
+        {"return_scale": True},
+        {"required_columns": "actions"},
+        {"required_columns": [1]},
+        {"mask_key": 3},
+        {"tokens": 3},
+        {"tokens": {"bins": 1}},
+        {"tokens": {"mu": 0}},
+        {"name": None},
+        {"timesteps_padding": "edge"},
+        {"timesteps_dtype": "bool"},
+        {"fill": {"actions": "0"}},
+        {"keys": {"actions": 0}},
+        "side",
+        5,
+        0,
+    ],
+)
 def test_options_of_the_wrong_kind_are_refused(options):
     with pytest.raises(InvalidArgumentError):
         resolve_preset("gato", options)

@@ -8,7 +8,7 @@ import torch
 
 from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError, UnknownNameError
-from gear_data.loaders.presets.outputs import PRESETS, BatchRequest, Convention, batch_outputs, text_columns
+from gear_data.loaders.presets.outputs import PRESETS, BatchFormat, BatchRequest, batch_outputs, text_columns
 from gear_data.schema import ColumnSpec, Schema
 from tests.support.feed import reference as ref
 from tests.support.feed.batches import CONTEXT, column, first_batch
@@ -160,7 +160,9 @@ def test_a_column_that_a_preset_needs_is_named(make_dataset, episodes, preset):
 
 
 def test_a_convention_of_ones_own(dataset, episodes):
-    mine = Convention(name="mine", needs=("actions",), keys={"actions": "a"}, mask_key="ok", timesteps_key=None)
+    mine = BatchFormat(
+        name="mine", required_columns=("actions",), keys={"actions": "a"}, mask_key="ok", timesteps_key=None
+    )
     batch, windows = first_batch(dataset, preset=mine)
     expected = ref.right_padded([episode["actions"] for episode in episodes], windows, 0, CONTEXT)
     assert set(batch) == {"a", "ok", "valid_count"}

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear_data.collection.collector import MASK, TIMESTEPS, Collector, Output, Padding, Places, Share
+from gear_data.collection.collector import Collector
+from gear_data.collection.output import MASK, TIMESTEPS, Output, Padding
+from gear_data.collection.plan import CollectSource
+from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels.cpu import collect as cpu
 from gear_data.kernels.cuda.launches import EpisodeTables, OutputPlan, WindowRows, collect, piece_counts, plan_buffers
 from gear_data.schema import DTYPES, ColumnSpec, Schema
@@ -75,7 +78,7 @@ class Columns:
     def values(self, column: int, windows: Windows) -> Any:
         raise NotImplementedError
 
-    def read(self, windows: Windows, places: Places) -> None:
+    def read(self, windows: Windows, places: OutputBuffers) -> None:
         cpu.collect(
             windows.episode_id, windows.start, windows.length, places.rows, self.shards, self.bases,
             np.array(self.lengths, np.int64), self.finals, self.addresses, places.plan, places.addresses, places.per,
@@ -94,13 +97,13 @@ class Columns:
         raw[self.launch.offset :] = array.reshape(-1).view(np.uint8)
         return self.runner.put(raw, align=self.launch.align) + self.launch.offset
 
-    def _read_on_device(self, windows: Windows, places: Places) -> None:
+    def _read_on_device(self, windows: Windows, places: OutputBuffers) -> None:
         plan = places.plan.copy()
         for buffer in plan_buffers(places.plan):
             plan[buffer.row, buffer.field] = self._put_bytes(buffer.address, buffer.nbytes)
         for number, output in enumerate(self.outputs):
             if places.plan[number, cpu.FINALS]:
-                column = self.final_columns[output.source if output.column else str(output.about)]
+                column = self.final_columns[output.source if output.column else str(output.mask_column)]
                 plan[number, cpu.FINALS] = self._put_column(column)
         addresses = np.array([[self._put_column(array) for array in shard] for shard in self.columns], np.int64)
         rows = len(windows) if self.launch.rows_of is None else max(self.launch.rows_of, default=-1) + 1
@@ -126,7 +129,7 @@ class Columns:
             valid=valid,
         )
         for output, address in zip(self.outputs, targets, strict=True):
-            shape = (rows, *output.shape) if output.single else (rows, output.width, *output.shape)
+            shape = (rows, *output.shape) if output.squeeze_time else (rows, output.width, *output.shape)
             self.got[output.key] = self.runner.get(address, shape, output.array_dtype)
         self.got_valid = self.runner.get(valid, len(places.valid), np.int64).tolist()
 
@@ -149,7 +152,9 @@ def check(columns: Columns, outputs: list[Output], rows: list[tuple[int, int, in
     columns.outputs = tuple(outputs)
     episode, start, length = np.array(rows, np.int64).reshape(-1, 3).T.copy()
     windows = Windows(episode, start, length)
-    collector = Collector([Share(columns, columns.schema, columns.outputs)], len(rows), batches=batches, reuse=True)
+    collector = Collector(
+        [CollectSource(columns, columns.schema, columns.outputs)], len(rows), batches=batches, reuse=True
+    )
     try:
         with np.errstate(all="ignore"):
             collected = collector.collect(windows, batches)
@@ -192,9 +197,8 @@ def outputs_of(draw: Any, key: str, name: str, dtype: str, shape: tuple[int, ...
         "fill": draw(st.sampled_from([0, 1])),
         "within_window": draw(st.booleans()),
         "padding": draw(st.sampled_from([Padding.FILL, Padding.EDGE, Padding.FIRST])),
-        "following": draw(st.booleans()),
+        "shift": draw(st.sampled_from([0, 1, -1])),
     }
-    options["preceding"] = not options["following"] and draw(st.booleans())
     first, width = draw(st.integers(-9, 9)), draw(st.integers(1, 12))
     kind = draw(st.sampled_from(["copy", "convert", "normalise", "discount"]))
     out = draw(st.sampled_from(["float32", "float64", "float16", "bfloat16"]))
@@ -206,7 +210,7 @@ def outputs_of(draw: Any, key: str, name: str, dtype: str, shape: tuple[int, ...
         options["mean"] = rng.normal(0, 9, draw(st.sampled_from([1, size])))
         options["scale"] = np.array([np.inf]) if draw(st.integers(0, 9)) == 0 else rng.normal(0, 9, size)
     if kind == "discount":
-        options.update(following=False, preceding=False)
+        options["shift"] = 0
         options["discounts"] = tuple(0.9**j for j in range(draw(st.integers(1, 5))))
     return converted(key, name, shape, out, first, width, **options)
 
@@ -230,8 +234,8 @@ def batches(draw: Any) -> tuple[dict[str, Any], list[Output], list[tuple[int, in
         Output(
             "mask", MASK, draw(st.sampled_from(["bool", "float32", "int64"])), draw(st.sampled_from([(), (3,)])),
             draw(st.integers(-3, 3)), draw(st.integers(1, 9)), draw(st.booleans()), column=False,
-            padding=draw(st.sampled_from([Padding.FILL, Padding.EDGE])), following=draw(st.booleans()),
-            about=draw(st.sampled_from([None, "x0"])), fill=draw(st.sampled_from([0, 1])),
+            padding=draw(st.sampled_from([Padding.FILL, Padding.EDGE])), shift=draw(st.sampled_from([0, 1])),
+            mask_column=draw(st.sampled_from([None, "x0"])), fill=draw(st.sampled_from([0, 1])),
         )
     )  # fmt: skip
     places = [(e, s) for e, length in enumerate(lengths) for s in range(length)]
@@ -259,7 +263,7 @@ class CollectChecks:
             Output("right", "x", dtype, shape, 0, 9),
             Output("left", "x", dtype, shape, 0, 9, pad_left=True, fill=1),
             Output("around", "x", dtype, shape, -4, 9, within_window=False, padding=Padding.EDGE),
-            Output("one", "x", dtype, shape, 0, 1, single=True),
+            Output("one", "x", dtype, shape, 0, 1, squeeze_time=True),
         ]
         check(columns, outputs, windows_of(lengths, 9))
 
@@ -325,7 +329,7 @@ class CollectChecks:
             Output("left", "x", "uint8", (row,), 1, context, pad_left=True, fill=3),
             converted("own", "x", (row,), "float32", 0, context, mean=np.arange(row), scale=np.arange(row) + 0.25),
             converted("wide", "y", (row,), "float32", 0, 9, mean=np.arange(row), scale=np.arange(row) + 0.25),
-            Output("steps", TIMESTEPS, "int64", (), -2, context, column=False, padding=Padding.RUN_ON),
+            Output("steps", TIMESTEPS, "int64", (), -2, context, column=False, padding=Padding.EXTRAPOLATE),
         ]
         check(columns, outputs, [(1, 1, context), (1, 3, context), (2, 0, context // 2), (0, 2, 3)])
 
@@ -345,7 +349,7 @@ class CollectChecks:
         outputs = [
             Output(
                 f"{shift} {left} {within}", "x", out, (3,), first, 6, left, 7, padding=padding, within_window=within,
-                following=shift > 0, preceding=shift < 0,
+                shift=shift,
             )
             for shift in (1, -1)
             for left in (False, True)
@@ -375,12 +379,12 @@ class CollectChecks:
         columns.outputs = (Output("x", "x", "float32", (11,), 0, 6),)
         windows = Windows(*np.array([[0, 1, 1], [1, 0, 5], [3, 6, 4]], np.int64))
         expected = Columns(runner, {"x": ("float32", (11,))}, lengths, [0, 1])
-        collector = Collector([Share(expected, expected.schema, columns.outputs)], 3, reuse=True)
+        collector = Collector([CollectSource(expected, expected.schema, columns.outputs)], 3, reuse=True)
         expected.outputs = columns.outputs
         (batch,) = collector.collect(windows)
         plan = collector._plan.plans[0]
         memory = np.zeros((4, 6, 11), np.float32)
-        places = Places(
+        places = OutputBuffers(
             plan, np.array([memory.ctypes.data]), np.array(launch.rows_of, np.int64), 3, np.zeros(1, np.int64)
         )
         columns.read(windows, places)

@@ -10,7 +10,10 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.collector import Collector, ColumnReader, Output, Padding, Share
+from gear_data.collection.collector import Collector
+from gear_data.collection.output import Output, Padding
+from gear_data.collection.plan import CollectSource
+from gear_data.collection.reader import ColumnReader
 from gear_data.schema import Schema
 from gear_data.selection.windows import Windows
 
@@ -31,8 +34,8 @@ OUTPUTS = {
     ),
     "mixed": (
         Output("o", *_VECTOR, 0, 30, within_window=False),
-        Output("next", *_VECTOR, 0, 30, following=True),
-        Output("last", "actions", "float32", (3,), 0, 30, preceding=True, fill=5),
+        Output("next", *_VECTOR, 0, 30, shift=1),
+        Output("last", "actions", "float32", (3,), 0, 30, shift=-1, fill=5),
         Output("r", "rewards", "float32", (), 0, 30, pad_left=True),
         Output("mask", "mask", "uint8", (), 0, 30, column=False),
     ),
@@ -54,7 +57,7 @@ def batches(
     found = {}
     for name in names:
         outputs = OUTPUTS[name]
-        collector = Collector([Share(reader, schema, outputs)], ROWS, reuse=True)
+        collector = Collector([CollectSource(reader, schema, outputs)], ROWS, reuse=True)
         for seed in range(3):
             for key, array in collector.collect(windows(lengths, seed))[0].arrays.items():
                 found[f"{name} {seed} {key}"] = np.frombuffer(array.tobytes(), np.uint8)

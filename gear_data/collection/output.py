@@ -1,0 +1,139 @@
+"""Outputs: the arrays of a batch, as values.
+
+An `Output` says which steps of a window go where in one array, and what padding holds. A preset gives a list of
+outputs; a `BatchPlan` turns the list into numbers for the kernels.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import InvalidArgumentError
+
+TIMESTEPS = "timesteps"
+MASK = "mask"
+
+#: Far more than any memory holds, and far below the sizes that overflow int64.
+_MAX_BATCH_BYTES = 1 << 40
+
+
+class Padding(enum.StrEnum):
+    """The values of padding steps."""
+
+    FILL = "fill"  # `Output.fill`
+    EDGE = "edge"  # the nearest valid step
+    FIRST = "first"  # the first valid step
+    EXTRAPOLATE = "extrapolate"  # TIMESTEPS only: the count continues
+
+
+@dataclass(frozen=True)
+class Output:
+    """One array of a batch: [B, width, *shape].
+
+    Attributes:
+        key: name in the batch.
+        source: name of a column; or `TIMESTEPS` or `MASK` if `column` is False.
+        dtype: NumPy name of the output's dtype.
+        shape: shape of one step.
+        first, width: steps to read, relative to the window's start: from first to first + width - 1.
+        pad_left: True puts valid steps at the end. False leaves every step at its own position.
+        fill: one padding step, [*shape] or a scalar. The batch holds this value; it is not normalised.
+        mean, scale: output = (value - mean) * scale, float64 [elements] or [1]. None copies (or casts).
+        column: whether `source` is a column.
+        within_window: True pads steps outside the window. False pads only steps outside the episode.
+        padding: the values of padding steps. A window without any valid step holds `fill`.
+        origin: TIMESTEPS: the number of an episode's first step.
+        valid: MASK: the value at valid steps. `fill` is the value at padding.
+        shift: 0, +1 or -1. With +1 each step holds the row of the next step; the last step of an episode holds the
+            final observation, or padding if the episode has none. With -1 each step holds the row of the step before;
+            the first step of an episode holds `fill`.
+        mask_column: MASK with shift=+1: the column whose final observations count as valid.
+        squeeze_time: the array is [B, *shape], without the axis of steps; `width` is 1.
+        discounts: output = sum over j of discounts[j] * value[t + j], up to the episode's end, computed in float64.
+            For n-step returns: 1, gamma, ..., gamma^(n - 1).
+        half: `float16` or `bfloat16`: the dtype to which float32 values are rounded. The array of bfloat16 is uint16
+            and holds its bits.
+    """
+
+    key: str
+    source: str
+    dtype: str
+    shape: tuple[int, ...]
+    first: int
+    width: int
+    pad_left: bool = False
+    fill: Any = 0
+    mean: npt.NDArray[np.float64] | None = None
+    scale: npt.NDArray[np.float64] | None = None
+    column: bool = True
+    within_window: bool = True
+    padding: Padding = Padding.FILL
+    origin: int = 0
+    valid: Any = 1
+    shift: int = 0
+    mask_column: str | None = None
+    squeeze_time: bool = False
+    discounts: tuple[float, ...] | None = None
+    half: str | None = None
+
+    @property
+    def array_dtype(self) -> np.dtype[Any]:
+        """The dtype of the array; uint16 for bfloat16."""
+        if self.half is None:
+            return np.dtype(self.dtype)
+        return np.dtype("float16" if self.half == "float16" else "uint16")
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of one row (one window) of the array."""
+        return self.shape if self.squeeze_time else (self.width, *self.shape)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one step in the array."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.array_dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row (one window) in the array."""
+        return self.width * self.step_bytes
+
+
+def check_batch_bytes(outputs: Sequence[Output], rows: int) -> None:
+    """Checks that a batch of `rows` windows has at most 1 TiB.
+
+    Raises:
+        InvalidArgumentError: the batch would be larger.
+    """
+    # Python's integers do not overflow.
+    size = rows * sum(output.row_bytes for output in outputs)
+    if size > _MAX_BATCH_BYTES:
+        widest = max(output.width for output in outputs)
+        raise InvalidArgumentError(
+            f"a batch of {rows:,} windows of up to {widest:,} steps would be {size / 2**30:,.0f} GiB",
+            hint=f"choose batch_size, context and offsets so that it is less than {_MAX_BATCH_BYTES >> 30:,} GiB",
+        )
+
+
+def check_alike(outputs: Sequence[Output], others: Sequence[Output]) -> None:
+    """Checks that windows of two datasets fit in one batch.
+
+    Raises:
+        InvalidArgumentError: the outputs differ in a key, the number of steps, a shape or a dtype.
+    """
+    left, right = (
+        {o.key: (o.width, o.shape, o.half or o.dtype, o.squeeze_time) for o in each} for each in (outputs, others)
+    )
+    for key in {**left, **right}:
+        if left.get(key) != right.get(key):
+            raise InvalidArgumentError(
+                f"the datasets' batches differ in '{key}': (steps, shape, dtype, squeeze_time) are {left.get(key)} "
+                f"and {right.get(key)}",
+                hint="choose common columns, or batches of one dataset each",
+            )
