@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.progress import pluralize
-from gear_data.ingest.findings.record import Finding
+from gear_data.ingest.findings.log import Finding
 from gear_data.schema import ColumnSpec
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.statistics import ColumnStatistics

@@ -14,12 +14,12 @@ from typing import Any, Literal
 from gear_data.common.progress import pluralize, progress_bar
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ResumeError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
-from gear_data.ingest.destination import check_apart, no_empty_folder, prepare
+from gear_data.ingest.destination import check_disjoint, prepare, removed_if_failed
 from gear_data.ingest.engine.processes import Engine, Workers, in_this_process, side_by_side
-from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, plan
-from gear_data.ingest.findings.checks import lint_whole
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.dataset import check_dataset
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline.prepare import stored_schema
 from gear_data.ingest.source import EpisodeSource, check_count, source_options
@@ -134,26 +134,26 @@ def convert(
     wanted, folder = prepare(plain_path(destination), overwrite, resume)
     store = open_file_store(folder)
     location = locate(source, split)
-    check_apart(location, wanted)
+    check_disjoint(location, wanted)
     given = plain_path(source) if isinstance(source, str | os.PathLike) else source
-    recipe = Recipe(given, split, format, options, keep_encoded, strict, shard_bytes)
-    soon, most = _worker_counts(engine, jobs, recipe, location, store)
-    with Workers(recipe, store.name, most) as workers:
+    spec = ConversionSpec(given, split, format, options, keep_encoded, strict, shard_bytes)
+    soon, most = _worker_counts(engine, jobs, spec, location, store)
+    with Workers(spec, store.name, most) as workers:
         workers.adjust(soon)  # they start while this process opens the source
-        opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
-        recipe = replace(recipe, format=format_name)
-        identity = _identity(location, recipe)
+        opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
+        spec = replace(spec, format=format_name)
+        identity = _identity(location, spec)
         if resume and store.size(MANIFEST_NAME) is not None:
             return _already_done(store, identity, began)
         if overwrite and folder != wanted:
             store.remove("")  # what an earlier, failed overwrite left
         tasks = plan(opened.units(), shard_bytes)
         noted = {**identity, "tasks": [list(task.start) for task in tasks]}
-        with no_empty_folder(folder):
+        with removed_if_failed(folder):
             conversion = StagedDataset(store, stored_schema(opened), noted, resume=resume)
             try:
                 workers.adjust(len(tasks) - 1)
-                run = _engine(engine, jobs, recipe, opened, store, workers)
+                run = _engine(engine, jobs, spec, opened, store, workers)
                 manifest = _fill(store, conversion, opened, run, tasks, {"reason": reason, **identity}, progress)
             except BaseException as error:
                 kept = conversion.abandon()
@@ -213,14 +213,14 @@ def _check_arguments(
         check_count("jobs", jobs, 1)
 
 
-def _identity(location: Location, recipe: Recipe) -> dict[str, Any]:
+def _identity(location: Location, spec: ConversionSpec) -> dict[str, Any]:
     """What must be the same for a resumed conversion, and what the manifest says of the source."""
     return {
-        "format": recipe.format,
+        "format": spec.format,
         "source": location.name,
         "source_files": [[file.name, file.size, file.stamp] for file in location.files],
         "source_fingerprint": getattr(location.dataset, "_fingerprint", None),
-        "options": recipe.to_json(),
+        "options": spec.to_json(),
     }
 
 
@@ -231,48 +231,48 @@ def _all_findings(
     metadata: Mapping[str, Any],
     *,
     strict: bool,
-) -> Findings:
-    findings = Findings()
+) -> FindingLog:
+    findings = FindingLog()
     findings.restore([*noticed, *(finding for result in results for finding in result.findings)])
     if strict:
-        findings.forbid()
+        findings.make_strict()
     files, contents = joined.episodes.column("source"), joined.episodes.column("content").to_pylist()
     steps = sum(shard.steps for shard in joined.shards)
-    lint_whole(findings, metadata, contents, steps, lambda i: (str(files[i].as_py()), int(joined.rows[i])))
+    check_dataset(findings, metadata, contents, steps, lambda i: (str(files[i].as_py()), int(joined.rows[i])))
     return findings
 
 
 def _worker_counts(
-    engine: str, jobs: int | None, recipe: Recipe, location: Location, store: FileStore
+    engine: str, jobs: int | None, spec: ConversionSpec, location: Location, store: FileStore
 ) -> tuple[int, int]:
     """How many processes beside this one are worth starting by the source's size alone, and how many there may be."""
-    if engine != "local" or not _movable(recipe, store):
+    if engine != "local" or not _movable(spec, store):
         return 0, 0
     soon = sum(file.size for file in location.files) // _BYTES_A_PROCESS
     most = (len(os.sched_getaffinity(0)) if jobs is None else jobs) - 1
     return (min(soon, most), min(soon, most) if jobs is None else most)
 
 
-def _movable(recipe: Recipe, store: FileStore) -> bool:
+def _movable(spec: ConversionSpec, store: FileStore) -> bool:
     """An object in memory, and a file system in memory, are this process's alone."""
-    source_is = isinstance(recipe.source, str) and not recipe.source.startswith("memory:")
+    source_is = isinstance(spec.source, str) and not spec.source.startswith("memory:")
     return source_is and not store.name.startswith("memory:")
 
 
 def _engine(
-    name: str, jobs: int | None, recipe: Recipe, source: EpisodeSource, store: FileStore, workers: Workers
+    name: str, jobs: int | None, spec: ConversionSpec, source: EpisodeSource, store: FileStore, workers: Workers
 ) -> Engine:
     if name == "ray":
-        if not _movable(recipe, store):
+        if not _movable(spec, store):
             raise InvalidArgumentError(
                 "a source in the memory of this process cannot be converted by others", hint="leave --engine ray out"
             )
         from gear_data.ingest.engine.ray_cluster import on_ray
 
-        return on_ray(recipe, store.name, jobs)
+        return on_ray(spec, store.name, jobs)
     if not workers.processes:
-        return in_this_process(recipe, source, store)
-    return side_by_side(workers, recipe, source, store)
+        return in_this_process(spec, source, store)
+    return side_by_side(workers, spec, source, store)
 
 
 def _json_able(value: Any) -> Any:

@@ -54,7 +54,7 @@ def prepare(destination: str, overwrite: bool, resume: bool) -> tuple[str, str]:
         ) from error
 
 
-def check_apart(location: Location, destination: str) -> None:
+def check_disjoint(location: Location, destination: str) -> None:
     """Raises InvalidArgumentError where a source on this machine and the destination are one in the other."""
     if is_remote(destination):
         return
@@ -118,7 +118,7 @@ def _local_folder(target: Path, overwrite: bool, resume: bool) -> Path:
 
 
 @contextmanager
-def no_empty_folder(folder: str) -> Iterator[None]:
+def removed_if_failed(folder: str) -> Iterator[None]:
     """Removes a local folder that the body made and left empty when it failed."""
     existed = os.path.exists(folder)
     try:

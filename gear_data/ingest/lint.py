@@ -9,9 +9,9 @@ from typing import Any
 
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError
-from gear_data.ingest.engine.recipe import Recipe
-from gear_data.ingest.findings.checks import lint_whole
-from gear_data.ingest.findings.record import Finding
+from gear_data.ingest.engine.spec import ConversionSpec
+from gear_data.ingest.findings.dataset import check_dataset
+from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import source_options
@@ -81,8 +81,8 @@ def lint(
         max_episode_steps=max_episode_steps,
     )
     location = locate(source, split)
-    recipe = Recipe(source, split, format, options, keep_encoded, strict=False, shard_bytes=0)
-    opened, format_name, reason = recipe.open(location, threads=len(os.sched_getaffinity(0)))
+    spec = ConversionSpec(source, split, format, options, keep_encoded, strict=False, shard_bytes=0)
+    opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
     schema = stored_schema(opened)
     contents: list[bytes] = []
     places: list[tuple[str, int]] = []
@@ -95,5 +95,5 @@ def lint(
             bar.update(block.source_rows)
     if not contents:
         raise EmptySourceError("the source holds no episode", file=location.name)
-    lint_whole(opened.findings, opened.metadata, contents, steps, places.__getitem__)
+    check_dataset(opened.findings, opened.metadata, contents, steps, places.__getitem__)
     return LintReport(len(contents), steps, tuple(opened.findings), format_name, reason)

@@ -80,7 +80,7 @@ class Location:
         return next((file for file in self.files if file.name == name), None)
 
 
-def several_datasets(names: Sequence[str], one: str, other: str) -> str | None:
+def separate_datasets_hint(names: Sequence[str], one: str, other: str) -> str | None:
     """What to do where two of a source's files do not fit together and lie in different folders; else None."""
     if PurePosixPath(one).parent == PurePosixPath(other).parent:
         return None

@@ -17,7 +17,7 @@ from gear_data.errors import (
     UnknownFormatError,
     UnknownNameError,
 )
-from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import EpisodeSource
@@ -111,16 +111,16 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
 def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource:
     given = plain_path(source) if isinstance(source, str | os.PathLike) else source
     try:
-        recipe = Recipe.from_json(given, manifest.provenance["options"])
+        spec = ConversionSpec.from_json(given, manifest.provenance["options"])
     except (KeyError, TypeError, AttributeError) as error:
         raise _unusable(folder, "options", error) from error
-    location = locate(given, recipe.split)
+    location = locate(given, spec.split)
     try:
-        opened, _, _ = recipe.open(location, threads=len(os.sched_getaffinity(0)))
+        opened, _, _ = spec.open(location, threads=len(os.sched_getaffinity(0)))
     except (UnknownFormatError, UnknownNameError) as error:
         # Its hints are about options, which are not asked for here.
         raise SourceChangedError(
-            f"is not what the dataset was made of, a source of the format {recipe.format}: {error.message}",
+            f"is not what the dataset was made of, a source of the format {spec.format}: {error.message}",
             file=location.name,
             hint=f"it was made of {manifest.provenance.get('source')}",
         ) from error

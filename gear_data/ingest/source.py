@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gear_data.errors import InvalidArgumentError
-from gear_data.ingest.findings.record import Findings
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position
@@ -101,13 +101,13 @@ class EpisodeSource(Protocol):
 
     Columns carry canonical names (`gear_data.ingest.pipeline.names`). End flags are given as far
     as the source has them:
-    `dones`, `terminated`, `truncated`, as bool; `gear_data.ingest.pipeline.ends` completes them.
+    `dones`, `terminated`, `truncated`, as bool; `gear_data.ingest.pipeline.end_flags` completes them.
     """
 
-    findings: Findings
+    findings: FindingLog
     #: What a resumed run must know of the episodes before its start, JSON-able: saved with every block, and put back
     #: before `blocks` is called again.
-    notes: dict[str, Any]
+    resume_state: dict[str, Any]
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:

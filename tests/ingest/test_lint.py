@@ -14,10 +14,11 @@ import pytest
 
 import gear_data
 from gear_data.errors import EmptySourceError, FindingError, GearError
-from gear_data.ingest.findings.checks import lint_block, lint_whole
-from gear_data.ingest.findings.jumps import observation_jumps
-from gear_data.ingest.findings.record import Finding, Findings
-from gear_data.ingest.pipeline.ends import complete_ends
+from gear_data.ingest.findings.dataset import check_dataset
+from gear_data.ingest.findings.episodes import check_episodes
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.observation_jumps import find_jumps
+from gear_data.ingest.pipeline.end_flags import complete_end_flags
 from gear_data.storage.block import BEGIN, EpisodeBlock
 
 Array = npt.NDArray[Any]
@@ -45,7 +46,7 @@ def swing(seed: int, steps: int = 200) -> Array:
 
 
 def jumps(episodes: Sequence[Array]) -> list[tuple[int, int]]:
-    return observation_jumps(np.concatenate(episodes), np.array([len(e) for e in episodes]))
+    return find_jumps(np.concatenate(episodes), np.array([len(e) for e in episodes]))
 
 
 def block_of(observations: Sequence[Array], **columns: Array) -> EpisodeBlock:
@@ -113,8 +114,8 @@ class TestJumps:
     def test_a_jump_is_a_finding_with_its_place(self) -> None:
         observations = [swing(1), np.concatenate([swing(2), swing(2) + 20])]
         for rows_are_steps, row in ((True, 100 + 199), (False, 100)):
-            findings = Findings()
-            lint_block(block_of(observations), findings, rows_are_steps=rows_are_steps)
+            findings = FindingLog()
+            check_episodes(block_of(observations), findings, rows_are_steps=rows_are_steps)
             (finding,) = findings
             assert (finding.code, finding.count, finding.file, finding.row, finding.column) == (
                 "observation-jump", 1, "file1", row, "observations",
@@ -132,8 +133,8 @@ class TestJumps:
             "observations.state": teleport,
             "observations.height": teleport[:, 0].copy(),
         }
-        findings = Findings()
-        lint_block(block_of([np.zeros((steps, 0), np.float32)], **others), findings, rows_are_steps=True)
+        findings = FindingLog()
+        check_episodes(block_of([np.zeros((steps, 0), np.float32)], **others), findings, rows_are_steps=True)
         assert [finding.column for finding in findings] == ["observations.state", "observations.height"]
 
     def test_real_rollouts_have_none_and_glued_ones_do(self, shared_data: Path) -> None:
@@ -155,46 +156,46 @@ class TestJumps:
 
 class TestFindings:
     def test_episodes_of_one_step(self) -> None:
-        findings = Findings()
-        lint_block(block_of([swing(0, 3), swing(1, 1), swing(2, 1)]), findings, rows_are_steps=True)
+        findings = FindingLog()
+        check_episodes(block_of([swing(0, 3), swing(1, 1), swing(2, 1)]), findings, rows_are_steps=True)
         assert [(f.code, f.count, f.file, f.row) for f in findings] == [("one-step-episode", 2, "file1", 100)]
 
     def test_both_flags_are_kept(self) -> None:
         flags = np.array([False, False, True, False, True])
         block = block_of([swing(0, 3), swing(1, 2)], terminated=flags, truncated=flags & [0, 0, 0, 0, 1])
-        findings = Findings()
-        ready = complete_ends(block, findings)
+        findings = FindingLog()
+        ready = complete_end_flags(block, findings)
         assert [(f.code, f.count, f.file, f.row) for f in findings] == [("both-flags", 1, "file1", 100)]
         assert ready.columns["terminated"].tolist() == flags.tolist()
         assert ready.columns["truncated"].tolist() == [False, False, False, False, True]
 
     def test_duplicates(self) -> None:
         contents = [bytes([i]) * 16 for i in (5, 3, 5, 9, 3, 5, 200)]
-        findings = Findings()
-        lint_whole(findings, {}, contents[:2], 9, place)
-        lint_whole(findings, {}, [], 0, place)
+        findings = FindingLog()
+        check_dataset(findings, {}, contents[:2], 9, place)
+        check_dataset(findings, {}, [], 0, place)
         assert not list(findings)
-        lint_whole(findings, {}, contents, 9, place)
+        check_dataset(findings, {}, contents, 9, place)
         assert [(f.code, f.count, f.file, f.row) for f in findings] == [("duplicate-episode", 3, "file2", 20)]
         assert "episode 2 as episode 0;" in next(iter(findings)).message
 
     def test_declared_totals(self) -> None:
         contents = [b"a" * 16, b"b" * 16]
         declared = {"total_episodes": 2, "total_frames": 31, "total_steps": 30}
-        findings = Findings()
-        lint_whole(findings, declared, contents, 30, place)
+        findings = FindingLog()
+        check_dataset(findings, declared, contents, 30, place)
         assert [(f.code, f.column) for f in findings] == [("metadata-disagrees", "total_frames")]
-        findings = Findings()
+        findings = FindingLog()
         findings.add(Finding("bad-episode", "left out"))
-        lint_whole(findings, declared, contents, 30, place)
+        check_dataset(findings, declared, contents, 30, place)
         assert [f.code for f in findings] == ["bad-episode"]
 
     def test_equal_codes_add_up_and_keep_the_first_place(self) -> None:
-        findings = Findings()
+        findings = FindingLog()
         findings.add(Finding("a", "first; kept", 2, "x", 1, "c"))
         findings.add(Finding("a", "second; kept", 3, "y", 2, "c"))
         findings.add(Finding("a", "other column; kept", 1, "y", 2, "d"))
-        merged = Findings()
+        merged = FindingLog()
         merged.restore([*findings.to_json(), *findings.to_json()])
         assert [(f.message, f.count, f.file, f.row) for f in merged] == [
             ("first; kept", 10, "x", 1),
@@ -203,15 +204,15 @@ class TestFindings:
 
     def test_forbidden(self) -> None:
         finding = Finding("a-code", "is odd; kept", 2, "x", 1, "c")
-        findings = Findings()
-        findings.forbid()
+        findings = FindingLog()
+        findings.make_strict()
         with pytest.raises(FindingError, match=r"x, column 'c', row 1: a-code: is odd; kept(.|\n)*lint"):
             findings.add(finding)
         assert list(findings) == []
-        late = Findings()
+        late = FindingLog()
         late.add(finding)
         with pytest.raises(FindingError, match="a-code"):
-            late.forbid()
+            late.make_strict()
 
 
 class TestLint:

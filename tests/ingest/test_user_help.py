@@ -30,7 +30,7 @@ from gear_data.errors import (
     UnknownNameError,
     UnsupportedColumnError,
 )
-from gear_data.ingest.location import locate, several_datasets
+from gear_data.ingest.location import locate, separate_datasets_hint
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import known_formats, open_source
 from gear_data.storage.block import BEGIN, END
@@ -158,10 +158,10 @@ def test_folders_of_several_datasets(sources: Any, tmp_path: Path) -> None:
 
 def test_which_folders_are_named() -> None:
     names = ["x/a/0", "x/a/1", "x/b/c/0", "x/0"]
-    assert several_datasets(names, "x/a/0", "x/a/1") is None
-    assert str(several_datasets(names, "x/a/0", "x/b/c/0")).endswith(": x/a, x/b")
+    assert separate_datasets_hint(names, "x/a/0", "x/a/1") is None
+    assert str(separate_datasets_hint(names, "x/a/0", "x/b/c/0")).endswith(": x/a, x/b")
     many = [f"{i}/data" for i in range(12)]
-    assert str(several_datasets(many, "0/data", "1/data")).endswith(": 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...")
+    assert str(separate_datasets_hint(many, "0/data", "1/data")).endswith(": 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from gear_data.errors import GearError, WorkerError
-from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, run_task
 from gear_data.ingest.engine.worker import error_from_json
 from gear_data.ingest.source import EpisodeSource
@@ -39,11 +39,11 @@ class Engine(Protocol):
         """
 
 
-def in_this_process(recipe: Recipe, source: EpisodeSource, store: FileStore) -> Engine:
+def in_this_process(spec: ConversionSpec, source: EpisodeSource, store: FileStore) -> Engine:
     """One task after another."""
 
     def run(tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
-        return [run_task(task, recipe, source, store, advance) for task in tasks]
+        return [run_task(task, spec, source, store, advance) for task in tasks]
 
     return run
 
@@ -53,7 +53,7 @@ class Workers:
     readers have threads.
 
     Args:
-        recipe, destination: what they convert, and where to.
+        spec, destination: what they convert, and where to.
         most: how many there may be. This process works too.
 
     Attributes:
@@ -61,10 +61,10 @@ class Workers:
         threads: of each, and of this process.
     """
 
-    def __init__(self, recipe: Recipe, destination: str, most: int) -> None:
+    def __init__(self, spec: ConversionSpec, destination: str, most: int) -> None:
         self._most = most
         self.threads = max(1, len(os.sched_getaffinity(0)) // (most + 1))
-        what = {"source": recipe.source, "options": recipe.to_json()} if most else {}
+        what = {"source": spec.source, "options": spec.to_json()} if most else {}
         self._job = json.dumps({**what, "destination": destination, "threads": self.threads})
         self.processes: list[subprocess.Popen[str]] = []
 
@@ -97,7 +97,7 @@ class Workers:
                         stream.close()
 
 
-def side_by_side(workers: Workers, recipe: Recipe, source: EpisodeSource, store: FileStore) -> Engine:
+def side_by_side(workers: Workers, spec: ConversionSpec, source: EpisodeSource, store: FileStore) -> Engine:
     """This process, which has the source open already, and the workers."""
 
     def run(tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
@@ -119,7 +119,7 @@ def side_by_side(workers: Workers, recipe: Recipe, source: EpisodeSource, store:
         try:
             while (own := _next(waiting)) is not None:
                 try:
-                    gathered.results[own] = run_task(tasks[own], recipe, source, store, advance_all)
+                    gathered.results[own] = run_task(tasks[own], spec, source, store, advance_all)
                 except GearError as error:
                     gathered.fail(own, error)
         finally:

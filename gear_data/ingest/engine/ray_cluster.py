@@ -11,7 +11,7 @@ from typing import Any
 from gear_data.common.extras import import_extra
 from gear_data.errors import GearError, WorkerError
 from gear_data.ingest.engine.processes import Advance, Engine
-from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, run_task
 from gear_data.ingest.engine.worker import error_from_json, error_to_json
 from gear_data.storage.remote.object_store import open_file_store
@@ -21,7 +21,7 @@ from gear_data.storage.staging import TaskResult
 _TRIES = 3
 
 
-def on_ray(recipe: Recipe, destination: str, jobs: int | None) -> Engine:
+def on_ray(spec: ConversionSpec, destination: str, jobs: int | None) -> Engine:
     """Each task is a Ray task. The source and the destination must mean the same to every node: URLs, or paths of a
     file system that all of them mount.
 
@@ -35,7 +35,7 @@ def on_ray(recipe: Recipe, destination: str, jobs: int | None) -> Engine:
             # What goes wrong in a worker comes back as an error; what else it and Ray have to say is nobody's question.
             ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, logging_level=logging.ERROR)
         remote = ray.remote(num_cpus=1, max_retries=_TRIES)(_do)
-        job = json.dumps({"source": recipe.source, "options": recipe.to_json(), "destination": destination})
+        job = json.dumps({"source": spec.source, "options": spec.to_json(), "destination": destination})
         waiting = list(enumerate(tasks))[::-1]
         running: dict[Any, int] = {}
         results: dict[int, TaskResult] = {}
@@ -77,7 +77,7 @@ def _reason(error: Exception) -> str:
 def _do(job: str, task: str) -> str:
     """In a Ray worker; all that goes in and out is text, so that nothing of this package is pickled but its name."""
     given = json.loads(job)
-    recipe = Recipe.from_json(given["source"], given["options"])
+    spec = ConversionSpec.from_json(given["source"], given["options"])
     rows = 0
 
     def advance(count: int) -> None:
@@ -85,9 +85,9 @@ def _do(job: str, task: str) -> str:
         rows += count
 
     try:
-        source, _, _ = recipe.open()
+        source, _, _ = spec.open()
         store = open_file_store(given["destination"])
-        result = run_task(Task.from_json(json.loads(task)), recipe, source, store, advance)
+        result = run_task(Task.from_json(json.loads(task)), spec, source, store, advance)
     except GearError as error:
         return json.dumps({"error": error_to_json(error)})
     return json.dumps({"result": result.to_json(), "rows": rows})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gear_data.errors import ResumeError
-from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import UNIT_BYTES, EpisodeSource, Unit
 from gear_data.storage.block import END, Position
@@ -59,9 +59,9 @@ def plan(units: Sequence[Unit], shard_bytes: int) -> tuple[Task, ...]:
 
 
 def run_task(
-    task: Task, recipe: Recipe, source: EpisodeSource, store: FileStore, advance: Callable[[int], object]
+    task: Task, spec: ConversionSpec, source: EpisodeSource, store: FileStore, advance: Callable[[int], object]
 ) -> TaskResult:
-    """Writes a task's shards, or what an earlier run left of them to write. `source` is what the recipe opens;
+    """Writes a task's shards, or what an earlier run left of them to write. `source` is what the spec opens;
     `advance` is told of its rows used up.
 
     Raises:
@@ -74,15 +74,15 @@ def run_task(
         except (ValueError, KeyError, TypeError) as error:
             raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{done}", hint=START_OVER) from error
     source.findings.restore([])
-    source.notes.clear()
-    with ShardWriter(store, stored_schema(source), recipe.shard_bytes, task.prefix) as writer:
+    source.resume_state.clear()
+    with ShardWriter(store, stored_schema(source), spec.shard_bytes, task.prefix) as writer:
         start, skip = task.start, 0
         if (point := writer.resume_point) is not None:
             start, skip = point.position, point.skip
             source.findings.restore(list(point.state["findings"]))
-            source.notes.update(point.state["notes"])
+            source.resume_state.update(point.state["notes"])
         if start != END:
-            for block, state in prepared_blocks(source, start, task.stop, strict=recipe.strict):
+            for block, state in prepared_blocks(source, start, task.stop, strict=spec.strict):
                 writer.append(block, state, skip)
                 # A block of the resumed run may be cut shorter than the one that the position came from.
                 skip = max(0, skip - len(block))

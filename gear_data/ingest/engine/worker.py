@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gear_data import errors
 from gear_data.errors import GearError
-from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, run_task
 from gear_data.storage.remote.object_store import open_file_store
 
@@ -25,11 +25,11 @@ def main(lines: TextIO, answers: TextIO) -> None:
         answers.flush()
 
     job = json.loads(lines.readline())
-    recipe = Recipe.from_json(job["source"], job["options"])
+    spec = ConversionSpec.from_json(job["source"], job["options"])
     pa.set_cpu_count(job["threads"])
     store = open_file_store(job["destination"])
     try:
-        source, _, _ = recipe.open(threads=job["threads"])
+        source, _, _ = spec.open(threads=job["threads"])
     except GearError as error:
         lines.readline()  # an answer is to a task
         answer("error", error_to_json(error))
@@ -37,7 +37,7 @@ def main(lines: TextIO, answers: TextIO) -> None:
     for line in lines:
         try:
             task = Task.from_json(json.loads(line))
-            result = run_task(task, recipe, source, store, lambda rows: answer("rows", rows))
+            result = run_task(task, spec, source, store, lambda rows: answer("rows", rows))
         except GearError as error:
             answer("error", error_to_json(error))
             return

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.storage.block import EpisodeBlock, Position
 
 
 @dataclass(frozen=True)
-class Fault:
+class UnreadableRows:
     """Why steps cannot be read: int64 `rows` of a part, the column, and what is wrong with the first of them."""
 
     rows: npt.NDArray[np.int64]
@@ -51,9 +51,9 @@ class StepPart:
     facts: Mapping[str, npt.NDArray[Any]]
     finals: Mapping[str, npt.NDArray[Any]]
     variable: Mapping[str, pa.Array] = field(default_factory=dict)
-    more: bool = False
-    ended: bool = False
-    faults: tuple[Fault, ...] = ()
+    continues: bool = False
+    ends_episode: bool = False
+    faults: tuple[UnreadableRows, ...] = ()
 
     def cut(self, start: int, stop: int) -> StepPart:
         first, last = int(self.keep[:start].sum()), int(self.keep[:stop].sum())
@@ -75,7 +75,7 @@ class StepPart:
         )
 
 
-def assemble(parts: Iterator[StepPart], findings: Findings, *, has_final: bool) -> Iterator[EpisodeBlock]:
+def assemble(parts: Iterator[StepPart], findings: FindingLog, *, has_final: bool) -> Iterator[EpisodeBlock]:
     """Blocks of whole episodes; the last episode ends with the stream.
 
     An episode may run over any number of parts and files. What is held is what was read together, and the episode
@@ -84,9 +84,9 @@ def assemble(parts: Iterator[StepPart], findings: Findings, *, has_final: bool) 
     held: list[StepPart] = []
     for part in parts:
         held.append(part)
-        if part.more:
+        if part.continues:
             continue
-        if part.ended:
+        if part.ends_episode:
             yield _block(held, findings, has_final)
             held = []
             continue
@@ -107,7 +107,7 @@ def _last_start(parts: list[StepPart]) -> tuple[int, int]:
     return index, int(np.searchsorted(parts[index].episodes, last))
 
 
-def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> EpisodeBlock:
+def _block(parts: list[StepPart], findings: FindingLog, has_final: bool) -> EpisodeBlock:
     episodes = _concatenate([part.episodes for part in parts])
     rows = _concatenate([part.rows for part in parts])
     keep = _concatenate([part.keep for part in parts])
@@ -139,7 +139,7 @@ def _block(parts: list[StepPart], findings: Findings, has_final: bool) -> Episod
 
 
 def _note_bad(
-    parts: list[StepPart], bad: npt.NDArray[np.int64], episodes: npt.NDArray[np.int64], findings: Findings
+    parts: list[StepPart], bad: npt.NDArray[np.int64], episodes: npt.NDArray[np.int64], findings: FindingLog
 ) -> None:
     """Adds a finding for each column in which episodes are bad, each episode under the first of its `bad` steps."""
     firsts = bad[np.unique(episodes[bad], return_index=True)[1]]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.pipeline.id_ranges import SeenIds
-from gear_data.ingest.pipeline.step_order import falls
+from gear_data.ingest.pipeline.step_order import not_increasing
 from gear_data.ingest.sources.tables.stream import TablePart
 from gear_data.ingest.sources.tables.to_numpy import null_rows, storage_array
 
@@ -20,7 +20,7 @@ _NOTE = "episode_ids"
 
 
 @dataclass(frozen=True)
-class Ids:
+class EpisodeIdColumn:
     """The episode of every row: int64 [n] `codes` are the ids themselves, or places in `names`."""
 
     codes: npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ class Ids:
         return found if self.names is None else found[self.codes]
 
 
-def read_ids(part: TablePart, column: str) -> Ids:
+def read_episode_ids(part: TablePart, column: str) -> EpisodeIdColumn:
     """Raises BadEpisodeError for a step that belongs to no episode, or to one of a number beyond int64."""
     array = storage_array(part.table.column(column))
     missing = null_rows(array)
@@ -56,7 +56,7 @@ def read_ids(part: TablePart, column: str) -> Ids:
         )
     if pa.types.is_integer(array.type):
         try:
-            return Ids(array.cast(pa.int64()).to_numpy(), None)
+            return EpisodeIdColumn(array.cast(pa.int64()).to_numpy(), None)
         except pa.ArrowInvalid as error:
             file, row = part.place(0)
             raise BadEpisodeError(
@@ -64,10 +64,10 @@ def read_ids(part: TablePart, column: str) -> Ids:
             ) from error
     encoded = array.dictionary_encode()
     names = np.array(encoded.dictionary.to_pylist(), dtype=object)
-    return Ids(encoded.indices.to_numpy().astype(np.int64), names)
+    return EpisodeIdColumn(encoded.indices.to_numpy().astype(np.int64), names)
 
 
-class EpisodeIds:
+class EpisodeIdChecker:
     """Episodes begin where the id changes; one that comes back is refused.
 
     Args:
@@ -83,7 +83,7 @@ class EpisodeIds:
         self._ended = SeenIds(notes.get(_NOTE))
         self._last: int | str | None = None
 
-    def starts(self, ids: Ids, part: TablePart) -> npt.NDArray[np.bool_]:
+    def starts(self, ids: EpisodeIdColumn, part: TablePart) -> npt.NDArray[np.bool_]:
         """bool [n]: whether each row begins an episode.
 
         Raises:
@@ -113,7 +113,7 @@ class EpisodeIds:
         return BadEpisodeError(message, file=file, column=self._column, row=place, hint=_SORT)
 
 
-class Boundaries:
+class EpisodeNumbering:
     """Numbers the episodes of a stream of steps."""
 
     def __init__(self) -> None:
@@ -132,8 +132,8 @@ class Boundaries:
         before = self._step
         self._step = numbers[-1:]
         if before is None:
-            return np.concatenate([[True], falls(numbers)])
-        return falls(np.concatenate([before, numbers]))
+            return np.concatenate([[True], not_increasing(numbers)])
+        return not_increasing(np.concatenate([before, numbers]))
 
     def number(self, starts: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """int64 [n]: the running number of each row's episode."""

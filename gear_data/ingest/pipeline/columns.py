@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gear_data.errors import UnsupportedColumnError, unknown_name
-from gear_data.ingest.pipeline.names import DONES, NO_NAME, is_column_name, name_map
+from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name, name_map
 from gear_data.ingest.source import SourceOptions
 from gear_data.storage.remote.files import printable
 
@@ -14,7 +14,7 @@ from gear_data.storage.remote.files import printable
 END_FLAGS = frozenset({DONES, "terminated", "truncated"})
 
 #: Columns of one value a step: a source's [T, 1] becomes [T].
-SCALARS = END_FLAGS | {"rewards"}
+SCALAR_COLUMNS = END_FLAGS | {"rewards"}
 
 #: Names of the column that numbers episodes, or names them, where a row is a step.
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode", "traj_id", "trajectory_id")
@@ -33,7 +33,7 @@ def choose_columns(names: Iterable[str], options: SourceOptions) -> dict[str, st
     for source, name in chosen.items():
         if not is_column_name(name):
             raise UnsupportedColumnError(
-                f"a column cannot have the name {name!r}: it, or a dotted part of it, is {NO_NAME}",
+                f"a column cannot have the name {name!r}: it, or a dotted part of it, is {INVALID_NAME}",
                 column=printable(source),
                 hint="give it another with --rename (rename={...}), or leave it out with --columns (columns=[...])",
             )
@@ -48,7 +48,7 @@ def _asked_for(mapping: Mapping[str, str], columns: Sequence[str]) -> dict[str, 
     return {source: name for source, name in mapping.items() if source in wanted or name in wanted or name in END_FLAGS}
 
 
-def structure(names: Iterable[str], options: SourceOptions) -> SourceOptions:
+def resolve_structure_columns(names: Iterable[str], options: SourceOptions) -> SourceOptions:
     """The options with what `end_column` says as a name of that column.
 
     Raises:

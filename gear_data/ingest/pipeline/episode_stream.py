@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, InvalidArgumentError
-from gear_data.ingest.findings.record import BAD_EPISODE_HINT, Finding, Findings
-from gear_data.ingest.pipeline.columns import END_FLAGS, SCALARS, choose_columns
-from gear_data.ingest.pipeline.episode_values import cast_exactly, flatten, is_single, step_values
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
+from gear_data.ingest.pipeline.episode_values import cast_exactly, flatten, is_scalar, step_values
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import SourceOptions, Unit
 from gear_data.schema import ColumnSpec
@@ -63,8 +63,8 @@ class EpisodeStream:
     ) -> None:
         """`read(start, stop)` gives the episodes of these numbers, where None is the end; it is first asked for one.
         `prepare` makes such an item an episode; what it raises is about that one."""
-        self.findings = Findings()
-        self.notes: dict[str, Any] = {}
+        self.findings = FindingLog()
+        self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = metadata or {}
         self.num_rows = num_rows
         self._name = name
@@ -78,7 +78,7 @@ class EpisodeStream:
         try:
             first = prepare(head[0])
             values = _values(first)
-            steps = [key for key, value in values.items() if not is_single(value)]
+            steps = [key for key, value in values.items() if not is_scalar(value)]
             self._sources = choose_columns(steps, options)
             self.columns = self._infer(values, is_object=not isinstance(first, Mapping))
         except GearError as error:
@@ -127,7 +127,7 @@ class EpisodeStream:
                 dtype = "string" if len(array) and isinstance(array[0], str) else "binary"
                 specs.append(ColumnSpec(name, dtype, source=known_as))
                 continue
-            shape = () if name in SCALARS and array.shape[1:] == (1,) else array.shape[1:]
+            shape = () if name in SCALAR_COLUMNS and array.shape[1:] == (1,) else array.shape[1:]
             if 0 in shape:
                 raise BadEpisodeError(f"a step of shape {shape} has no elements", column=source)
             has_final = _is_observation(name) and (len(array) == length + 1 or _NEXT + name in arrays)
@@ -150,7 +150,7 @@ class EpisodeStream:
             arrays[name] = self._like_first(step_values(values[source], source), name, source, number)
         if self._options.columns is None:
             for source, value in values.items():
-                if source not in self._sources and not is_single(value):
+                if source not in self._sources and not is_scalar(value):
                     raise BadEpisodeError("is here, and not in the first episode", column=source)
         length = _length(arrays)
         if length == 0:
@@ -165,7 +165,7 @@ class EpisodeStream:
         missing = {spec.name for spec in self.columns if spec.has_final} - finals.keys()
         if finals and missing:
             raise BadEpisodeError("has no final observation, where others have one", column=min(missing))
-        facts = {key: _item(value) for key, value in values.items() if is_single(value)}
+        facts = {key: _item(value) for key, value in values.items() if is_scalar(value)}
         return _Episode(number, length, columns, finals, facts)
 
     def _like_first(self, array: npt.NDArray[Any], name: str, source: str, number: int) -> npt.NDArray[Any]:
@@ -270,7 +270,7 @@ def _values(item: Any) -> dict[str, Any]:
             "an episode is a mapping of arrays, or an object with 'observations', 'actions' and 'rewards'"
         )
     values = flatten(item)
-    flags = {key for key, value in values.items() if canonical_name(key) in END_FLAGS and is_single(value)}
+    flags = {key for key, value in values.items() if canonical_name(key) in END_FLAGS and is_scalar(value)}
     return {key: [value] if key in flags else value for key, value in values.items() if value is not None}
 
 

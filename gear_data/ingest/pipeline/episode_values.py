@@ -30,13 +30,13 @@ def _leaves(item: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[
             raise BadEpisodeError("is nested too deep, or has names that are not text", column=name)
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{name}.", depth + 1)
-        elif isinstance(value, tuple) and value and not any(is_single(part) for part in value):
+        elif isinstance(value, tuple) and value and not any(is_scalar(part) for part in value):
             yield from _leaves({str(i): part for i, part in enumerate(value)}, f"{name}.", depth + 1)
         else:
             yield name, value
 
 
-def is_single(value: Any) -> bool:
+def is_scalar(value: Any) -> bool:
     """Whether a value is one, not one a step."""
     if value is None or isinstance(value, str | bytes | int | float):
         return True

@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock
 
 
-def kept_finals(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+def without_variable_finals(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
     """The columns as they are stored: of those of variable length none has a final observation."""
     return tuple(replace(spec, has_final=False) if spec.variable_length else spec for spec in columns)
 
 
-def leave_out_variable_finals(block: EpisodeBlock, columns: tuple[ColumnSpec, ...], findings: Findings) -> EpisodeBlock:
+def drop_variable_finals(block: EpisodeBlock, columns: tuple[ColumnSpec, ...], findings: FindingLog) -> EpisodeBlock:
     """The block without `variable_finals`, with a finding for each column that had any. Episodes that had no other
     final observation have none then.
 

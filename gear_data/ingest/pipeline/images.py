@@ -30,7 +30,7 @@ from gear_data.common.images import (
     open_image,
 )
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.source import EpisodeSource, Unit
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import BEGIN, END, EpisodeBlock, Position, offsets_of
@@ -70,16 +70,16 @@ def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int) -> Epi
 
 def _head(source: EpisodeSource) -> EpisodeBlock | None:
     """The first block. Its findings and notes are undone: it will be read again."""
-    findings, notes = source.findings.to_json(), copy.deepcopy(source.notes)
+    findings, notes = source.findings.to_json(), copy.deepcopy(source.resume_state)
     try:
         return next((block for block in source.blocks(BEGIN, END) if len(block)), None)
     finally:
         source.findings.restore(findings)
-        source.notes.clear()
-        source.notes.update(notes)
+        source.resume_state.clear()
+        source.resume_state.update(notes)
 
 
-def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: Findings) -> ImageKind | None:
+def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: FindingLog) -> ImageKind | None:
     """What a column's images have in common; None if it holds no images, or they are unlike (a finding)."""
     column = spec.source or spec.name
     values = _looked_at(head, spec.name)
@@ -173,7 +173,7 @@ class DecodedImages:
 
     def __init__(self, source: EpisodeSource, kinds: Mapping[str, ImageKind], skip_bad: bool, threads: int) -> None:
         self.findings = source.findings
-        self.notes = source.notes
+        self.resume_state = source.resume_state
         self.rows_are_steps = source.rows_are_steps
         self.metadata = source.metadata
         self.columns = tuple(

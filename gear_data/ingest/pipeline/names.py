@@ -11,7 +11,7 @@ from gear_data.storage.remote.files import is_utf8
 DONES = "dones"
 
 #: What a name is that cannot be stored.
-NO_NAME = "empty, or holds what is not UTF-8 or NUL"
+INVALID_NAME = "empty, or holds what is not UTF-8 or NUL"
 
 _CANONICAL = {
     "observation": "observations",

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError
-from gear_data.ingest.findings.checks import lint_block
-from gear_data.ingest.findings.record import Finding
-from gear_data.ingest.pipeline.derive import RETURNS_TO_GO, add_returns_to_go, check_finite, derived_columns
-from gear_data.ingest.pipeline.ends import complete_ends, end_columns
-from gear_data.ingest.pipeline.finals import kept_finals, leave_out_variable_finals
-from gear_data.ingest.pipeline.names import NO_NAME, is_storable
+from gear_data.ingest.findings.episodes import check_episodes
+from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.findings.non_finite import check_finite
+from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
+from gear_data.ingest.pipeline.end_flags import complete_end_flags, end_flag_columns
+from gear_data.ingest.pipeline.finals import drop_variable_finals, without_variable_finals
+from gear_data.ingest.pipeline.names import INVALID_NAME, is_storable
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.block import EpisodeBlock, Position
@@ -20,10 +21,10 @@ from gear_data.storage.remote.files import printable
 
 def stored_schema(source: EpisodeSource) -> Schema:
     """The columns of the dataset that a source becomes."""
-    return Schema(derived_columns(end_columns(kept_finals(source.columns))))
+    return Schema(with_derived_columns(end_flag_columns(without_variable_finals(source.columns))))
 
 
-def note_replaced_columns(source: EpisodeSource) -> None:
+def report_replaced_columns(source: EpisodeSource) -> None:
     """Adds a finding where a column of the source makes room for one that is derived."""
     columns = {column.name: column for column in source.columns}
     if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
@@ -40,7 +41,7 @@ def prepared_blocks(
     blocks = source.blocks(start, stop)
     state: dict[str, Any] = {}
     while True:
-        before = {"findings": source.findings.to_json(), "notes": dict(source.notes)}
+        before = {"findings": source.findings.to_json(), "notes": dict(source.resume_state)}
         block = next(blocks, None)
         if block is None:
             return
@@ -49,10 +50,10 @@ def prepared_blocks(
         if not len(block):
             continue
         _check_block(block, source.columns)
-        block = leave_out_variable_finals(block, source.columns, source.findings)
-        ready = complete_ends(block, source.findings)
+        block = drop_variable_finals(block, source.columns, source.findings)
+        ready = complete_end_flags(block, source.findings)
         check_finite(ready, source.findings, strict=strict, rows_are_steps=source.rows_are_steps)
-        lint_block(ready, source.findings, rows_are_steps=source.rows_are_steps)
+        check_episodes(ready, source.findings, rows_are_steps=source.rows_are_steps)
         yield add_returns_to_go(ready) if has_rewards else ready, state
 
 
@@ -62,7 +63,7 @@ def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
     for name in block.metadata:
         if not is_storable(name):
             raise UnsupportedColumnError(
-                f"a fact about an episode cannot have the name {name!r}: it is {NO_NAME}",
+                f"a fact about an episode cannot have the name {name!r}: it is {INVALID_NAME}",
                 file=block.sources[0],
                 column=printable(name),
                 row=int(block.rows[0]),

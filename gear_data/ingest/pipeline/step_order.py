@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.storage.block import EpisodeBlock
 
 #: Stands for a step without a number: it follows on none.
@@ -19,16 +19,16 @@ def step_numbers(array: pa.Array) -> npt.NDArray[np.int64]:
     return values
 
 
-def falls(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def not_increasing(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """bool [n - 1]: whether each number after the first is not larger than the one before."""
     return numbers[1:] <= numbers[:-1]
 
 
-def check_order(
+def check_step_order(
     block: EpisodeBlock,
     numbers: npt.NDArray[np.int64],
     column: str,
-    findings: Findings,
+    findings: FindingLog,
     *,
     from_zero: bool,
     rows_are_steps: bool,
@@ -40,7 +40,7 @@ def check_order(
     """
     starts = block.offsets[:-1]
     falling, following = np.zeros(len(numbers), np.bool_), np.ones(len(numbers), np.bool_)
-    falling[1:] = falls(numbers)
+    falling[1:] = not_increasing(numbers)
     following[1:] = numbers[1:] == numbers[:-1] + 1
     falling[starts] = False
     following[starts] = numbers[starts] == 0 if from_zero else True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 
 from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError, unknown_name
-from gear_data.ingest.findings.record import Finding
+from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location
-from gear_data.ingest.pipeline.columns import SCALARS, structure
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, resolve_structure_columns
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES, EpisodeSource, Format, SourceOptions
 from gear_data.ingest.sources.tables.stream import TableStream, open_tables
@@ -90,7 +90,7 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
             )
     source = item.open(location, options)
     for spec in source.columns:
-        if spec.name in SCALARS and spec.variable_length:
+        if spec.name in SCALAR_COLUMNS and spec.variable_length:
             raise UnsupportedColumnError(
                 f"holds {spec.dtype}, where {spec.name} are numbers",
                 column=spec.source or spec.name,
@@ -114,7 +114,7 @@ def _by_named_columns(location: Location, options: SourceOptions) -> tuple[str, 
     tables = open_tables(location) if any(flags.values()) else None
     if tables is None:
         return None
-    named = structure(tables.schema.names, options)
+    named = resolve_structure_columns(tables.schema.names, options)
     for flag, name in flags.items():
         if name is not None:
             type_ = tables.schema.field(name).type
@@ -130,7 +130,7 @@ def _list_of_steps(tables: TableStream, options: SourceOptions) -> str | None:
     """The column of what is one value a step (rewards, end flags) that is a list of several in a row; None if none."""
     rename = options.rename or {}
     names: list[str] = [field.name for field in tables.schema if is_list(field.type)]
-    names = [name for name in names if (rename.get(name) or canonical_name(name)) in SCALARS]
+    names = [name for name in names if (rename.get(name) or canonical_name(name)) in SCALAR_COLUMNS]
     if not names:
         return None
     tables.select(names[:1])

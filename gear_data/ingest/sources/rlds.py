@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from gear_data.common.extras import import_extra
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
-from gear_data.ingest.findings.record import Finding
+from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
-from gear_data.ingest.pipeline.episode_values import flatten, is_single
+from gear_data.ingest.pipeline.episode_values import flatten, is_scalar
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.storage.block import Position
@@ -210,7 +210,7 @@ def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
         values["terminated"] = np.zeros(rows, np.bool_)
         values["truncated"] = np.arange(rows) == rows - 1
     for name, value in flatten({key: value for key, value in episode.items() if key != _STEPS}).items():
-        if is_single(value):
+        if is_scalar(value):
             fact = value.item() if hasattr(value, "item") else value
             values[name] = fact.decode("utf-8", "replace") if isinstance(fact, bytes) else fact
         else:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import h5py
 
 from gear_data.errors import GearError, UnknownFormatError
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
@@ -97,7 +97,7 @@ def _filters(file: h5py.File, source: SourceFile) -> Mapping[str, Mapping[str, s
     return {demo: {"mask": ",".join(names)} for demo, names in masks.items()}
 
 
-def _check(file: h5py.File, name: str, episodes: int, steps: int, findings: Findings) -> None:
+def _check(file: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
     with reading(name):
         declared = attribute_facts(file[_PARENT], ())[0].get(_TOTAL)
     if declared is not None and declared != steps:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError, unknown_name
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.columns import END_FLAGS, SCALARS, choose_columns
+from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.classify import values_at
@@ -67,7 +67,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     if root is None:
         raise UnknownFormatError(f"holds no {_META}", file=location.name, hint="save it with TensorDict.memmap(folder)")
     batch, tree = _read_tree(location, root)
-    findings = Findings()
+    findings = FindingLog()
     for file in location.files:
         if file.name.lower().endswith(_PICKLES):
             findings.add(Finding("pickle-left-out", "a pickle; never loaded, left out", file=file.name))
@@ -176,7 +176,7 @@ def _choose(tree: _TensorTree, options: SourceOptions) -> _TensorColumns:
     for key in keys:
         before = key.removeprefix(_NEXT)
         name = canonical_name(before)
-        is_outcome = name in {*SCALARS, "actions"}
+        is_outcome = name in {*SCALAR_COLUMNS, "actions"}
         if key in (trajectory, _INDEX):
             continue
         if key.startswith(_NEXT):

@@ -13,7 +13,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import FindingError, GearError, ResumeError, StorageFullError
-from gear_data.ingest.engine.recipe import Recipe
+from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import known_formats
 from gear_data.storage.writer import ShardWriter
@@ -133,8 +133,8 @@ def test_it_is_recognised_and_lint_agrees(member: Member) -> None:
 
 @pytest.mark.usefixtures("small_units")
 def test_units_are_the_whole(member: Member, sources: Any) -> None:
-    recipe = Recipe(member.source, None, "auto", SourceOptions(), False, False, 1024)
-    assert sources.check_units(lambda: recipe.open()[0]) >= 1
+    spec = ConversionSpec(member.source, None, "auto", SourceOptions(), False, False, 1024)
+    assert sources.check_units(lambda: spec.open()[0]) >= 1
 
 
 @pytest.mark.usefixtures("small_units")

@@ -182,7 +182,7 @@ def test_units_are_the_whole(sources: Any, rollouts: Rollouts, tmp_path: Path, m
         episodes, findings = [], {}
         for start, stop in spans:
             opened.findings.restore([])
-            opened.notes.clear()
+            opened.resume_state.clear()
             for block in opened.blocks(start, stop):
                 offsets = block.offsets
                 for i in range(len(block)):

@@ -432,7 +432,7 @@ def _read(source: Any, options: SourceOptions, cuts: list[Any] | None = None) ->
     starts = [unit.position for unit in opened.units()] if cuts is None else cuts
     episodes = []
     for start, stop in zip(starts, [*starts[1:], END], strict=True):
-        opened.notes.clear()
+        opened.resume_state.clear()
         for block in opened.blocks(start, stop):
             offsets = block.offsets
             for i in range(len(block)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gear_data.errors import BadEpisodeError
-from gear_data.ingest.findings.record import BAD_EPISODE_HINT, Finding
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.classify import (
     FIRST,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError, UnsupportedColumnError
-from gear_data.ingest.findings.record import Finding
+from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS
 from gear_data.ingest.pipeline.names import DONES
 from gear_data.ingest.source import SourceOptions

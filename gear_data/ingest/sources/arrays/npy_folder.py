@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from gear_data.errors import UnknownFormatError
-from gear_data.ingest.findings.record import Findings
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.columns import SCALARS
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.layouts import step_arrays
@@ -21,7 +21,7 @@ def probe(location: Location) -> str | None:
     folders = _folders(location)
     for folder, files in folders.items():
         names = {canonical_name(name) for name in files}
-        if "actions" in names or names & SCALARS:
+        if "actions" in names or names & SCALAR_COLUMNS:
             return f"NumPy files: {folder or 'the folder'} holds {', '.join(files)}"
         break
     return None
@@ -38,7 +38,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         arrays = {name: open_npy(file) for name, file in files.items()}
         return step_arrays(folder, sizes[i], arrays, options, alone=len(folders) == 1, seekable=True)
 
-    return ArraySource([folder for folder, _ in folders], sizes, part, Findings())
+    return ArraySource([folder for folder, _ in folders], sizes, part, FindingLog())
 
 
 def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:

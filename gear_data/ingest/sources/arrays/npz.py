@@ -8,9 +8,9 @@ T + 1 observations an episode); DreamerV2 and V3 episodes (`is_first`, `is_last`
 from __future__ import annotations
 
 from gear_data.errors import GearError, UnknownFormatError
-from gear_data.ingest.findings.record import Findings
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
-from gear_data.ingest.pipeline.columns import SCALARS
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.layouts import step_arrays
@@ -28,7 +28,7 @@ def probe(location: Location) -> str | None:
         names = {canonical_name(name) for name in open_npz(files[0])}
     except GearError:
         return "an .npz file"  # opening it says what is wrong
-    if "actions" in names or names & SCALARS:
+    if "actions" in names or names & SCALAR_COLUMNS:
         return f"NumPy archives: {files[0].name} holds steps"
     return None
 
@@ -42,7 +42,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         arrays = open_npz(files[i])
         return step_arrays(files[i].name, files[i].size, arrays, options, alone=len(files) == 1, seekable=False)
 
-    return ArraySource([file.name for file in files], [file.size for file in files], part, Findings())
+    return ArraySource([file.name for file in files], [file.size for file in files], part, FindingLog())
 
 
 FORMAT = Format(

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import CorruptSourceError, EmptySourceError
-from gear_data.ingest.findings.record import Finding, Findings
-from gear_data.ingest.location import several_datasets
-from gear_data.ingest.pipeline.columns import SCALARS
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.location import separate_datasets_hint
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
 from gear_data.schema import ColumnSpec
@@ -84,7 +84,7 @@ class StepArrays:
         for name, array in self.arrays.items():
             source = self.sources[name]
             dtype, shape = array.column_dtype(source), array.row_shape
-            if name in SCALARS and shape == (1,):
+            if name in SCALAR_COLUMNS and shape == (1,):
                 shape = ()
             has_final = (name in self.wide or name in self.following) and dtype != "string"
             specs.append(ColumnSpec(name, dtype, shape, False, None if source == name else source, has_final))
@@ -104,12 +104,12 @@ class ArraySource:
         names: Sequence[str],
         sizes: Sequence[int],
         part: Callable[[int], StepArrays],
-        findings: Findings,
+        findings: FindingLog,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """`part(i)` opens the one of these names and sizes in bytes; the others must have the columns of the first."""
         self.findings = findings
-        self.notes: dict[str, Any] = {}
+        self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = metadata or {}
         self.num_rows: int | None = None
         self._names = names
@@ -186,7 +186,7 @@ class ArraySource:
                 )
 
     def _apart(self, part: StepArrays) -> str | None:
-        return several_datasets(self._names, self._names[0], part.name)
+        return separate_datasets_hint(self._names, self._names[0], part.name)
 
 
 def _described(spec: ColumnSpec) -> str:

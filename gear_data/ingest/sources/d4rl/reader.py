@@ -26,8 +26,8 @@ from gear_data.errors import (
     UnknownFormatError,
     UnsupportedColumnError,
 )
-from gear_data.ingest.findings.record import Finding, Findings
-from gear_data.ingest.location import Location, SourceFile, several_datasets
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.location import Location, SourceFile, separate_datasets_hint
 from gear_data.ingest.pipeline.assemble import StepPart, assemble
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.pipeline.names import canonical_name, name_map
@@ -83,8 +83,8 @@ class D4rlSource:
     rows_are_steps = True
 
     def __init__(self, files: tuple[SourceFile, ...], options: SourceOptions) -> None:
-        self.findings = Findings()
-        self.notes: dict[str, Any] = {}
+        self.findings = FindingLog()
+        self.resume_state: dict[str, Any] = {}
         self._files = files
         for file in files:  # the first that has steps is what the others must be like
             self._model = file.name
@@ -213,7 +213,7 @@ class D4rlSource:
                 columns=columns,
                 facts={},
                 finals={"observations": following} if self._has_final and following is not None else {},
-                ended=ended,
+                ends_episode=ended,
             )
             row = stop
 
@@ -307,7 +307,7 @@ class D4rlSource:
                 )
 
     def _apart(self, name: str) -> str | None:
-        return several_datasets([file.name for file in self._files], self._model, name)
+        return separate_datasets_hint([file.name for file in self._files], self._model, name)
 
     def _settle_flags(self, block: EpisodeBlock) -> EpisodeBlock:
         """Both flags set means terminated (D4RL's own reading). Without `timeouts`, an episode of the stated length

@@ -14,7 +14,7 @@ import pyarrow as pa
 from h5py import h5d, h5l
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.pipeline.episode_values import cast_exactly
 from gear_data.ingest.sources.hdf5.file import check_dataset, links_below, read_fixed, read_variable, reading, step_spec
@@ -76,7 +76,7 @@ class EpisodeReader:
     steps: str
     model: str
     links: frozenset[str]
-    findings: Findings
+    findings: FindingLog
 
     def read(self, group: h5py.Group, file: SourceFile, number: int) -> GroupEpisode:
         """Raises BadEpisodeError: a dataset is missing, or not like the model's, or of an unfit number of rows."""

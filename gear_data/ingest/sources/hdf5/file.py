@@ -19,7 +19,7 @@ from h5py import h5a, h5d, h5l, h5s
 
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.columns import SCALARS
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.sources.hdf5.chunk_checks import check_chunk_sizes
 from gear_data.ingest.sources.hdf5.heap_checks import ELEMENT_BYTES, check_heaps, is_variable
 from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError
@@ -199,7 +199,7 @@ def step_spec(
     if encoded and dtype is None and dataset.dtype == np.uint8 and dataset.ndim == 2:
         dtype = "binary"
     shape = tuple(int(n) for n in dataset.shape[1:])
-    if dtype is not None and (shape == () or encoded) and name not in SCALARS:
+    if dtype is not None and (shape == () or encoded) and name not in SCALAR_COLUMNS:
         return ColumnSpec(name, dtype, source=own_name)
     kind = dataset.dtype
     dtype = str(kind.newbyteorder("=")) if kind.kind in "biuf" else str(kind)
@@ -207,7 +207,7 @@ def step_spec(
         raise UnsupportedColumnError(
             f"holds {dtype}, which is not a number or a boolean", file=file, column=source, hint=LEAVE_OUT
         )
-    if name in SCALARS and shape == (1,):
+    if name in SCALAR_COLUMNS and shape == (1,):
         shape = ()
     if 0 in shape:
         raise UnsupportedColumnError(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from h5py import h5d, h5g, h5l, h5o
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError, EmptySourceError, GearError
-from gear_data.ingest.findings.record import BAD_EPISODE_HINT, Finding, Findings
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.hdf5.episode_reader import EpisodeReader, GroupColumn, GroupEpisode
@@ -47,7 +47,7 @@ class GroupLayout:
     declared: str
     ignored: frozenset[str]
     facts: Callable[[h5py.File, SourceFile], Mapping[str, Mapping[str, Any]]]
-    check: Callable[[h5py.File, str, int, int, Findings], None]
+    check: Callable[[h5py.File, str, int, int, FindingLog], None]
 
     def episodes(self, file: h5py.File, name: str) -> list[tuple[int, str]]:
         """Number and name of the episodes of a file, by number.
@@ -148,8 +148,8 @@ class GroupedEpisodeSource:
         metadata: Mapping[str, Any],
         skip_bad: bool,
     ) -> None:
-        self.findings = Findings()
-        self.notes: dict[str, Any] = {}
+        self.findings = FindingLog()
+        self.resume_state: dict[str, Any] = {}
         self.metadata = metadata
         self.columns: tuple[ColumnSpec, ...] = tuple(column.spec for column in columns)
         self.num_rows: int | None = None

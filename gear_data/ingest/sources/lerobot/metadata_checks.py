@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.sources.lerobot.metadata import EpisodeList, LeRobotInfo, data_file
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock
@@ -18,7 +18,9 @@ _TOLERANCE = 1e-4
 _DISAGREES = "metadata-disagrees"
 
 
-def check_features(info: LeRobotInfo, names: Sequence[str], columns: Sequence[ColumnSpec], findings: Findings) -> None:
+def check_features(
+    info: LeRobotInfo, names: Sequence[str], columns: Sequence[ColumnSpec], findings: FindingLog
+) -> None:
     """The columns declared in `features` against those of the Parquet files (`names`; `columns` are those read)."""
     for name, feature in info.features.items():
         if name not in names:
@@ -45,7 +47,7 @@ def _declared(feature: Mapping[str, Any], spec: ColumnSpec) -> str | None:
     return None
 
 
-def check_listing(info: LeRobotInfo, listed: EpisodeList | None, files: Sequence[str], findings: Findings) -> None:
+def check_listing(info: LeRobotInfo, listed: EpisodeList | None, files: Sequence[str], findings: FindingLog) -> None:
     """The list of episodes and the files found, against `meta/info.json` and each other. No row is looked at."""
     if listed is None:
         if info.major == 2 and info.total_episodes not in (None, len(files)):
@@ -80,7 +82,7 @@ def check_listing(info: LeRobotInfo, listed: EpisodeList | None, files: Sequence
             findings.add(Finding("listed-episode-absent", message, len(absent), file=listed.name))
 
 
-def check_block(block: EpisodeBlock, places: npt.NDArray[np.int64], listed: EpisodeList, findings: Findings) -> None:
+def check_block(block: EpisodeBlock, places: npt.NDArray[np.int64], listed: EpisodeList, findings: FindingLog) -> None:
     """Episodes against their entries in the list; `places` are those of `EpisodeList.find`."""
     known = places >= 0
     _note(block, ~known, f"an episode that {listed.name} does not list; kept", "episode_index", findings)
@@ -98,7 +100,7 @@ def _note(
     episodes: npt.NDArray[np.bool_],
     message: str,
     column: str,
-    findings: Findings,
+    findings: FindingLog,
     code: str = _DISAGREES,
 ) -> None:
     if len(found := np.flatnonzero(episodes)):
@@ -106,7 +108,7 @@ def _note(
         findings.add(Finding(code, message, len(found), block.sources[first], int(block.rows[first]), column))
 
 
-def check_timestamps(block: EpisodeBlock, stamps: npt.NDArray[Any], fps: float, findings: Findings) -> None:
+def check_timestamps(block: EpisodeBlock, stamps: npt.NDArray[Any], fps: float, findings: FindingLog) -> None:
     """That frames of an episode are 1/fps apart, as LeRobot's own check has it.
 
     Rounding of the stamps themselves, which in float32 passes LeRobot's tolerance after 17 minutes, is allowed for.
@@ -126,7 +128,7 @@ def check_timestamps(block: EpisodeBlock, stamps: npt.NDArray[Any], fps: float, 
 
 
 def task_texts(
-    block: EpisodeBlock, tasks: npt.NDArray[Any], texts: Mapping[int, str], findings: Findings
+    block: EpisodeBlock, tasks: npt.NDArray[Any], texts: Mapping[int, str], findings: FindingLog
 ) -> list[str | None]:
     """The text of the task of each episode's first frame; None where the list of tasks has none."""
     tasks = tasks.reshape(len(tasks), -1)[:, 0]

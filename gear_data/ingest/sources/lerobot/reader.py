@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFormatError
-from gear_data.ingest.findings.record import Findings
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.lerobot.export_notes import FinalObservations, read_notes
@@ -107,8 +107,8 @@ class LeRobotSource:
         self._finals = FinalObservations(location, with_final) if with_final else None
         self.metadata: Mapping[str, Any] = info.facts
         self.num_rows: int | None = info.total_frames or tables.num_rows
-        self.findings: Findings = self._rows.findings
-        self.notes: dict[str, Any] = self._rows.notes
+        self.findings: FindingLog = self._rows.findings
+        self.resume_state: dict[str, Any] = self._rows.resume_state
         check_features(info, names, self._rows.columns, self.findings)
         check_listing(info, self._listed, [file.name for file in files], self.findings)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError
-from gear_data.ingest.findings.record import BAD_EPISODE_HINT, Finding, Findings
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
@@ -110,8 +110,8 @@ class MinariArrowSource:
     rows_are_steps = False
 
     def __init__(self, episodes: tuple[EpisodeFiles, ...], metadata: SourceFile, options: SourceOptions) -> None:
-        self.findings = Findings()
-        self.notes: dict[str, Any] = {}
+        self.findings = FindingLog()
+        self.resume_state: dict[str, Any] = {}
         self.num_rows = len(episodes)
         self._episodes = episodes
         self._skip_bad = options.skip_bad

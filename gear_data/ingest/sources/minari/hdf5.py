@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 import h5py
 
 from gear_data.errors import GearError, UnknownFormatError
-from gear_data.ingest.findings.record import Findings
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
@@ -73,7 +73,7 @@ def _main_files(location: Location) -> tuple[SourceFile, ...]:
 def _open_file(file: SourceFile, beside: SourceFile | None, options: SourceOptions) -> GroupedEpisodeSource:
     metadata = _root_attributes(file) if beside is None else read_metadata(beside)
 
-    def check(opened: h5py.File, name: str, episodes: int, steps: int, findings: Findings) -> None:
+    def check(opened: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
         metadata.note_counts(episodes, steps, findings)
 
     def describe(datasets: Mapping[str, h5py.Dataset], others: Mapping[str, str], name: str) -> list[GroupColumn]:

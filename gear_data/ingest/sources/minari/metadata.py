@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gear_data.errors import CorruptSourceError
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.json_files import json_object, read_json_object
 
@@ -64,7 +64,7 @@ class MinariMetadata:
     total_steps: int | None
     facts: Mapping[str, Any]
 
-    def note_counts(self, episodes: int, steps: int | None, findings: Findings) -> None:
+    def note_counts(self, episodes: int, steps: int | None, findings: FindingLog) -> None:
         """Adds a finding where what was found (None: not counted) is not what is declared."""
         for what, declared, found in (
             ("episodes", self.total_episodes, episodes),

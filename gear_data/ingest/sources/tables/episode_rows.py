@@ -22,11 +22,11 @@ from gear_data.errors import (
     UnknownFormatError,
     UnsupportedColumnError,
 )
-from gear_data.ingest.findings.record import BAD_EPISODE_HINT, Finding, Findings
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import Location
-from gear_data.ingest.pipeline.columns import SCALARS, choose_columns, structure
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns, resolve_structure_columns
 from gear_data.ingest.pipeline.names import canonical_name
-from gear_data.ingest.pipeline.step_order import check_order, step_numbers
+from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, open_tables, read_ahead, require_tables
@@ -57,10 +57,12 @@ def probe(location: Location) -> str | None:
         return None
     for field in tables.schema:
         name, depth = canonical_name(field.name), list_depth(field.type)
-        if name in SCALARS and depth:
+        if name in SCALAR_COLUMNS and depth:
             return f"a row is an episode: '{field.name}' is a list"
     for field in tables.schema:
-        if list_depth(field.type) >= 2 and not any(canonical_name(other.name) in SCALARS for other in tables.schema):
+        if list_depth(field.type) >= 2 and not any(
+            canonical_name(other.name) in SCALAR_COLUMNS for other in tables.schema
+        ):
             return f"a row is an episode: '{field.name}' is a list of lists"
     return None
 
@@ -75,14 +77,14 @@ class EpisodeRowSource:
     rows_are_steps = False
 
     def __init__(self, location: Location, tables: TableStream, options: SourceOptions) -> None:
-        self.findings = Findings()
-        self.notes: dict[str, Any] = {}
+        self.findings = FindingLog()
+        self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = {}
         self._tables = tables
         self._options = options
         self._location = location
         types = {field.name: field.type for field in tables.schema}
-        options = structure(types, options)
+        options = resolve_structure_columns(types, options)
         if options.episode_column is not None:
             raise InvalidArgumentError(
                 "a row is an episode here: no column tells them apart",
@@ -160,7 +162,7 @@ class EpisodeRowSource:
                 shape: tuple[int, ...] = (1,) * list_depth(steps.type)
             else:
                 shape = inner_shape(steps)
-            if name in SCALARS and shape == (1,):
+            if name in SCALAR_COLUMNS and shape == (1,):
                 shape = ()
             if 0 in shape:
                 raise EmptySourceError(
@@ -254,7 +256,7 @@ class EpisodeRowSource:
         )
         if self._order is not None:
             numbers = step_numbers(lists[self._order].flatten())
-            check_order(block, numbers, self._order, self.findings, from_zero=False, rows_are_steps=False)
+            check_step_order(block, numbers, self._order, self.findings, from_zero=False, rows_are_steps=False)
         return block
 
     def _lengths(self, lists: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:

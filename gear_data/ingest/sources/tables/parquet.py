@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gear_data.errors import CorruptSourceError, RemoteError
-from gear_data.ingest.location import SourceFile, several_datasets
+from gear_data.ingest.location import SourceFile, separate_datasets_hint
 
 #: Bytes of a column read at a time. Without such a buffer a whole column chunk is, which of a file of one row group is
 #: the whole column.
@@ -82,7 +82,7 @@ def check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequence
     if schema.equals(model) or {f.name: f.type for f in schema} == {f.name: f.type for f in model}:
         return
     first = files[0].name
-    hint = several_datasets([file.name for file in files], first, name)
+    hint = separate_datasets_hint([file.name for file in files], first, name)
     for field in model:
         index = schema.get_field_index(field.name)
         if index < 0:

@@ -11,13 +11,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, EmptySourceError, UnknownFormatError, UnsupportedColumnError
-from gear_data.ingest.findings.record import BAD_EPISODE_HINT, Finding, Findings
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import Location
-from gear_data.ingest.pipeline.assemble import Fault, StepPart, assemble
-from gear_data.ingest.pipeline.boundaries import Boundaries, EpisodeIds, read_ids
-from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, SCALARS, choose_columns, structure
+from gear_data.ingest.pipeline.assemble import StepPart, UnreadableRows, assemble
+from gear_data.ingest.pipeline.boundaries import EpisodeIdChecker, EpisodeNumbering, read_episode_ids
+from gear_data.ingest.pipeline.columns import (
+    END_FLAGS,
+    EPISODE_COLUMNS,
+    SCALAR_COLUMNS,
+    choose_columns,
+    resolve_structure_columns,
+)
 from gear_data.ingest.pipeline.names import canonical_name
-from gear_data.ingest.pipeline.step_order import check_order, step_numbers
+from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, open_tables, read_ahead, require_tables
@@ -83,11 +89,11 @@ class StepRowSource:
     rows_are_steps = True
 
     def __init__(self, location: Location, tables: TableStream, options: SourceOptions) -> None:
-        self.findings = Findings()
-        self.notes: dict[str, Any] = {}
+        self.findings = FindingLog()
+        self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = {}
         self._tables = tables
-        self._options = options = structure(tables.schema.names, options)
+        self._options = options = resolve_structure_columns(tables.schema.names, options)
         self._name = location.name
         self._units: tuple[tuple[Unit, Any], ...] | None = None
         self._episode = options.episode_column or _episode_column(tables.schema)
@@ -135,7 +141,7 @@ class StepRowSource:
         if (dtype := variable_dtype(array.type, name)) is not None:
             return ColumnSpec(name, dtype, source=known_as)
         shape = inner_shape(array)
-        if name in SCALARS and shape == (1,):
+        if name in SCALAR_COLUMNS and shape == (1,):
             shape = ()
         if 0 in shape:
             raise BadEpisodeError("has no elements", file=self._name, column=source, row=0)
@@ -165,29 +171,29 @@ class StepRowSource:
         lows = [*(low for _, low in spans), None]
         for i, end in enumerate(ends):
             if start < end and start < stop:
-                ids = EpisodeIds(self._episode, self.notes, lows[i], lows[i + 1])
+                ids = EpisodeIdChecker(self._episode, self.resume_state, lows[i], lows[i + 1])
                 for block in assemble(self._parts(start, min(end, stop), ids), self.findings, has_final=False):
                     yield self._check(block)
                 start = end
-                self.notes.clear()  # ids of another unit's episodes are others
+                self.resume_state.clear()  # ids of another unit's episodes are others
 
-    def _parts(self, start: Position, stop: Position, known: EpisodeIds) -> Iterator[StepPart]:
-        boundaries = Boundaries()
+    def _parts(self, start: Position, stop: Position, known: EpisodeIdChecker) -> Iterator[StepPart]:
+        boundaries = EpisodeNumbering()
         for part in read_ahead(self._tables.parts(start, stop)):
             keep = np.ones(len(part.table), np.bool_)
-            faults: list[Fault] = []
+            faults: list[UnreadableRows] = []
             while True:
                 try:
                     columns, variable = self._read(part, keep)
                     break
                 except BadRowsError as bad:
-                    faults.append(Fault(bad.rows, bad.column, bad.reason))
+                    faults.append(UnreadableRows(bad.rows, bad.column, bad.reason))
                     keep[bad.rows] = False
             if self._episode is not None:
                 columns[_EDGES] = _file_edges(part)[keep]
             facts: dict[str, npt.NDArray[Any]] = {}
             if self._episode is not None:
-                ids = read_ids(part, self._episode)
+                ids = read_episode_ids(part, self._episode)
                 starts = known.starts(ids, part)
                 facts[self._episode] = ids.values()
             elif self._by_steps:
@@ -272,7 +278,7 @@ class StepRowSource:
         }
         for source, from_zero in self._orders.items():
             numbers = block.columns[_CHECKED + source]
-            check_order(block, numbers, source, self.findings, from_zero=from_zero, rows_are_steps=True)
+            check_step_order(block, numbers, source, self.findings, from_zero=from_zero, rows_are_steps=True)
         if _EDGES in block.columns:
             self._note_crossing(block)
         for name in block.columns.keys() - columns.keys():
@@ -301,7 +307,7 @@ def _files_apart(step_part: StepPart, part: TablePart) -> Iterator[StepPart]:
     for i, rows_of_file in enumerate(part.file_rows):
         cut = step_part.cut(first, first + rows_of_file.count)
         more = i + 1 < len(part.file_rows)
-        yield replace(cut, file=rows_of_file.position.file, name=rows_of_file.name, more=more)
+        yield replace(cut, file=rows_of_file.position.file, name=rows_of_file.name, continues=more)
         first += rows_of_file.count
 
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gear_data.ingest.findings.record import Finding
-from gear_data.ingest.pipeline.columns import SCALARS
+from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, null_rows
 from gear_data.schema import VARIABLE_TYPES
 
@@ -19,7 +19,7 @@ def variable_dtype(type_: pa.DataType, name: str) -> str | None:
     Text is `string`, bytes are `binary`; so is the struct of `bytes` and `path` by which `datasets` keeps images,
     sounds and videos. Rewards and end flags are numbers: under their names nothing is text.
     """
-    if name in SCALARS:
+    if name in SCALAR_COLUMNS:
         return None
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return "string"

@@ -41,7 +41,7 @@ _CHUNK_ELEMENTS = 1 << 17
 _Floats = npt.NDArray[np.floating[Any]]
 
 
-def observation_jumps(values: _Floats, lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+def find_jumps(values: _Floats, lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     """Jumps as (episode, step after which the observation jumps), in order.
 
     Args:

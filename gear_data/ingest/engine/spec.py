@@ -8,13 +8,13 @@ from typing import Any
 
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline.images import decode_images
-from gear_data.ingest.pipeline.prepare import note_replaced_columns
+from gear_data.ingest.pipeline.prepare import report_replaced_columns
 from gear_data.ingest.source import EpisodeSource, SourceOptions
 from gear_data.ingest.sources.registry import open_source
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ConversionSpec:
     """Everything a task must know to make the same shards wherever it runs.
 
     Attributes:
@@ -42,14 +42,16 @@ class Recipe:
         return {**own, **options, "on_bad_episode": on_bad_episode}
 
     @staticmethod
-    def from_json(source: Any, data: Mapping[str, Any]) -> Recipe:
+    def from_json(source: Any, data: Mapping[str, Any]) -> ConversionSpec:
         """Raises KeyError and TypeError for what `to_json` did not make."""
         options = dict(data)
         own = {name: options.pop(name) for name in ("split", "format", "keep_encoded", "strict", "shard_bytes")}
         skip_bad = options.pop("on_bad_episode") == "skip"
         columns = options.pop("columns")
         columns = None if columns is None else tuple(columns)
-        return Recipe(source=source, options=SourceOptions(columns=columns, skip_bad=skip_bad, **options), **own)
+        return ConversionSpec(
+            source=source, options=SourceOptions(columns=columns, skip_bad=skip_bad, **options), **own
+        )
 
     def open(self, location: Location | None = None, *, threads: int = 1) -> tuple[EpisodeSource, str, str]:
         """The source, its format, and why it is that one. `threads` decode images. Raises as `locate` and `open_source`
@@ -57,8 +59,8 @@ class Recipe:
         location = locate(self.source, self.split) if location is None else location
         source, name, reason = open_source(location, self.format, self.options)
         if self.strict:
-            source.findings.forbid()
+            source.findings.make_strict()
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
-        note_replaced_columns(source)
+        report_replaced_columns(source)
         return source, name, reason

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
-from gear_data.ingest.findings.record import Finding, Findings
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.pipeline.names import DONES
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock
 
 
-def end_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+def end_flag_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
     """The columns with `dones` gone and `terminated` and `truncated` there, both bool.
 
     Raises:
@@ -39,7 +39,7 @@ def end_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
     return (*(c for c in columns if c.name not in (DONES, "terminated", "truncated")), *flags)
 
 
-def complete_ends(block: EpisodeBlock, findings: Findings) -> EpisodeBlock:
+def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBlock:
     """Adds the flags a source lacks, so that the last step of every episode has one.
 
     - `dones` alone is read as `terminated`: such sources do not tell a time limit from a terminal state.

@@ -1,8 +1,4 @@
-"""What is odd about episodes and no error: noticed in every conversion, kept in the manifest.
-
-docs/reference/findings.md lists all codes. Each episode is judged on its own, so the findings do not depend on how a
-source was cut into blocks.
-"""
+"""Checks that need all episodes of a dataset: repeated episodes, and totals that the source declares."""
 
 from __future__ import annotations
 
@@ -13,39 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.ingest.findings.jumps import MAX_ELEMENTS, observation_jumps
-from gear_data.ingest.findings.record import Finding, Findings
-from gear_data.schema import Role, role_of
-from gear_data.storage.block import EpisodeBlock
+from gear_data.ingest.findings.log import Finding, FindingLog
 
 
-def lint_block(block: EpisodeBlock, findings: Findings, *, rows_are_steps: bool) -> None:
-    """Adds what is odd about the episodes of a block whose ends are complete: episodes of one step
-    (`one-step-episode`), and observations that jump inside an episode (`observation-jump`, see `ingest.jumps`)."""
-    single = np.flatnonzero(block.lengths == 1)
-    if len(single):
-        first = int(single[0])
-        message = "an episode of one step; kept"
-        findings.add(
-            Finding("one-step-episode", message, len(single), block.sources[first], int(block.rows[first]), None)
-        )
-    for name, values in block.columns.items():
-        if role_of(name) is not Role.OBSERVATION or values.dtype.kind != "f" or values.ndim > 2:
-            continue
-        vectors = values.reshape(len(values), -1)
-        if not 0 < vectors.shape[1] <= MAX_ELEMENTS:
-            continue
-        jumps = observation_jumps(vectors, block.lengths)
-        if jumps:
-            episode, step = jumps[0]
-            message = f"the observation jumps inside an episode, first after its step {step}, as if two rollouts were "
-            message += "joined; kept as one episode"
-            row = int(block.rows[episode]) + (step if rows_are_steps else 0)
-            findings.add(Finding("observation-jump", message, len(jumps), block.sources[episode], row, name))
-
-
-def lint_whole(
-    findings: Findings,
+def check_dataset(
+    findings: FindingLog,
     metadata: Mapping[str, Any],
     contents: Sequence[bytes],
     steps: int,

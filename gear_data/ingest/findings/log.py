@@ -40,21 +40,21 @@ class Finding:
         return asdict(self)
 
 
-class Findings:
+class FindingLog:
     """Findings in the order first seen; the same code and column add up, and keep the first one's message and place."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str | None], Finding] = {}
         self._forbidden = False
 
-    def forbid(self) -> None:
+    def make_strict(self) -> None:
         """From here on a finding is an error, and so is one that there is. Raises FindingError."""
         self._forbidden = True
         for finding in self:
             raise _error(finding)
 
     def add(self, finding: Finding) -> None:
-        """Raises FindingError where findings are forbidden."""
+        """Raises FindingError where findings are strict."""
         if self._forbidden:
             raise _error(finding)
         key = (finding.code, finding.column)
