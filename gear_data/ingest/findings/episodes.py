@@ -1,7 +1,7 @@
-"""What is odd about episodes and no error: noticed in every conversion, kept in the manifest.
+"""Checks of single episodes for what is unusual but valid. Every conversion runs them.
 
-docs/reference/findings.md has all codes. Each episode is judged on its own, so that what is found does not depend on how a source
-was cut into blocks.
+docs/reference/findings.md lists all codes. Each episode is checked by itself, so the findings do not depend on how a
+source is cut into blocks.
 """
 
 from __future__ import annotations
