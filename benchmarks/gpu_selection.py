@@ -16,10 +16,10 @@ from gear_data.errors import DeviceMemoryError
 from gear_data.kernels.cpu import windows as kernels
 from gear_data.kernels.cuda import launches
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.integer_weights import quanta_prefix, quanta_scale, scale_factors
+from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale, scale_factors
 from gear_data.selection.orders import Permuted
 from gear_data.selection.prefix_table import PrefixTable
-from gear_data.selection.window_sampler import WindowDrawer
+from gear_data.selection.window_sampler import WindowSampler
 from gear_data.selection.windows import WindowRule
 
 EPISODES = (10**4, 10**6, 10**8)
@@ -60,37 +60,37 @@ def _measure(gpu: Gpu, episodes: int, empty: float) -> list[Row]:
     return rows
 
 
-def make_drawer(kind: str, anchors: Anchors, weights: npt.NDArray[np.float64]) -> WindowDrawer:
+def make_sampler(kind: str, anchors: Anchors, weights: npt.NDArray[np.float64]) -> WindowSampler:
     if kind == "uniform by step":
-        return WindowDrawer(anchors, PrefixTable(anchors.prefix), SEED, 1, kernels.WITHIN_DIFFERENCE)
+        return WindowSampler(anchors, PrefixTable(anchors.prefix), SEED, 1, kernels.WITHIN_OFFSET)
     by_step = kind == "weighted by step"
-    scale = quanta_scale(weights, anchors.prefix, by_step)
-    table = PrefixTable(quanta_prefix(weights, anchors.prefix, by_step, scale))
+    scale = int_weight_scale(weights, anchors.prefix, by_step)
+    table = PrefixTable(int_weight_prefix(weights, anchors.prefix, by_step, scale))
     within = kernels.WITHIN_QUOTIENT if by_step else kernels.WITHIN_DRAWN
-    return WindowDrawer(anchors, table, SEED, 1, within, probability=True)
+    return WindowSampler(anchors, table, SEED, 1, within, probability=True)
 
 
-def put_plan(gpu: Gpu, drawer: WindowDrawer) -> int:
-    """Address of a drawer's plan on the GPU, where what it points to is too, each array once."""
+def put_plan(gpu: Gpu, sampler: WindowSampler) -> int:
+    """Address of a window sampler's plan on the GPU, where what it points to is too, each array once."""
     places: dict[tuple[int, int], int] = {}
     addresses = {}
-    for field, array in drawer.arrays.items():
+    for field, array in sampler.arrays.items():
         key = array.ctypes.data, array.nbytes
         if key not in places:
             places[key] = gpu.put(array)
         addresses[field] = places[key]
-    return gpu.put(drawer.plan_at(addresses))
+    return gpu.put(sampler.plan_at(addresses))
 
 
 def _kind(gpu: Gpu, kind: str, anchors: Anchors, weights: Any, empty: float) -> list[Row]:
-    drawer = make_drawer(kind, anchors, weights)
-    plan, rows = put_plan(gpu, drawer), drawer.rows
-    drawer.draw(0, DRAWS[0])  # the first call compiles
+    sampler = make_sampler(kind, anchors, weights)
+    plan, rows = put_plan(gpu, sampler), sampler.rows
+    sampler.draw(0, DRAWS[0])  # the first call compiles
     found = []
     for count in DRAWS:
         out = gpu.device(8 * rows * count)
         begun = time.perf_counter()
-        expected = drawer.draw(0, count)
+        expected = sampler.draw(0, count)
         on_cpu = time.perf_counter() - begun
         launches.draw_windows(gpu, plan, 0, out, count, rows)
         wanted = rows_of(expected)
@@ -110,10 +110,10 @@ def _kind(gpu: Gpu, kind: str, anchors: Anchors, weights: Any, empty: float) -> 
 def _rescan(gpu: Gpu, anchors: Anchors, weights: npt.NDArray[np.float64], empty: float) -> Row:
     """All weights of episodes to running sums of integers, in device memory."""
     count = len(anchors)
-    quanta_scale(weights[:1], anchors.prefix[:2], False)  # the first call compiles
+    int_weight_scale(weights[:1], anchors.prefix[:2], False)  # the first call compiles
     begun = time.perf_counter()
-    scale = quanta_scale(weights, anchors.prefix, False)
-    expected = quanta_prefix(weights, anchors.prefix, False, scale)
+    scale = int_weight_scale(weights, anchors.prefix, False)
+    expected = int_weight_prefix(weights, anchors.prefix, False, scale)
     on_cpu = time.perf_counter() - begun
     rows = launches.WeightRows(gpu.put(weights), gpu.put(anchors.prefix), False, count)
     sums, out = gpu.device(8 * (launches.tiles(count) + 1)), gpu.device(8 * (count + 1))

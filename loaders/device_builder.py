@@ -29,9 +29,9 @@ from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.window_source import Draw
 from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device.collector import DeviceCollector, OnDevice
-from gear_data.residency.device.drawer import DeviceDrawer
 from gear_data.residency.device.staging import StagingReader
-from gear_data.selection.window_sampler import Recipe
+from gear_data.residency.device.window_sampler import DeviceWindowSampler
+from gear_data.selection.window_sampler import SamplingPlan
 
 #: Of what comes with windows, by the kind of NumPy's dtype.
 _NUMBERS = {"i": torch.int64, "f": torch.float64}
@@ -68,7 +68,8 @@ class DeviceCollection:
         self._collectors = [
             DeviceCollector(
                 [sources[number] for number in group], plan, rows * batches, device=device_number(device),
-                sm_budget=sm_budget, keep=keep, recipe=_recipe([parts[number] for number in group], slots), slots=slots,
+                sm_budget=sm_budget, keep=keep, slots=slots,
+                sampling_plan=_sampling_plan([parts[number] for number in group], slots),
             )
             for group, plan in zip(groups, self._plans, strict=True)
         ]  # fmt: skip
@@ -82,9 +83,9 @@ class DeviceCollection:
         if len(draws) > 1 and not are_alike(draws):
             return [self.collect([draw], [own])[0] for draw, own in zip(draws, facts, strict=True)]
         number, source = source_of(draws), draws[0].source
-        drawer = self._drawer(draws[0])
-        if drawer is not None:
-            return [self._draw(number, drawer, *each) for each in zip(draws, facts, strict=True)]
+        sampler = self._sampler(draws[0])
+        if sampler is not None:
+            return [self._draw(number, sampler, *each) for each in zip(draws, facts, strict=True)]
         told = [{**drawn_facts(draw), **own} for draw, own in zip(draws, facts, strict=True)]
         together = {name: np.concatenate([each[name] for each in told]) for name in told[0]}
         filled = self._collectors[number].collect(
@@ -93,19 +94,19 @@ class DeviceCollection:
         kinds = {name: values.dtype.kind for name, values in together.items()}
         return self._tensors(number, filled, len(draws[0]), kinds)
 
-    def _drawer(self, draw: Draw) -> DeviceDrawer | None:
+    def _sampler(self, draw: Draw) -> DeviceWindowSampler | None:
         """What draws it on the device; None: the CPU has to."""
-        drawer = self._collectors[source_of([draw])].drawer
-        if drawer is None or draw.slots is None:
+        sampler = self._collectors[source_of([draw])].sampler
+        if sampler is None or draw.slots is None:
             return None
         # There is another one, or none, after weights changed.
-        recipe = draw.slots.selector.recipe(draw.slots.count)
-        return drawer if recipe is not None and recipe.drawer is drawer.recipe.drawer else None
+        plan = draw.slots.selector.sampling_plan(draw.slots.count)
+        return sampler if plan is not None and plan.sampler is sampler.plan.sampler else None
 
-    def _draw(self, number: int, drawer: DeviceDrawer, draw: Draw, facts: Facts) -> Gathered:
+    def _draw(self, number: int, sampler: DeviceWindowSampler, draw: Draw, facts: Facts) -> Gathered:
         slots: Any = draw.slots
         filled = self._collectors[number].draw_and_collect(
-            drawer, (slots.step, slots.position, slots.first, slots.last), facts
+            sampler, (slots.step, slots.position, slots.first, slots.last), facts
         )
         kinds = {name: "f" if name == "probability" else "i" for name in filled.facts}
         return self._tensors(number, filled, len(draw), kinds)[0]
@@ -133,10 +134,10 @@ class DeviceCollection:
         return {**made.batch, **on_device(others, self._device, pin=self._pin)}
 
 
-def _recipe(parts: Sequence[LoaderComponent], slots: int) -> Recipe | None:
+def _sampling_plan(parts: Sequence[LoaderComponent], slots: int) -> SamplingPlan | None:
     """How a device can draw batches of these; None: the CPU needs to know their windows, or draws them alone."""
     part = parts[0]
-    return None if len(parts) > 1 or part.variable else part.selector.recipe(slots)
+    return None if len(parts) > 1 or part.variable else part.selector.sampling_plan(slots)
 
 
 def _part(whole: torch.Tensor, first: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:

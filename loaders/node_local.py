@@ -20,7 +20,7 @@ from gear_data.loaders.mixture import Mixture
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.samplers import Candidates, Sampler, Selector, TopK
 from gear_data.selection.turns import Cycle
-from gear_data.selection.window_sampler import Recipe
+from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Float64Array, Windows
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class NodeLocalSelector:
             return windows
         return dataclasses.replace(windows, probability=windows.probability * self._share)
 
-    def recipe(self, count: int) -> Recipe | None:
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
         return None
 
     def most_rows(self, count: int) -> int:

@@ -74,7 +74,7 @@ class Draw:
 
 def _slots(selector: Selector, step: int, count: int) -> Windows | Slots:
     """All slots of a batch, which may be drawn elsewhere; or its windows, where the selector alone draws."""
-    if selector.recipe(count) is None:
+    if selector.sampling_plan(count) is None:
         return selector.select(step, count, step * count)
     return Slots(selector, step, count, step * count, 0, count)
 
@@ -139,10 +139,10 @@ class AlternatingMixture:
         return Draw(_slots(self._selectors[source], own, count), source, own)
 
     def own_step(self, dataset: int, step: int) -> int:
-        return self._cycle.had(dataset, step)
+        return self._cycle.count_before(dataset, step)
 
     def step_of(self, dataset: int, own_step: int) -> int:
-        return self._cycle.number_of(dataset, own_step)
+        return self._cycle.turn_after(dataset, own_step)
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None

@@ -27,7 +27,7 @@ from gear_data.cluster.ranks import KeyValueStore, Ranks, find_ranks, join_timeo
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
 from gear_data.cluster.server.supervisor import ServerLease, join_server_lease, start_server
 from gear_data.errors import ClusterError, GearError
-from gear_data.residency import on_the_host
+from gear_data.residency import host_residency
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 
@@ -177,7 +177,7 @@ def _start(
         opened.dataset,
         opened.cache_dir,
         opened.cache_bytes,
-        on_the_host(opened.residency),
+        host_residency(opened.residency),
         opened.transport,
         shards,
         own_host() if secret.certificate else "127.0.0.1",

@@ -21,7 +21,7 @@ from gear_data.dataset.store import DatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import EpisodeIndexError, InvalidArgumentError, ManifestError
 from gear_data.residency import ShardReader
-from gear_data.residency.device.columns import extents_of
+from gear_data.residency.device.columns import find_extents
 from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
 from gear_data.selection.samplers import Sampler
@@ -413,7 +413,7 @@ class Dataset:
                 f"{self.path} is served by other nodes; its columns cannot be placed in GPU memory",
                 hint="open the dataset's folder or URL to place it",
             )
-        extents_of((plan.shard, plan.first, plan.last), *self._store.episode_starts, self._store.lengths)
+        find_extents((plan.shard, plan.first, plan.last), *self._store.episode_starts, self._store.lengths)
         store = self._store.placed(plan)
         store.device_columns()
         return Dataset(store, self._view)

@@ -17,7 +17,7 @@ from gear_data.cluster.server.supervisor import ServerLease
 from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.cluster_store import ClusterDatasetStore
 from gear_data.dataset.store import DatasetStore, as_it_was
-from gear_data.residency import DeviceCopy, PartialCopy, Shards, on_the_host, open_shards
+from gear_data.residency import DeviceCopy, PartialCopy, Shards, host_residency, open_shards
 from gear_data.residency.device.columns import current_device
 from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
@@ -74,7 +74,7 @@ class PartitionedDatasetStore(ClusterDatasetStore):
         if not known.shards:
             return RemoteShards(self._nodes)
         entries = tuple(self.manifest.shards[shard] for shard in known.shards)
-        local = open_shards(on_the_host(self._opened_as), self.files, self.schema, entries)
+        local = open_shards(host_residency(self._opened_as), self.files, self.schema, entries)
         return ClusterShards(self._nodes, known.shards, local) if self.is_remote else local
 
     def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy | PartialCopy:

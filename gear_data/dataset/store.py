@@ -16,12 +16,12 @@ from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestEr
 from gear_data.residency import (
     DeviceColumns,
     DeviceCopy,
-    JoinedCopy,
-    JoinedShards,
+    OverlayCopy,
+    OverlayShards,
     PartialCopy,
     ShardReader,
     Shards,
-    on_the_host,
+    host_residency,
     open_shards,
 )
 from gear_data.residency.plan import ResidencyPlan
@@ -73,7 +73,7 @@ class DatasetStore:
         self._stored: Shards = self._open_shards()
         self.shards = self._stored
         self._stored_copy = self._device_copy(self.schema, self._stored)
-        self._copy: DeviceCopy | PartialCopy | JoinedCopy = self._stored_copy
+        self._copy: DeviceCopy | PartialCopy | OverlayCopy = self._stored_copy
         #: Of `returns_to_go`; None for the column as it is stored, if it is.
         self.discount: float | None = None
 
@@ -85,7 +85,7 @@ class DatasetStore:
 
     def _open_shards(self) -> Shards:
         """The shards that the manifest lists."""
-        return open_shards(on_the_host(self._opened_as), self.files, self.schema, self.manifest.shards, self.bad)
+        return open_shards(host_residency(self._opened_as), self.files, self.schema, self.manifest.shards, self.bad)
 
     @cached_property
     def _steps(self) -> Int64Array:
@@ -97,7 +97,9 @@ class DatasetStore:
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         """Its one column."""
-        return open_shards(on_the_host(self._opened_as), FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
+        return open_shards(
+            host_residency(self._opened_as), FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards
+        )
 
     def _rewards(self, shard: int) -> npt.NDArray[Any]:
         """[steps]: those of a shard."""
@@ -135,8 +137,8 @@ class DatasetStore:
             store.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
             store.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
             other = self._open_sidecar(sidecar)
-            store.shards = JoinedShards(self._stored, index, other)
-            store._copy = JoinedCopy(self._stored_copy, index, self._device_copy(Schema((COLUMN,)), other))
+            store.shards = OverlayShards(self._stored, index, other)
+            store._copy = OverlayCopy(self._stored_copy, index, self._device_copy(Schema((COLUMN,)), other))
         return store
 
     def placed(self, plan: ResidencyPlan) -> DatasetStore:

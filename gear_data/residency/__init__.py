@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from gear_data.errors import unknown_name
 from gear_data.residency.cached import CachedShards
-from gear_data.residency.device.columns import DeviceColumns, DeviceCopy, JoinedCopy, PartialCopy
+from gear_data.residency.device.columns import DeviceColumns, DeviceCopy, OverlayCopy, PartialCopy
 from gear_data.residency.host import host_shards
-from gear_data.residency.joined import JoinedShards
+from gear_data.residency.overlay import OverlayShards
 from gear_data.residency.reader import ShardReader
 from gear_data.residency.shards import Shards
 from gear_data.schema import Schema
@@ -26,12 +26,12 @@ __all__ = [
     "RESIDENCIES",
     "DeviceColumns",
     "DeviceCopy",
-    "JoinedCopy",
-    "JoinedShards",
+    "OverlayCopy",
+    "OverlayShards",
     "PartialCopy",
     "ShardReader",
     "Shards",
-    "on_the_host",
+    "host_residency",
     "open_shards",
 ]
 
@@ -41,7 +41,7 @@ _ON_THE_HOST = {"mmap": "mmap", "host": "host", "pinned": "host", "device": "mma
 RESIDENCIES = tuple(_ON_THE_HOST)
 
 
-def on_the_host(residency: str) -> str:
+def host_residency(residency: str) -> str:
     """`mmap` or `host`: where the CPU reads the columns of a residency.
 
     Raises:

@@ -29,7 +29,7 @@ _THREADS = 4
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _CopyRange:
     """`count` bytes from byte `start` of a shard's file, that go to byte `place` of the segment."""
 
     entry: FileEntry
@@ -59,16 +59,16 @@ def host_shards(
     return mapped
 
 
-def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_Piece], tuple[ShardEntry, ...], int]:
+def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_CopyRange], tuple[ShardEntry, ...], int]:
     """What is copied; the shards with their places in the segment for those in the files; the segment's bytes."""
-    pieces: list[_Piece] = []
+    pieces: list[_CopyRange] = []
     end = HEADER_BYTES
 
     def place(entry: FileEntry, start: int, count: int) -> int:
         nonlocal end
         first = -(-end // _ALIGNMENT) * _ALIGNMENT
         for done in range(0, count, _PIECE):
-            pieces.append(_Piece(entry, start + done, first + done, min(_PIECE, count - done)))
+            pieces.append(_CopyRange(entry, start + done, first + done, min(_PIECE, count - done)))
         end = first + count
         return first
 
@@ -98,7 +98,7 @@ def _key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad:
     return digest.hexdigest()
 
 
-def _fill(descriptor: int, files: DatasetFiles, pieces: Sequence[_Piece]) -> None:
+def _fill(descriptor: int, files: DatasetFiles, pieces: Sequence[_CopyRange]) -> None:
     """Copies the pieces in several threads: one does not keep a fast disk busy, nor the memory."""
     with (
         progress_bar(sum(piece.count for piece in pieces), "load", "B", None) as bar,
@@ -113,7 +113,7 @@ def _fill(descriptor: int, files: DatasetFiles, pieces: Sequence[_Piece]) -> Non
             raise
 
 
-def _copy(descriptor: int, files: DatasetFiles, piece: _Piece) -> int:
+def _copy(descriptor: int, files: DatasetFiles, piece: _CopyRange) -> int:
     name = files.name(piece.entry)
     chunk = memoryview(bytearray(min(_CHUNK, piece.count)))
     done = 0

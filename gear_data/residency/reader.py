@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.collection.reader import OutputBuffers
-from gear_data.residency.device.staging import Stage, StagedRows
+from gear_data.residency.device.staging import StagedRows, StagingBuffer
 from gear_data.residency.shards import Shards
 from gear_data.selection.windows import Int64Array, Windows
 from gear_data.storage.reader import ShardLease
@@ -78,7 +78,7 @@ class ShardReader:
         """Never: the CPU gathers, and writes to its own memory."""
         return False
 
-    def bring(self, rows: Sequence[StagedRows], stage: Stage) -> None:
+    def stage(self, rows: Sequence[StagedRows], stage: StagingBuffer) -> None:
         """See `StagingReader`."""
         from gear_data.kernels.cpu.gather import gather
 

@@ -15,7 +15,7 @@ from gear_data.selection.windows import Int64Array, Windows
 
 
 @dataclass(frozen=True)
-class Reach:
+class RowRange:
     """Which rows of its episode an output reads; see `gear_data.collection.output.Output`."""
 
     first: int
@@ -26,11 +26,11 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ColumnReads:
     """Columns of which the same rows are read: from the first that any output reaches to the last."""
 
     columns: tuple[int, ...]
-    reaches: tuple[Reach, ...]
+    reaches: tuple[RowRange, ...]
 
     def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
         """int64 [B] each: the first row of the episode, which has `total`, and how many."""
@@ -52,19 +52,19 @@ class Wanted:
         return last - min(reach.first + min(reach.shift, 0) for reach in self.reaches)
 
 
-def wanted_rows(plan: Int64Array) -> tuple[Wanted, ...]:
+def column_reads(plan: Int64Array) -> tuple[ColumnReads, ...]:
     """What a plan of `gear_data.kernels.cpu.collect` reads: each of its source columns is in one of these."""
     from gear_data.kernels.cpu import collect as cpu
 
-    reaches: dict[int, set[Reach]] = {}
+    reaches: dict[int, set[RowRange]] = {}
     for row in plan[np.isin(plan[:, cpu.KIND], (cpu.KIND_COPY, cpu.KIND_CONVERT, cpu.KIND_DISCOUNTED))]:
         first, width, within, shift = row[[cpu.FIRST, cpu.WIDTH, cpu.WITHIN, cpu.SHIFT]].tolist()
-        reach = Reach(first, width, bool(within), shift, max(1, int(row[cpu.HORIZON])))
+        reach = RowRange(first, width, bool(within), shift, max(1, int(row[cpu.HORIZON])))
         reaches.setdefault(int(row[cpu.COLUMN]), set()).add(reach)
-    alike: dict[frozenset[Reach], list[int]] = {}
+    alike: dict[frozenset[RowRange], list[int]] = {}
     for column, found in reaches.items():
         alike.setdefault(frozenset(found), []).append(column)
-    return tuple(Wanted(tuple(columns), tuple(found)) for found, columns in alike.items())
+    return tuple(ColumnReads(tuple(columns), tuple(found)) for found, columns in alike.items())
 
 
 def row_sizes(plan: Int64Array) -> dict[int, int]:

@@ -34,7 +34,7 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 @dataclass(frozen=True)
-class Scale:
+class WeightScale:
     """How weights become integers.
 
     Attributes:
@@ -50,13 +50,13 @@ class Scale:
     positive: int
 
 
-def quanta_scale(
+def int_weight_scale(
     weights: Float64Array,
     prefix: Int64Array,
     by_anchor: bool,
     parts: Sequence[slice] | None = None,
     run: Map = map,
-) -> Scale:
+) -> WeightScale:
     """The scale for the weights of k episodes.
 
     Args:
@@ -92,7 +92,7 @@ def quanta_scale(
 
     exponent = fit_exponent(largest, count, total_at)
     raised, positive = sum(some for _, some in totals), sum(episodes for _, _, episodes in found)
-    return Scale(exponent, tuple(one for one, _ in totals), raised, positive)
+    return WeightScale(exponent, tuple(one for one, _ in totals), raised, positive)
 
 
 def fit_exponent(largest: float, count: int, total_at: Callable[[int], int]) -> int:
@@ -118,15 +118,15 @@ def fit_exponent(largest: float, count: int, total_at: Callable[[int], int]) -> 
     return exponent
 
 
-def quanta_prefix(
+def int_weight_prefix(
     weights: Float64Array,
     prefix: Int64Array,
     by_anchor: bool,
-    scale: Scale,
+    scale: WeightScale,
     parts: Sequence[slice] | None = None,
     run: Map = map,
 ) -> Int64Array:
-    """int64 [k + 1]: quanta before each episode; arguments as for `quanta_scale`, which made `scale`."""
+    """int64 [k + 1]: quanta before each episode; arguments as for `int_weight_scale`, which made `scale`."""
     from gear_data.kernels.cpu import integer_weights as kernels
 
     out = np.zeros(len(weights) + 1, np.int64)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.prefix_table import PrefixTable
-from gear_data.selection.window_sampler import Recipe, WindowDrawer
+from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
 _FEISTEL_ROUNDS = 12
@@ -32,25 +32,25 @@ class OrderSelector:
 
     def __init__(self, anchors: Anchors, seed: int, order: Callable[[int, int, int], Int64Array], name: str) -> None:
         from gear_data.kernels.cpu.random import DOMAIN_SHUFFLE
-        from gear_data.kernels.cpu.windows import WITHIN_DIFFERENCE
+        from gear_data.kernels.cpu.windows import WITHIN_OFFSET
 
         self._total = anchors.total
-        self._drawer = WindowDrawer(anchors, PrefixTable(anchors.prefix), seed, DOMAIN_SHUFFLE, WITHIN_DIFFERENCE)
+        self._sampler = WindowSampler(anchors, PrefixTable(anchors.prefix), seed, DOMAIN_SHUFFLE, WITHIN_OFFSET)
         self._order = order
-        self._recipe = Recipe(self._drawer, order, self._total)
+        self._sampling_plan = SamplingPlan(self._sampler, order, self._total)
         self._name = name
 
     def select(self, step: int, count: int, position: int) -> Windows:
-        parts = [self._order(*span) for span in self._recipe.spans(position, count)]
-        return self._drawer.windows(parts[0] if len(parts) == 1 else np.concatenate(parts), step)
+        parts = [self._order(*span) for span in self._sampling_plan.spans(position, count)]
+        return self._sampler.windows(parts[0] if len(parts) == 1 else np.concatenate(parts), step)
 
-    def recipe(self, count: int) -> Recipe | None:
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
         # A stored permutation is made as a whole.
         stored = isinstance(self._order, Permuted) and self._order.is_stored
-        return None if stored else self._recipe
+        return None if stored else self._sampling_plan
 
     def shares(self) -> Float64Array:
-        return self._drawer.shares()
+        return self._sampler.shares()
 
     def epoch_slots(self, epochs: int) -> int | None:
         return epochs * self._total

@@ -44,7 +44,7 @@ class PrefixTable:
         return np.diff(self.prefix) / self.prefix[-1]  # type: ignore[no-any-return]
 
     def plan_fields(self) -> dict[int, int | npt.NDArray[Any]]:
-        """See `gear_data.selection.window_sampler.QuantaSource`."""
+        """See `gear_data.selection.window_sampler.IntWeightTable`."""
         from gear_data.kernels.cpu import windows as kernels
 
         return {

@@ -20,7 +20,7 @@ from gear_data.selection.integer_weights import check_weights
 from gear_data.selection.orders import OrderSelector, Permuted, in_order
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.weighted import WeightedSelector
-from gear_data.selection.window_sampler import Recipe, WindowDrawer
+from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Windows
 from gear_data.storage.block import offsets_of
 
@@ -54,7 +54,7 @@ class Selector(Protocol):
             position: how many slots there were before slot 0; for samplers that go through the anchors in an order.
         """
 
-    def recipe(self, count: int) -> Recipe | None:
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
         """How kernels elsewhere draw the windows of batches of so many slots from now on; None: only `select` does."""
 
     def epoch_slots(self, epochs: int) -> int | None:
@@ -96,8 +96,8 @@ class Uniform:
     def bind(self, candidates: Candidates, seed: int) -> Selector:
         from gear_data.kernels.cpu.random import DOMAIN_UNIFORM
 
-        drawer = _drawer(candidates.anchors, seed, self.by, DOMAIN_UNIFORM, None)
-        return _DrawSelector(drawer, {"name": self.name, "by": self.by})
+        sampler = _window_sampler(candidates.anchors, seed, self.by, DOMAIN_UNIFORM, None)
+        return _DrawSelector(sampler, {"name": self.name, "by": self.by})
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +131,8 @@ class TopK:
         anchors = candidates.anchors
         values = candidates.evaluate(self.expression, "topk value")
         chosen = _largest(values, anchors.counts() > 0, self.k)
-        drawer = _drawer(anchors, seed, self.by, DOMAIN_EPISODE, chosen)
-        return _DrawSelector(drawer, {"name": self.name, "by": self.by, "k": int(self.k), "chosen": _digest(chosen)})
+        sampler = _window_sampler(anchors, seed, self.by, DOMAIN_EPISODE, chosen)
+        return _DrawSelector(sampler, {"name": self.name, "by": self.by, "k": int(self.k), "chosen": _digest(chosen)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,18 +192,18 @@ class Shuffle:
 class _DrawSelector:
     """Every slot a draw of its own."""
 
-    def __init__(self, drawer: WindowDrawer, identity: dict[str, Any]) -> None:
-        self._drawer = drawer
+    def __init__(self, sampler: WindowSampler, identity: dict[str, Any]) -> None:
+        self._sampler = sampler
         self._identity = identity
 
     def select(self, step: int, count: int, position: int) -> Windows:
-        return self._drawer.draw(step, count)
+        return self._sampler.draw(step, count)
 
-    def recipe(self, count: int) -> Recipe | None:
-        return Recipe(self._drawer)
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
+        return SamplingPlan(self._sampler)
 
     def shares(self) -> Float64Array:
-        return self._drawer.shares()
+        return self._sampler.shares()
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None
@@ -232,19 +232,21 @@ def _largest(values: Float64Array, drawable: npt.NDArray[np.bool_], k: int) -> n
     return chosen
 
 
-def _drawer(anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArray[np.bool_] | None) -> WindowDrawer:
+def _window_sampler(
+    anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArray[np.bool_] | None
+) -> WindowSampler:
     """One quantum an anchor, or an episode with one, of the chosen episodes; None: of all."""
-    from gear_data.kernels.cpu.windows import WITHIN_DIFFERENCE, WITHIN_DRAWN, WITHIN_QUOTIENT
+    from gear_data.kernels.cpu.windows import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
 
     if by == "step" and chosen is None:
-        return WindowDrawer(anchors, PrefixTable(anchors.prefix), seed, domain, WITHIN_DIFFERENCE)
-    quanta = anchors.counts()
+        return WindowSampler(anchors, PrefixTable(anchors.prefix), seed, domain, WITHIN_OFFSET)
+    int_weights = anchors.counts()
     if by == "episode":
-        np.minimum(quanta, 1, out=quanta)
+        np.minimum(int_weights, 1, out=int_weights)
     if chosen is not None:
-        quanta *= chosen
-    source = PrefixTable(offsets_of(quanta))
-    return WindowDrawer(anchors, source, seed, domain, WITHIN_QUOTIENT if by == "step" else WITHIN_DRAWN)
+        int_weights *= chosen
+    source = PrefixTable(offsets_of(int_weights))
+    return WindowSampler(anchors, source, seed, domain, WITHIN_QUOTIENT if by == "step" else WITHIN_DRAWN)
 
 
 def _digest(values: npt.NDArray[Any]) -> str:

@@ -53,12 +53,12 @@ class Cycle:
         part = int(self._order[place])
         return part, cycle * int(self._turns[part]) + int(self._before[place])
 
-    def had(self, part: int, number: int) -> int:
+    def count_before(self, part: int, number: int) -> int:
         """How many of the turns before turn `number` were this part's."""
         cycle, place = divmod(number, self.length)
         return cycle * int(self._turns[part]) + int(np.count_nonzero(self._order[:place] == part))
 
-    def number_of(self, part: int, before: int) -> int:
+    def turn_after(self, part: int, before: int) -> int:
         """The first turn of all before which this part had had so many turns."""
         if before == 0:
             return 0

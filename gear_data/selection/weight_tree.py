@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.selection.integer_weights import quanta_scale, scale_factors
+from gear_data.selection.integer_weights import int_weight_scale, scale_factors
 from gear_data.selection.windows import Float64Array, Int64Array
 
 #: The scale stays while the total is in this range; it is 2^60 to 2^62 where a scale was just chosen.
@@ -58,7 +58,7 @@ class WeightTree:
 
     def fresh_exponent(self) -> int:
         """The exponent that a new table of these weights has. Raises InvalidArgumentError if none is positive."""
-        return quanta_scale(self.weights, self._prefix, self._by_anchor).exponent
+        return int_weight_scale(self.weights, self._prefix, self._by_anchor).exponent
 
     def put(self, rows: Int64Array, values: Float64Array) -> tuple[Float64Array, bool]:
         """Sets the weights of episodes with these numbers, int64 [m], the last value of one counting.
@@ -88,7 +88,7 @@ class WeightTree:
         return self._nodes[: len(self.weights)] / self.total
 
     def plan_fields(self) -> dict[int, int | npt.NDArray[Any]]:
-        """See `gear_data.selection.window_sampler.QuantaSource`."""
+        """See `gear_data.selection.window_sampler.IntWeightTable`."""
         from gear_data.kernels.cpu import windows as kernels
 
         return {

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.integer_weights import check_weights, quanta_prefix, quanta_scale
+from gear_data.selection.integer_weights import check_weights, int_weight_prefix, int_weight_scale
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.weight_history import WeightHistory
-from gear_data.selection.window_sampler import QuantaSource, Recipe, WindowDrawer
+from gear_data.selection.window_sampler import IntWeightTable, SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
 
@@ -42,11 +42,11 @@ class WeightedSelector:
         self._seed = seed
         self._by_step = by_step
         self._replacement = replacement
-        self._scale = quanta_scale(weights, anchors.prefix, by_step)
+        self._scale = int_weight_scale(weights, anchors.prefix, by_step)
         # None from the first update on.
-        self._table: PrefixTable | None = PrefixTable(quanta_prefix(weights, anchors.prefix, by_step, self._scale))
+        self._table: PrefixTable | None = PrefixTable(int_weight_prefix(weights, anchors.prefix, by_step, self._scale))
         self._history: WeightHistory | None = None
-        self._drawer = self._make_drawer(self._table)
+        self._sampler = self._make_sampler(self._table)
         self._lock = fork_safe_lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,12 +57,12 @@ class WeightedSelector:
         self.__dict__.update(state)
         self._lock = fork_safe_lock()
 
-    def _make_drawer(self, source: QuantaSource) -> WindowDrawer:
+    def _make_sampler(self, source: IntWeightTable) -> WindowSampler:
         from gear_data.kernels.cpu.random import DOMAIN_EPISODE
         from gear_data.kernels.cpu.windows import WITHIN_DRAWN, WITHIN_QUOTIENT
 
         within = WITHIN_QUOTIENT if self._by_step else WITHIN_DRAWN
-        return WindowDrawer(self._anchors, source, self._seed, DOMAIN_EPISODE, within, not self._replacement, True)
+        return WindowSampler(self._anchors, source, self._seed, DOMAIN_EPISODE, within, not self._replacement, True)
 
     def select(self, step: int, count: int, position: int) -> Windows:
         """The windows of slots 0 to count - 1 of batch `step`, by the weights that hold there.
@@ -80,20 +80,20 @@ class WeightedSelector:
                     f"{count} slots without replacement, but {positive} episodes have a positive weight and a window",
                     hint="take a smaller batch, or replacement=True",
                 )
-            return self._drawer.draw(step, count)
+            return self._sampler.draw(step, count)
 
-    def recipe(self, count: int) -> Recipe | None:
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
         """None after an update, or where `select` refuses so many slots."""
         with self._lock:
             if self._history is not None or (not self._replacement and count > self._scale.positive):
                 return None
-            return Recipe(self._drawer)
+            return SamplingPlan(self._sampler)
 
     def shares(self) -> Float64Array:
         with self._lock:
             if self._history is not None:
                 self._history.go_to_last()
-            return self._drawer.shares()
+            return self._sampler.shares()
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None
@@ -163,10 +163,10 @@ class WeightedSelector:
         if self._history is None:
             # The identity stays what it was. The table goes first: both would be much memory.
             self.identity()
-            del self._drawer
+            del self._sampler
             self._table = None
             history = WeightHistory(self._weights, self._anchors.prefix, self._by_step, self._scale.exponent)
-            self._drawer = self._make_drawer(history.tree)
+            self._sampler = self._make_sampler(history.tree)
             self._history = history
         return self._history
 

@@ -1,4 +1,4 @@
-"""WindowDrawer: from quanta of episodes, drawn or given, to windows."""
+"""WindowSampler: from quanta of episodes, drawn or given, to windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gear_data.selection.anchors import Anchors
 from gear_data.selection.windows import ANCHORS, Float64Array, Int64Array, Windows
 
 
-class QuantaSource(Protocol):
+class IntWeightTable(Protocol):
     """Episodes' integer weights, where a kernel finds them: a PrefixTable or a WeightTree. An episode without an anchor
     has none."""
 
@@ -24,7 +24,7 @@ class QuantaSource(Protocol):
         """float64 [k], 1 in sum: each episode's part of the quanta."""
 
 
-class WindowDrawer:
+class WindowSampler:
     """Draws windows: a quantum, uniform below their number, leads to an episode, and to an anchor of it.
 
     Episodes so come in proportion to their quanta, whatever order those were summed in.
@@ -36,7 +36,7 @@ class WindowDrawer:
         domain: of the random numbers, see `gear_data.kernels.cpu.random`.
         within: how a quantum leads to an anchor of its episode, `gear_data.kernels.cpu.windows.WITHIN_...`.
         distinct: whether no episode comes twice in one batch.
-        probability: whether drawn windows come with their probability; not with WITHIN_DIFFERENCE.
+        probability: whether drawn windows come with their probability; not with WITHIN_OFFSET.
 
     Attributes:
         rows: of what is drawn: 3, or 4 with the probability.
@@ -47,7 +47,7 @@ class WindowDrawer:
     def __init__(
         self,
         anchors: Anchors,
-        source: QuantaSource,
+        source: IntWeightTable,
         seed: int,
         domain: int,
         within: int,
@@ -70,15 +70,18 @@ class WindowDrawer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A plan holds addresses.
-        return (WindowDrawer, self._arguments)
+        return (WindowSampler, self._arguments)
 
     def shares(self) -> Float64Array:
         """float64 [k], 1 in sum: how much of what is drawn comes from each of the anchors' episodes."""
         return self._source.shares()
 
     def draw(self, step: int, count: int) -> Windows:
-        """The windows of slots 0 to count - 1 of `step`: a function of the arguments of the drawer, `step` and the slot
-        (and, if `distinct`, of the slots before it)."""
+        """Draws the windows of slots 0 to count - 1 of `step`.
+
+        A slot's window is a function of this object's arguments, `step` and the slot; if `distinct`, also of the slots
+        before it.
+        """
         out = np.empty((self.rows, count), np.int64)
         self._draw_windows(self._plan, step, out)
         return Windows(out[0], out[1], out[2], out[3].view(np.float64) if self.rows == 4 else None)
@@ -101,16 +104,16 @@ class WindowDrawer:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SamplingPlan:
     """How the windows of a selector are drawn, for those who draw them elsewhere.
 
     Attributes:
-        drawer: what from.
+        sampler: what from.
         order: order(epoch, first, count) -> the quanta at these places of an epoch; None: every slot draws one.
         total: quanta of an epoch, where there is an order.
     """
 
-    drawer: WindowDrawer
+    sampler: WindowSampler
     order: Callable[[int, int, int], Int64Array] | None = None
     total: int = 0
 
@@ -125,7 +128,7 @@ class Recipe:
 
 
 def _plan_fields(
-    anchors: Anchors, source: QuantaSource, seed: int, domain: int, within: int, distinct: bool
+    anchors: Anchors, source: IntWeightTable, seed: int, domain: int, within: int, distinct: bool
 ) -> dict[int, int | npt.NDArray[Any]]:
     from gear_data.kernels.cpu import windows as kernels
 

@@ -7,7 +7,7 @@ from numba import njit
 
 
 @njit(nogil=True, cache=True, inline="always")
-def quanta(weight, low, high):  # type: ignore[no-untyped-def]
+def int_weight(weight, low, high):  # type: ignore[no-untyped-def]
     """max(1, rint(weight * low * high)) of a positive weight, as int64."""
     return max(np.int64(1), np.int64(np.rint(weight * low * high)))
 
@@ -32,7 +32,7 @@ def sums(weights, prefix, by_anchor, low, high, first, last):  # type: ignore[no
     for i in range(first, last):
         anchors = prefix[i + 1] - prefix[i]
         if anchors and weights[i] > 0:
-            total += quanta(weights[i], low, high) * (anchors if by_anchor else 1)
+            total += int_weight(weights[i], low, high) * (anchors if by_anchor else 1)
             raised += np.rint(weights[i] * low * high) == 0
     return total, raised
 
@@ -44,7 +44,7 @@ def fill_prefix(weights, prefix, by_anchor, low, high, first, last, base, out): 
     for i in range(first, last):
         anchors = prefix[i + 1] - prefix[i]
         if anchors and weights[i] > 0:
-            total += quanta(weights[i], low, high) * (anchors if by_anchor else 1)
+            total += int_weight(weights[i], low, high) * (anchors if by_anchor else 1)
         out[i + 1] = total
 
 
@@ -53,6 +53,6 @@ def squares_between(prefix):  # type: ignore[no-untyped-def]
     """The sum of the squares of the quanta whose running sums these are, as float64."""
     total = 0.0
     for i in range(len(prefix) - 1):
-        quanta_here = np.float64(prefix[i + 1] - prefix[i])
-        total += quanta_here * quanta_here
+        int_weight = np.float64(prefix[i + 1] - prefix[i])
+        total += int_weight * int_weight
     return total

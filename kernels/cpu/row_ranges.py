@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-#: Of a row of `reaches`; see `gear_data.residency.row_ranges.Reach`.
+#: Of a row of `reaches`; see `gear_data.residency.row_ranges.RowRange`.
 FIRST, WIDTH, WITHIN, SHIFT, HORIZON = range(5)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from gear_data.kernels.cpu.integer_weights import quanta
+from gear_data.kernels.cpu.integer_weights import int_weight
 from gear_data.kernels.cpu.native import pointer, prefetch
 
 ARITY_BITS = 4
@@ -38,7 +38,9 @@ def fill_leaves(weights, prefix, by_anchor, low, high, nodes):  # type: ignore[n
     """Level 0 from weights, at the scale low * high."""
     for i in range(len(weights)):
         anchors = prefix[i + 1] - prefix[i]
-        nodes[i] = quanta(weights[i], low, high) * (anchors if by_anchor else 1) if anchors and weights[i] > 0 else 0
+        nodes[i] = (
+            int_weight(weights[i], low, high) * (anchors if by_anchor else 1) if anchors and weights[i] > 0 else 0
+        )
 
 
 @njit(nogil=True, cache=True)
@@ -75,7 +77,7 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
         if anchors and values[i] > 0:
             units = anchors if by_anchor else 1
             fits = max(1.0, np.rint(values[i] * low * high)) * units < 2.0**63
-            mass = quanta(values[i], low, high) * units if fits else np.int64(_MOST)
+            mass = int_weight(values[i], low, high) * units if fits else np.int64(_MOST)
         old = nodes[row]
         before[i], weights[row] = weights[row], values[i]
         nodes[row], deltas[i] = mass, mass - old

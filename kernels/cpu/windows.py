@@ -24,7 +24,7 @@ from gear_data.kernels.cpu.step_mask import rank, select
 from gear_data.kernels.cpu.weight_tree import find
 
 #: How the anchor in an episode is found.
-WITHIN_DIFFERENCE = 0  # the drawn quantum is the anchor's number
+WITHIN_OFFSET = 0  # the drawn point is the anchor's number
 WITHIN_QUOTIENT = 1  # the episode's quanta are divided evenly among its anchors
 WITHIN_DRAWN = 2  # by a second draw
 
@@ -38,7 +38,7 @@ ANCHOR_START, ANCHOR_END, ANCHOR_RANDOM = range(3)
     EPISODES,  # how many: k
     TOTAL,  # address of the number of quanta
     PREFIX,  # address of [k + 1]: quanta before each episode; 0: they are in a tree
-    GUIDE,  # address of uint32: the episode of quantum b << SHIFT, for every b, and last that of the last quantum
+    GUIDE,  # address of uint32: the episode of point b << SHIFT, for every b, and last that of the last point
     SHIFT,
     NODES,  # address of a tree's nodes (see gear_data.kernels.cpu.weight_tree)
     STARTS,  # address of the first node of each of its levels
@@ -72,11 +72,11 @@ def _int64s(address, size):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def fill_guide(prefix, shift, guide):  # type: ignore[no-untyped-def]
-    """guide[b] = the episode of quantum b << shift, the last quantum's at the end."""
+    """guide[b] = the episode of point b << shift, the last point's at the end."""
     episode, last = 0, prefix[len(prefix) - 1] - 1
     for b in range(len(guide)):
-        quantum = min(b << shift, last)
-        while prefix[episode + 1] <= quantum:
+        point = min(b << shift, last)
+        while prefix[episode + 1] <= point:
             episode += 1
         guide[b] = episode
 
@@ -96,19 +96,19 @@ def _find_episodes(plan, out):  # type: ignore[no-untyped-def]
         for i in range(count):
             prefetch(plan[PREFIX] + 8 * np.int64(guide[out[1, i] >> shift]))
     for i in range(count):
-        quantum = out[1, i]
-        low, high = np.int64(guide[quantum >> shift]), np.int64(guide[(quantum >> shift) + 1])
+        point = out[1, i]
+        low, high = np.int64(guide[point >> shift]), np.int64(guide[(point >> shift) + 1])
         while low < high:
             middle = (low + high + 1) >> 1
-            if prefix[middle] <= quantum:
+            if prefix[middle] <= point:
                 low = middle
             else:
                 high = middle - 1
-        out[0, i], out[2, i] = low, quantum - prefix[low]
+        out[0, i], out[2, i] = low, point - prefix[low]
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _quanta_of(plan, episode):  # type: ignore[no-untyped-def]
+def _int_weight_of(plan, episode):  # type: ignore[no-untyped-def]
     if plan[NODES]:
         return _int64s(plan[NODES], plan[EPISODES])[episode]
     prefix = _int64s(plan[PREFIX], plan[EPISODES] + 1)
@@ -133,7 +133,7 @@ def _add(table, number):  # type: ignore[no-untyped-def]
 def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
     """Draws anew every slot whose episode an earlier one has: successive sampling, in proportion to what is left.
 
-    A slot takes the first quantum of an episode not taken from a stream of its own, counted by the attempt. After
+    A slot takes the first point of an episode not taken from a stream of its own, counted by the attempt. After
     MAX_REPEATS repeats it draws once from the quanta not taken, laid end to end: the same distribution, in bounded time
     where few episodes hold most of the weight.
     """
@@ -142,7 +142,7 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
     while size < 2 * count:
         size <<= 1
     table = np.full(size, -1, np.int64)
-    # First quantum and end of the first `kept` slots' episodes, in order; kept up from the first slot that needs it on.
+    # First point and end of the first `kept` slots' episodes, in order; kept up from the first slot that needs it on.
     one = np.empty((3, 1), np.int64)
     begins, ends, kept = np.empty(count, np.int64), np.empty(count, np.int64), 0
     for i in range(count):
@@ -156,7 +156,7 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
                     while place > 0 and begins[place - 1] > begin:
                         begins[place], ends[place] = begins[place - 1], ends[place - 1]
                         place -= 1
-                    begins[place], ends[place] = begin, begin + _quanta_of(plan, out[0, kept])
+                    begins[place], ends[place] = begin, begin + _int_weight_of(plan, out[0, kept])
                     kept += 1
                 for j in range(i):
                     bound -= uint64(ends[j] - begins[j])
@@ -166,13 +166,13 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
             while low < threshold:
                 high, low = multiply_high(word64(seed, domain, step, i, attempt), bound)
                 attempt += 1
-            quantum = np.int64(high)
+            point = np.int64(high)
             if repeats == MAX_REPEATS:
                 for j in range(i):
-                    if quantum < begins[j]:
+                    if point < begins[j]:
                         break
-                    quantum += ends[j] - begins[j]
-            one[1, 0] = quantum
+                    point += ends[j] - begins[j]
+            one[1, 0] = point
             _find_episodes(plan, one)
             if _add(table, one[0, 0]):
                 break
@@ -198,15 +198,15 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
                 prefetch(plan[FIRST] + 8 * out[0, i])
     if within == WITHIN_DRAWN:
         draw_words(uint64(plan[SEED]), uint64(DOMAIN_ANCHOR), step, out[2])
-    if within == WITHIN_DIFFERENCE:
+    if within == WITHIN_OFFSET:
         for i in range(count):
             out[1, i] = out[2, i]
     else:
         for i in range(count):
             episode = out[0, i]
-            quanta, anchors = _quanta_of(plan, episode), counts[episode + 1] - counts[episode]
+            int_weight, anchors = _int_weight_of(plan, episode), counts[episode + 1] - counts[episode]
             if within == WITHIN_QUOTIENT:
-                number = out[2, i] // (quanta // anchors)
+                number = out[2, i] // (int_weight // anchors)
             else:
                 high, low = multiply_high(uint64(out[2, i]), uint64(anchors))
                 number = np.int64(high)
@@ -214,7 +214,7 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
                     number = below(uint64(plan[SEED]), uint64(DOMAIN_ANCHOR), step, i, anchors)
             out[1, i] = number
             if out.shape[0] > 3:
-                probability[i] = np.float64(quanta) / np.float64(total) / np.float64(anchors)
+                probability[i] = np.float64(int_weight) / np.float64(total) / np.float64(anchors)
     if plan[WORDS]:
         # The arrays' ends are not known here; nothing beyond them is read.
         words = carray(pointer(plan[WORDS]), (1 << 40,), np.uint64)

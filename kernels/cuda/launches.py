@@ -230,10 +230,10 @@ def weight_bounds(launcher: Launcher, rows: WeightRows, out: int) -> None:
     _launch(launcher, "gear_weight_bounds", rows.count, rows.weights, rows.prefix, rows.by_anchor, rows.count, out)
 
 
-def quanta_sums(launcher: Launcher, rows: WeightRows, factors: tuple[float, float], out: int) -> None:
+def int_weight_sums(launcher: Launcher, rows: WeightRows, factors: tuple[float, float], out: int) -> None:
     """int64 [2], zeros before: quanta, and episodes raised to one."""
     arguments = rows.weights, rows.prefix, rows.by_anchor, *_bits(factors), rows.count, out
-    _launch(launcher, "gear_quanta_sums", rows.count, *arguments)
+    _launch(launcher, "gear_int_weight_sums", rows.count, *arguments)
 
 
 def weighted_prefix(launcher: Launcher, rows: WeightRows, factors: tuple[float, float], sums: int, out: int) -> None:

@@ -82,8 +82,8 @@ struct Weights {
     // The same of a weight that may be too large for the scale.
     __device__ i64 bounded(double weight, i64 found) const {
         if (!found || !(weight > 0)) return 0;
-        double quanta = max(1.0, rounded(weight));
-        return __dmul_rn(quanta, (double)units(found)) < 0x1p63 ? (i64)quanta * units(found) : MOST;
+        double int_weight = max(1.0, rounded(weight));
+        return __dmul_rn(int_weight, (double)units(found)) < 0x1p63 ? (i64)int_weight * units(found) : MOST;
     }
 };
 
@@ -91,7 +91,7 @@ __device__ Weights scaled(const double *weights, const i64 *prefix, i64 by_ancho
     return Weights{weights, prefix, by_anchor, __longlong_as_double(low), __longlong_as_double(high)};
 }
 
-// One quantum an anchor (or an episode with one) of the chosen episodes, of all where `chosen` is 0.
+// One point an anchor (or an episode with one) of the chosen episodes, of all where `chosen` is 0.
 struct Chosen {
     const i64 *prefix;
     i64 by_anchor;
@@ -209,14 +209,14 @@ extern "C" __global__ void gear_weight_bounds(const double *weights, const i64 *
 }
 
 // out[0:2] = quanta, episodes raised to one.
-extern "C" __global__ void gear_quanta_sums(const double *weights, const i64 *prefix, i64 by_anchor, i64 low, i64 high,
+extern "C" __global__ void gear_int_weight_sums(const double *weights, const i64 *prefix, i64 by_anchor, i64 low, i64 high,
                                             i64 count, i64 *out) {
     Weights all = scaled(weights, prefix, by_anchor, low, high);
     i64 sum = 0, raised = 0;
     for (i64 i = thread(); i < count; i += thread_count()) {
-        i64 quanta = all(i);
-        sum += quanta;
-        raised += quanta && all.rounded(weights[i]) == 0;
+        i64 int_weight = all(i);
+        sum += int_weight;
+        raised += int_weight && all.rounded(weights[i]) == 0;
     }
     add(out, sum);
     add(out + 1, raised);
@@ -234,7 +234,7 @@ extern "C" __global__ void gear_weighted_prefix(const double *weights, const i64
     scan_tiles(scaled(weights, prefix, by_anchor, low, high), count, sums, Put{out});
 }
 
-// The same of one quantum an anchor (by_anchor = 1) or an episode with one, of the chosen episodes (uint8 [count]; 0:
+// The same of one point an anchor (by_anchor = 1) or an episode with one, of the chosen episodes (uint8 [count]; 0:
 // of all).
 extern "C" __global__ void gear_chosen_tiles(const i64 *prefix, i64 by_anchor, const u8 *chosen, i64 count, i64 *sums) {
     sum_tiles(Chosen{prefix, by_anchor, chosen}, count, sums);
@@ -257,15 +257,15 @@ extern "C" __global__ void gear_scan_tiles(i64 *sums, i64 tiles) {
     if (threadIdx.x == 0) sums[tiles] = base;
 }
 
-// guide[b] = the episode of quantum b << shift, the last quantum's at the end; uint32 [size], see PrefixTable.
+// guide[b] = the episode of point b << shift, the last point's at the end; uint32 [size], see PrefixTable.
 extern "C" __global__ void gear_fill_guide(const i64 *prefix, i64 episodes, i64 shift, u32 *guide, i64 size) {
     i64 last = prefix[episodes] - 1;
     for (i64 b = thread(); b < size; b += thread_count()) {
-        // The last episode that begins at the quantum or before; of those without quanta the one after them.
-        i64 quantum = min(b << shift, last), low = 0, high = episodes - 1;
+        // The last episode that begins at the point or before; of those without quanta the one after them.
+        i64 point = min(b << shift, last), low = 0, high = episodes - 1;
         while (low < high) {
             i64 middle = (low + high + 1) >> 1;
-            if (prefix[middle] <= quantum) {
+            if (prefix[middle] <= point) {
                 low = middle;
             } else {
                 high = middle - 1;
@@ -373,11 +373,11 @@ extern "C" __global__ void gear_put(double *weights, const i64 *prefix, i64 by_a
         if (!last) continue;
         double there = weights[row];
         before[first] = there, weights[row] = values[i];
-        i64 anchors = all.anchors(row), old = all.bounded(there, anchors), quanta = all.bounded(values[i], anchors);
+        i64 anchors = all.anchors(row), old = all.bounded(there, anchors), int_weight = all.bounded(values[i], anchors);
         for (i64 level = 0; level < levels; level++) {
-            atomicAdd((u64 *)nodes + starts[level] + (row >> level * ARITY_BITS), (u64)quanta - (u64)old);
+            atomicAdd((u64 *)nodes + starts[level] + (row >> level * ARITY_BITS), (u64)int_weight - (u64)old);
         }
-        atomicAdd((double *)change, (double)quanta - (double)old);
-        atomicAdd((u64 *)change + 1, (u64)((quanta > 0) - (old > 0)));
+        atomicAdd((double *)change, (double)int_weight - (double)old);
+        atomicAdd((u64 *)change + 1, (u64)((int_weight > 0) - (old > 0)));
     }
 }

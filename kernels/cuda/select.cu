@@ -18,7 +18,7 @@ const u64 NOBODY = ~0ULL;
 
 // What a counter is drawn for, see gear_data.kernels.cpu.random.
 enum { DOMAIN_FEISTEL = 3, DOMAIN_ANCHOR = 5, DOMAIN_PLACE = 6 };
-enum { WITHIN_DIFFERENCE, WITHIN_QUOTIENT, WITHIN_DRAWN };
+enum { WITHIN_OFFSET, WITHIN_QUOTIENT, WITHIN_DRAWN };
 enum { ANCHOR_START, ANCHOR_END, ANCHOR_RANDOM };
 const u32 FEISTEL_ROUNDS = 12;
 // Rejected repeats after which a slot draws from what the earlier slots have left.
@@ -80,34 +80,34 @@ __device__ i64 below(u64 seed, i64 domain, i64 step, i64 slot, i64 bound) {
 
 // Tables
 
-__device__ void find_in_tree(const Plan &plan, i64 quantum, i64 &episode, i64 &rest) {
+__device__ void find_in_tree(const Plan &plan, i64 point, i64 &episode, i64 &rest) {
     i64 node = 0;
     for (i64 level = plan.levels - 2; level >= 0; level--) {
         const i64 *nodes = plan.nodes + plan.starts[level];
-        for (node <<= ARITY_BITS; quantum >= nodes[node]; node++) quantum -= nodes[node];
+        for (node <<= ARITY_BITS; point >= nodes[node]; node++) point -= nodes[node];
     }
-    episode = node, rest = quantum;
+    episode = node, rest = point;
 }
 
-// The episode of a quantum, and how many quanta it has before that one.
-__device__ void find(const Plan &plan, i64 quantum, i64 &episode, i64 &rest) {
+// The episode of a point, and how many quanta it has before that one.
+__device__ void find(const Plan &plan, i64 point, i64 &episode, i64 &rest) {
     if (plan.nodes) {
-        find_in_tree(plan, quantum, episode, rest);
+        find_in_tree(plan, point, episode, rest);
         return;
     }
-    i64 low = plan.guide[quantum >> plan.shift], high = plan.guide[(quantum >> plan.shift) + 1];
+    i64 low = plan.guide[point >> plan.shift], high = plan.guide[(point >> plan.shift) + 1];
     while (low < high) {
         i64 middle = (low + high + 1) >> 1;
-        if (plan.prefix[middle] <= quantum) {
+        if (plan.prefix[middle] <= point) {
             low = middle;
         } else {
             high = middle - 1;
         }
     }
-    episode = low, rest = quantum - plan.prefix[low];
+    episode = low, rest = point - plan.prefix[low];
 }
 
-__device__ i64 quanta_of(const Plan &plan, i64 episode) {
+__device__ i64 int_weight_of(const Plan &plan, i64 episode) {
     return plan.nodes ? plan.nodes[episode] : plan.prefix[episode + 1] - plan.prefix[episode];
 }
 
@@ -140,12 +140,12 @@ __device__ i64 select(const Plan &plan, i64 first, i64 last, i64 number) {
 // From an episode and quanta before the drawn one in it to the slot's window.
 __device__ void finish(const Plan &plan, i64 step, i64 slot, i64 episode, i64 rest, i64 *out, i64 count, i64 rows) {
     i64 begin = plan.offsets[episode], length = plan.offsets[episode + 1] - begin, number = rest;
-    if (plan.within != WITHIN_DIFFERENCE) {
-        i64 quanta = quanta_of(plan, episode), anchors = plan.counts[episode + 1] - plan.counts[episode];
-        number = plan.within == WITHIN_QUOTIENT ? rest / (quanta / anchors)
+    if (plan.within != WITHIN_OFFSET) {
+        i64 int_weight = int_weight_of(plan, episode), anchors = plan.counts[episode + 1] - plan.counts[episode];
+        number = plan.within == WITHIN_QUOTIENT ? rest / (int_weight / anchors)
                                                 : below(plan.seed, DOMAIN_ANCHOR, step, slot, anchors);
         if (rows > 3) {
-            ((double *)out)[3 * count + slot] = (double)quanta / (double)*plan.total / (double)anchors;
+            ((double *)out)[3 * count + slot] = (double)int_weight / (double)*plan.total / (double)anchors;
         }
     }
     i64 anchor = plan.origin + number * plan.stride;
@@ -200,19 +200,19 @@ __device__ i64 warp_sum(i64 value) {
     return value;
 }
 
-__device__ void take(const Holders &holders, i64 *out, i64 count, i64 slot, i64 episode, i64 quantum, i64 rest) {
+__device__ void take(const Holders &holders, i64 *out, i64 count, i64 slot, i64 episode, i64 point, i64 rest) {
     u64 at = holders.find(episode);
     holders.episodes[at] = (u64)episode, holders.slots[at] = (u64)slot;
-    out[slot] = episode, out[count + slot] = quantum, out[2 * count + slot] = rest;
+    out[slot] = episode, out[count + slot] = point, out[2 * count + slot] = rest;
 }
 
 // Draws a slot anew, by a whole warp: a lane an attempt. All slots before it are as they will be.
 __device__ void draw_again(const Plan &plan, const Holders &holders, i64 step, i64 *out, i64 count, i64 slot, u32 lane) {
     u32 attempt = 0, repeats = 0;
-    i64 total = *plan.total, quantum, episode, rest;
+    i64 total = *plan.total, point, episode, rest;
     while (repeats < MAX_REPEATS) {
-        bool counts = accepted(word64(plan.seed, plan.domain, step, slot, attempt + lane), (u64)total, quantum);
-        find(plan, quantum, episode, rest);
+        bool counts = accepted(word64(plan.seed, plan.domain, step, slot, attempt + lane), (u64)total, point);
+        find(plan, point, episode, rest);
         bool repeat = counts && holders.of(episode) < (u64)slot;
         u32 free = __ballot_sync(WHOLE, counts && !repeat), taken = __ballot_sync(WHOLE, repeat);
         // Repeats before the first that is free; after so many the rest is not looked at.
@@ -223,7 +223,7 @@ __device__ void draw_again(const Plan &plan, const Holders &holders, i64 step, i
             break;
         }
         if (free) {
-            if (lane + 1 == (u32)__ffs((int)free)) take(holders, out, count, slot, episode, quantum, rest);
+            if (lane + 1 == (u32)__ffs((int)free)) take(holders, out, count, slot, episode, point, rest);
             __syncwarp();
             return;
         }
@@ -231,26 +231,26 @@ __device__ void draw_again(const Plan &plan, const Holders &holders, i64 step, i
     }
     // From the quanta not taken, laid end to end.
     i64 held = 0;
-    for (i64 i = lane; i < slot; i += LANES) held += quanta_of(plan, out[i]);
+    for (i64 i = lane; i < slot; i += LANES) held += int_weight_of(plan, out[i]);
     i64 bound = total - warp_sum(held);
     u32 free;
     do {
         free = __ballot_sync(
-            WHOLE, accepted(word64(plan.seed, plan.domain, step, slot, attempt + lane), (u64)bound, quantum));
+            WHOLE, accepted(word64(plan.seed, plan.domain, step, slot, attempt + lane), (u64)bound, point));
         attempt += LANES;
     } while (!free);
-    i64 among = __shfl_sync(WHOLE, quantum, __ffs((int)free) - 1), before = -1;
+    i64 among = __shfl_sync(WHOLE, point, __ffs((int)free) - 1), before = -1;
     // The least place that is as far on as there are taken quanta before it.
-    for (quantum = among; quantum != before;) {
-        before = quantum, held = 0;
+    for (point = among; point != before;) {
+        before = point, held = 0;
         for (i64 i = lane; i < slot; i += LANES) {
-            if (out[count + i] - out[2 * count + i] <= before) held += quanta_of(plan, out[i]);
+            if (out[count + i] - out[2 * count + i] <= before) held += int_weight_of(plan, out[i]);
         }
-        quantum = among + warp_sum(held);
+        point = among + warp_sum(held);
     }
-    find(plan, quantum, episode, rest);
+    find(plan, point, episode, rest);
     __syncwarp();
-    if (lane == 0) take(holders, out, count, slot, episode, quantum, rest);
+    if (lane == 0) take(holders, out, count, slot, episode, point, rest);
     __syncwarp();
 }
 
@@ -287,8 +287,8 @@ extern "C" __global__ void gear_philox(const u32 *given, u32 *out, i64 count) {
 // The windows that a plan draws for slots 0 to count - 1 of `step`, with replacement.
 extern "C" __global__ void gear_draw_windows(const Plan *plan, i64 step, i64 *out, i64 count, i64 rows) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
-        i64 quantum = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
-        find(*plan, quantum, episode, rest);
+        i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
+        find(*plan, point, episode, rest);
         finish(*plan, step, slot, episode, rest, out, count, rows);
     }
 }
@@ -296,9 +296,9 @@ extern "C" __global__ void gear_draw_windows(const Plan *plan, i64 step, i64 *ou
 // out[0:3] = the episodes that the slots draw, the quanta, and the quanta before those in the episodes.
 extern "C" __global__ void gear_draw_episodes(const Plan *plan, i64 step, i64 *out, i64 count) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
-        i64 quantum = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
-        find(*plan, quantum, episode, rest);
-        out[slot] = episode, out[count + slot] = quantum, out[2 * count + slot] = rest;
+        i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
+        find(*plan, point, episode, rest);
+        out[slot] = episode, out[count + slot] = point, out[2 * count + slot] = rest;
     }
 }
 

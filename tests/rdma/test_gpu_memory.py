@@ -16,7 +16,7 @@ from gear_data import SequenceLoader
 from gear_data.cluster.rdma import gpu_memory
 from gear_data.errors import DeviceError, NodeUnreachableError
 from gear_data.residency.device.memory import DeviceBuffer
-from gear_data.residency.device.staging import Stage
+from gear_data.residency.device.staging import StagingBuffer
 from tests.support.cuda.cupy_stand_in import ORDERS
 from tests.support.cuda.cupy_stand_in import stand_in as cupy_stand_in
 from tests.support.cuda.loader_checks import OPTIONS, convert, copies, from_device, on_gpu, same
@@ -188,7 +188,7 @@ def test_no_driver_is_no_way(world, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_pieces_go_to_their_places(gpu, on_device):
-    stage, rng = Stage(5000, on_device=on_device), np.random.default_rng(0)
+    stage, rng = StagingBuffer(5000, on_device=on_device), np.random.default_rng(0)
     assert isinstance(stage.memory, DeviceBuffer) == on_device
     first, second = stage.take(700), stage.take(4000)
     assert second == first + 768

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gear_data.kernels.cpu.row_ranges import to_episodes, to_packed
-from gear_data.residency.row_ranges import Reach, Wanted
+from gear_data.residency.row_ranges import ColumnReads, RowRange
 from gear_data.selection.windows import Windows
 
 reaches = st.builds(
-    Reach,
+    RowRange,
     first=st.integers(-5, 5),
     width=st.integers(1, 6),
     within=st.booleans(),
@@ -23,7 +23,7 @@ reaches = st.builds(
 )
 
 
-def rows_read(reach: Reach, start: int, length: int, total: int) -> set[int]:
+def rows_read(reach: RowRange, start: int, length: int, total: int) -> set[int]:
     """As `gear_data.collection.output.Output` says: the steps it reaches, moved, and those summed with each."""
     steps = range(start + reach.first, start + reach.first + reach.width)
     valid = [t for t in steps if (start <= t < start + length if reach.within else 0 <= t < total)]
@@ -33,12 +33,12 @@ def rows_read(reach: Reach, start: int, length: int, total: int) -> set[int]:
 @given(data=st.data(), found=st.lists(reaches, min_size=1, max_size=3), total=st.integers(1, 12))
 @settings(max_examples=300, deadline=None)
 def test_rows_are_those_from_the_first_to_the_last_that_any_output_reads(
-    data: st.DataObject, found: list[Reach], total: int
+    data: st.DataObject, found: list[RowRange], total: int
 ) -> None:
     start = data.draw(st.integers(0, total - 1))
     length = data.draw(st.integers(1, total - start))
     windows = Windows(*(np.array([value, value]) for value in (0, start, length)))
-    low, count = Wanted((0,), tuple(found)).rows(windows, np.array([total, total]))
+    low, count = ColumnReads((0,), tuple(found)).rows(windows, np.array([total, total]))
     expected = set().union(*(rows_read(reach, start, length, total) for reach in found))
     assert low[0] == low[1] and count[0] == count[1]
     if expected:

@@ -90,7 +90,7 @@ def test_turn_and_had_and_turns_agree(proportions):
     counted = [0] * len(proportions)
     for number, (part, had) in enumerate(zip(parts.tolist(), before.tolist(), strict=True)):
         assert cycle.turn(number) == (part, had) == (part, counted[part])
-        assert [cycle.had(other, number) for other in range(len(counted))] == counted
+        assert [cycle.count_before(other, number) for other in range(len(counted))] == counted
         counted[part] += 1
     later = cycle.turns(first, count)
     assert np.array_equal(later[0], parts[first:])
@@ -103,7 +103,7 @@ def test_far_turns_are_those_of_the_cycle():
     laps = 10**15
     part, before = cycle.turn(5)
     assert cycle.turn(laps * cycle.length + 5) == (part, laps * [2, 3, 7][part] + before)
-    assert cycle.had(part, laps * cycle.length + 5) == laps * [2, 3, 7][part] + before
+    assert cycle.count_before(part, laps * cycle.length + 5) == laps * [2, 3, 7][part] + before
 
 
 def test_only_ratios_count():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gear_data.errors import InvalidArgumentError, StateMismatchError
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.integer_weights import quanta_prefix, quanta_scale
+from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale
 from gear_data.selection.samplers import Candidates, TopK, Uniform, Weighted
 from gear_data.selection.windows import WindowRule
 from tests.support.feed import selection as ref
@@ -72,17 +72,17 @@ def check_fit(counts, expected):
 @example([(5e-324, 3)], True)
 @example([(1.7976931348623157e308, 1), (5e-324, 1)], False)
 @settings(max_examples=150)
-def test_quanta_equal_exact_fractions(episodes, by_step):
+def test_int_weights_equal_exact_fractions(episodes, by_step):
     weights, counts = np.array([w for w, _ in episodes]), [c for _, c in episodes]
     usable = [i for i, (w, c) in enumerate(episodes) if w > 0 and c]
     if not usable:
         with pytest.raises(InvalidArgumentError, match="no weight is positive"):
-            quanta_scale(weights, running(counts), by_step)
+            int_weight_scale(weights, running(counts), by_step)
         return
     units = [counts[i] if by_step else 1 for i in usable]
     expected, exponent = ref.integer_weights([episodes[i][0] for i in usable], units)
-    scale = quanta_scale(weights, running(counts), by_step)
-    masses = np.diff(quanta_prefix(weights, running(counts), by_step, scale)).tolist()
+    scale = int_weight_scale(weights, running(counts), by_step)
+    masses = np.diff(int_weight_prefix(weights, running(counts), by_step, scale)).tolist()
     assert [masses[i] // c for i, c in zip(usable, units, strict=True)] == expected
     assert all(mass == 0 for i, mass in enumerate(masses) if i not in usable)
     assert 1 << 60 <= sum(masses) < 1 << 62
@@ -103,8 +103,8 @@ def test_twenty_four_decades_of_weights_keep_to_the_bound():
     exponents = np.random.default_rng(3).uniform(-12, 12, 100_000)
     weights = 10.0**exponents
     prefix = running(np.ones(len(weights)))
-    scale = quanta_scale(weights, prefix, False)
-    masses = np.diff(quanta_prefix(weights, prefix, False, scale))
+    scale = int_weight_scale(weights, prefix, False)
+    masses = np.diff(int_weight_prefix(weights, prefix, False, scale))
     total, whole = int(masses.sum()), math.fsum(weights)
     off = math.fsum(abs(m / total - w / whole) for m, w in zip(masses.tolist(), weights.tolist(), strict=True)) / 2
     # Floats add errors of their own, far below.
@@ -120,16 +120,16 @@ def test_any_split_and_any_number_of_threads_give_the_same_integers(by_step):
     size = 100_003
     weights = 10.0 ** rng.uniform(-12, 12, size) * (rng.random(size) < 0.9)
     prefix = running(rng.integers(0, 1000, size))
-    scale = quanta_scale(weights, prefix, by_step)
-    expected = quanta_prefix(weights, prefix, by_step, scale)
+    scale = int_weight_scale(weights, prefix, by_step)
+    expected = int_weight_prefix(weights, prefix, by_step, scale)
     with ThreadPoolExecutor(4) as pool:
         for parts in (1, 2, 3, 7):
             for run in (map, pool.map):
                 edges = np.linspace(0, size, parts + 1).astype(int).tolist()
                 slices = [slice(*edge) for edge in pairwise(edges)]
-                split = quanta_scale(weights, prefix, by_step, slices, run)
+                split = int_weight_scale(weights, prefix, by_step, slices, run)
                 assert (split.exponent, split.raised, split.positive) == (scale.exponent, scale.raised, scale.positive)
-                assert np.array_equal(quanta_prefix(weights, prefix, by_step, split, slices, run), expected)
+                assert np.array_equal(int_weight_prefix(weights, prefix, by_step, split, slices, run), expected)
 
 
 WEIGHTS_OF_SIX = [1.0, 0.0, 5.0, 2.5, 1e-3, 0.75]
@@ -279,7 +279,7 @@ def masses_at(weights, lengths, updates, by, step):
         return ref.integer_weights([weights[i] for i in usable], [units[i] for i in usable])[1]
 
     def masses():
-        return [q * c for q, c in zip(ref.quanta_at(weights, exponent), units, strict=True)]
+        return [q * c for q, c in zip(ref.int_weights_at(weights, exponent), units, strict=True)]
 
     exponent = fresh_exponent()
     for from_step, ids, values in updates:

@@ -20,7 +20,7 @@ from gear_data.cluster.rdma.span_read import WriteTargets
 from gear_data.collection.reader import OutputBuffers
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reader import Finals
-from gear_data.residency.row_ranges import Wanted, row_sizes, wanted_rows
+from gear_data.residency.row_ranges import ColumnReads, column_reads, row_sizes
 from gear_data.selection.windows import Int64Array, Windows
 from gear_data.storage.reader import ShardLease
 
@@ -36,7 +36,7 @@ class _Columns:
         columns, row_bytes: int64 [C]: their places in the schema, and the bytes of a row of each.
     """
 
-    wanted: Wanted
+    wanted: ColumnReads
     columns: Int64Array
     row_bytes: Int64Array
 
@@ -46,7 +46,7 @@ def _columns(plan: Int64Array) -> tuple[_Columns, ...]:
     sizes = row_sizes(plan)
     return tuple(
         _Columns(each, np.array(each.columns), np.array([sizes[column] for column in each.columns]))
-        for each in wanted_rows(plan)
+        for each in column_reads(plan)
     )
 
 

@@ -12,7 +12,7 @@ from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.cluster.rdma.span_read import WriteTargets
 from gear_data.residency import ShardReader, Shards
-from gear_data.residency.device.staging import Stage, StagedRows
+from gear_data.residency.device.staging import StagedRows, StagingBuffer
 from gear_data.selection.windows import Int64Array
 
 
@@ -26,7 +26,7 @@ class ClusterStaging:
     """
 
     def __init__(self, nodes: ShardClient, shards: Shards, reader: ShardReader) -> None:
-        # Bound here: importing in `bring` would cost time at every batch.
+        # Bound here: importing in `stage` would cost time at every batch.
         from gear_data.kernels.cpu.gather import gather
 
         self._gather = gather
@@ -44,7 +44,7 @@ class ClusterStaging:
         """Whether this machine's RDMA device writes to the memory of that GPU."""
         return self._nodes.reads_to_gpu(device)
 
-    def bring(self, rows: Sequence[StagedRows], stage: Stage) -> None:
+    def stage(self, rows: Sequence[StagedRows], stage: StagingBuffer) -> None:
         """See `StagingReader`. By RDMA they go there straight; what is here, or comes by Arrow Flight, is copied.
 
         Raises:

@@ -20,11 +20,11 @@ from gear_data.common.extras import import_extra
 from gear_data.kernels.cuda import launches
 from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
 from gear_data.residency.device.columns import DeviceColumns
-from gear_data.residency.device.drawer import DeviceDrawer
 from gear_data.residency.device.memory import TO_HOST, DeviceBuffer
-from gear_data.residency.device.reader import DeviceReader, Prepared, Upload
-from gear_data.residency.device.staging import Stage, StagingReader
-from gear_data.selection.window_sampler import Recipe
+from gear_data.residency.device.reader import DeviceReader, LaunchArguments, UploadBuffer
+from gear_data.residency.device.staging import StagingBuffer, StagingReader
+from gear_data.residency.device.window_sampler import DeviceWindowSampler
+from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Int64Array, Windows
 
 #: Numbers that a row of a batch comes with beside its arrays, at most: see `DeviceCollector.collect`.
@@ -63,7 +63,7 @@ class Later:
             return self._number
 
 
-class _Buffer:
+class _BatchBuffer:
     """Memory of one batch, or of several that are collected together: their arrays, and what the kernel reads.
 
     Attributes:
@@ -76,7 +76,9 @@ class _Buffer:
         released: when the consumer's stream let go of the arrays.
     """
 
-    def __init__(self, plan: BatchPlan, words: int, drawn_words: int, stage: Callable[[], Stage], cuda: Any) -> None:
+    def __init__(
+        self, plan: BatchPlan, words: int, drawn_words: int, stage: Callable[[], StagingBuffer], cuda: Any
+    ) -> None:
         head = -(-plan.size // ALIGNMENT) * ALIGNMENT
         self.collected, self.released = cuda.Event(disable_timing=True), cuda.Event(disable_timing=True)
         self._process = os.getpid()
@@ -84,7 +86,7 @@ class _Buffer:
         uploaded = len(plan.arrays) + words
         self.memory = DeviceBuffer(head + 8 * (uploaded + 1 + drawn_words))
         self.outputs = self.memory.address + head
-        self.upload = Upload(uploaded, self.outputs)
+        self.upload = UploadBuffer(uploaded, self.outputs)
         self.valid = self.outputs + 8 * uploaded
         self.drawn = self.valid + 8
         self.stage = stage()
@@ -111,21 +113,21 @@ class DevicePool:
         keep: how many are kept for reuse.
     """
 
-    def __init__(self, make: Callable[[], _Buffer], keep: int) -> None:
+    def __init__(self, make: Callable[[], _BatchBuffer], keep: int) -> None:
         self._make = make
         self._keep = keep
         # The longest unused goes first: its collection has ended, so that nobody waits to write to its pinned memory.
         # append and popleft are atomic, and leases end in whatever thread drops the last tensor.
-        self._idle: deque[_Buffer] = deque()
-        self._dropped: deque[_Buffer] = deque()
+        self._idle: deque[_BatchBuffer] = deque()
+        self._dropped: deque[_BatchBuffer] = deque()
 
-    def take(self) -> _Buffer:
+    def take(self) -> _BatchBuffer:
         try:
             return self._idle.popleft()
         except IndexError:
             return self._make()
 
-    def drop(self, buffer: _Buffer) -> None:
+    def drop(self, buffer: _BatchBuffer) -> None:
         """Nothing of this process refers to its arrays any more; a device may read them still."""
         self._dropped.append(buffer)
 
@@ -138,12 +140,12 @@ class DevicePool:
                 self._idle.append(buffer)
 
 
-class _Lease:
+class _DeviceLease:
     """A buffer lent out. What is made over it holds it; when the last of that dies it goes back to its pool."""
 
     __slots__ = ("_buffer", "_pool")
 
-    def __init__(self, buffer: _Buffer, pool: DevicePool) -> None:
+    def __init__(self, buffer: _BatchBuffer, pool: DevicePool) -> None:
         self._buffer, self._pool = buffer, pool
 
     def __del__(self) -> None:
@@ -179,11 +181,11 @@ class DeviceCollector:
         device: its number.
         sm_budget: see `CudaLauncher`.
         keep: buffers kept for reuse.
-        recipe: how batches of windows of the first dataset can be drawn on the device; None: they cannot.
+        sampling_plan: how batches of windows of the first dataset can be drawn on the device; None: they cannot.
         slots: windows of a batch that is drawn.
 
     Attributes:
-        drawer: draws them there; None: it cannot, or kernels cannot read all columns in place.
+        sampler: draws them there; None: it cannot, or kernels cannot read all columns in place.
 
     Raises:
         as `CudaLauncher` and `DeviceColumns.check_process`.
@@ -199,7 +201,7 @@ class DeviceCollector:
         device: int,
         sm_budget: float,
         keep: int,
-        recipe: Recipe | None,
+        sampling_plan: SamplingPlan | None,
         slots: int,
     ) -> None:
         self._stream: Any = None
@@ -213,16 +215,16 @@ class DeviceCollector:
             self._readers = [
                 DeviceReader(reader, columns, each) for (reader, columns), each in zip(sources, plan.plans, strict=True)
             ]
-            self.drawer = None
-            if recipe is not None and self._readers[0].all_placed:
-                self.drawer = DeviceDrawer(recipe, slots)
-        drawn = 0 if self.drawer is None else self.drawer.words
+            self.sampler = None
+            if sampling_plan is not None and self._readers[0].all_placed:
+                self.sampler = DeviceWindowSampler(sampling_plan, slots)
+        drawn = 0 if self.sampler is None else self.sampler.words
         words = rows * (max(reader.words for reader in self._readers) + MOST_FACTS)
         size = rows * max(reader.stage_bytes for reader in self._readers)
         size += ALIGNMENT * sum(reader.stage_parts for reader in self._readers)
-        stage = partial(Stage, size, on_device=all(reader.stages_on(device) for reader, _ in sources))
+        stage = partial(StagingBuffer, size, on_device=all(reader.stages_on(device) for reader, _ in sources))
         # Without a circle of references: memory goes with the last batch, not with a garbage collection.
-        self.pool = DevicePool(partial(_Buffer, plan, words, drawn, stage, self._cupy.cuda), keep)
+        self.pool = DevicePool(partial(_BatchBuffer, plan, words, drawn, stage, self._cupy.cuda), keep)
 
     def __del__(self, wait: Callable[[Any, int], None] = _wait) -> None:
         if self._stream is not None:
@@ -243,7 +245,7 @@ class DeviceCollector:
         with cuda_errors("collecting a batch"), self._device():
             buffer, lease = self._take()
             places = {name: buffer.upload.put(values) - buffer.memory.address for name, values in facts.items()}
-            prepared: list[tuple[DeviceReader, Prepared]] = []
+            prepared: list[tuple[DeviceReader, LaunchArguments]] = []
             for number, reader in enumerate(self._readers):
                 rows = None if source is None else np.flatnonzero(source == number)
                 own = windows if rows is None else windows[rows]
@@ -259,12 +261,12 @@ class DeviceCollector:
             return OnDevice(self._array(buffer, lease), places, valid.tolist(), buffer.collected)
 
     def draw_and_collect(
-        self, drawer: DeviceDrawer, slots: tuple[int, int, int, int], facts: Mapping[str, npt.NDArray[Any]]
+        self, sampler: DeviceWindowSampler, slots: tuple[int, int, int, int], facts: Mapping[str, npt.NDArray[Any]]
     ) -> OnDevice:
         """A batch whose windows the device draws. Its facts are those given, and `valid_count` and `probability`.
 
         Args:
-            drawer: that of this collector.
+            sampler: that of this collector.
             slots: the batch's step, how many slots were before, and the first and last of its slots that are collected.
             facts: see `collect`.
         """
@@ -272,7 +274,7 @@ class DeviceCollector:
         with cuda_errors("collecting a batch"), self._device():
             buffer, lease = self._take()
             places = {name: buffer.upload.put(values) - buffer.memory.address for name, values in facts.items()}
-            count, rows = drawer.count, last - first
+            count, rows = sampler.count, last - first
             windows = launches.WindowRows.drawn(buffer.drawn, count)
             begin = 8 * first
             windows = replace(
@@ -280,11 +282,11 @@ class DeviceCollector:
                 count=rows,
             )  # fmt: skip
             places["valid_count"] = windows.length - buffer.memory.address
-            if drawer.rows == 4:
+            if sampler.rows == 4:
                 places["probability"] = places["valid_count"] + 8 * count
             with self._begun(buffer):
                 self._runtime.memsetAsync(buffer.valid, 0, 8, self._stream.ptr)
-                drawer.draw(self._launcher, step, position, buffer.drawn)
+                sampler.draw(self._launcher, step, position, buffer.drawn)
                 reader = self._readers[0]
                 reader.launch(self._launcher, reader.prepared(windows), buffer.outputs, buffer.valid)
                 self._runtime.memcpyAsync(buffer.upload.answer.ctypes.data, buffer.valid, 8, TO_HOST, self._stream.ptr)
@@ -295,15 +297,15 @@ class DeviceCollector:
         # A new one: of one that is shared, threads with unlike current devices would give back each other's.
         return self._cupy.cuda.Device(self._number)
 
-    def _take(self) -> tuple[_Buffer, _Lease]:
+    def _take(self) -> tuple[_BatchBuffer, _DeviceLease]:
         """A buffer that can be written; a batch that fails gives it back."""
         buffer = self.pool.take()
-        lease = _Lease(buffer, self.pool)
+        lease = _DeviceLease(buffer, self.pool)
         buffer.clear()
         return buffer, lease
 
     @contextmanager
-    def _begun(self, buffer: _Buffer) -> Iterator[None]:
+    def _begun(self, buffer: _BatchBuffer) -> Iterator[None]:
         """What fills a buffer is launched inside."""
         self._stream.wait_event(buffer.released)
         try:
@@ -313,7 +315,7 @@ class DeviceCollector:
         finally:
             buffer.collected.record(self._stream)
 
-    def _array(self, buffer: _Buffer, lease: _Lease) -> Any:
+    def _array(self, buffer: _BatchBuffer, lease: _DeviceLease) -> Any:
         memory = self._cupy.cuda.UnownedMemory(buffer.memory.address, buffer.memory.size, lease, self._number)
         return self._cupy.ndarray((buffer.memory.size,), np.uint8, memptr=self._cupy.cuda.MemoryPointer(memory, 0))
 

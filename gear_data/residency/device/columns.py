@@ -15,7 +15,7 @@ from gear_data.common.extras import import_extra
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError
 from gear_data.kernels.cuda.launcher import cuda_errors
-from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, PinnedBuffer, RegisteredMemory, Sender
+from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, PinnedBuffer, RegisteredMemory, Uploader
 from gear_data.residency.plan import TIERS, ResidencyPlan
 from gear_data.residency.shards import Shards
 from gear_data.schema import Schema
@@ -48,7 +48,7 @@ class DeviceColumns:
     held: tuple[object, ...]
     process: int
 
-    def joined(self, index: int, other: DeviceColumns) -> DeviceColumns:
+    def overlaid(self, index: int, other: DeviceColumns) -> DeviceColumns:
         """With the one column of others in place of the one at `index`, or behind all."""
         mine = self.addresses
         addresses = np.concatenate([mine[:, :index], other.addresses, mine[:, index + 1 :]], axis=1)
@@ -167,7 +167,7 @@ class DeviceCopy:
             for piece, address in pieces:
                 target[address - memory.address :][: len(piece)] = piece
             return
-        sender = Sender()
+        sender = Uploader()
         for piece, address in pieces:
             sender.send(piece, address)
         sender.finish()
@@ -182,7 +182,7 @@ def _pieces(values: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.uint
         yield first, piece
 
 
-def extents_of(
+def find_extents(
     extents: tuple[Int64Array, Int64Array, Int64Array], shard: Int64Array, start: Int64Array, length: Int64Array
 ) -> Int64Array:
     """int64 [episodes]: the extent that each episode is in.
@@ -227,15 +227,15 @@ class PartialCopy:
         )
 
 
-class JoinedCopy:
-    """Of one dataset with one column from elsewhere: see `JoinedShards`."""
+class OverlayCopy:
+    """Of one dataset with one column from elsewhere: see `OverlayShards`."""
 
     def __init__(self, copy: DeviceCopy | PartialCopy, index: int, other: DeviceCopy | PartialCopy) -> None:
         self._copy, self._index, self._other = copy, index, other
 
     def columns(self) -> DeviceColumns:
         """Raises as `DeviceCopy.columns` does."""
-        return self._copy.columns().joined(self._index, self._other.columns())
+        return self._copy.columns().overlaid(self._index, self._other.columns())
 
 
 def current_device() -> int:

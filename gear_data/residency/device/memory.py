@@ -139,7 +139,7 @@ def _unregister_all() -> None:
         memory.close()
 
 
-class Sender:
+class Uploader:
     """Copies arrays to memory of the current device, through two pinned buffers: one is filled while the other is sent.
 
     Args:

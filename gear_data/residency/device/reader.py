@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.kernels.cuda import launches
-from gear_data.residency.device.columns import DeviceColumns, extents_of
-from gear_data.residency.device.memory import PIECE_BYTES, TO_DEVICE, DeviceBuffer, PinnedBuffer, Sender
-from gear_data.residency.device.staging import Stage, StagedRows, StagingReader
-from gear_data.residency.row_ranges import row_sizes, wanted_rows
+from gear_data.residency.device.columns import DeviceColumns, find_extents
+from gear_data.residency.device.memory import PIECE_BYTES, TO_DEVICE, DeviceBuffer, PinnedBuffer, Uploader
+from gear_data.residency.device.staging import StagedRows, StagingBuffer, StagingReader
+from gear_data.residency.row_ranges import column_reads, row_sizes
 from gear_data.selection.windows import Int64Array, Windows
 
 
-class Upload:
+class UploadBuffer:
     """Arrays of eight-byte numbers that a launch reads: written here, and sent in one copy.
 
     Args:
@@ -51,7 +51,7 @@ class Upload:
 
 
 @dataclass(slots=True)  # made for every batch: see Windows
-class Prepared:
+class LaunchArguments:
     """What a launch is told."""
 
     tables: launches.EpisodeTables
@@ -62,8 +62,8 @@ class Prepared:
 class DeviceReader:
     """Reads windows of one dataset into device memory. Safe to call from several threads.
 
-    Rows that a kernel cannot read in place are brought to a `Stage`. To the kernel each window is then an episode of
-    its own: see `gear_data.residency.row_ranges`.
+    Rows that a kernel cannot read in place are copied to a `StagingBuffer`. To the kernel each window is then an
+    episode of its own: see `gear_data.residency.row_ranges`.
 
     Args:
         reader: reads the same columns on the CPU.
@@ -72,8 +72,8 @@ class DeviceReader:
 
     Attributes:
         all_placed: whether kernels read all in place.
-        stage_bytes: bytes that one window needs of a `Stage`, at most; 0: kernels read all in place.
-        words: numbers that one window needs of an `Upload`, at most.
+        stage_bytes: bytes that one window needs of a `StagingBuffer`, at most; 0: kernels read all in place.
+        words: numbers that one window needs of an `UploadBuffer`, at most.
     """
 
     def __init__(self, reader: StagingReader, columns: DeviceColumns, plan: Int64Array) -> None:
@@ -83,9 +83,9 @@ class DeviceReader:
         self._count_valid = count_valid
         self._reader, self._columns, self._plan = reader, columns, plan
         extents = columns.shard, columns.first, columns.last
-        self._extent = extents_of(extents, reader.shard, reader.start, reader.length)
+        self._extent = find_extents(extents, reader.shard, reader.start, reader.length)
         self._base = reader.start - columns.first[self._extent]
-        self._wanted = wanted_rows(plan)
+        self._wanted = column_reads(plan)
         self._row_bytes = row_sizes(plan)
         self._read = sorted(self._row_bytes)
         self.all_placed = bool(columns.addresses[:, self._read].all())
@@ -115,7 +115,7 @@ class DeviceReader:
         places = (self._memory.address + np.cumsum(sizes) - sizes).tolist()
         for (row, field, _), place in zip(pointed, places[7:], strict=True):
             plan[row, field] = place
-        sender = Sender(min(PIECE_BYTES, int(sizes.max())))
+        sender = Uploader(min(PIECE_BYTES, int(sizes.max())))
         for array, place in zip(arrays, places, strict=True):
             sender.send(array, place)
         sender.finish()
@@ -133,7 +133,9 @@ class DeviceReader:
             windows.episode_id, windows.start, windows.length, reader.length, reader.final_rows, self._plan, per, valid
         )
 
-    def prepare(self, windows: Windows, rows_of: Int64Array | None, upload: Upload, stage: Stage) -> Prepared:
+    def prepare(
+        self, windows: Windows, rows_of: Int64Array | None, upload: UploadBuffer, stage: StagingBuffer
+    ) -> LaunchArguments:
         """Writes what a launch needs to know of these windows to `upload`, and rows that no kernel can read to `stage`.
 
         Args:
@@ -145,7 +147,7 @@ class DeviceReader:
         if not self.all_placed:
             addresses = self._columns.addresses[self._extent[windows.episode_id]]
             if not addresses[:, self._read].all():
-                self._bring(windows, addresses, stage)
+                self._stage_rows(windows, addresses, stage)
                 finals = self._reader.final_rows
                 numbers = upload.put(np.arange(count))
                 tables = launches.EpisodeTables(
@@ -154,12 +156,12 @@ class DeviceReader:
                     upload.put(finals[windows.episode_id]) if len(finals) else 0,
                     upload.put(addresses), addresses.shape[1],
                 )  # fmt: skip
-                return Prepared(tables, launches.WindowRows(numbers, start, length, count), at_rows)
-        return Prepared(
+                return LaunchArguments(tables, launches.WindowRows(numbers, start, length, count), at_rows)
+        return LaunchArguments(
             self._tables, launches.WindowRows(upload.put(windows.episode_id), start, length, count), at_rows
         )
 
-    def _bring(self, windows: Windows, addresses: Int64Array, stage: Stage) -> None:
+    def _stage_rows(self, windows: Windows, addresses: Int64Array, stage: StagingBuffer) -> None:
         """Brings what is away, and turns addresses of extents' columns, int64 [B, columns], into those of windows'
         episodes."""
         episode = windows.episode_id
@@ -178,13 +180,13 @@ class DeviceReader:
                 rows.append(StagedRows(column, size, shard, start + low, left, stage.take(int(left.sum()) * size)))
                 addresses[away, column] = rows[-1].places[away] - low[away] * size
         if rows:
-            self._reader.bring(rows, stage)
+            self._reader.stage(rows, stage)
 
-    def prepared(self, windows: launches.WindowRows) -> Prepared:
+    def prepared(self, windows: launches.WindowRows) -> LaunchArguments:
         """Of windows that the device knows, where it reads all in place."""
-        return Prepared(self._tables, windows, 0)
+        return LaunchArguments(self._tables, windows, 0)
 
-    def launch(self, launcher: launches.Launcher, prepared: Prepared, outputs: int, valid: int = 0) -> None:
+    def launch(self, launcher: launches.Launcher, prepared: LaunchArguments, outputs: int, valid: int = 0) -> None:
         """Args: outputs: address of the addresses of a batch's arrays; valid: of a number, zero, to which the bytes of
         valid rows are added, or 0."""
         launches.collect(

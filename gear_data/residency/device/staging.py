@@ -20,7 +20,7 @@ from gear_data.selection.windows import Int64Array
 _GPU_PAGE = 64 << 10
 
 
-class Stage:
+class StagingBuffer:
     """Memory of this machine, pinned, or of the GPU.
 
     Args:
@@ -125,5 +125,5 @@ class StagingReader(Protocol):
     def stages_on(self, device: int) -> bool:
         """Whether it brings rows to the memory of a CUDA device too."""
 
-    def bring(self, rows: Sequence[StagedRows], stage: Stage) -> None:
+    def stage(self, rows: Sequence[StagedRows], stage: StagingBuffer) -> None:
         """Brings rows to their places."""

@@ -28,7 +28,7 @@ from gear_data.errors import (
     UnknownNameError,
 )
 from gear_data.residency.device import memory as cuda_memory
-from gear_data.residency.device.memory import DeviceBuffer, Sender
+from gear_data.residency.device.memory import DeviceBuffer, Uploader
 from gear_data.selection.samplers import Weighted
 from tests.support.cuda.cupy_stand_in import ORDERS, StandIn, stand_in
 from tests.support.cuda.loader_checks import (
@@ -190,7 +190,7 @@ def test_too_little_host_memory(gpu: StandIn, path: Path, monkeypatch: pytest.Mo
 
 @every_order
 def test_what_is_sent_in_pieces_arrives_whole(gpu: StandIn) -> None:
-    sender = Sender(64)
+    sender = Uploader(64)
     given = [np.arange(count, dtype=np.uint8) for count in (1, 64, 200, 65)]
     buffers = [DeviceBuffer(len(values)) for values in given]
     for values, buffer in zip(given, buffers, strict=True):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gear_data.kernels.cuda import launches
-from gear_data.selection.integer_weights import fit_exponent, quanta_prefix, quanta_scale, scale_factors
+from gear_data.selection.integer_weights import fit_exponent, int_weight_prefix, int_weight_scale, scale_factors
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers import _largest
 from gear_data.selection.weight_tree import WeightTree
@@ -40,7 +40,7 @@ class Device:
         def total_at(exponent: int) -> int:
             nonlocal raised
             sums = self.zeros(2)
-            launches.quanta_sums(self.runner, self.rows, scale_factors(exponent), sums)
+            launches.int_weight_sums(self.runner, self.rows, scale_factors(exponent), sums)
             total, raised = self.runner.get(sums, 2, np.int64).tolist()
             return int(total)
 
@@ -104,12 +104,12 @@ class PrioritiesChecks:
 
     @given(weights_of())
     @settings(max_examples=60, deadline=None, derandomize=True)
-    def test_quanta_prefix_and_guide_of_any_weights(self, runner: Runner, drawn: Any) -> None:
+    def test_int_weight_prefix_and_guide_of_any_weights(self, runner: Runner, drawn: Any) -> None:
         weights, prefix, by_anchor = drawn
-        expected = quanta_scale(weights, prefix, by_anchor)
+        expected = int_weight_scale(weights, prefix, by_anchor)
         device = Device(runner, weights, prefix, by_anchor)
         assert device.scale() == (expected.exponent, sum(expected.sums), expected.raised, expected.positive)
-        sums = quanta_prefix(weights, prefix, by_anchor, expected)
+        sums = int_weight_prefix(weights, prefix, by_anchor, expected)
         np.testing.assert_array_equal(device.weighted_prefix(expected.exponent), sums)
         table = PrefixTable(sums)
         guide = device.zeros(len(table._guide), np.uint32)
@@ -145,17 +145,17 @@ class PrioritiesChecks:
             expected = _largest(values, counts > 0, k)
             assert found == usable.sum()
             np.testing.assert_array_equal(runner.get(chosen, count, np.uint8), expected)
-            quanta = (counts if device.by_anchor else np.minimum(counts, 1)) * expected
-            np.testing.assert_array_equal(device.chosen_prefix(chosen), offsets_of(quanta))
-        quanta = counts if device.by_anchor else np.minimum(counts, 1)
-        np.testing.assert_array_equal(device.chosen_prefix(0), offsets_of(quanta))
+            int_weights = (counts if device.by_anchor else np.minimum(counts, 1)) * expected
+            np.testing.assert_array_equal(device.chosen_prefix(chosen), offsets_of(int_weights))
+        int_weights = counts if device.by_anchor else np.minimum(counts, 1)
+        np.testing.assert_array_equal(device.chosen_prefix(0), offsets_of(int_weights))
         runner.clear()
 
     @given(weights_of(), st.data())
     @settings(max_examples=60, deadline=None, derandomize=True)
     def test_updates_of_a_tree(self, runner: Runner, drawn: Any, data: Any) -> None:
         weights, prefix, by_anchor = drawn
-        exponent = quanta_scale(weights, prefix, by_anchor).exponent
+        exponent = int_weight_scale(weights, prefix, by_anchor).exponent
         tree = WeightTree(weights.copy(), prefix, by_anchor, exponent)
         device = Device(runner, weights, prefix, by_anchor)
         at = device.tree(tree)
@@ -182,7 +182,7 @@ class PrioritiesChecks:
     def test_updates_of_running_sums(self, runner: Runner) -> None:
         rng = np.random.default_rng(1)
         weights, prefix = rng.random(5000), offsets_of(rng.integers(0, 5, 5000))
-        exponent = quanta_scale(weights, prefix, True).exponent
+        exponent = int_weight_scale(weights, prefix, True).exponent
         device = Device(runner, weights, prefix, True)
         rows, values = rng.integers(0, 5000, 300), rng.random(300)
         before, _, _ = device.put(rows, values, exponent, launches.NO_TREE)
@@ -190,7 +190,7 @@ class PrioritiesChecks:
         weights[rows] = values
         np.testing.assert_array_equal(
             device.weighted_prefix(exponent),
-            quanta_prefix(weights, prefix, True, quanta_scale(weights, prefix, True)),
+            int_weight_prefix(weights, prefix, True, int_weight_scale(weights, prefix, True)),
         )
         runner.clear()
 

@@ -13,23 +13,23 @@ from gear_data.kernels.cpu import random as random_kernels
 from gear_data.kernels.cpu import windows as kernels
 from gear_data.kernels.cuda import launches
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.integer_weights import quanta_prefix, quanta_scale
+from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale
 from gear_data.selection.orders import Permuted
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.weight_tree import WeightTree
-from gear_data.selection.window_sampler import WindowDrawer
+from gear_data.selection.window_sampler import WindowSampler
 from gear_data.selection.windows import ANCHORS, WindowRule
 from gear_data.storage.block import offsets_of
 from tests.support.cuda.runner import Runner
 from tests.support.philox_answers import KNOWN_ANSWERS
 
-WITHIN = (kernels.WITHIN_DIFFERENCE, kernels.WITHIN_QUOTIENT, kernels.WITHIN_DRAWN)
+WITHIN = (kernels.WITHIN_OFFSET, kernels.WITHIN_QUOTIENT, kernels.WITHIN_DRAWN)
 
 
-def put_plan(runner: Runner, anchors: Anchors, source: PrefixTable | WeightTree, drawer: WindowDrawer) -> int:
-    """Address of a drawer's plan, and of all that it points to, in the runner's memory."""
-    plan = drawer._plan.copy()
+def put_plan(runner: Runner, anchors: Anchors, source: PrefixTable | WeightTree, sampler: WindowSampler) -> int:
+    """Address of a window sampler's plan, and of all that it points to, in the runner's memory."""
+    plan = sampler._plan.copy()
     if isinstance(source, PrefixTable):
         plan[kernels.PREFIX] = runner.put(source.prefix)
         plan[kernels.TOTAL] = plan[kernels.PREFIX] + source.prefix.nbytes - 8
@@ -50,7 +50,7 @@ def put_plan(runner: Runner, anchors: Anchors, source: PrefixTable | WeightTree,
 
 
 class Drawing:
-    """A drawer, on both processors."""
+    """A sampler, on both processors."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class Drawing:
         distinct: bool = False,
         seed: int = 3,
     ) -> None:
-        self.runner, self.distinct, self.probability = runner, distinct, within != kernels.WITHIN_DIFFERENCE
+        self.runner, self.distinct, self.probability = runner, distinct, within != kernels.WITHIN_OFFSET
         by_anchor = within != kernels.WITHIN_DRAWN
         source: PrefixTable | WeightTree
-        if within == kernels.WITHIN_DIFFERENCE:
+        if within == kernels.WITHIN_OFFSET:
             source = PrefixTable(anchors.prefix)
         else:
             assert weights is not None
-            scale = quanta_scale(weights, anchors.prefix, by_anchor)
+            scale = int_weight_scale(weights, anchors.prefix, by_anchor)
             if tree:
                 source = WeightTree(weights.copy(), anchors.prefix, by_anchor, scale.exponent)
             else:
-                source = PrefixTable(quanta_prefix(weights, anchors.prefix, by_anchor, scale))
-        self.drawer = WindowDrawer(anchors, source, seed, 4, within, distinct, self.probability)
-        self.plan = put_plan(runner, anchors, source, self.drawer)
+                source = PrefixTable(int_weight_prefix(weights, anchors.prefix, by_anchor, scale))
+        self.sampler = WindowSampler(anchors, source, seed, 4, within, distinct, self.probability)
+        self.plan = put_plan(runner, anchors, source, self.sampler)
 
     def draw(self, step: int, count: int) -> np.ndarray:
         """int64 [3 or 4, count], from the runner."""
@@ -90,7 +90,7 @@ class Drawing:
         return self.runner.get(out, (rows, count), np.int64)
 
     def check(self, step: int, count: int) -> None:
-        expected = self.drawer.draw(step, count)
+        expected = self.sampler.draw(step, count)
         got = self.draw(step, count)
         rows = [expected.episode_id, expected.start, expected.length]
         if expected.probability is not None:
@@ -98,7 +98,7 @@ class Drawing:
         np.testing.assert_array_equal(got, np.stack(rows))
 
     def check_numbers(self, numbers: np.ndarray, step: int) -> None:
-        expected = self.drawer.windows(numbers, step)
+        expected = self.sampler.windows(numbers, step)
         given_out = np.full((3, len(numbers)), -7, np.int64)
         given_out[1] = numbers
         out = self.runner.put(given_out)
@@ -156,7 +156,7 @@ class SelectChecks:
         anchors, arguments = drawn
         drawing = Drawing(runner, anchors, **arguments)
         drawing.check(step, count)
-        if arguments["within"] == kernels.WITHIN_DIFFERENCE:
+        if arguments["within"] == kernels.WITHIN_OFFSET:
             rng = np.random.default_rng(count)
             drawing.check_numbers(rng.integers(0, anchors.total, count), step)
         runner.clear()
@@ -165,7 +165,7 @@ class SelectChecks:
     @settings(max_examples=60, deadline=None, derandomize=True)
     def test_any_draw_without_replacement(self, runner: Runner, drawn: Any, step: int, count: int) -> None:
         anchors, arguments = drawn
-        if arguments["within"] == kernels.WITHIN_DIFFERENCE:
+        if arguments["within"] == kernels.WITHIN_OFFSET:
             arguments["within"] = kernels.WITHIN_DRAWN
         count = min(count, int(((arguments["weights"] > 0) & (anchors.counts() > 0)).sum()))
         Drawing(runner, anchors, **arguments, distinct=True).check(step, count)
@@ -191,7 +191,7 @@ class SelectChecks:
         for tree in (False, True):
             weights = rng.exponential(1.0, 20_000) ** 5
             Drawing(runner, anchors, weights, tree=tree).check(2**40 + 1, 3000)
-        Drawing(runner, anchors, within=kernels.WITHIN_DIFFERENCE).check(1, 3000)
+        Drawing(runner, anchors, within=kernels.WITHIN_OFFSET).check(1, 3000)
         Drawing(runner, anchors, np.ones(20_000), distinct=True).check(1, 3000)
         runner.clear()
 

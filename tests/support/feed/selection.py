@@ -107,12 +107,12 @@ class Case:
         return [self.cut(seed, step, slot, *anchors[place]) for slot, place in enumerate(places)]
 
     def masses(self, weights: Sequence[float], by: str) -> list[tuple[int, int]]:
-        """(episode, quanta) of the view's episodes that can be drawn."""
+        """(episode, int_weights) of the view's episodes that can be drawn."""
         counts = [len(self.anchors(episode)) for episode in self.ids]
         usable = [i for i in range(len(counts)) if counts[i] and weights[i] > 0]
         each = [counts[i] if by == "step" else 1 for i in usable]
-        quanta, _ = integer_weights([weights[i] for i in usable], each)
-        return [(self.ids[i], q * c) for i, q, c in zip(usable, quanta, each, strict=True)]
+        int_weights, _ = integer_weights([weights[i] for i in usable], each)
+        return [(self.ids[i], q * c) for i, q, c in zip(usable, int_weights, each, strict=True)]
 
     def weighted(
         self, seed: int, step: int, count: int, by: str, weights: Sequence[float], replacement: bool
@@ -128,17 +128,17 @@ class Case:
         return windows
 
 
-def quanta_at(weights: Sequence[float], exponent: int) -> list[int]:
+def int_weights_at(weights: Sequence[float], exponent: int) -> list[int]:
     """max(1, the nearest integer, ties to even) of weight * 2^exponent; 0 for 0."""
     return [max(1, round(Fraction(weight) * Fraction(2) ** exponent)) if weight else 0 for weight in weights]
 
 
 def integer_weights(weights: Sequence[float], units: Sequence[int]) -> tuple[list[int], int]:
-    """(quanta, exponent) of positive weights, with so large an exponent that the total is 2^60 or more."""
+    """(int_weights, exponent) of positive weights, with so large an exponent that the total is 2^60 or more."""
 
     def total(exponent: int) -> tuple[int, list[int]]:
-        quanta = quanta_at(weights, exponent)
-        return sum(q * c for q, c in zip(quanta, units, strict=True)), quanta
+        int_weights = int_weights_at(weights, exponent)
+        return sum(q * c for q, c in zip(int_weights, units, strict=True)), int_weights
 
     largest, count = Fraction(max(weights)), sum(units)
     exponent = 60 - count.bit_length()
@@ -149,20 +149,20 @@ def integer_weights(weights: Sequence[float], units: Sequence[int]) -> tuple[lis
     while Fraction(2) ** (above - 1) > largest:
         above -= 1
     exponent -= above
-    summed, quanta = total(exponent)
+    summed, int_weights = total(exponent)
     while summed < 1 << 60:
         exponent += 61 - summed.bit_length()
-        summed, quanta = total(exponent)
-    return quanta, exponent
+        summed, int_weights = total(exponent)
+    return int_weights, exponent
 
 
-def find(quantum: int, masses: Sequence[int]) -> tuple[int, int]:
-    """(place, what is left of the quantum there)."""
+def find(point: int, masses: Sequence[int]) -> tuple[int, int]:
+    """(place, what is left of the point there)."""
     for index, mass in enumerate(masses):
-        if quantum < mass:
-            return index, quantum
-        quantum -= mass
-    raise IndexError(quantum)
+        if point < mass:
+            return index, point
+        point -= mass
+    raise IndexError(point)
 
 
 def draws(seed: int, step: int, count: int, masses: Sequence[int]) -> list[tuple[int, int]]:

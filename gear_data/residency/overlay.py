@@ -15,7 +15,7 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.reader import ShardLease
 
 
-class JoinedShards:
+class OverlayShards:
     """Shards of which one column is that of other shards: in place of their own, or behind all of theirs.
 
     Args:
@@ -34,16 +34,16 @@ class JoinedShards:
     @cached_property
     def addresses(self) -> Int64Array:
         """See `Shards`; to be asked for when all are mapped."""
-        return self._joined(self._shards.addresses, self._other.addresses)
+        return self._overlaid(self._shards.addresses, self._other.addresses)
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
         mine, theirs = self._shards.lease(shards), self._other.lease(shards)
         rows = list(shards)
         addresses = np.empty(self._shape, np.int64)
-        addresses[rows] = self._joined(mine.addresses[rows], theirs.addresses[rows])
+        addresses[rows] = self._overlaid(mine.addresses[rows], theirs.addresses[rows])
         return ShardLease(addresses, (mine, theirs))
 
-    def _joined(self, mine: Int64Array, theirs: Int64Array) -> Int64Array:
+    def _overlaid(self, mine: Int64Array, theirs: Int64Array) -> Int64Array:
         """Rows of both. Of the column that is joined in, the first shards' own, if they have one, is left out."""
         parts = (mine[:, : self._index], theirs[:, :1], mine[:, self._index + 1 :])
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
