@@ -21,7 +21,7 @@ import pytest
 
 import gear_data
 
-KERNELS = Path(gear_data.__file__).resolve().parent / "kernels" / "cuda"
+KERNELS = Path(gear_data.__file__).resolve().parent.parent / "kernels" / "cuda"
 SHIM = Path(__file__).resolve().parent / "shim"
 _FLAGS = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-rdynamic"]
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
