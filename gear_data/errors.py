@@ -1,7 +1,7 @@
-"""Every error that gear-data raises on purpose.
+"""Errors that gear-data raises on purpose.
 
-Each says what is wrong, where (file, column, row) and what to do. All are `GearError`; those
-that are also the fitting builtin (`ValueError`, `FileNotFoundError`, ...) can be caught as such.
+Each error names the problem, its place (file, column, row) and the remedy. All are subclasses of `GearError`. Many are
+also a builtin error (`ValueError`, `FileNotFoundError`, ...), and `except` clauses for that builtin catch them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable
 
 
 class GearError(Exception):
-    """Base of all gear-data errors.
+    """Base class of all gear-data errors.
 
     Args:
-        message: what is wrong.
-        file: the file it is in.
-        column: the column it is in.
-        row: the zero-based row it is in, as rows are counted in that file.
-        hint: what to do about it.
+        message: the problem.
+        file: file or URL of the problem.
+        column: column of the problem.
+        row: zero-based row of `file`.
+        hint: the remedy.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GearError(Exception):
         return f"{text}\n  {self.hint}" if self.hint else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exception pickles its positional arguments alone; the place must survive a worker process.
+        # Exception pickles only its positional arguments. Errors of a worker process must keep their place.
         return (_rebuild, (type(self), self.message, self.file, self.column, self.row, self.hint))
 
 
@@ -69,151 +69,151 @@ def _rebuild(
 
 
 class InvalidArgumentError(GearError, ValueError):
-    """An argument is out of its range or of the wrong kind."""
+    """Raised when an argument has the wrong type or is out of range. Pass a value that the message allows."""
 
 
 class EpisodeIndexError(InvalidArgumentError, IndexError):
-    """A dataset or view has no episode of this id or at this position."""
+    """Raised when a dataset or view has no episode of this id or position. `ds.episodes` lists the ids."""
 
 
 class UnknownNameError(GearError, ValueError):
-    """A column, preset, sampler, format or residency that does not exist; the message lists those that do."""
+    """Raised when a column, preset, sampler, format or residency does not exist. Pick one that the message lists."""
 
 
 class SourceNotFoundError(GearError, FileNotFoundError):
-    """The source of a conversion does not exist."""
+    """Raised when the source of a conversion does not exist. Check the path or URL."""
 
     __str__ = GearError.__str__
 
 
 class UnknownFormatError(GearError, ValueError):
-    """The layout of a source could not be recognised."""
+    """Raised when no reader recognises the layout of a source. Name the format with `--format`."""
 
 
 class CorruptSourceError(GearError, ValueError):
-    """A source file cannot be read: empty, cut short, or not what its name says."""
+    """Raised when a source file is empty, truncated or not of its type. Download or write the file again."""
 
 
 class UnsupportedColumnError(GearError, ValueError):
-    """A source column holds something a shard cannot: objects, pickles, mixed types."""
+    """Raised when a format cannot hold a column's values. Convert, rename or leave out the column."""
 
 
 class BadEpisodeError(GearError, ValueError):
-    """One episode of a source is malformed: unequal or ragged columns, nulls, no steps."""
+    """Raised when an episode has unequal or ragged columns, nulls or no steps. Fix it, or skip it."""
 
 
 class SourceChangedError(GearError, ValueError):
-    """A source no longer holds what a dataset was made of."""
+    """Raised when a source no longer holds the data of a dataset. Restore the source, or convert again."""
 
 
 class WorkerError(GearError, RuntimeError):
-    """A process that worked for this one died."""
+    """Raised when a worker process died, for example of too little memory. Run again with fewer jobs."""
 
 
 class FindingError(GearError, ValueError):
-    """Something was noticed in a source that would be kept in the manifest as a finding, and `strict` was asked for."""
+    """Raised by `strict` for a finding that the manifest would record. Fix the source, or turn `strict` off."""
 
 
 class NonFiniteError(FindingError):
-    """A numeric column holds NaN or Inf and `strict` was asked for."""
+    """Raised by `strict` for a numeric column with NaN or Inf. Fix the source, or turn `strict` off."""
 
 
 class EmptySourceError(GearError, ValueError):
-    """A source holds no episode, or a filter leaves none."""
+    """Raised when a source has no episode, or a filter selects none. Check the source, or relax the filter."""
 
 
 class DestinationExistsError(GearError, FileExistsError):
-    """The destination already holds something."""
+    """Raised when the destination is not empty or is in use. Choose another destination, or remove it."""
 
     __str__ = GearError.__str__
 
 
 class ResumeError(GearError, ValueError):
-    """A half-done conversion or a training run cannot be resumed: other source or options, or damaged notes."""
+    """Raised when a conversion or a training run cannot resume. Use the same source and options, or start over."""
 
 
 class StorageFullError(GearError, OSError):
-    """The disk (or quota) of the destination is full."""
+    """Raised when the disk or quota of the destination is full. Free some space, or choose another disk."""
 
     __str__ = GearError.__str__
 
 
 class UnwritableError(GearError, OSError):
-    """The destination cannot be written: no permission, no such device, a file where a folder should be."""
+    """Raised when the system refuses to write the destination. Check its permissions and its parent folders."""
 
     __str__ = GearError.__str__
 
 
 class RemoteError(GearError, OSError):
-    """A server cannot be reached, or broke off every time."""
+    """Raised when requests to a server failed after all retries. Check the server and the URL, then run again."""
 
     __str__ = GearError.__str__
 
 
 class ClusterError(GearError, RuntimeError):
-    """Something is wrong between the nodes that hold a dataset; `file` names the node."""
+    """Raised for errors between the nodes of a cluster; `file` names the node. Check that node and its log."""
 
 
 class NodeUnreachableError(ClusterError):
-    """A node cannot be reached, died, or did not answer in time."""
+    """Raised when a node is unreachable, died or timed out. Restart the node, or check the network."""
 
 
 class NodeRefusedError(ClusterError):
-    """A node does not serve this: no valid token, another dataset or version, or a request that is none."""
+    """Raised when a node rejects a token, dataset, version or message. Start all nodes with the same settings."""
 
 
 class CorruptResponseError(ClusterError):
-    """What a node sent is not what its checksum says."""
+    """Raised when a node's response fails its checksum. Check the network and the node's memory."""
 
 
 class MissingShardsError(ClusterError):
-    """No node that can be reached holds some of the shards."""
+    """Raised when no reachable node holds some shards. Restart the nodes that held them."""
 
 
 class DatasetNotFoundError(GearError, FileNotFoundError):
-    """There is no finished gear dataset at this path."""
+    """Raised when a path has no finished gear dataset. Check the path, or convert the source first."""
 
     __str__ = GearError.__str__
 
 
 class ManifestError(GearError, ValueError):
-    """A manifest is malformed, or does not fit the files beside it."""
+    """Raised when a manifest is malformed or contradicts its files. Restore the manifest, or convert again."""
 
 
 class VersionError(ManifestError):
-    """A dataset was written by a newer format version."""
+    """Raised when a newer gear-data wrote the dataset. Upgrade gear-data."""
 
 
 class CorruptShardError(GearError, ValueError):
-    """A shard or table is missing, cut short, or differs from its checksum."""
+    """Raised when a shard or table is missing, truncated or changed. Run `gear-data repair`, or convert again."""
 
 
 class MissingColumnError(GearError, ValueError):
-    """A preset needs a column that the dataset does not have."""
+    """Raised when a preset or format needs a column that the dataset lacks. Choose another one, or add the column."""
 
 
 class StateMismatchError(GearError, ValueError):
-    """Loader state belongs to another dataset, sampler, seed or batch size."""
+    """Raised when loader state belongs to another dataset or other arguments. Load it into an equal loader."""
 
 
 class MissingExtraError(GearError, ImportError):
-    """A package of an optional extra is not installed."""
+    """Raised when a package of an optional extra is not installed. Install the extra that the message names."""
 
 
 class DeviceError(GearError, RuntimeError):
-    """A device that was asked for is not there."""
+    """Raised when a requested device does not exist or fails. Run `gear-data doctor`, or choose another device."""
 
 
 class DeviceMemoryError(GearError, MemoryError):
-    """A device has not the memory that was asked for."""
+    """Raised when a device has too little free memory. Keep fewer columns there, or use a plan of residencies."""
 
 
 class HostMemoryError(GearError, MemoryError):
-    """This machine has not the memory that was asked for."""
+    """Raised when this machine has too little free memory. Use residency `mmap`, or keep fewer columns."""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that does not exist, with the known ones and the nearest of them."""
+    """Returns the error for an unknown name. Its hint lists the known names and suggests the closest one."""
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
@@ -225,5 +225,8 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether an OSError (Arrow's too, which may keep the number in its text alone) means a full disk or quota."""
+    """Returns whether an OSError means a full disk or quota.
+
+    Arrow's errors may have the error number only in their text.
+    """
     return error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
