@@ -1,4 +1,4 @@
-"""What the ranks of torch.distributed must agree on."""
+"""Values that the ranks of torch.distributed exchange."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ T = TypeVar("T")
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """(rank, world size) of torch.distributed; (0, 1) where it is not initialised."""
+    """Returns (rank, world size) of torch.distributed; (0, 1) if it is not initialised."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
 
 
 def is_distributed() -> bool:
-    """Whether this process is one of several ranks."""
+    """Returns whether this process is one of several ranks."""
     return rank_and_world_size()[1] > 1
 
 
 def compute_on_rank_zero(compute: Callable[[], T]) -> T:
-    """`compute()` of rank 0, on every rank; what it raises is raised on all. Every rank must call it.
+    """Returns rank 0's `compute()` on every rank. Every rank must call it.
 
-    Polars' own `mean` and `std` differ with its number of threads, so each rank's own value would not do.
+    An exception of `compute` is raised on every rank. Ranks do not compute the value themselves: Polars' `mean` and
+    `std` differ with its number of threads.
     """
     if not is_distributed():
         return compute()
@@ -43,7 +44,7 @@ def compute_on_rank_zero(compute: Callable[[], T]) -> T:
 
 
 def all_gather(value: T) -> list[T]:
-    """Each rank's value, in rank order. Every rank must call it."""
+    """Returns every rank's value, in rank order. Every rank must call it."""
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * torch.distributed.get_world_size()

@@ -1,4 +1,4 @@
-"""Packages that come with an optional extra."""
+"""Imports of packages that come with an optional extra."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gear_data.errors import MissingExtraError
 
 
 def import_extra(module: str, extra: str = "train") -> Any:
-    """The module, which comes with an extra of gear-data.
+    """Imports a module of an optional extra of gear-data.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: the import failed.
     """
     try:
         return importlib.import_module(module)

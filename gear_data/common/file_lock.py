@@ -1,4 +1,4 @@
-"""A lock between processes of one machine, which the kernel takes back from a process that dies."""
+"""A lock between processes of one machine. The kernel releases it when its process dies."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file, which is made if it is not there; waits while another process or thread holds it.
+    """Holds the lock of a file, and creates the file if it is missing.
 
-    On a file system without locks it holds nothing.
+    Waits while another process or thread holds the lock. On a file system without locks nothing is held.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _log.info("waiting for another process: %s", path)
+            _log.info("waiting for another process to release the lock: %s", path)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError:
             pass
         try:
             yield
         finally:
-            # By hand: a child forked meanwhile has the same lock open.
+            # Closing is not enough: a child that was forked inside the block keeps the same lock open.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:

@@ -1,4 +1,4 @@
-"""Locks that no fork finds held: a forked child has none of the threads that would let go of them."""
+"""Locks that are free in a forked child, which has none of the threads that could release them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import threading
 import weakref
 
 _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
-_making = threading.Lock()
-#: Held for the fork under way.
+#: Guards `_locks`.
+_registering = threading.Lock()
+#: Locks held during the current fork.
 _held: list[threading.Lock] = []
 
 
 def fork_safe_lock() -> threading.Lock:
-    """A lock; forking waits until no thread holds it, so that what it guards is whole in the child."""
+    """Returns a lock that no fork interrupts.
+
+    A fork waits until no thread holds the lock, so its guarded state is consistent in the child.
+    """
     lock = threading.Lock()
-    with _making:
+    with _registering:
         _locks.add(lock)
     return lock
 
 
 def _before_fork() -> None:
-    _making.acquire()
+    _registering.acquire()
     _held.extend(_locks)
     for lock in _held:
         lock.acquire()
@@ -31,7 +35,7 @@ def _after_fork() -> None:
     for lock in _held:
         lock.release()
     _held.clear()
-    _making.release()
+    _registering.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

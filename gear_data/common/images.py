@@ -1,4 +1,4 @@
-"""Encoded images: what their headers say, and their pixels."""
+"""Encoded images: reading their headers, and decoding their pixels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-#: Pillow's modes of 8 bits a channel whose channels are taken as they are.
+#: Pillow's modes with 8 bits per channel -> number of channels. Their pixels are stored unchanged.
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 
-#: What Pillow's readers raise for damaged files, and for those that would fill the memory.
+#: Exceptions that Pillow raises for damaged images, and for images that would exhaust memory.
 DECODE_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
     Image.DecompressionBombError, Image.DecompressionBombWarning,
@@ -23,30 +23,31 @@ DECODE_ERRORS = (
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 
-#: Mode in the file -> the one its pixels are brought to without a loss. The others have more than 8 bits a channel, or
-#: colours that RGB has not.
+#: Pillow mode of a file -> mode of `CHANNELS` that holds its pixels without loss. Other modes have more than 8 bits per
+#: channel, or colours outside RGB.
 _LOSSLESS = {"1": "L", "P": "RGB"} | {mode: mode for mode in CHANNELS}
 
 
 class UnreadableImage(Exception):
-    """An encoded image that is damaged, or not what it should be; the text goes on after "the image"."""
+    """A damaged or unexpected image. The text continues a sentence that starts with "the image"."""
 
 
 class OversizedImage(UnreadableImage):
-    """One of more pixels than anything is decoded of."""
+    """An image with more pixels than Pillow's limit for decoding."""
 
 
 class UnsupportedImage(UnreadableImage):
-    """A sound one that is no uint8 array as it is."""
+    """An intact image whose pixels are not a uint8 array."""
 
 
 @dataclass(frozen=True)
 class ImageKind:
-    """What images must have in common to be rows of one array.
+    """Properties that images must share to be rows of one array.
 
     Attributes:
-        height, width: in pixels.
-        mode: one of `CHANNELS`.
+        height: pixels.
+        width: pixels.
+        mode: Pillow mode, a key of `CHANNELS`.
     """
 
     height: int
@@ -55,7 +56,7 @@ class ImageKind:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(H, W, C); C is 1 for grey, as `ImageDecoder` has it with channels last."""
+        """Shape (H, W, C). C is 1 for grey, as in `ImageDecoder` with channels last."""
         return self.height, self.width, CHANNELS[self.mode]
 
     def __str__(self) -> str:
@@ -63,20 +64,20 @@ class ImageKind:
 
 
 def looks_like_image(encoded: bytes) -> bool:
-    """Whether bytes begin as a PNG, JPEG, WebP, BMP or GIF does."""
+    """Returns whether bytes start with the signature of PNG, JPEG, WebP, BMP or GIF."""
     if encoded.startswith(b"RIFF"):
         return encoded[8:12] == b"WEBP"
     if encoded.startswith(b"BM"):
-        return encoded[6:10] == bytes(4)  # reserved in a BMP; two letters alone may begin anything
+        return encoded[6:10] == bytes(4)  # reserved bytes of BMP; the two letters alone are too common
     return encoded.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a"))
 
 
 @contextmanager
 def open_image(encoded: bytes) -> Iterator[Image.Image]:
-    """A PNG, JPEG, WebP, BMP or GIF of which only the header was read.
+    """Opens a PNG, JPEG, WebP, BMP or GIF. Only its header is read.
 
     Raises:
-        UnreadableImage: whatever Pillow finds wrong with it, here or within the block.
+        UnreadableImage: Pillow raised one of `DECODE_ERRORS`, here or inside the block.
     """
     try:
         with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
@@ -84,14 +85,18 @@ def open_image(encoded: bytes) -> Iterator[Image.Image]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise OversizedImage(f"is too large: {error}") from error
     except UnidentifiedImageError as error:
-        # Its own text names an address in memory.
+        # Pillow's own text shows a memory address.
         raise UnreadableImage(f"is no PNG, JPEG, WebP, BMP or GIF ({len(encoded)} bytes)") from error
     except DECODE_ERRORS as error:
         raise UnreadableImage(f"is damaged: {error}") from error
 
 
 def kind_of(image: Image.Image) -> ImageKind:
-    """Raises UnsupportedImage: it has several frames, or pixels that do not fit 8 bits of grey, RGB and alpha."""
+    """Returns the kind of an opened image.
+
+    Raises:
+        UnsupportedImage: the image has several frames, or its pixels do not fit 8-bit grey, RGB and alpha.
+    """
     if getattr(image, "is_animated", False):
         raise UnsupportedImage("has several frames")
     if image.mode not in _LOSSLESS:
@@ -102,10 +107,10 @@ def kind_of(image: Image.Image) -> ImageKind:
 
 
 def decode_into(out: npt.NDArray[np.uint8], encoded: bytes, kind: ImageKind) -> None:
-    """Pixels of an image of this kind, into `out`: uint8 [H, W, C]. They are as stored: no EXIF orientation is applied.
+    """Decodes an image into `out`, uint8 [H, W, C]. Pixels are as stored: EXIF orientation is not applied.
 
     Raises:
-        UnreadableImage: it is damaged, or of another kind; that is known before its pixels are decoded.
+        UnreadableImage: the image is damaged or of another kind. The kind is checked before pixels are decoded.
     """
     with open_image(encoded) as image:
         found = kind_of(image)

@@ -1,4 +1,4 @@
-"""What is shown to people: progress bars, on a terminal and nowhere else; numbers of things."""
+"""Progress bars, and numbers as text for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 
 class _Bar(tqdm):  # type: ignore[misc]
-    """One whose total may be an estimate: it grows where that was too low."""
+    """Progress bar that raises its total when the total was underestimated."""
 
     n: int
     total: int | None
@@ -20,18 +20,18 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 
 def progress_bar(total: int | None, description: str, unit: str, show: bool | None) -> Any:
-    """A tqdm bar on standard error. `show=None` shows it on a terminal alone."""
+    """Returns a tqdm bar on standard error. `show=None` shows it only on a terminal."""
     disable = None if show is None else not show
     return _Bar(total=total, desc=description, unit=f" {unit}", unit_scale=True, disable=disable, leave=False)
 
 
-def pluralize(count: int, what: str) -> str:
-    """1 -> '1 shard', 1000 -> '1,000 shards'."""
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
+def pluralize(count: int, noun: str) -> str:
+    """Formats a count with its noun: 1 -> '1 shard', 1000 -> '1,000 shards'."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def format_bytes(count: float) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Formats a number of bytes: 1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,8 +1,8 @@
-"""Calls over a network that are tried again when the connection fails.
+"""Network calls with retries after transient failures.
 
-What counts as passing: dropped and refused connections, timeouts, answers cut short, and HTTP's 408, 429 and 5xx
-(RFC 9110, RFC 6585). The libraries behind fsspec have error classes of their own for these, and none of them need be
-installed: they are known by name. File systems have retries of their own beneath these.
+Transient failures are: dropped and refused connections, timeouts, truncated responses, and the HTTP statuses 408, 429,
+500, 502, 503 and 504 (RFC 9110, RFC 6585). Each library behind fsspec has its own error classes for these. The classes
+are matched by name, because the libraries may not be installed. File systems also have their own, lower-level retries.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import TypeVar
 
 from gear_data.errors import GearError, RemoteError
 
-#: How often a call is tried.
+#: Largest number of attempts.
 MAX_ATTEMPTS = 5
-#: Seconds waited before the second try; each further wait is twice as long.
+#: Seconds before the second attempt. Each further delay is twice as long.
 FIRST_DELAY = 0.2
-#: Seconds after which no new try begins.
+#: Seconds after which no new attempt starts.
 MAX_SECONDS = 60.0
 
 _STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-_NUMBERS = frozenset(
+_ERRNOS = frozenset(
     {
         errno.ECONNABORTED,
         errno.ECONNREFUSED,
@@ -35,13 +35,13 @@ _NUMBERS = frozenset(
         errno.ENETUNREACH,
         errno.EPIPE,
         errno.ETIMEDOUT,
-        # s3fs makes these of 500 and 503.
+        # s3fs maps HTTP 500 and 503 to these.
         errno.EREMOTEIO,
         errno.EBUSY,
     }
 )
-#: Of aiohttp, botocore, httpx, requests, urllib3, http.client, asyncio, socket.
-_NAMES = frozenset(
+#: Transient errors of aiohttp, botocore, httpx, requests, urllib3, http.client, asyncio, socket.
+_TRANSIENT = frozenset(
     {
         "ChunkedEncodingError",
         "ClientConnectionError",
@@ -58,69 +58,71 @@ _NAMES = frozenset(
     }
 )
 
-#: What those libraries' other errors are kinds of: refused rights, missing credentials, bad requests.
-_BASES = frozenset({"AzureError", "BotoCoreError", "ClientError", "GoogleAuthError", "HTTPError", "HttpError"})
+#: Base classes of those libraries' permanent errors: denied access, missing credentials, bad requests.
+_PERMANENT = frozenset({"AzureError", "BotoCoreError", "ClientError", "GoogleAuthError", "HTTPError", "HttpError"})
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-def with_retries(call: Callable[[], _Result], what: str, file: str) -> _Result:
-    """The result of a call, tried again after a passing failure, each time after a longer wait.
+def with_retries(call: Callable[[], _Result], action: str, url: str) -> _Result:
+    """Returns the result of a call. Retries after each transient failure, with growing delays.
 
     Args:
-        what: what the call does to the file, for messages: "be read".
-        file: the URL.
+        call: function to call.
+        action: what the call does to the file, in the passive, for messages: "be read".
+        url: URL of the file, for messages.
 
     Raises:
-        RemoteError: it failed every time, or in a way that will not pass.
-        FileNotFoundError: as `call` raises it.
-        GearError: as `call` raises it.
+        RemoteError: every attempt failed, or an attempt failed permanently.
+        FileNotFoundError: raised by `call`.
+        GearError: raised by `call`.
     """
     begin = time.monotonic()
-    wait = FIRST_DELAY
-    tries = 0
+    delay = FIRST_DELAY
+    attempts = 0
     while True:
-        tries += 1
+        attempts += 1
         try:
             return call()
         except Exception as error:
             if isinstance(error, GearError | FileNotFoundError) or not _is_remote(error):
                 raise
             if not is_transient(error):
-                raise RemoteError(f"cannot {what}: {describe(error)}", file=file) from error
-            if tries == MAX_ATTEMPTS or time.monotonic() - begin + wait > MAX_SECONDS:
-                times = "once" if tries == 1 else f"{tries} times"
+                raise RemoteError(f"cannot {action}: {_describe(error)}", file=url) from error
+            if attempts == MAX_ATTEMPTS or time.monotonic() - begin + delay > MAX_SECONDS:
+                times = "once" if attempts == 1 else f"{attempts} times"
                 raise RemoteError(
-                    f"cannot {what}, tried {times}: {describe(error)}",
-                    file=file,
-                    hint="is the server there, and the endpoint right? the same command can be run again",
+                    f"cannot {action}, tried {times}: {_describe(error)}",
+                    file=url,
+                    hint="check that the server runs and that the endpoint is right; then run the same command again",
                 ) from error
-            _log.warning("%s: cannot %s, trying again: %s", file, what, describe(error))
-        # Many that were cut off at once should not come back at once.
-        time.sleep(wait * random.uniform(0.5, 1.0))
-        wait *= 2
+            _log.warning("%s: cannot %s, retrying: %s", url, action, _describe(error))
+        # Random, so that clients that failed together do not retry together.
+        time.sleep(delay * random.uniform(0.5, 1.0))
+        delay *= 2
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a failure is one of the connection, or of a server that may answer again."""
-    return any(_passes(cause) for cause in _causes(error))
+    """Returns whether a failure may go away: a lost connection, or an overloaded or restarting server."""
+    return any(_is_transient_cause(cause) for cause in _causes(error))
 
 
-def describe(error: BaseException) -> str:
-    """What an error says, with its class: many of these have no text."""
+def _describe(error: BaseException) -> str:
+    """Formats an error with its class name, because many of these errors have no text."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _is_remote(error: Exception) -> bool:
-    """Whether an error is of the network or its libraries, not a mistake in a program."""
+    """Returns whether an error comes from the network or its libraries, and not from a bug in a program."""
     if isinstance(error, OSError) or is_transient(error):
         return True
-    return any(kind.__name__ in _BASES for kind in type(error).__mro__)
+    return any(kind.__name__ in _PERMANENT for kind in type(error).__mro__)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and its chain of `__cause__`."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -129,19 +131,19 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _passes(error: BaseException) -> bool:
+def _is_transient_cause(error: BaseException) -> bool:
     if isinstance(error, GearError | FileNotFoundError | PermissionError):
         return False
     if isinstance(error, ConnectionError | TimeoutError):
-        # The hub's client was told to stay away from the network: it will go on doing so.
+        # The hub's client raises this one in offline mode, which lasts.
         return type(error).__name__ != "OfflineModeIsEnabled"
-    if isinstance(error, OSError) and error.errno in _NUMBERS:
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
-    return _status(error) in _STATUSES or any(kind.__name__ in _NAMES for kind in type(error).__mro__)
+    return _http_status(error) in _STATUSES or any(kind.__name__ in _TRANSIENT for kind in type(error).__mro__)
 
 
-def _status(error: BaseException) -> int | None:
-    """The HTTP status an error carries, wherever its library puts it."""
+def _http_status(error: BaseException) -> int | None:
+    """Returns the HTTP status of an error. Each library stores it in another attribute."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -1,0 +1,42 @@
+"""JSON documents checked against typed records.
+
+A record is a dataclass, a named tuple or a `msgspec.Struct`. `msgspec` checks every field, and its error names the path
+of the wrong one, such as `$.shards[0].bytes`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from gear_data.errors import GearError
+
+#: An integer that fits int64 and is not negative.
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+Record = TypeVar("Record")
+
+
+def parse_json(
+    text: str | bytes, record: type[Record], *, error: type[GearError], file: str, hint: str | None = None
+) -> Record:
+    """Parses a JSON document and checks it against a record type.
+
+    The standard library parses it: `msgspec` refuses lone surrogates and NaN, which source metadata may contain.
+
+    Args:
+        text: the document; bytes are UTF-8.
+        record: type of the whole document. Its fields without a default are required; unknown fields are ignored.
+        error: class of the error to raise.
+        file: name of the document, for the error.
+        hint: remedy, for the error.
+
+    Raises:
+        GearError: of class `error`; the text is not JSON, or a field is missing or of another type.
+    """
+    try:
+        return msgspec.convert(json.loads(text), record)
+    except (ValueError, ArithmeticError, RecursionError) as reason:
+        raise error(f"malformed JSON document: {reason}", file=file, hint=hint) from reason
