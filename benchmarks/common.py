@@ -1,4 +1,4 @@
-"""What the benchmarks share: data to run on, the facts of the machine, tables and figures."""
+"""Helpers of all benchmarks: test data, machine facts, tables and figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = ("observations", "actions", "rewards", "dones")
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes end to end, in plain arrays."""
+    """Episodes, concatenated in plain arrays."""
 
     observations: npt.NDArray[np.float32]  # [N, S]
     actions: npt.NDArray[np.float32]  # [N, A]
@@ -48,8 +48,11 @@ class Episodes:
 def synthetic_episodes(
     steps: int = 200_000, seed: int = 0, observation_width: int = 11, action_width: int = 3
 ) -> Episodes:
-    """Hopper-shaped noise: `steps` steps in episodes of 8 to 1000, a fifth of them at the limit of 1000 as a good
-    policy makes them (the last is cut to fit)."""
+    """Returns random data of Hopper's shape: `steps` steps in episodes of 8 to 1000.
+
+    About a fifth of the episodes reach the limit of 1000 steps, as under a good policy. The last episode is shortened
+    so that the total is exact.
+    """
     random = np.random.default_rng(seed)
     drawn = np.minimum(random.integers(8, 1250, size=steps // 8 + 1), 1000)
     lengths = drawn[: int(np.searchsorted(np.cumsum(drawn), steps)) + 1]
@@ -66,7 +69,7 @@ def synthetic_episodes(
 
 
 def nested(values: npt.NDArray[Any], offsets: npt.NDArray[np.int32]) -> pa.Array:
-    """[N] or [N, width] as one list an episode."""
+    """Returns an array [N] or [N, width] as one list per episode."""
     rows = pa.array(values.reshape(-1))
     if values.ndim == 2:
         inner = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
@@ -75,7 +78,7 @@ def nested(values: npt.NDArray[Any], offsets: npt.NDArray[np.int32]) -> pa.Array
 
 
 def write_parquet(episodes: Episodes, path: Path) -> None:
-    """One row an episode, columns as in the Decision Transformer datasets on the HF hub."""
+    """Writes one row per episode, with the columns of the Decision Transformer datasets on the HF hub."""
     offsets = np.concatenate([[0], np.cumsum(episodes.lengths)]).astype(np.int32)
     values = (episodes.observations, episodes.actions, episodes.rewards, episodes.terminals)
     table = pa.table({name: nested(array, offsets) for name, array in zip(COLUMNS, values, strict=True)})
@@ -100,7 +103,7 @@ def processor_name() -> str:
 
 
 def last_level_cache_bytes() -> int | None:
-    """Size of the largest cache the first core reaches, in bytes; None where the system does not say."""
+    """Returns the bytes of the first core's largest cache; None if unknown."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text().strip()
@@ -125,14 +128,14 @@ def machine_facts() -> dict[str, Any]:
         "last_level_cache_bytes": last_level_cache_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        # Taken before anything is measured: other people's work shows here.
+        # Read before any measurement: it shows the load of other processes.
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "versions": versions(("gear-data", "numpy", "pyarrow", "polars", "numba", "torch")),
     }
 
 
 def command_line() -> str:
-    """What was typed, for the record."""
+    """Returns the command line, for the record."""
     return shlex.join(["python", *sys.argv])
 
 
@@ -152,7 +155,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def figure(value: float | None, digits: int = 3) -> str:
-    """A number for a table: `digits` significant ones, thousands apart, a dash for none."""
+    """Formats a number for a table: `digits` significant digits, or "-" for None."""
     if value is None:
         return "-"
     if abs(value) >= 10 ** (digits - 1):
@@ -161,7 +164,7 @@ def figure(value: float | None, digits: int = 3) -> str:
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that also reads well as plain text; a column of numbers is set to the right."""
+    """Formats a Markdown table with padded cells; columns of numbers are right-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     right = [all(cell[:1].isdigit() or cell == "-" for cell in column) for column in zip(*rows, strict=True)]
 
@@ -183,6 +186,6 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def progress(text: str) -> None:
-    """One line that overwrites itself, for somebody watching; nothing in a log. An empty text clears it."""
+    """Prints a status line that overwrites itself; prints nothing if stderr is not a terminal. "" clears it."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

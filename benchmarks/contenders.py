@@ -1,4 +1,4 @@
-"""Who takes part, each in a process with an interpreter of its own, because their requirements clash."""
+"""The libraries compared, each in its own process and environment: their requirements conflict."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Contender:
     name: str
     title: str
     script: str
-    #: Which of `feed_data.Data`'s paths it reads.
+    #: The path of `feed_data.Data` that the contender reads.
     data: Literal["dataset", "source", "steps"]
-    #: Its environment, and its file under requirements/; None: the interpreter that runs this.
+    #: Name of its environment, and of its file under requirements/; None: this interpreter.
     environment: str | None = None
     arguments: tuple[str, ...] = ()
 
@@ -70,16 +70,16 @@ CONTENDERS = (
 
 
 def own_variables(scratch: Path) -> dict[str, str]:
-    """For what runs in this interpreter: the checkout's own gear_data, installed or not."""
+    """Returns an environment in which Python imports this checkout's gear_data, installed or not."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": path}
 
 
 def run_script(script: str, *arguments: str, log: Path) -> dict[str, Any]:
-    """What a script of peers/ prints when it is run in this interpreter to its end.
+    """Runs a script of peers/ in this interpreter and returns the JSON that the script prints.
 
     Raises:
-        ContenderError: it failed; with its last line.
+        ContenderError: the script failed; the message holds its last line.
     """
     command = [sys.executable, str(HERE / "peers" / script), *arguments]
     with log.open("w") as errors:
@@ -93,12 +93,12 @@ def run_script(script: str, *arguments: str, log: Path) -> dict[str, Any]:
 
 
 class Process:
-    """One contender, set up and waiting; it measures when it is told to."""
+    """One contender's process. It is set up once and measures on request."""
 
     def __init__(self, contender: Contender, python: Path, options: Sequence[str], log: Path) -> None:
         self.contender, self.log = contender, log
-        # What a contender leaves behind when it is killed goes with the scratch folder; peers' environments stay as
-        # they are.
+        # Temporary files of a killed contender are deleted with the scratch folder. The peers' environments get no
+        # PYTHONPATH.
         own = contender.environment is None
         variables = own_variables(log.parent) if own else {**os.environ, "TMPDIR": str(log.parent)}
         command = [str(python), str(HERE / "peers" / contender.script), "--on-request", *options, *contender.arguments]
@@ -135,7 +135,7 @@ class Process:
 
 
 def find_python(contender: Contender, venvs: Path, given: Mapping[str, Path]) -> Path:
-    """Raises ContenderError where its environment is not installed."""
+    """Returns a contender's interpreter; raises ContenderError if its environment is not installed."""
     if contender.environment is None:
         return Path(sys.executable)
     if contender.environment in given:
@@ -149,7 +149,7 @@ def find_python(contender: Contender, venvs: Path, given: Mapping[str, Path]) ->
 def run_rounds(
     processes: Mapping[str, Process], seconds: float, repetitions: int, failures: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Every contender's measurements, turn about; one that stops goes to `failures` and its turns are over."""
+    """Measures all contenders in alternating rounds; a contender that stops is added to `failures` and skipped."""
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
     for repetition in range(repetitions):
         for name, process in processes.items():
@@ -165,7 +165,7 @@ def run_rounds(
 
 
 def chosen_contenders(names: str | None) -> list[Contender]:
-    """gear-data always, because the ratios are to it; of the others those named, or all. Raises SystemExit."""
+    """Returns the named contenders (None: all) and gear-data, which the ratios need. Raises SystemExit."""
     known = {contender.name: contender for contender in CONTENDERS}
     if names is None:
         return list(CONTENDERS)

@@ -1,16 +1,16 @@
-"""How fast and in how much memory gear_data.convert turns Parquet into shards, against a floor.
+"""Measures the speed and the memory of gear_data.convert against a floor.
 
-The floor is pyarrow alone: read_table of the same files, written as one uncompressed Arrow IPC file. Both ways end with
-fsync of what they wrote and of its folder; the source is in the page cache for both. Times are of a warm process,
-turn about, and the table gives medians.
+The floor is pyarrow: read_table of the same Parquet files, written as one uncompressed Arrow IPC file. Both ways end
+with fsync of the files and of their folder. The source is in the page cache for both. Times come from a warm process
+in alternating rounds; the table gives medians.
 
-Peak memory is that of a fresh process for each conversion, less that of a process that only imports the same things.
-It is measured on one episode (what any conversion costs: modules loaded on the way, memory pools), on the data once,
-and on copies of its files: what grows with the copies is not bounded. gear-data's bound is a few row groups plus one
-shard's write buffer, so it shows where the data is larger than a shard: hence the second, small shard size.
+Peak memory is measured in a fresh process per conversion, minus the peak of a process that only imports the same
+modules. Sources are one episode (the fixed cost: modules and memory pools), the data once, and copies of the files:
+memory that grows with the copies is not bounded. gear-data's bound is a few row groups plus one shard's write buffer.
+The bound shows only where the data is larger than a shard, hence the second, small shard size.
 
---layout measures layouts one by one, each against its own floor (convert_layouts.py) on one core, and two cores
-against one.
+--layout measures single layouts, each against its own floor (convert_layouts.py) on one core, and two cores against
+one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WAYS = ("floor", "gear")
 
 @dataclass(frozen=True)
 class Scale:
-    """The source's files, so many times over; 0 copies: its first episode alone."""
+    """N copies of the source's files; 0 copies: only its first episode."""
 
     copies: int
     folder: Path
@@ -98,7 +98,7 @@ def fsync(path: Path) -> None:
 
 
 def convert_floor(source: Path, destination: Path, shard_bytes: int) -> None:
-    """The least a conversion can do; it has one file, so shard_bytes does not matter to it."""
+    """Does the least work of any conversion. It writes one file and ignores `shard_bytes`."""
     destination.mkdir()
     table = pa.concat_tables([pq.read_table(file) for file in parquet_files(source)])
     target = destination / "data.arrow"
@@ -109,7 +109,7 @@ def convert_floor(source: Path, destination: Path, shard_bytes: int) -> None:
 
 
 def convert_gear(source: Path, destination: Path, shard_bytes: int) -> None:
-    import gear_data  # here, so that the floor's process does without it
+    import gear_data  # here: the floor's process must not import it
 
     gear_data.convert(source, destination, shard_bytes=shard_bytes, progress=False)
 
@@ -126,10 +126,9 @@ def timed(way: str, source: Path, destination: Path, shard_bytes: int) -> float:
 
 
 def peak_bytes() -> int:
-    """This process's largest resident size.
+    """Returns this process's peak resident bytes, its children included.
 
-    ru_maxrss alone would not do on Linux: it carries over what the parent had resident before exec, while VmHWM starts
-    anew. Children are added through ru_maxrss, should a conversion ever have some.
+    On Linux the peak is VmHWM: ru_maxrss also counts memory that the parent had resident before exec.
     """
     unit = 1 if sys.platform == "darwin" else 1024
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
@@ -143,7 +142,7 @@ def peak_bytes() -> int:
 
 
 def run_worker(way: str, source: Path | None, destination: Path, shard_bytes: int) -> None:
-    """In a fresh process: one conversion, or without a source the imports alone; prints the peak."""
+    """Runs one conversion (without a source: only the imports) in this fresh process and prints the peak."""
     if way == "gear":
         import gear_data
 
@@ -193,7 +192,7 @@ def make_scale(files: Sequence[Path], copies: int, scratch: Path) -> Scale:
 
 
 def measure_times(scale: Scale, shard_sizes: Sequence[int], repetitions: int, scratch: Path) -> list[Timing]:
-    """One floor measurement and one of gear-data for each shard size in every round, after a round that warms up."""
+    """Times the floor and gear-data at each shard size, in alternating rounds after a warm-up round."""
     jobs = [("floor", shard_sizes[0]), *(("gear", size) for size in shard_sizes)]
     seconds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
     for repetition in range(repetitions + 1):
@@ -232,7 +231,7 @@ def measure_memory(
 
 
 def largest_row_group(files: Sequence[Path]) -> int:
-    """In Arrow bytes, which is what a reader holds of it."""
+    """Returns the Arrow bytes of the largest row group, which a reader holds in memory."""
     largest = 0
     for path in files:
         with pq.ParquetFile(path) as file:
@@ -275,7 +274,7 @@ def print_memory(records: Sequence[Memory]) -> None:
         ]
         for record in records
     ]
-    header = ["data", "way", "shard MiB", "imports alone MiB", "peak above them MiB", "largest of them MiB"]
+    header = ["data", "way", "shard MiB", "imports MiB", "peak above imports MiB", "largest MiB"]
     print(format_table(header, rows))
 
 
@@ -288,12 +287,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--source",
         type=Path,
-        help="Parquet file or folder, a row an episode: observations, actions, rewards, dones "
-        "(default: 200,000 Hopper-shaped steps made on the fly)",
+        help="Parquet file or folder with one row per episode: observations, actions, rewards, dones "
+        "(default: 200,000 synthetic steps of Hopper's shape)",
     )
     parser.add_argument("--repetitions", type=int, default=5, help="timed conversions of each (default 5)")
     parser.add_argument(
-        "--scale", type=int, action="append", default=[], help="measure so many copies too, besides 1 and 8"
+        "--scale",
+        type=int,
+        action="append",
+        default=[],
+        help="also measure N copies, in addition to 1 and 8",
+        metavar="N",
     )
     parser.add_argument("--shard-bytes", type=int, default=512 * MIB, help="default 512 MiB, as in convert")
     parser.add_argument("--small-shard-bytes", type=int, default=16 * MIB, help="default 16 MiB")
@@ -344,7 +348,7 @@ def main() -> None:
     if args.worker is not None:
         run_worker(args.worker, args.source, args.destination, args.shard_bytes)
         return
-    # The checkout's own gear_data, installed or not.
+    # Import this checkout's gear_data, installed or not.
     sys.path.insert(0, str(ROOT))
     shard_sizes = (args.shard_bytes, args.small_shard_bytes)
     facts = machine_facts()

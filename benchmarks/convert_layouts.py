@@ -1,12 +1,12 @@
-"""The layouts that benchmarks/convert.py times one by one: how each is written, and the floor it is held against.
+"""The source layouts that benchmarks/convert.py measures: a writer and a floor for each.
 
-Of Parquet the floor is pyarrow alone, read_table and an Arrow IPC write of the same bytes with fsync. Of HDF5 it is
-h5py alone: every dataset read whole, nothing written; reading alone is held against it too, not only conversion.
-d4rl is compressed with gzip, as the published files are; d4rl-plain is not, and its floor is little more than a copy in
-memory, which nothing that writes to a disk comes near.
+The floor of Parquet is pyarrow: read_table, and an Arrow IPC write of the same bytes with fsync. The floor of HDF5 is
+h5py: it reads every dataset whole and writes nothing. gear-data's reading is compared with it too, besides the whole
+conversion. d4rl is compressed with gzip, as the published files are. d4rl-plain is not compressed: its floor is a copy
+in memory, which no program that writes to disk can reach.
 
-Floor and gear-data run turn about in one process on one core. One core against two: turn about, each conversion in a
-fresh process, which for two jobs starts another two, of a source six times as large.
+The floor and gear-data run in alternating rounds, in one process on one core. One core and two cores are compared in
+alternating rounds too, each conversion in a fresh process, with a source six times as large.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 from common import Episodes, figure, format_table, parquet_files, synthetic_episodes, write_parquet
 
-#: Steps of a source that is timed on one core; on two cores a conversion has several times as many, as it takes about a
-#: second to start.
+#: Steps of a source timed on one core, and the factor for two cores: starting workers takes about a second.
 STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 6
-#: Of so many steps. Files of one episode each that the LeRobot layout has, and episodes with images of the JAT layout.
+#: Episodes per STEPS steps: files of the LeRobot layout, and episodes with images of the JAT layout.
 LEROBOT_EPISODES, JAT_EPISODES = 1500, 60
 
 
 def steps_of(values: npt.NDArray[Any]) -> pa.Array:
-    """[N, width] as one list a row."""
+    """Returns an array [N, width] as one list per row."""
     offsets = pa.array(np.arange(0, values.size + 1, values.shape[1], dtype=np.int32))
     return pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))
 
@@ -49,7 +48,7 @@ def bounds(episodes: Episodes) -> npt.NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(episodes.lengths)])
 
 
-def share(count: int, episodes: Episodes) -> int:
+def scaled(count: int, episodes: Episodes) -> int:
     return count * episodes.steps // STEPS
 
 
@@ -85,11 +84,11 @@ def write_fixed_step_rows(episodes: Episodes, folder: Path) -> None:
 
 
 def write_lerobot(episodes: Episodes, folder: Path) -> None:
-    """LeRobot v2.1: a file an episode."""
+    """Writes LeRobot v2.1: one file per episode."""
     data, meta = folder / "data/chunk-000", folder / "meta"
     data.mkdir(parents=True)
     meta.mkdir()
-    places = bounds(episodes)[: share(LEROBOT_EPISODES, episodes) + 1].tolist()
+    places = bounds(episodes)[: scaled(LEROBOT_EPISODES, episodes) + 1].tolist()
     for i, (first, last) in enumerate(pairwise(places)):
         count = last - first
         table = pa.table(
@@ -147,7 +146,7 @@ def write_minari(episodes: Episodes, folder: Path) -> None:
 
 
 def write_jat(episodes: Episodes, folder: Path) -> None:
-    """Frames as JPEG of 84 x 84 and a line of text a step, a row an episode; kept encoded."""
+    """Writes one row per episode: an 84 x 84 JPEG and a line of text per step, kept encoded."""
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -158,10 +157,10 @@ def write_jat(episodes: Episodes, folder: Path) -> None:
         frames.append(sink.getvalue())
 
     def frame(step: int) -> dict[str, Any]:
-        # All differ in bytes after the image's end, else Parquet stores each of the 64 once.
+        # Bytes after the image's end differ: otherwise Parquet's dictionary stores each of the 64 once.
         return {"bytes": frames[step % len(frames)] + step.to_bytes(8, "big"), "path": None}
 
-    places = bounds(episodes)[: share(JAT_EPISODES, episodes) + 1]
+    places = bounds(episodes)[: scaled(JAT_EPISODES, episodes) + 1]
     file = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     rows = list(zip(places[:-1].tolist(), places[1:].tolist(), strict=True))
     table = pa.table(
@@ -178,7 +177,7 @@ def write_jat(episodes: Episodes, folder: Path) -> None:
 
 
 def floor_parquet(source: Path, destination: Path) -> int:
-    """Bytes in memory of what was read and written."""
+    """Reads and writes the source with pyarrow; returns the bytes in memory."""
     destination.mkdir()
     table = pa.concat_tables([pq.read_table(file) for file in parquet_files(source)])
     with pa.OSFile(str(destination / "data.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -206,7 +205,7 @@ def floor_hdf5(source: Path, destination: Path) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a layout is written into a folder, and the floor: source, destination -> bytes."""
+    """A layout's writer, and its floor: (source, destination) -> bytes."""
 
     write: Callable[[Episodes, Path], None]
     floor: Callable[[Path, Path], int]
@@ -224,9 +223,9 @@ LAYOUTS = {
     "minari": Layout(write_minari, floor_hdf5, steps=1_000_000),
 }
 
-#: Of the floor's throughput, on one core; and of one core's, on two.
+#: Target ratios: to the floor's throughput on one core, and of two cores to one core.
 TARGET, TARGET_TWO_CORES = 0.5, 1.6
-#: Tasks of a conversion are of half a shard: with this, the sources here have several.
+#: A conversion task is half a shard: this size gives the sources several tasks.
 _SHARD_BYTES = 64 << 20
 
 
@@ -245,7 +244,7 @@ def convert(source: Path, destination: Path, jobs: int) -> None:
 
 
 def read(source: Path, destination: Path) -> None:
-    """What a conversion reads, and no more."""
+    """Reads what a conversion reads, and writes nothing."""
     from gear_data.ingest.location import locate
     from gear_data.ingest.source import SourceOptions
     from gear_data.ingest.sources.registry import open_source
@@ -258,7 +257,7 @@ def read(source: Path, destination: Path) -> None:
 
 
 def measure(name: str, source: Path, destination: Path, repetitions: int) -> dict[str, Any]:
-    """On one core, in a process of its own."""
+    """Measures a layout on one core, in this process."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     pa.set_cpu_count(1)
     floor = LAYOUTS[name].floor
@@ -280,7 +279,7 @@ def measure(name: str, source: Path, destination: Path, repetitions: int) -> dic
 
 
 def measure_cores(source: Path, destination: Path, cores: int) -> dict[str, Any]:
-    """One conversion, in a process of its own, with a job for each of so many cores."""
+    """Times one conversion in this process, with one job per core."""
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]))
     pa.set_cpu_count(cores)
     return {"seconds": timed(lambda: convert(source, destination, cores), destination)}
@@ -289,7 +288,7 @@ def measure_cores(source: Path, destination: Path, cores: int) -> dict[str, Any]
 def measure_layout(
     name: str, scratch: Path, repetitions: int, script: Path, environment: dict[str, str]
 ) -> dict[str, Any]:
-    """The figures of one layout, each part measured in a fresh process that runs `script`."""
+    """Measures one layout; each part runs in a fresh process that executes `script`."""
     source = scratch / name
 
     def make(steps: int) -> None:
@@ -339,4 +338,4 @@ def print_layouts(records: list[dict[str, Any]]) -> None:
         for record in records
     ]
     print(format_table(header, rows))
-    print(f"Rates as parts of the floor's (target {TARGET}) and of one core's (target {TARGET_TWO_CORES}).")
+    print(f"Ratios to the floor (target {TARGET}) and to one core (target {TARGET_TWO_CORES}).")

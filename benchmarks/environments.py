@@ -1,4 +1,4 @@
-"""Virtual environments of the peers, one each: their requirements clash."""
+"""Virtual environments, one per peer: their requirements conflict."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-#: The newest CPython a peer has wheels for, where that is an old one.
+#: Environment -> newest CPython that the peer has wheels for, if older than ours.
 NEWEST_PYTHON = {"reverb": (3, 11)}
 
 
 class ContenderError(Exception):
-    """It is not installed, or it stopped; the message says which and why."""
+    """A contender is not installed or has stopped; the message gives the reason."""
 
 
 def venv_python(folder: Path) -> Path:
@@ -27,7 +27,7 @@ def requirements(environment: str) -> Path:
 
 
 def receipt(folder: Path) -> Path:
-    """A copy of the requirements, written once they are all there: a half-made environment does not count."""
+    """Returns the path of the requirements' copy, written last: it marks a complete environment."""
     return folder / "installed-requirements.txt"
 
 
@@ -42,12 +42,12 @@ def base_interpreter(environment: str) -> str:
     name = f"python{newest[0]}.{newest[1]}"
     found = shutil.which(name)
     if found is None:
-        raise ContenderError(f"needs CPython {newest[0]}.{newest[1]}, and there is no {name} on the path")
+        raise ContenderError(f"needs CPython {newest[0]}.{newest[1]}: {name} is not on PATH")
     return found
 
 
 def install(venvs: Path, environment: str) -> None:
-    """Make the environment and fill it; one that is complete is left alone."""
+    """Creates the environment and installs its requirements; does nothing if it is complete."""
     folder = venvs / environment
     if is_installed(folder, environment):
         return
@@ -66,4 +66,4 @@ def install(venvs: Path, environment: str) -> None:
 
 def last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

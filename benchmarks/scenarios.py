@@ -1,4 +1,4 @@
-"""What is measured: data, shapes of batches, who takes part, and the figures aimed at."""
+"""The scenarios of benchmarks/feed.py: data, batch shapes, contenders and targets."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: What a batch holds beside its padding, named as gear-data's presets are.
+#: Columns of a batch, by the name of gear-data's preset.
 #: decision_transformer: observations, actions, rewards, return-to-go, timesteps, mask.
 #: raw: observations, actions, timesteps, mask.
 Contract = Literal["decision_transformer", "raw"]
 
-#: A large copy has at least so many times the bytes of the last-level cache.
+#: A large copy has at least this many times the bytes of the last-level cache.
 CACHE_MULTIPLE = 10
 
-#: A trainer may wait at most this share of a step of 5 ms.
+#: Highest share of a 5 ms training step that a trainer may wait.
 WAIT_TARGET = 0.02
 
 
 @dataclass(frozen=True)
 class Family:
-    """Data of one kind; `steps`, `observation` and `actions` are of what is made where none is given."""
+    """A kind of data; `steps`, `observation` and `actions` describe the synthetic data made without a source."""
 
     title: str
     contract: Contract
     steps: int
     observation: tuple[int, ...]
-    actions: int  # width of an action; 0: a number, of a discrete one
+    actions: int  # width of an action; 0: a discrete action
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -39,13 +39,13 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """One table: batches of one shape from one data set.
+    """One table: batches of one shape from one dataset.
 
     Attributes:
         family: name in `FAMILIES`.
-        peers: contenders beside gear-data's own.
-        large: on so many copies of the data that no cache holds a tenth of it.
-        targets: contender -> least ratio of gear-data's padded bytes to it.
+        peers: contenders other than gear-data.
+        large: the data is copied until the cache holds less than a tenth of it.
+        targets: contender -> lowest accepted ratio of gear-data's padded bytes/s to the contender's.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Scenario:
 
 
 _LIMITS = ("memcpy", "memcpy-hot")
-#: Those that take any columns, pictures too.
+#: Contenders that accept any columns, images included.
 _RAW = ("torchrl", "torchrl-memmap", "dt", *_LIMITS)
 #: Reverb fills its table window by window: minutes for 200,000 steps, too long for the large copy.
 _LARGE = (*_RAW, "d3rlpy", "hf", "hf-arrow")
@@ -76,7 +76,7 @@ SCENARIOS = (
     Scenario("hopper-256x20-large", "hopper", 256, 20, _LARGE, large=True, targets={"memcpy": 0.22}),
     Scenario("hopper-64x100", "hopper", 64, 100, _ALL),
     Scenario("hopper-64x100-large", "hopper", 64, 100, _LARGE, large=True),
-    # No Reverb: its table of such windows, 999 steps of padding before each episode, was not full after 15 minutes.
+    # No Reverb: filling its table (999 steps of padding before each episode) took more than 15 minutes.
     Scenario("hopper-64x1000", "hopper", 64, 1000, (*_LARGE, "dt-published"), targets={"memcpy": 0.65}),
     Scenario("hopper-64x1000-large", "hopper", 64, 1000, _LARGE, large=True, targets={"memcpy": 0.65}),
     Scenario("g1-26+26", "g1", 256, 20, _RAW),
@@ -86,7 +86,7 @@ SCENARIOS = (
 
 
 def chosen_scenarios(names: str | None) -> list[Scenario]:
-    """Those named, comma-separated, or all. Raises SystemExit at an unknown name."""
+    """Returns the scenarios named, comma-separated (None: all). Raises SystemExit for an unknown name."""
     if names is None:
         return list(SCENARIOS)
     known = {scenario.name: scenario for scenario in SCENARIOS}

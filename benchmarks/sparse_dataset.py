@@ -1,4 +1,4 @@
-"""A dataset of 10^10 steps in 10^7 episodes that takes half a gigabyte of disk: its shards are all holes."""
+"""A dataset of 10^10 steps in 10^7 episodes that takes 0.5 GB of disk: its shards are sparse files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ _NO_CHECKSUM = "xxh3-128:" + "0" * 32
 
 
 def write_sparse_dataset(folder: Path) -> Path:
-    """Writes the dataset, with a real manifest and episode table, and gives its folder. Episodes have 1 to 1,999 steps
-    of 11 observations, 3 actions and a reward; every value is zero. It needs a file system that has sparse files."""
+    """Writes the dataset, with a real manifest and episode table, and returns its folder.
+
+    Episodes have 1 to 1,999 steps of 11 observations, 3 actions and a reward; every value is zero. The file system must
+    support sparse files.
+    """
     import gear_data
     from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
 
-    # A real conversion gives the schema and all that is not about size.
+    # A real conversion provides the schema and everything that does not depend on size.
     write_parquet(synthetic_episodes(2000), folder / "source.parquet")
     gear_data.convert(folder / "source.parquet", folder / "small", progress=False)
     small = Manifest.load(folder / "small")
     dataset = folder / "dataset"
     (dataset / "shards").mkdir(parents=True)
 
-    # Pairs that add up to 2,000 steps, so that every shard has as many; all shards alike.
+    # Pairs add up to 2,000 steps, so that all shards have the same number of steps.
     half = np.random.default_rng(0).integers(1, 2000, EPISODES // SHARDS // 2)
     lengths = np.concatenate([half, 2000 - half])
     steps = int(lengths.sum())
@@ -49,7 +52,7 @@ def write_sparse_dataset(folder: Path) -> Path:
 
 
 def _write_episodes(path: Path, lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-    """An episode table as conversion writes it: in one batch, names as a dictionary."""
+    """Writes an episode table as conversion does: one record batch, names dictionary-encoded."""
     from gear_data.storage.tables import EPISODE_SCHEMA, write_ipc
 
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""d3rlpy: its real ReplayBuffer and the TrajectoryMiniBatch its transformers train on."""
+"""d3rlpy: its ReplayBuffer, and the TrajectoryMiniBatch that its transformers train on."""
 
 # mypy: disable-error-code="import-not-found, import-untyped"
 

@@ -1,16 +1,15 @@
-"""Decision Transformer's own loader, reimplemented from the published algorithm (github.com/kzl/decision-transformer).
+"""The Decision Transformer loader, reimplemented from its algorithm (github.com/kzl/decision-transformer).
 
-An honest stand-in and not a copy. For each sequence of a batch it draws an episode in proportion to its length, then a
-first step; slices the columns; pads on the left (states with 0, actions with -10, the rest with 0); at the end joins
-the pieces, normalises states after padding, scales the return-to-go and hands torch tensors over.
+For each sequence of a batch the loader draws an episode in proportion to its length, then a first step. It slices the
+columns and pads on the left (states with 0, actions with -10, the rest with 0). At the end it joins the pieces,
+normalises states after padding, scales the return-to-go and returns torch tensors.
 
-Nothing slows it down on purpose: columns are float32 from the start, so that no cast is paid; whole windows skip the
-padding; normalising is done once a batch; the done flags, which training never reads, are left out; and by default the
-return-to-go is sliced from a column made once. `--returns published` sums it anew for every window in a Python loop
-from the window's first step to the episode's end, as the published code does.
+The code is as fast as this algorithm allows. Columns are float32 from the start, so there is no cast. Full windows skip
+the padding. States are normalised once per batch. The done flags, which training never reads, are left out. By default
+the return-to-go is sliced from a column computed once. `--returns published` sums it again for each window in a Python
+loop, from the window's first step to the episode's end, as the published code does.
 
-Steps without rewards (the raw contract) go through the same loop, with neither return-to-go nor normalising, padded
-with zeros.
+Steps without rewards (the raw contract) use the same loop without return-to-go and normalising, padded with zeros.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Array = npt.NDArray[Any]
 
 MAX_EPISODE_STEPS = 1000
 RETURN_SCALE = 1000.0
-#: What padding is, of the Decision Transformer's columns; zero elsewhere.
+#: Padding values of the Decision Transformer's columns; zero for others.
 FILL = {"actions": -10.0}
 
 

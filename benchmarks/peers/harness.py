@@ -1,6 +1,6 @@
-"""What every contender shares: its arguments, its data, the measured loop and the one line of JSON it prints.
+"""Code that all contenders share: arguments, data, the measured loop and the JSON line they print.
 
-Standard library and NumPy alone, because each contender runs in an environment of its own and their requirements clash.
+It needs only the standard library and NumPy: contenders run in separate environments with conflicting requirements.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 
-#: The columns a batch is made of, as far as the steps have them, in the order of a batch.
+#: The columns of a batch, in order; those that the steps lack are left out.
 COLUMNS = ("observations", "actions", "rewards", "returns_to_go")
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Every episode's steps, end to end: the columns of a batch, and what its timesteps are cut from."""
+    """The steps of all episodes, concatenated: the columns of a batch and the timesteps."""
 
     columns: Mapping[str, npt.NDArray[Any]]  # [N, *shape]; rewards and undiscounted returns_to_go [N, 1]
     timesteps: IntArray  # [N], from 0 in each episode
@@ -41,17 +41,17 @@ class Steps:
 
 @dataclass(frozen=True)
 class Feed:
-    """A contender that is set up: every call of `next_batch` makes one more batch."""
+    """A contender, ready to measure: each call of `next_batch` returns one batch."""
 
-    next_batch: Callable[[], Mapping[str, Any]]  # arrays that know their nbytes, shape and dtype
-    windows: int | None  # in a batch; None where a batch is bytes alone
+    next_batch: Callable[[], Mapping[str, Any]]  # values have nbytes, shape and dtype
+    windows: int | None  # per batch; None if a batch has only bytes
     notes: str
-    versions: Mapping[str, str]  # of the packages that did the work
-    held: tuple[Any, ...] = ()  # what must live as long as batches are drawn: a server, a folder
+    versions: Mapping[str, str]  # of the packages measured
+    held: tuple[Any, ...] = ()  # objects kept alive while batches are drawn: a server, a folder
 
 
 def load_steps(folder: Path) -> Steps:
-    """What gear_convert.py wrote, in memory."""
+    """Loads the arrays that gear_convert.py wrote."""
     lengths = np.load(folder / "lengths.npy", allow_pickle=False)
     starts = np.cumsum(lengths) - lengths
     files = {name: folder / f"{name}.npy" for name in COLUMNS}
@@ -69,7 +69,7 @@ def versions_of(*packages: str) -> dict[str, str]:
 
 
 def padded(feed: Feed, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays whose bytes count: those with a row for every window and a place for every step."""
+    """Returns the arrays whose bytes count: one row per window, one element per step."""
     if feed.windows is None:
         return dict(batch)
     return {name: array for name, array in batch.items() if getattr(array, "ndim", 0) >= 2}
@@ -80,22 +80,22 @@ def padded_bytes(feed: Feed, batch: Mapping[str, Any]) -> int:
 
 
 def touch(batch: Mapping[str, Any]) -> float:
-    """Read one element, so that a batch that was never really made cannot count."""
+    """Reads one element, so that a lazily made batch cannot count."""
     array = next(iter(batch.values()))
     return float(array[(0,) * array.ndim])
 
 
 def measure(feed: Feed, seconds: float) -> dict[str, Any]:
-    """Batches drawn in `seconds`, after a warm-up that empties what was prefetched while nobody asked."""
+    """Counts the batches drawn in `seconds`, after a warm-up that drains prefetched batches."""
     warm_until = time.perf_counter() + min(0.5, seconds / 4)
     while time.perf_counter() < warm_until:
         batch = feed.next_batch()
     expected, touched, batches = padded_bytes(feed, batch), 0.0, 0
     start = now = time.perf_counter()
     while now < start + seconds:
-        # The name holds the batch before until the new one is there, as a training loop does.
+        # As in a training loop, the previous batch lives until the next one arrives.
         batch = feed.next_batch()
-        # Of every batch it would be a fifth of what a small one costs.
+        # Doing this for every batch would add a fifth to the cost of a small one.
         if batches % 16 == 0:
             touched += touch(batch)
         batches += 1
@@ -120,7 +120,7 @@ def measure(feed: Feed, seconds: float) -> dict[str, Any]:
 
 
 def claim_stdout() -> TextIO:
-    """The real standard output for our JSON; whatever the libraries print goes to standard error instead."""
+    """Returns the real stdout for the JSON line, and redirects the libraries' prints to stderr."""
     ours = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return ours
@@ -133,12 +133,12 @@ def say(out: TextIO, record: Mapping[str, Any]) -> None:
 def parse_arguments(
     description: str, configure: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> argparse.Namespace:
-    """What every script here takes, and the arguments of its own that `configure` adds."""
+    """Parses the arguments that all contenders take, and those that `configure` adds."""
     script = Path(sys.argv[0]).name
     parser = argparse.ArgumentParser(
         description=description, epilog=f"example: python benchmarks/peers/{script} --data hopper.steps --seconds 2"
     )
-    parser.add_argument("--data", type=Path, required=True, help="what to feed from; feed.py makes it")
+    parser.add_argument("--data", type=Path, required=True, help="data to read, written by feed.py")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a measurement (default 2)")
     parser.add_argument("--batch-size", type=int, default=256, help="windows in a batch (default 256)")
     parser.add_argument("--context", type=int, default=20, help="steps in a window (default 20)")
@@ -146,12 +146,10 @@ def parse_arguments(
         "--contract",
         choices=("decision_transformer", "raw"),
         default="decision_transformer",
-        help="what a batch holds (default decision_transformer)",
+        help="columns of a batch (default decision_transformer)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default 0)")
-    parser.add_argument(
-        "--on-request", action="store_true", help="stay set up and measure once for every line on standard input"
-    )
+    parser.add_argument("--on-request", action="store_true", help="measure once for each line on standard input")
     if configure is not None:
         configure(parser)
     return parser.parse_args()
@@ -162,7 +160,7 @@ def main(
     description: str,
     configure: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> None:
-    """Run one contender: `build` sets it up from the arguments."""
+    """Runs one contender, which `build` creates from the arguments."""
     args = parse_arguments(description, configure)
     out = claim_stdout()
     begun = time.perf_counter()

@@ -1,8 +1,8 @@
-"""HF datasets: rows (one an episode) from the Parquet source through a collator, states alone.
+"""HF datasets: rows (one per episode) of the Parquet source, and a collator; states only.
 
-`--rows python` is the common way, and that of the Decision Transformer blog post: a row is nested Python lists, a
-window of it becomes an array. `--rows arrow` asks for the row as an Arrow table and views it without a copy, which
-few do by hand but anybody could.
+`--rows python` is the usual way, also in the Decision Transformer blog post: a row is nested Python lists, and a window
+of the row becomes an array. `--rows arrow` requests the row as an Arrow table and views it without a copy, which few
+users write.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -68,7 +68,7 @@ def build(args: argparse.Namespace) -> Feed:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rows", choices=("python", "arrow"), default="python", help="how a row is asked for")
+    parser.add_argument("--rows", choices=("python", "arrow"), default="python", help="format of a row")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The ceiling: libc's memmove by one thread, of bytes that no cache holds.
+"""The ceiling: libc's memmove on one thread, from memory that no cache holds.
 
-`--into memory`: 1 GiB to 1 GiB, so that source and target are both cold: what "memcpy" means in every table.
-`--into batch`: the same 1 GiB, block after block into one place of a batch's size, which the cache keeps as it keeps a
-loader's output: what a loader that copies every step once and reuses its buffer can reach.
+`--into memory` copies 1 GiB to another 1 GiB: source and target are both cold. All tables call this "memcpy".
+`--into batch` copies the same 1 GiB, block by block, into one buffer of a batch's size, which stays in the cache. A
+loader that copies every step once and reuses its output buffer can reach this rate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from harness import Feed, load_steps, main, versions_of
 
 SOURCE_BYTES = 1 << 30
-#: Of each step, beside its columns: an int64 timestep and a float32 mask.
+#: Bytes per step besides the columns: an int64 timestep and a float32 mask.
 ADDED_BYTES = 12
 
 
@@ -28,7 +28,7 @@ def build(args: argparse.Namespace) -> Feed:
     source = np.ones(SOURCE_BYTES, np.uint8)
     size = SOURCE_BYTES if args.into == "memory" else batch_bytes(args)
     target = np.zeros(size, np.uint8)
-    target[:] = 1  # touched, so that no page fault is timed
+    target[:] = 1  # touches all pages, so that no page fault is timed
     places = [source.ctypes.data + first for first in range(0, SOURCE_BYTES - size + 1, size)]
     copied = 0
 
@@ -45,12 +45,12 @@ def build(args: argparse.Namespace) -> Feed:
         windows=None,
         notes=f"{where}; bytes copied",
         versions=versions_of("numpy"),
-        held=(source,),  # the copies know its address alone
+        held=(source,),  # the copies hold only its address
     )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--into", choices=("memory", "batch"), default="memory", help="what is written")
+    parser.add_argument("--into", choices=("memory", "batch"), default="memory", help="target of the copy")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Reverb: a table of windows, read back through TrajectoryDataset by the process that serves it (no gRPC between).
+"""Reverb: a table of windows, read by TrajectoryDataset in the server's process (no gRPC between).
 
-Every step of every episode ends one item of `context` steps. Reverb has no padding, so each episode is written behind
-`context - 1` zero steps with mask 0, which makes the same left-padded windows. Chunks of `context` steps and two
-sampler workers a core were the fastest of those tried.
+Each step ends one item of `context` steps. Reverb has no padding: each episode is written after `context - 1` zero
+steps with mask 0, which gives the same left-padded windows. Chunks of `context` steps and two sampler workers per core
+were the fastest settings tried.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -13,7 +13,7 @@ import argparse
 import os
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow when it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it on import
 
 import numpy as np
 import reverb

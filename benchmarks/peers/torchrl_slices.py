@@ -1,7 +1,7 @@
-"""TorchRL: ReplayBuffer with a SliceSampler, over LazyTensorStorage (in memory) or LazyMemmapStorage (files mapped).
+"""TorchRL: ReplayBuffer with a SliceSampler, over LazyTensorStorage (memory) or LazyMemmapStorage (mapped files).
 
-Set up the fastest way that was found: boundaries cached, no truncation or init markers, no prefetch (its threads slow
-it down on few cores), and as many torch threads as turn out to serve it best.
+The settings are the fastest ones found: cached boundaries, no truncation or init markers, no prefetch (its threads slow
+it down on few cores), and the number of torch threads that measures best.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -64,7 +64,7 @@ def build(args: argparse.Namespace) -> Feed:
             held=(folder,),
         )
 
-    # Threads pay or cost according to the machine, so the choice is measured: turn about, to spread its noise.
+    # More threads help or hurt, depending on the machine: measure both in alternating rounds.
     rates: dict[int, list[float]] = {1: [], torch.get_num_threads(): []}
     for _ in range(3):
         for threads, seen in rates.items():
@@ -76,7 +76,7 @@ def build(args: argparse.Namespace) -> Feed:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--storage", choices=("memory", "memmap"), default="memory", help="where the steps are")
+    parser.add_argument("--storage", choices=("memory", "memmap"), default="memory", help="storage of the steps")
 
 
 if __name__ == "__main__":
