@@ -24,12 +24,12 @@ from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline.prepare import stored_schema
 from gear_data.ingest.source import EpisodeSource, check_count, source_options
 from gear_data.storage.atomic import swap_folders
-from gear_data.storage.file_store import FileStore, put_text
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.files import plain_path
 from gear_data.storage.remote.object_store import open_file_store
-from gear_data.storage.staging import MergedTasks, StagedDataset, TaskResult, difference
-from gear_data.storage.writer import PROGRESS
+from gear_data.storage.writing.file_store import FileStore, put_text
+from gear_data.storage.writing.progress_files import PROGRESS
+from gear_data.storage.writing.staging import MergedTasks, StagedDataset, TaskResult, difference
 
 MIN_SHARD_BYTES = 1 << 10
 ENGINES = ("local", "ray")

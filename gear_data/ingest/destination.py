@@ -10,10 +10,10 @@ from pathlib import Path
 from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentError, UnwritableError
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
-from gear_data.storage.file_store import FileStore
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.remote.object_store import is_remote, open_file_store
-from gear_data.storage.writer import PROGRESS
+from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.progress_files import PROGRESS
 
 #: What a dataset's folder may hold; `.gitattributes` is the hub's.
 _OWN = frozenset(

@@ -1,1 +1,1 @@
-"""GEAR shards on disk: block (what is written), writer, manifest, reader, columns of variable length, verify."""
+"""The dataset folder on disk: manifest, tables, statistics, reading and verification of shards, and sidecars."""

@@ -15,7 +15,7 @@ from gear_data.storage.reader import check_file_size, check_size
 from gear_data.storage.remote.cache import ShardCache, default_folder
 from gear_data.storage.remote.files import is_remote, join, plain_path
 from gear_data.storage.remote.object_store import ObjectStore
-from gear_data.storage.writer import PROGRESS
+from gear_data.storage.writing.progress_files import PROGRESS
 
 _COPY_BYTES = 32 << 20
 

@@ -27,13 +27,12 @@ from gear_data.common.private_folder import process_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
 from gear_data.schema import ColumnSpec, Schema
+from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ipc
 from gear_data.storage.atomic import atomic_file, checksum, typed_write_errors, write_text
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
 from gear_data.storage.reader import check_size
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics
-from gear_data.storage.tables import column_array, write_ipc
-from gear_data.storage.writer import buffer_offsets
 
 REWARDS = "rewards"
 COLUMN = ColumnSpec("returns_to_go", "float32", derived=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import CorruptShardError, UnsupportedColumnError
 from gear_data.schema import Schema
+from gear_data.storage.arrow_files import column_array, read_table
 from gear_data.storage.block import EpisodeBlock
 
 _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
@@ -102,48 +102,6 @@ def final_rows(block: EpisodeBlock, schema: Schema, first_id: int) -> pa.Table:
         fields.append(column.arrow_field)
         arrays.append(column_array(block.finals[column.name], column.arrow_type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def column_array(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
-    """Wraps contiguous rows as an Arrow array of `ColumnSpec.arrow_type`, without copying."""
-    storage = values.view(np.uint8) if values.dtype == np.bool_ else values
-    flat = np.ascontiguousarray(storage).reshape(-1)
-    if pa.types.is_fixed_size_list(type_):
-        items = pa.Array.from_buffers(type_.value_type, len(flat), [None, pa.py_buffer(flat)])
-        return pa.FixedSizeListArray.from_arrays(items, type=type_)
-    return pa.Array.from_buffers(type_, len(flat), [None, pa.py_buffer(flat)])
-
-
-def array_values(array: pa.Array) -> npt.NDArray[Any]:
-    """The flat values of an array made by `column_array`, zero-copy."""
-    items = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
-    return items.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
-
-
-def write_ipc(path: Path, data: pa.Table | pa.RecordBatch) -> None:
-    """Writes an uncompressed Arrow IPC file."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, data.schema) as writer:
-        writer.write(data)
-
-
-def read_table(path: Path) -> pa.Table:
-    """Maps a table. Raises CorruptShardError if it is not an Arrow IPC file."""
-    try:
-        with pa.memory_map(str(path)) as source:
-            return parse_table(source.read_buffer(), str(path))
-    except OSError as error:
-        raise CorruptShardError(f"cannot be read: {error}", file=str(path)) from error
-
-
-def parse_table(data: bytes | pa.Buffer, name: str) -> pa.Table:
-    """The table of an Arrow IPC file `name`. Raises CorruptShardError if it is none."""
-    try:
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-        # Indices of dictionary columns out of range would bring other readers down.
-        table.validate(full=True)
-        return table
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptShardError(f"cannot be read: {error}", file=name) from error
 
 
 def read_episodes(path: Path) -> pa.Table:

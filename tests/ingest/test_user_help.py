@@ -319,7 +319,7 @@ def test_a_duplicate_is_named_by_its_row(sources: Any, tmp_path: Path, monkeypat
 
 def test_what_an_older_version_began(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tables do not say which rows of the source the episodes are."""
-    import gear_data.storage.writer as module
+    import gear_data.storage.writing.shard_writer as module
 
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(40))
     rows_now = module.episode_rows

@@ -35,7 +35,7 @@ from gear_data.errors import (
 from gear_data.ingest.convert import ConvertReport
 from gear_data.schema import ColumnSpec
 from gear_data.storage.atomic import checksum
-from gear_data.storage.writer import ShardWriter
+from gear_data.storage.writing.shard_writer import ShardWriter
 
 _WORDS = ["", "go to the red ball", "größer", "漢字", "\N{SLIGHTLY SMILING FACE}", "nul\0inside\0", "x" * 300]
 #: An episode is its steps: (text, image bytes, reward).

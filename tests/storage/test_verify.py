@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import gear_data
+from gear_data.storage.arrow_files import read_table, write_ipc
 from gear_data.storage.atomic import checksum
-from gear_data.storage.tables import read_table, write_ipc
 
 
 @pytest.fixture

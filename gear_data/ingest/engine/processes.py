@@ -19,8 +19,8 @@ from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, run_task
 from gear_data.ingest.engine.worker import error_from_json
 from gear_data.ingest.source import EpisodeSource
-from gear_data.storage.file_store import FileStore
-from gear_data.storage.staging import TaskResult
+from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.staging import TaskResult
 
 Advance = Callable[[int], object]
 #: A task's index, what kind of answer it is, and the answer; see `ingest.worker`.

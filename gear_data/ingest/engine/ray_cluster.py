@@ -15,7 +15,7 @@ from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, run_task
 from gear_data.ingest.engine.worker import error_from_json, error_to_json
 from gear_data.storage.remote.object_store import open_file_store
-from gear_data.storage.staging import TaskResult
+from gear_data.storage.writing.staging import TaskResult
 
 #: How often Ray tries a task again whose worker died. What it had finished is not done again.
 _TRIES = 3

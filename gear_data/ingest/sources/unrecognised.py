@@ -14,7 +14,7 @@ from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES
 from gear_data.ingest.sources.tables.stream import open_tables
 from gear_data.storage.manifest import MANIFEST_NAME
-from gear_data.storage.writer import PROGRESS
+from gear_data.storage.writing.progress_files import PROGRESS
 
 #: What names of columns have in them, as a rule, that tell episodes apart; and those of the usual columns.
 _EPISODE_WORDS = ("episode", "traj", "run", "rollout", "demo", "id")

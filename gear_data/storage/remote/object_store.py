@@ -11,8 +11,8 @@ from typing import IO, Any, TypeVar
 from gear_data.common.retry import with_retries
 from gear_data.errors import RemoteError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
-from gear_data.storage.file_store import FileStore, LocalFileStore
 from gear_data.storage.remote.files import filesystem_of, is_remote, join, open_range_reader
+from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 
 __all__ = ["ObjectStore", "is_remote", "open_file_store"]
 

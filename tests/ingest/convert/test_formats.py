@@ -19,7 +19,7 @@ from gear_data.errors import EmptySourceError, StorageFullError, UnknownFormatEr
 from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.registry import known_formats
 from gear_data.ingest.sources.tables import stream as arrow_tables
-from gear_data.storage.writer import ShardWriter
+from gear_data.storage.writing.shard_writer import ShardWriter
 
 Rollouts = Sequence[Any]
 

@@ -27,9 +27,9 @@ from gear_data.ingest.sources.tables import stream as arrow_tables
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.block import BEGIN, END
-from gear_data.storage.file_store import LocalFileStore
-from gear_data.storage.staging import StagedDataset
-from gear_data.storage.writer import ShardWriter
+from gear_data.storage.writing.file_store import LocalFileStore
+from gear_data.storage.writing.shard_writer import ShardWriter
+from gear_data.storage.writing.staging import StagedDataset
 
 
 def test_the_other_byte_order_is_read_right(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:

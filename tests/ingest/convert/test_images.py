@@ -31,7 +31,7 @@ from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.sources.tables import stream as arrow_tables
 from gear_data.loaders.decoding.images import ImageDecoder
 from gear_data.storage.block import BEGIN, END, EpisodeBlock
-from gear_data.storage.writer import ShardWriter
+from gear_data.storage.writing.shard_writer import ShardWriter
 
 Pixels = npt.NDArray[np.uint8]
 

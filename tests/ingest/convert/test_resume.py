@@ -28,7 +28,7 @@ from gear_data.errors import (
 from gear_data.ingest import convert as convert_module
 from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.tables import stream as arrow_tables
-from gear_data.storage.writer import ShardWriter
+from gear_data.storage.writing.shard_writer import ShardWriter
 
 _READ_BYTES = 2000
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "on_bad_episode": "skip"}

@@ -16,7 +16,7 @@ from gear_data.errors import FindingError, GearError, ResumeError, StorageFullEr
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import known_formats
-from gear_data.storage.writer import ShardWriter
+from gear_data.storage.writing.shard_writer import ShardWriter
 from tests.support.source_makers import MAKERS
 
 _IN_MEMORY = "in-memory"

@@ -34,9 +34,9 @@ from gear_data.errors import (
     SourceNotFoundError,
     UnwritableError,
 )
-from gear_data.storage.file_store import LocalFileStore
 from gear_data.storage.remote.files import filesystem_of, open_range_reader
 from gear_data.storage.remote.object_store import ObjectStore, open_file_store
+from gear_data.storage.writing.file_store import LocalFileStore
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.schema import ColumnSpec, Schema
+from gear_data.storage.arrow_files import column_array
 from gear_data.storage.block import EpisodeBlock
-from gear_data.storage.tables import column_array
 from gear_data.storage.variable import OFFSET_BYTES, value_bytes, value_offsets
 
 

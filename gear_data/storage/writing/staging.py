@@ -1,7 +1,7 @@
-"""A dataset's folder while a conversion fills it: begun or resumed, and finished by its manifest.
+"""The folder of a dataset while a conversion fills it.
 
-`.progress/` holds what the conversion runs with, what its tasks note (`storage.writer`), and a lock. The manifest comes
-when everything else is in place; after it `.progress/` goes.
+`.progress/` holds the conversion's options, the progress files of its tasks, and a lock. The manifest is written when
+all other files are in place. Then `.progress/` is removed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import pyarrow as pa
 
 from gear_data.errors import GearError, ResumeError
 from gear_data.schema import Schema
+from gear_data.storage.arrow_files import parse_table, write_ipc
 from gear_data.storage.atomic import checksum
-from gear_data.storage.file_store import FileStore, put_text
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.statistics import RunningStatistics
-from gear_data.storage.tables import SOURCE_ROW, join_episode_tables, parse_table, write_ipc
-from gear_data.storage.writer import PROGRESS, START_OVER, read_progress_file
+from gear_data.storage.tables import SOURCE_ROW, join_episode_tables
+from gear_data.storage.writing.file_store import FileStore, put_text
+from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file
 
 _LOCK = f"{PROGRESS}/.lock"
 _OPTIONS = f"{PROGRESS}/options.json"

@@ -22,19 +22,16 @@ import pyarrow as pa
 
 from gear_data.errors import ResumeError
 from gear_data.schema import Schema
+from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.block import END, EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
-from gear_data.storage.file_store import FileStore, put_text
 from gear_data.storage.manifest import FileEntry, ShardEntry
-from gear_data.storage.shard_buffer import ShardBuffer
 from gear_data.storage.statistics import RunningStatistics
-from gear_data.storage.tables import concatenate_episode_tables, episode_rows, final_rows, write_ipc
-from gear_data.storage.variable import VariableBuffers, value_offsets
-
-PROGRESS = ".progress"
-
-START_OVER = "start again with --overwrite"
+from gear_data.storage.tables import concatenate_episode_tables, episode_rows, final_rows
+from gear_data.storage.writing.file_store import FileStore, put_text
+from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file
+from gear_data.storage.writing.shard_buffer import ShardBuffer
 
 
 @dataclass(frozen=True)
@@ -220,37 +217,3 @@ class _Unfinished:
     name: str
     path: Path
     stack: ExitStack
-
-
-def read_progress_file(store: FileStore, file: str) -> str | None:
-    """The text of a note; None where there is none.
-
-    Raises:
-        ResumeError: it cannot be read.
-    """
-    try:
-        return store.read(file).decode("utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{file}", hint=START_OVER) from error
-
-
-def buffer_offsets(path: Path, schema: Schema) -> tuple[dict[str, int], dict[str, VariableBuffers]]:
-    """Where in a shard file each column's values begin, in bytes; and what else those of variable length have."""
-    with pa.memory_map(str(path)) as source:
-        batch = pa.ipc.open_file(source).get_batch(0)
-        source.seek(0)
-        base = source.read_buffer().address
-        values, variable = {}, {}
-        for column in schema:
-            array = batch.column(column.name)
-            if column.variable_length:
-                _, offsets, data = array.buffers()
-                known = VariableBuffers(offsets.address - base, int(value_offsets(array)[-1]))
-                variable[column.name] = known
-                # An empty buffer is nowhere in the file.
-                values[column.name] = data.address - base if known.bytes else known.offsets
-            else:
-                values[column.name] = (array.values if column.shape else array).buffers()[1].address - base
-        return values, variable

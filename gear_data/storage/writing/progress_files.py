@@ -1,0 +1,26 @@
+"""Files in `.progress/`, from which an interrupted conversion resumes."""
+
+from __future__ import annotations
+
+from gear_data.errors import ResumeError
+from gear_data.storage.writing.file_store import FileStore
+
+#: Folder of the progress files inside a dataset's folder. It is removed when the conversion has finished.
+PROGRESS = ".progress"
+
+#: Remedy for progress files that cannot be used.
+START_OVER = "start again with --overwrite"
+
+
+def read_progress_file(store: FileStore, file: str) -> str | None:
+    """The text of a note; None where there is none.
+
+    Raises:
+        ResumeError: it cannot be read.
+    """
+    try:
+        return store.read(file).decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{file}", hint=START_OVER) from error
