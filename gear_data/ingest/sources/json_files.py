@@ -1,4 +1,4 @@
-"""JSON files that stand beside a source's data: read whole, refused by name where they are not what they should be."""
+"""JSON metadata files of a source: read whole, with typed errors for damaged files."""
 
 from __future__ import annotations
 
@@ -12,30 +12,46 @@ _MAX_BYTES = 256 << 20
 
 
 def read_json_object(file: SourceFile) -> dict[str, Any]:
-    """The object that a JSON file holds. Raises CorruptSourceError: not JSON, not an object, or absurdly large."""
+    """Reads a file that holds one JSON object.
+
+    Raises:
+        CorruptSourceError: the file is not JSON, not an object, or larger than 256 MiB.
+    """
     return json_object(_read(file), file.name)
 
 
 def read_json_lines(file: SourceFile) -> list[dict[str, Any]]:
-    """The objects of a file with one a line; empty lines are passed over. Raises CorruptSourceError as above."""
+    """Reads a file that holds one JSON object per line; empty lines are skipped.
+
+    Raises:
+        CorruptSourceError: a line is not a JSON object, or the file is larger than 256 MiB.
+    """
     lines = _read(file).splitlines()
     return [json_object(line, file.name, row=row) for row, line in enumerate(lines) if line.strip()]
 
 
 def json_object(text: str | bytes, file: str, *, column: str | None = None, row: int | None = None) -> dict[str, Any]:
-    """The object that a text holds. Raises CorruptSourceError, which names this place: not JSON, or not an object."""
+    """Parses a text that is one JSON object.
+
+    Args:
+        text: the JSON text.
+        file, column, row: for the error.
+
+    Raises:
+        CorruptSourceError: the text is not JSON, or not an object.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         hint = "download it again"
-        raise CorruptSourceError(f"not JSON: {error}", file=file, column=column, row=row, hint=hint) from error
+        raise CorruptSourceError(f"is not JSON: {error}", file=file, column=column, row=row, hint=hint) from error
     if not isinstance(value, dict):
-        raise CorruptSourceError("not a JSON object", file=file, column=column, row=row)
+        raise CorruptSourceError("is not a JSON object", file=file, column=column, row=row)
     return value
 
 
 def _read(file: SourceFile) -> bytes:
     if file.size > _MAX_BYTES:
-        raise CorruptSourceError(f"is {file.size} bytes, too much for metadata", file=file.name)
+        raise CorruptSourceError(f"is {file.size} bytes, above the limit of {_MAX_BYTES} for metadata", file=file.name)
     with file.open() as stream:
         return stream.read()

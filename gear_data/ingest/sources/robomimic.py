@@ -1,8 +1,8 @@
 """robomimic HDF5: `data/demo_{i}/{actions, obs/*, next_obs/*, rewards, dones, states}`, filters under `mask/`.
 
-Layout: https://robomimic.github.io/docs/datasets/overview.html. Numbers of demonstrations may have gaps, and the
-attributes that count samples need not be true: the datasets are. `obs/x` becomes `observations.x`; the last row of
-`next_obs/x` is its final observation, the others repeat `obs/x` and are not stored.
+Layout: https://robomimic.github.io/docs/datasets/overview.html. The numbers of demonstrations may have gaps. The
+attributes that count samples may be wrong, so the datasets are counted. `obs/x` becomes `observations.x`; the last row
+of `next_obs/x` is its final observation. The other rows of `next_obs/x` repeat `obs/x` and are not stored.
 """
 
 from __future__ import annotations
@@ -17,28 +17,21 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.sources.hdf5.attributes import attribute_facts, plain_value
+from gear_data.ingest.sources.hdf5.datasets import check_dataset, step_spec
 from gear_data.ingest.sources.hdf5.episode_reader import GroupColumn
-from gear_data.ingest.sources.hdf5.file import (
-    attribute_facts,
-    check_dataset,
-    hdf5_files,
-    inventory,
-    links_of,
-    open_hdf5,
-    plain,
-    reading,
-    refuse_links,
-    step_spec,
-)
-from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, GroupLayout, open_groups
+from gear_data.ingest.sources.hdf5.group_layout import GroupLayout
+from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, open_groups
 from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
+from gear_data.ingest.sources.hdf5.inventory import inventory, links_of, refuse_links
+from gear_data.ingest.sources.hdf5.open_file import hdf5_files, open_hdf5, reading
 
 _PARENT = "data"
 _PREFIX = "demo_"
 _STEPS = "actions"
 _TOTAL = "total"
 _MASKS = "mask"
-_OBSERVATIONS, _FOLLOWING = "obs/", "next_obs/"
+_OBSERVATIONS, _NEXT_OBSERVATIONS = "obs/", "next_obs/"
 
 
 def probe(location: Location) -> str | None:
@@ -54,7 +47,7 @@ def probe(location: Location) -> str | None:
             if name is not None and isinstance(data.get(f"{name}/{_STEPS}"), h5py.Dataset):
                 return f"robomimic HDF5: {_PARENT}/{name} in {files[0].name} has '{_STEPS}'"
     except GearError:
-        pass  # whatever it is, it is not known to be robomimic
+        pass  # a damaged file is not recognised as robomimic
     return None
 
 
@@ -68,40 +61,48 @@ def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
         metadata, _ = attribute_facts(first[_PARENT], {_TOTAL})
 
     def describe(datasets: Mapping[str, h5py.Dataset], others: Mapping[str, str], name: str) -> list[GroupColumn]:
-        paths = [path for path in [*datasets, *links_of(others)] if not path.startswith(_FOLLOWING)]
+        paths = [path for path in [*datasets, *links_of(others)] if not path.startswith(_NEXT_OBSERVATIONS)]
         chosen = choose_columns(paths, options)
         refuse_links(others, chosen, name)
         return [_column(path, column, datasets, name) for path, column in chosen.items()]
 
-    layout = GroupLayout(_PARENT, _PREFIX, _STEPS, "num_samples", frozenset(), _filters, _check)
+    layout = GroupLayout(
+        parent=_PARENT,
+        prefix=_PREFIX,
+        steps=_STEPS,
+        declared="num_samples",
+        ignored=frozenset(),
+        facts=_filters,
+        check=_check_total,
+    )
     return open_groups(files, layout, describe, metadata=metadata, skip_bad=options.skip_bad)
 
 
 def _column(path: str, name: str, datasets: Mapping[str, h5py.Dataset], file: str) -> GroupColumn:
-    following = _FOLLOWING + path.removeprefix(_OBSERVATIONS) if path.startswith(_OBSERVATIONS) else None
-    final = following if following in datasets else None
+    next_path = _NEXT_OBSERVATIONS + path.removeprefix(_OBSERVATIONS) if path.startswith(_OBSERVATIONS) else None
+    final = next_path if next_path in datasets else None
     with reading(file, path):
         spec = step_spec(datasets[path], path, name, file, has_final=final is not None)
     return GroupColumn(spec, path, final if spec.has_final else None)
 
 
 def _filters(file: h5py.File, source: SourceFile) -> Mapping[str, Mapping[str, str | None]]:
-    """Of every demonstration that a filter lists, `mask`: the names of its filters, joined by commas."""
+    """Returns the fact `mask` of each filtered demonstration: the names of its filters, joined by commas."""
     masks: dict[str, list[str]] = {}
     if isinstance(file.get(_MASKS), h5py.Group):
         for mask, listed in inventory(file[_MASKS], source.name)[0].items():
             check_heaps(listed)
             check_dataset(listed.id, source, f"{_MASKS}/{mask}")
-            for demo in map(plain, listed[...].reshape(-1).tolist()):
+            for demo in map(plain_value, listed[...].reshape(-1).tolist()):
                 masks.setdefault(str(demo), []).append(mask)
     return {demo: {"mask": ",".join(names)} for demo, names in masks.items()}
 
 
-def _check(file: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
+def _check_total(file: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
     with reading(name):
         declared = attribute_facts(file[_PARENT], ())[0].get(_TOTAL)
     if declared is not None and declared != steps:
-        message = f"'{_TOTAL}' is {declared}, there are {steps} steps; those there are read"
+        message = f"'{_TOTAL}' is {declared}, but there are {steps} steps; all are read"
         findings.add(Finding("metadata-disagrees", message, file=name, column=_TOTAL))
 
 

@@ -109,8 +109,8 @@ def test_attributes_that_lie(tmp_path: Path) -> None:
     (block,) = source.blocks(BEGIN, END)
     assert block.lengths.tolist() == [3, 1, 4, 2]
     found = {f.column: f.message for f in source.findings if f.code == "metadata-disagrees"}
-    assert found["total"].startswith("'total' is 7, there are 10 steps")
-    assert found["episode num_samples"].startswith("'num_samples' is 99, there are 1 steps")
+    assert found["total"].startswith("'total' is 7, but there are 10 steps")
+    assert found["episode num_samples"].startswith("'num_samples' is 99, but there are 1 steps")
 
 
 def test_filters_become_a_fact(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_units_are_the_whole(sources: Any, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        ("obs/robot0_eef_pos", 5, "has 5 rows, where 4 go with the 4 of 'actions'"),
+        ("obs/robot0_eef_pos", 5, "has 5 rows, where 4 are expected: 'actions' has 4"),
         ("next_obs/robot0_eef_pos", 3, "has 3 rows"),
         ("rewards", 3, "has 3 rows"),
         ("next_obs/agentview_image", None, "is missing"),

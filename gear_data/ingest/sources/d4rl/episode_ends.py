@@ -1,4 +1,4 @@
-"""Where episodes of flat steps end: by flags, by observations that do not follow, by a stated length."""
+"""Ends of D4RL's episodes: by flags, by jumps between observations, or by a stated length."""
 
 from __future__ import annotations
 
@@ -16,62 +16,68 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class EndRule:
-    """What says where the episodes of D4RL files end, besides `terminals`: the first of these that is there.
+    """The rule that finds the episodes' ends, besides `terminals`.
+
+    The first of `timeouts`, `next_observations` and `max_steps` that is not None applies.
 
     Attributes:
-        terminals, timeouts, following: names of datasets: end flags, and observations after each step.
-        longest: an episode ends after so many steps.
+        terminals: dataset of the flags of terminal steps.
+        timeouts: dataset of the flags of steps at which an episode was truncated.
+        next_observations: dataset of the observations after each step.
+        max_steps: an episode ends after this number of steps.
     """
 
     terminals: str
     timeouts: str | None
-    following: str | None
-    longest: int | None
+    next_observations: str | None
+    max_steps: int | None
 
     @property
     def by_flags(self) -> bool:
-        """Whether they can be told without reading observations."""
-        return self.timeouts is not None or self.following is None
+        """Whether ends can be found without reading observations."""
+        return self.timeouts is not None or self.next_observations is None
 
     def check(self, file: str) -> None:
-        """Raises UnknownFormatError where nothing says where an episode without a terminal ends."""
-        if self.timeouts is None and self.following is None and self.longest is None:
+        """Raises UnknownFormatError if nothing says where an episode without a terminal step ends."""
+        if self.timeouts is None and self.next_observations is None and self.max_steps is None:
             raise UnknownFormatError(
                 "neither 'timeouts' nor 'next_observations' says where episodes end",
                 file=file,
-                hint="say after how many steps the environment stopped them: --max-episode-steps N; or add a "
-                "'timeouts' dataset, true at each episode's last step that is not terminal",
+                hint="give the environment's limit of steps with --max-episode-steps N; or add a 'timeouts' dataset "
+                "that is true at the last step of each truncated episode",
             )
 
     def flags(self, file: h5py.File, start: int, stop: int, age: int) -> BoolArray:
-        """bool [stop - start]: whether a step is the last of its episode, as far as flags and lengths say.
+        """Returns bool [stop - start]: whether each step ends its episode, by flags and lengths only.
 
         Args:
-            age: steps that the first row's episode had before it.
+            file: to read from.
+            start, stop: rows [start, stop).
+            age: number of steps that the first row's episode has before it.
         """
         ends: BoolArray = file[self.terminals][start:stop].reshape(-1).astype(np.bool_)
         if self.timeouts is not None:
             ends |= file[self.timeouts][start:stop].reshape(-1).astype(np.bool_)
-        elif self.following is None and self.longest is not None:
+        elif self.next_observations is None and self.max_steps is not None:
             steps = np.arange(stop - start)
             begins = np.concatenate([[True], ends[:-1]])
-            since = steps - np.maximum.accumulate(np.where(begins, steps, 0))
-            first = int(np.argmax(ends)) + 1 if ends.any() else len(ends)
-            since[:first] += age
-            ends |= (since + 1) % self.longest == 0
+            since_begin = steps - np.maximum.accumulate(np.where(begins, steps, 0))
+            first_end = int(np.argmax(ends)) + 1 if ends.any() else len(ends)
+            since_begin[:first_end] += age
+            ends |= (since_begin + 1) % self.max_steps == 0
         return ends
 
 
-def ages_after(ends: BoolArray, age: int) -> int:
-    """Steps since the last end, after these rows; `age` is as in `EndRule.flags`."""
+def age_after(ends: BoolArray, age: int) -> int:
+    """Returns the number of steps since the last end, after these rows; `age` is as in `EndRule.flags`."""
     if not ends.any():
         return age + len(ends)
     return int(np.argmax(ends[::-1]))
 
 
-def differs(following: npt.NDArray[Any], observations: npt.NDArray[Any]) -> BoolArray:
-    """bool [n]: whether rows differ; NaN is the same as NaN."""
-    different = np.asarray(following != observations)
-    if following.dtype.kind == "f" and different.any():
-        different &= ~((following != following) & (observations != observations))
+def rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> BoolArray:
+    """Returns bool [n]: whether the rows of two [n, ...] arrays differ; NaN equals NaN."""
+    different = np.asarray(a != b)
+    if a.dtype.kind == "f" and different.any():
+        different &= ~((a != a) & (b != b))
     return np.asarray(different.any(axis=tuple(range(1, different.ndim))))

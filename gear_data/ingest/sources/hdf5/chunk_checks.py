@@ -1,7 +1,7 @@
-"""Chunks of HDF5 datasets, whose sizes libhdf5 takes on trust: of one that is too short it reads what lies behind it in
-memory, up to a crash (seen in 1.14 and 2.0).
+"""Checks of the chunk sizes of HDF5 datasets, before libhdf5 reads the chunks.
 
-Filters and their numbers: HDF5 file format specification, section IV.A.2.l.
+libhdf5 trusts the sizes in the file. If a chunk is too short, libhdf5 reads past its end in memory and may crash
+(seen in 1.14 and 2.0). Filters and their numbers: HDF5 file format specification, section IV.A.2.l.
 """
 
 from __future__ import annotations
@@ -18,30 +18,34 @@ from h5py import h5d, h5p, h5z
 
 from gear_data.errors import CorruptSourceError
 
-#: Deflate cannot do better than 1032 to 1 (RFC 1951).
+#: Upper bound on the compression ratio of deflate, which is 1032 to 1 (RFC 1951).
 _MAX_DEFLATE_RATIO = 1040
-_CHECKSUM_BYTES = 4  # of fletcher32, behind the data
-_KNOWN = {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
+#: Bytes of the fletcher32 checksum, which follows the data.
+_CHECKSUM_BYTES = 4
+_KNOWN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
 
 
-def check_chunk_sizes(dataset: h5d.DatasetID, item: int, file: str, column: str) -> None:
-    """That the chunks of a chunked dataset have the bytes in the file, or with deflate can have them.
+def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file: str, column: str) -> None:
+    """Checks that every chunk of a chunked dataset can hold its elements.
 
     Args:
-        item: bytes of an element in the file.
+        dataset: a dataset with the chunked layout.
+        element_bytes: bytes of one element in the file.
+        file, column: for the error.
 
     Raises:
-        CorruptSourceError: a chunk of another size.
+        CorruptSourceError: a chunk is too short, or is uncompressed and has another size.
     """
     plist = dataset.get_create_plist()
-    filters = _filters(plist)
-    whole = math.prod(plist.get_chunk()) * item
+    filters = _filter_codes(plist)
+    expected = math.prod(plist.get_chunk()) * element_bytes
     for chunk in stored_chunks(dataset):
-        codes = _applied(filters, chunk.filter_mask)
-        most = chunk.size * _MAX_DEFLATE_RATIO if h5z.FILTER_DEFLATE in codes else chunk.size
-        if (most < whole and set(codes) <= _KNOWN) or (not codes and chunk.size != whole):
+        codes = _applied_filters(filters, chunk.filter_mask)
+        upper_bound = chunk.size * _MAX_DEFLATE_RATIO if h5z.FILTER_DEFLATE in codes else chunk.size
+        too_short = upper_bound < expected and set(codes) <= _KNOWN_FILTERS
+        if too_short or (not codes and chunk.size != expected):
             raise CorruptSourceError(
-                f"a chunk of {whole} bytes, at its row {chunk.chunk_offset[0]}, has {chunk.size} in the file",
+                f"a chunk of {expected} bytes, at its row {chunk.chunk_offset[0]}, has {chunk.size} in the file",
                 file=file,
                 column=column,
                 hint="the file is damaged: download it again",
@@ -49,53 +53,56 @@ def check_chunk_sizes(dataset: h5d.DatasetID, item: int, file: str, column: str)
 
 
 def stored_chunks(dataset: h5d.DatasetID) -> list[Any]:
-    """A `h5py.h5d.StoreInfo` for each chunk that is in the file."""
-    found: list[Any] = []
-    dataset.chunk_iter(found.append)
-    return found
+    """Returns a `h5py.h5d.StoreInfo` for each chunk that is in the file."""
+    chunks: list[Any] = []
+    dataset.chunk_iter(chunks.append)
+    return chunks
 
 
-def unpacked_chunks(dataset: h5py.Dataset, item: int) -> Iterator[bytes]:
-    """The bytes of every chunk, without its filters: as many as its elements take, or the chunk is damaged.
+def unpacked_chunks(dataset: h5py.Dataset, element_bytes: int) -> Iterator[bytes]:
+    """Yields the bytes of every chunk, with its filters undone.
+
+    A sound chunk has as many bytes as its elements take; a damaged chunk has another number.
 
     Raises:
-        CorruptSourceError: filtered with something else than deflate, shuffle and fletcher32.
+        CorruptSourceError: a filter is not deflate, shuffle or fletcher32.
     """
-    plist, size = dataset.id.get_create_plist(), os.path.getsize(dataset.file.filename)
-    filters = _filters(plist)
-    if not set(filters) <= _KNOWN:
+    plist, file_bytes = dataset.id.get_create_plist(), os.path.getsize(dataset.file.filename)
+    filters = _filter_codes(plist)
+    if not set(filters) <= _KNOWN_FILTERS:
         raise CorruptSourceError(
-            "is text or bytes packed in a way that cannot be checked before it is read; refused",
+            "is text or bytes behind an unknown HDF5 filter, and cannot be checked before it is read",
             file=os.path.basename(dataset.file.filename),
             column=dataset.name,
-            hint="pack it with gzip: h5repack -f GZIP=4 OLD NEW",
+            hint="compress it with gzip: h5repack -f GZIP=4 OLD NEW",
         )
-    whole = math.prod(dataset.chunks) * item
+    expected = math.prod(dataset.chunks) * element_bytes
     for chunk in stored_chunks(dataset.id):
-        if chunk.size <= size:
+        if chunk.size <= file_bytes:
             mask, data = dataset.id.read_direct_chunk(chunk.chunk_offset)
-            yield _unpacked(data, _applied(filters, mask), whole, item)
+            yield _unpack(data, _applied_filters(filters, mask), expected, element_bytes)
 
 
-def _filters(plist: h5p.PropDCID) -> list[int]:
-    """Numbers of the filters, in the order in which a writer applies them."""
+def _filter_codes(plist: h5p.PropDCID) -> list[int]:
+    """Returns the numbers of the filters, in the order in which a writer applies them."""
     return [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
 
 
-def _applied(filters: list[int], mask: int) -> list[int]:
-    """Those that a chunk went through: a writer may leave out one that gained nothing, and sets its bit."""
+def _applied_filters(filters: list[int], mask: int) -> list[int]:
+    """Returns the filters that a chunk went through: a bit in `mask` marks each filter that was skipped."""
     return [code for i, code in enumerate(filters) if not mask >> i & 1]
 
 
-def _unpacked(data: bytes, codes: list[int], whole: int, item: int) -> bytes:
+def _unpack(data: bytes, codes: list[int], expected: int, element_bytes: int) -> bytes:
     for code in reversed(codes):
         if code == h5z.FILTER_FLETCHER32:
             data = data[:-_CHECKSUM_BYTES]
         elif code == h5z.FILTER_DEFLATE:
-            try:  # a byte more than there may be, and a checksum, shows that it is too long
-                data = zlib.decompressobj().decompress(data, whole + _CHECKSUM_BYTES + 1)
+            # The limit allows for a checksum and one byte more, which shows that the data is too long.
+            try:
+                data = zlib.decompressobj().decompress(data, expected + _CHECKSUM_BYTES + 1)
             except zlib.error:
                 return b""
-        elif len(data) == whole:
-            data = np.frombuffer(data, np.uint8).reshape(item, -1).T.tobytes()
+        elif len(data) == expected:
+            data = np.frombuffer(data, np.uint8).reshape(element_bytes, -1).T.tobytes()
     return data

@@ -1,4 +1,7 @@
-"""One episode that is a group of an HDF5 file: its datasets read, and checked against what the source's columns are."""
+"""Reader of one episode that is a group of an HDF5 file.
+
+Every dataset of the group is checked against the source's columns before it is read.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.pipeline.episode_values import cast_exactly
-from gear_data.ingest.sources.hdf5.file import check_dataset, links_below, read_fixed, read_variable, reading, step_spec
+from gear_data.ingest.sources.hdf5.datasets import check_dataset, read_fixed, read_variable, step_spec
+from gear_data.ingest.sources.hdf5.inventory import links_below
+from gear_data.ingest.sources.hdf5.open_file import reading
 from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError
 from gear_data.schema import ColumnSpec
 
@@ -27,13 +32,12 @@ class GroupColumn:
     """A dataset that every episode's group has, and the column it becomes.
 
     Attributes:
-        spec: the column; with `has_final`, its final observation is the last row of `final`.
+        spec: the column.
         path: of the dataset in the group.
-        final: `path` itself where the dataset must have a row more than there are steps, which is the final
-            observation; else the dataset of observations after each step, whose last row it is; None for no final.
-        reset: the dataset may have a row more than there are steps; the first then belongs to the reset, and is left
-            out.
-        encoded: rows of uint8 are encoded images that happen to have one length.
+        final: the dataset whose last row is the final observation; None if there is none. Equal to `path` if the
+            dataset has T + 1 rows; else a dataset of T rows, the observations after each step.
+        reset: the dataset may have T + 1 rows, of which the first belongs to the reset and is dropped.
+        encoded: rows of uint8 are encoded images that happen to have the same length.
     """
 
     spec: ColumnSpec
@@ -45,7 +49,16 @@ class GroupColumn:
 
 @dataclass
 class GroupEpisode:
-    """An episode read: column name -> [steps, ...], final observation [1, ...], texts or bytes [steps] and [1]."""
+    """An episode that was read.
+
+    Attributes:
+        number: of the episode, from its group's name.
+        steps: T.
+        columns: name -> [T, ...], columns of a fixed size.
+        finals: name -> [1, ...], final observations.
+        variable: name -> T texts or bytes.
+        variable_finals: name -> one text or bytes, the final observation.
+    """
 
     number: int
     steps: int
@@ -56,20 +69,21 @@ class GroupEpisode:
 
     @property
     def nbytes(self) -> int:
-        parts = (self.columns, self.finals, self.variable, self.variable_finals)
-        return sum(array.nbytes for part in parts for array in part.values())
+        """Bytes of all arrays."""
+        groups = (self.columns, self.finals, self.variable, self.variable_finals)
+        return sum(array.nbytes for group in groups for array in group.values())
 
 
 @dataclass(frozen=True)
 class EpisodeReader:
-    """Reads episodes of one source.
+    """Reads the episodes of one source.
 
     Attributes:
-        columns: what to read of each.
+        columns: the columns to read from each episode.
         steps: path of the dataset whose rows are the steps.
-        model: the file and episode that `columns` were taken from, for messages.
-        links: paths of every link below the model's group; those below other episodes are compared with them.
-        findings: where what is noticed goes.
+        model: file and episode that `columns` were inferred from, for messages.
+        links: paths of every link below the model's group, for comparison with the other episodes.
+        findings: receives the findings.
     """
 
     columns: tuple[GroupColumn, ...]
@@ -79,94 +93,101 @@ class EpisodeReader:
     findings: FindingLog
 
     def read(self, group: h5py.Group, file: SourceFile, number: int) -> GroupEpisode:
-        """Raises BadEpisodeError: a dataset is missing, or not like the model's, or of an unfit number of rows."""
+        """Reads one episode.
+
+        Raises:
+            BadEpisodeError: a dataset is missing, differs from the model's, or has the wrong number of rows.
+        """
         links = links_below(group, file.name)
         if extra := sorted(links.keys() - self.links):
-            message = f"'{extra[0]}' is not in {self.model}, so it is no column; left out"
+            message = f"'{extra[0]}' is not in {self.model}, so it is not a column; left out"
             self.findings.add(Finding("column-left-out", message, len(extra), file.name, number))
-        place = _OpenGroup(group, links, file, number, self.model)
-        steps = place.dataset(self.steps).shape[0]
+        opened = _OpenGroup(group, links, file, number, self.model)
+        steps = opened.dataset(self.steps).shape[0]
         if not steps:
-            raise place.bad("the episode has no steps", self.steps)
+            raise opened.error("the episode has no steps", self.steps)
         episode = GroupEpisode(number, steps)
         for column in self.columns:
-            self._read_column(column, place, episode)
+            self._read_column(column, opened, episode)
         return episode
 
-    def _read_column(self, column: GroupColumn, place: _OpenGroup, episode: GroupEpisode) -> None:
+    def _read_column(self, column: GroupColumn, opened: _OpenGroup, episode: GroupEpisode) -> None:
         spec, steps = column.spec, episode.steps
-        dataset = place.dataset(column.path)
+        dataset = opened.dataset(column.path)
         has_last = column.final == column.path
-        after_reset = column.reset and dataset.shape[0] == steps + 1
-        if not after_reset:
-            place.check_rows(dataset, steps + 1 if has_last else steps, self.steps)
-        part = slice(1, None) if after_reset else slice(0, steps)
-        if after_reset:
+        has_reset_row = column.reset and dataset.shape[0] == steps + 1
+        if not has_reset_row:
+            opened.check_rows(dataset, steps + 1 if has_last else steps, self.steps)
+        step_rows = slice(1, None) if has_reset_row else slice(0, steps)
+        if has_reset_row:
             message = "the first of T + 1 values belongs to the reset, not to a step; left out"
-            self.findings.add(Finding("reset-info-left-out", message, 1, place.file.name, place.number, column.path))
-        self._check_like(dataset, column, place)
+            self.findings.add(Finding("reset-info-left-out", message, 1, opened.file.name, opened.number, column.path))
+        self._check_matches(dataset, column, opened)
         if spec.variable_length:
-            texts = place.read_variable(dataset, spec)
-            episode.variable[spec.name] = texts[part]
+            texts = opened.read_variable(dataset, spec)
+            episode.variable[spec.name] = texts[step_rows]
             if has_last:
                 episode.variable_finals[spec.name] = texts[steps:]
             return
-        with reading(place.file.name, column.path, place.number):
+        with reading(opened.file.name, column.path, opened.number):
             values = read_fixed(dataset.id, dataset.shape, dataset.dtype)
-        values = self._converted(values, column, place)
-        episode.columns[spec.name] = values[part]
+        values = self._cast(values, column, opened)
+        episode.columns[spec.name] = values[step_rows]
         if has_last:
             episode.finals[spec.name] = values[steps:]
         elif column.final is not None:
-            episode.finals[spec.name] = self._final(column, column.final, place, steps)
+            episode.finals[spec.name] = self._read_final(column, column.final, opened, steps)
 
-    def _final(self, column: GroupColumn, path: str, place: _OpenGroup, steps: int) -> npt.NDArray[Any]:
-        """[1, *shape]: the last row of the observations after each step."""
-        following = place.dataset(path)
-        place.check_rows(following, steps, self.steps)
+    def _read_final(self, column: GroupColumn, path: str, opened: _OpenGroup, steps: int) -> npt.NDArray[Any]:
+        """Returns [1, *shape]: the last row of the observations after each step."""
+        dataset = opened.dataset(path)
+        opened.check_rows(dataset, steps, self.steps)
         column = replace(column, path=path)
-        self._check_like(following, column, place)
-        with reading(place.file.name, path, place.number):
-            last = h5py.Dataset(following.id)[steps - 1 :]
-        return self._converted(last.astype(following.dtype, copy=False), column, place)
+        self._check_matches(dataset, column, opened)
+        with reading(opened.file.name, path, opened.number):
+            last = h5py.Dataset(dataset.id)[steps - 1 :]
+        return self._cast(last.astype(dataset.dtype, copy=False), column, opened)
 
-    def _check_like(self, dataset: _CheckedDataset, column: GroupColumn, place: _OpenGroup) -> None:
-        """That a dataset's steps are of the column's shape, and numbers where those are numbers."""
+    def _check_matches(self, dataset: _CheckedDataset, column: GroupColumn, opened: _OpenGroup) -> None:
+        """Checks that a dataset has the column's shape per step, and holds numbers if the column does."""
         spec = column.spec
         if not spec.variable_length and dataset.dtype == spec.numpy_dtype and dataset.shape[1:] == spec.shape:
             return
-        with reading(place.file.name, column.path, place.number):
-            opened = h5py.Dataset(dataset.id)
+        with reading(opened.file.name, column.path, opened.number):
+            values = h5py.Dataset(dataset.id)
             try:
-                found = step_spec(opened, column.path, spec.name, place.file.name, encoded=column.encoded)
+                found = step_spec(values, column.path, spec.name, opened.file.name, encoded=column.encoded)
             except UnsupportedColumnError as error:
-                raise place.bad(error.message, column.path) from error
-        numbers = not spec.variable_length and found.dtype not in ("bool", "string", "binary") and spec.dtype != "bool"
-        if found.shape != spec.shape or (found.dtype != spec.dtype and not numbers):
-            is_, was = f"{found.dtype} {found.shape}", f"{spec.dtype} {spec.shape}"
-            raise place.bad(f"is {is_}, in {self.model} {was}", column.path)
+                raise opened.error(error.message, column.path) from error
+        both_numbers = (
+            not spec.variable_length and found.dtype not in ("bool", "string", "binary") and spec.dtype != "bool"
+        )
+        if found.shape != spec.shape or (found.dtype != spec.dtype and not both_numbers):
+            raise opened.error(
+                f"is {found.dtype} {found.shape}, in {self.model} {spec.dtype} {spec.shape}", column.path
+            )
 
-    def _converted(self, values: npt.NDArray[Any], column: GroupColumn, place: _OpenGroup) -> npt.NDArray[Any]:
-        """[rows, *shape] in the column's dtype, into which other numbers go if it holds them exactly.
+    def _cast(self, values: npt.NDArray[Any], column: GroupColumn, opened: _OpenGroup) -> npt.NDArray[Any]:
+        """Returns [rows, *shape] in the column's dtype; other dtypes are cast if no value changes.
 
-        Lists of numbers get their dtype from the values of one episode, so writers leave int64 in one group and float64
-        in the next.
+        Minari writes lists of Python numbers, whose dtype depends on the values of one episode: int64 in one group,
+        float64 in the next.
         """
-        spec, own = column.spec, values.dtype
+        spec, stored = column.spec, values.dtype
         values = values.reshape(-1, *spec.shape)
-        if own == spec.numpy_dtype:
+        if stored == spec.numpy_dtype:
             return values
         cast = cast_exactly(values, spec.dtype)
         if cast is None:
-            raise place.bad(f"is {own}, and does not fit {spec.dtype}, which it is in {self.model}", column.path)
-        message = f"{own} in some episodes; the same numbers are kept as {spec.dtype}"
-        self.findings.add(Finding("dtype-differs", message, 1, place.file.name, place.number, column.path))
+            raise opened.error(f"is {stored}, and does not fit {spec.dtype}, its dtype in {self.model}", column.path)
+        message = f"{stored} in some episodes; the same numbers are kept as {spec.dtype}"
+        self.findings.add(Finding("dtype-differs", message, 1, opened.file.name, opened.number, column.path))
         return cast
 
 
 @dataclass(frozen=True)
 class _CheckedDataset:
-    """A dataset opened and found harmless; `dtype` is of this machine's byte order."""
+    """A dataset that is open and safe to read; `dtype` is in native byte order."""
 
     id: h5d.DatasetID
     path: str
@@ -176,46 +197,50 @@ class _CheckedDataset:
 
 @dataclass
 class _OpenGroup:
-    """Where an episode is, and its datasets opened so far."""
+    """An episode's group, and the datasets opened so far."""
 
     group: h5py.Group
     links: Mapping[str, int]
     file: SourceFile
     number: int
     model: str
-    opened: dict[str, _CheckedDataset] = field(default_factory=dict)
+    datasets: dict[str, _CheckedDataset] = field(default_factory=dict)
 
-    def bad(self, message: str, column: str) -> BadEpisodeError:
+    def error(self, message: str, column: str) -> BadEpisodeError:
+        """Returns a BadEpisodeError with the file and number of this episode."""
         return BadEpisodeError(message, file=self.file.name, column=column, row=self.number)
 
     def dataset(self, path: str) -> _CheckedDataset:
-        if path in self.opened:
-            return self.opened[path]
+        """Opens a dataset by its path in the group."""
+        if path in self.datasets:
+            return self.datasets[path]
         if path not in self.links:
-            raise self.bad(f"is missing; {self.model} has it", path)
-        if any(self.links[part] != h5l.TYPE_HARD for part in (path, *_parents(path))):
-            raise self.bad("is a link to elsewhere, which is not followed", path)
+            raise self.error(f"is missing; {self.model} has it", path)
+        if any(self.links[prefix] != h5l.TYPE_HARD for prefix in (path, *_parents(path))):
+            raise self.error("is a link to elsewhere, which is not followed", path)
         with reading(self.file.name, path, self.number):
             dataset = h5d.open(self.group.id, path.encode())
             shape = check_dataset(dataset, self.file, path)
-            found = _CheckedDataset(dataset, path, shape, dataset.dtype.newbyteorder("="))
+            checked = _CheckedDataset(dataset, path, shape, dataset.dtype.newbyteorder("="))
         if not shape:
-            raise self.bad("is a scalar, where a row a step is due", path)
-        self.opened[path] = found
-        return found
+            raise self.error("is a scalar, where one row a step is expected", path)
+        self.datasets[path] = checked
+        return checked
 
-    def check_rows(self, dataset: _CheckedDataset, wanted: int, steps: str) -> None:
-        if dataset.shape[0] != wanted:
-            rows = self.opened[steps].shape[0]
-            message = f"has {dataset.shape[0]} rows, where {wanted} go with the {rows} of '{steps}'"
-            raise self.bad(message, dataset.path)
+    def check_rows(self, dataset: _CheckedDataset, expected: int, steps: str) -> None:
+        """Checks the number of rows; `steps` is the path of the dataset whose rows are the steps."""
+        if dataset.shape[0] != expected:
+            rows = self.datasets[steps].shape[0]
+            message = f"has {dataset.shape[0]} rows, where {expected} are expected: '{steps}' has {rows}"
+            raise self.error(message, dataset.path)
 
     def read_variable(self, dataset: _CheckedDataset, spec: ColumnSpec) -> pa.Array:
+        """Reads a dataset of texts or bytes."""
         with reading(self.file.name, dataset.path, self.number):
             try:
                 return read_variable(h5py.Dataset(dataset.id), spec)
             except IrregularRowsError as error:
-                raise self.bad(f"step {error.rows[0]} {error.reason}", dataset.path) from error
+                raise self.error(f"step {error.rows[0]} {error.reason}", dataset.path) from error
 
 
 @cache

@@ -1,77 +1,28 @@
-"""HDF5 files with a group an episode, numbered by name (`episode_12`, `demo_12`): what Minari and robomimic share."""
+"""Source over HDF5 files that hold one group per episode. Minari and robomimic share it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import h5py
 import numpy as np
 import pyarrow as pa
-from h5py import h5d, h5g, h5l, h5o
+from h5py import h5d, h5l
 
-from gear_data.errors import BadEpisodeError, CorruptSourceError, EmptySourceError, GearError
+from gear_data.errors import BadEpisodeError, EmptySourceError, GearError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import UNIT_BYTES, Unit
+from gear_data.ingest.sources.hdf5.attributes import attribute_facts
 from gear_data.ingest.sources.hdf5.episode_reader import EpisodeReader, GroupColumn, GroupEpisode
-from gear_data.ingest.sources.hdf5.file import SCALAR, attribute_facts, inventory, links_below, open_hdf5, reading
+from gear_data.ingest.sources.hdf5.group_layout import MAX_DIGITS, GroupLayout
+from gear_data.ingest.sources.hdf5.inventory import SCALAR, inventory, links_below
+from gear_data.ingest.sources.hdf5.open_file import open_hdf5, reading
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import BEGIN, EpisodeBlock, Position
 
 _BLOCK_BYTES = 16 << 20
-_MAX_DIGITS = 18
-
-
-@dataclass(frozen=True)
-class GroupLayout:
-    """What the files of one format look like.
-
-    Attributes:
-        parent: the group that holds the episodes; "/" for the file itself.
-        prefix: of the names of episodes; a number follows.
-        steps: path of the dataset whose rows are an episode's steps.
-        declared: attribute of an episode that says how many steps it has.
-        ignored: further attributes that are no facts worth keeping.
-        facts: of a file, its episodes' names -> further facts.
-        check: looks at a file as a whole when its first episode is read: the file, its name, its number of episodes,
-            their steps in all.
-    """
-
-    parent: str
-    prefix: str
-    steps: str
-    declared: str
-    ignored: frozenset[str]
-    facts: Callable[[h5py.File, SourceFile], Mapping[str, Mapping[str, Any]]]
-    check: Callable[[h5py.File, str, int, int, FindingLog], None]
-
-    def episodes(self, file: h5py.File, name: str) -> list[tuple[int, str]]:
-        """Number and name of the episodes of a file, by number.
-
-        Raises:
-            CorruptSourceError: two have one number.
-        """
-        pattern = re.compile(rf"{re.escape(self.prefix)}([0-9]{{1,{_MAX_DIGITS}}})")
-        with reading(name):
-            found = sorted((int(match[1]), key) for key in file[self.parent] if (match := pattern.fullmatch(key)))
-        for (number, key), (following, other) in pairwise(found):
-            if number == following:
-                raise CorruptSourceError(f"groups '{key}' and '{other}' have one number", file=name, row=number)
-        return found
-
-    def group(self, parent: h5py.Group, name: str, number: int, key: str) -> h5py.Group:
-        """An episode's group. Raises BadEpisodeError where its name is that of something else."""
-        with reading(name, row=number):
-            encoded = key.encode()
-            if parent.id.links.get_info(encoded).type == h5l.TYPE_HARD:
-                found = h5o.open(parent.id, encoded)
-                if isinstance(found, h5g.GroupID):
-                    return h5py.Group(found)
-        raise BadEpisodeError(f"'{key}' is not a group of this file", file=name, row=number)
 
 
 def open_groups(
@@ -82,13 +33,17 @@ def open_groups(
     metadata: Mapping[str, Any],
     skip_bad: bool,
 ) -> GroupedEpisodeSource:
-    """The source whose columns are those of the first episode that has steps.
+    """Opens a source whose columns are those of the first episode that has steps.
 
     Args:
-        describe: what to read of an episode, from its `inventory` and its file's name.
+        files: in source order.
+        layout: of all files.
+        describe: chooses the columns of an episode, from the two results of `inventory` and the file's name.
+        metadata: facts about the source.
+        skip_bad: leave bad episodes out and report them, instead of raising.
 
     Raises:
-        EmptySourceError: there is no such episode.
+        EmptySourceError: no episode has steps.
     """
     for file in files:
         with open_hdf5(file) as opened:
@@ -96,7 +51,7 @@ def open_groups(
                 try:
                     group = layout.group(opened[layout.parent], file.name, number, key)
                 except BadEpisodeError:
-                    continue  # reading will say so
+                    continue  # reported when the episode is read
                 datasets, others = inventory(group, file.name)
                 if layout.steps not in datasets or not datasets[layout.steps].shape[0]:
                     continue
@@ -113,25 +68,26 @@ def open_groups(
                     metadata=metadata,
                     skip_bad=skip_bad,
                 )
-                for path, what in others.items():
-                    if what == SCALAR:
-                        message = "a scalar in every episode, where a row a step is due; left out"
+                for path, kind in others.items():
+                    if kind == SCALAR:
+                        message = "a scalar in every episode, where one row a step is expected; left out"
                         source.findings.add(Finding("column-left-out", message, 1, file.name, number, path))
                 return source
     raise EmptySourceError(f"holds no episode with steps in '{layout.steps}'", file=files[0].name)
 
 
 class GroupedEpisodeSource:
-    """An `EpisodeSource` over files with a group an episode.
+    """An `EpisodeSource` over HDF5 files with one group per episode. `Position.row` is an episode's number.
 
     Args:
         files: in source order.
-        layout: of all of them.
-        columns: what to read of every episode.
-        model: as in `EpisodeReader`, as are `links`.
+        layout: of all files.
+        columns: the columns to read from every episode.
+        model: as in `EpisodeReader`.
+        links: as in `EpisodeReader`.
         fact_types: name -> type of the facts that attributes give.
         metadata: facts about the source.
-        skip_bad: leave bad episodes out.
+        skip_bad: leave bad episodes out and report them, instead of raising.
     """
 
     rows_are_steps = False
@@ -167,17 +123,17 @@ class GroupedEpisodeSource:
             return self._layout.episodes(file, self._files[index].name)
 
     def units(self) -> Sequence[Unit]:
-        """Runs of episodes: as many as `UNIT_BYTES` hold, were all of one length."""
+        """Returns runs of episodes of about `UNIT_BYTES`, as if all episodes had the same length."""
         units: list[Unit] = []
         self.num_rows = 0
         for index, file in enumerate(self._files):
             episodes = self._episodes_of(index)
             self.num_rows += len(episodes)
-            share = file.size / max(1, len(episodes))
-            count = max(1, int(UNIT_BYTES / share))
+            episode_bytes = file.size / max(1, len(episodes))
+            count = max(1, int(UNIT_BYTES / episode_bytes))
             for first in range(0, len(episodes), count):
-                size = int(share * min(count, len(episodes) - first))
-                # A file's first episode may have any number; what is noticed of the file goes with it.
+                size = int(episode_bytes * min(count, len(episodes) - first))
+                # Row 0, not the first episode's number, starts a file: findings about the file belong to this unit.
                 row = episodes[first][0] if first else 0
                 units.append(Unit(Position(index, row) if units else BEGIN, size))
         return units or (Unit(BEGIN, 0),)
@@ -187,63 +143,66 @@ class GroupedEpisodeSource:
             first = start.row if index == start.file else 0
             if (index, first) >= stop:
                 return
-            last = stop.row if index == stop.file else 10**_MAX_DIGITS
+            last = stop.row if index == stop.file else 10**MAX_DIGITS
             with open_hdf5(self._files[index]) as file:
                 yield from self._file_blocks(file, index, first, last)
 
     def _file_blocks(self, file: h5py.File, index: int, first: int, last: int) -> Iterator[EpisodeBlock]:
+        """Yields the episodes of a file whose numbers are in [first, last)."""
         source = self._files[index]
-        known = self._layout.episodes(file, source.name)
-        if not known:
+        episodes = self._layout.episodes(file, source.name)
+        if not episodes:
             self.findings.add(Finding("empty-file", "holds no episode", file=source.name))
-        elif first <= known[0][0]:
-            self._check_file(file, source.name, known)
+        elif first <= episodes[0][0]:
+            self._check_file(file, source.name, episodes)
         with reading(source.name):
             facts = self._layout.facts(file, source)
             parent = file[self._layout.parent]
-        held: list[tuple[GroupEpisode, Mapping[str, Any]]] = []
-        size, used, position = 0, 0, Position(index, first)
-        for number, key in known:
+        pending: list[tuple[GroupEpisode, Mapping[str, Any]]] = []
+        size, rows_read, position = 0, 0, Position(index, first)
+        for number, key in episodes:
             if not first <= number < last:
                 continue
-            if not used:
-                # Bad episodes alone make no block: the next one then starts where they did.
+            if not rows_read:
+                # A run of bad episodes makes no block; the next block then starts at the first of them.
                 position = Position(index, number)
-            used += 1
+            rows_read += 1
             try:
                 group = self._layout.group(parent, source.name, number, key)
                 episode = self._reader.read(group, source, number)
             except BadEpisodeError as error:
                 self._skip(error)
                 continue
-            held.append((episode, {**self._facts(group, source.name, episode), **facts.get(key, {})}))
+            pending.append((episode, {**self._facts(group, source.name, episode), **facts.get(key, {})}))
             size += episode.nbytes
             if size >= _BLOCK_BYTES:
-                yield self._block(held, source.name, position, used)
-                held, size, used = [], 0, 0
-        if held:
-            yield self._block(held, source.name, position, used)
+                yield self._block(pending, source.name, position, rows_read)
+                pending, size, rows_read = [], 0, 0
+        if pending:
+            yield self._block(pending, source.name, position, rows_read)
 
     def _skip(self, error: BadEpisodeError) -> None:
+        """Adds a finding for a bad episode, or raises the error unless bad episodes are skipped."""
         if not self._skip_bad:
             error.hint = BAD_EPISODE_HINT
             raise error
         message = f"{error.message}; skipped"
         self.findings.add(Finding("bad-episode", message, 1, error.file, error.row, error.column))
 
-    def _check_file(self, file: h5py.File, name: str, known: Sequence[tuple[int, str]]) -> None:
-        missing = known[-1][0] - known[0][0] + 1 - len(known)
+    def _check_file(self, file: h5py.File, name: str, episodes: Sequence[tuple[int, str]]) -> None:
+        """Reports gaps in the numbers of episodes, and runs the layout's own check."""
+        missing = episodes[-1][0] - episodes[0][0] + 1 - len(episodes)
         if missing:
-            row = next(number for i, (number, _) in enumerate(known) if number != known[0][0] + i)
-            message = "numbers are missing before this episode's; those there are read in their order"
+            row = next(number for i, (number, _) in enumerate(episodes) if number != episodes[0][0] + i)
+            message = "numbers are missing before this episode's number; the other episodes are read in order"
             self.findings.add(Finding("gapped-episodes", message, missing, name, row))
         with reading(name):
             parent = file[self._layout.parent]
-        steps = sum(self._steps_of(parent, name, *episode) for episode in known)
-        self._layout.check(file, name, len(known), steps, self.findings)
+        steps = sum(self._steps_of(parent, name, *episode) for episode in episodes)
+        self._layout.check(file, name, len(episodes), steps, self.findings)
 
     def _steps_of(self, parent: h5py.Group, name: str, number: int, key: str) -> int:
-        """Steps as an episode's dataset has them; 0 for an episode that reading will find bad."""
+        """Counts the rows of an episode's steps dataset; 0 for a bad episode, which is reported when it is read."""
         steps = self._layout.steps.encode()
         try:
             with reading(name):
@@ -255,51 +214,58 @@ class GroupedEpisodeSource:
         return 0
 
     def _facts(self, group: h5py.Group, name: str, episode: GroupEpisode) -> dict[str, Any]:
-        """An episode's facts by its attributes, those it does not have as None."""
+        """Returns an episode's facts from its attributes; None for attributes that it lacks."""
         with reading(name, row=episode.number):
             found, others = attribute_facts(group, self._layout.ignored)
         declared = found.pop(self._layout.declared, episode.steps)
         if declared != episode.steps:
-            message = f"'{self._layout.declared}' is {declared}, there are {episode.steps} steps; those there are read"
+            message = f"'{self._layout.declared}' is {declared}, but there are {episode.steps} steps; all are read"
             self.findings.add(
                 Finding("metadata-disagrees", message, 1, name, episode.number, f"episode {self._layout.declared}")
             )
         facts: dict[str, Any] = {_fact_name(key): None for key in self._fact_types}
         for key, value in found.items():
-            kind = self._fact_types.get(key)
-            if kind is float and type(value) is int:
+            expected = self._fact_types.get(key)
+            if expected is float and type(value) is int:
                 value = float(value)
-            if type(value) is kind:
+            if type(value) is expected:
                 facts[_fact_name(key)] = value
             else:
                 others.append(key)
         for key in others:
-            message = "an attribute of episodes that is no number or short text, or not the kind it began as; left out"
+            message = (
+                "an attribute that is not a number or a short text, or has another type than in the first episode; "
+                "left out"
+            )
             self.findings.add(Finding("fact-left-out", message, 1, name, episode.number, key))
         return facts
 
     def _block(
-        self, held: Sequence[tuple[GroupEpisode, Mapping[str, Any]]], name: str, position: Position, used: int
+        self,
+        pending: Sequence[tuple[GroupEpisode, Mapping[str, Any]]],
+        name: str,
+        position: Position,
+        rows_read: int,
     ) -> EpisodeBlock:
-        episodes = [episode for episode, _ in held]
-        facts = [facts for _, facts in held]
-        names = dict.fromkeys(key for fact in facts for key in fact)
+        episodes = [episode for episode, _ in pending]
+        facts = [facts for _, facts in pending]
+        fact_names = dict.fromkeys(key for fact in facts for key in fact)
         fixed = [spec for spec in self.columns if not spec.variable_length]
         variable = [spec for spec in self.columns if spec.variable_length]
         count = len(episodes)
         return EpisodeBlock(
             position=position,
             lengths=np.array([episode.steps for episode in episodes], np.int64),
-            columns={spec.name: _joined([episode.columns[spec.name] for episode in episodes]) for spec in fixed},
+            columns={spec.name: _concatenate([episode.columns[spec.name] for episode in episodes]) for spec in fixed},
             sources=[name] * count,
             rows=np.array([episode.number for episode in episodes], np.int64),
             has_final=np.full(count, self._has_final),
             finals={
-                spec.name: _joined([episode.finals[spec.name] for episode in episodes])
+                spec.name: _concatenate([episode.finals[spec.name] for episode in episodes])
                 for spec in fixed
                 if spec.has_final
             },
-            metadata={key: [fact.get(key) for fact in facts] for key in names},
+            metadata={key: [fact.get(key) for fact in facts] for key in fact_names},
             variable={
                 spec.name: pa.concat_arrays([episode.variable[spec.name] for episode in episodes]) for spec in variable
             },
@@ -308,11 +274,11 @@ class GroupedEpisodeSource:
                 for spec in variable
                 if spec.has_final
             },
-            source_rows=used,
+            source_rows=rows_read,
         )
 
 
-def _joined(arrays: list[Any]) -> Any:
+def _concatenate(arrays: list[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 

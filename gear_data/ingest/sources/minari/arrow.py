@@ -1,7 +1,8 @@
-"""Minari's Arrow (and Parquet) layout: a folder an episode, `0/part-0.arrow` and `0/metadata.json`.
+"""Minari Arrow and Parquet: one folder per episode with `0/part-0.arrow` and `0/metadata.json`.
 
-Layout: `minari/dataset/_storages/arrow_storage.py` (Minari 0.5). A table of an episode of T steps has T + 1 rows: all
-observations, the final one last; infos, the one of the reset first; and the rest, whose last row is padding.
+Layout: `minari/dataset/_storages/arrow_storage.py` (Minari 0.5). The table of an episode of T steps has T + 1 rows.
+The last row of the observations is the final observation, and the first row of the infos belongs to the reset. In all
+other columns the last row is padding.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,16 +38,22 @@ from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, to_nump
 from gear_data.ingest.sources.tables.variable_length import to_variable
 from gear_data.storage.block import EpisodeBlock, Position
 
-#: A file of an episode: the dataset's folder, the episode's number.
+#: A table file. Groups: the dataset's folder, the episode's number.
 _FILE = re.compile(r"((?:.*/)?)(\d{1,18})/[^/]+\.(?:arrow|parquet)")
 _BLOCK_BYTES = 16 << 20
-#: Facts of an episode that its place and its rows say again; so do those on its rewards.
+#: Facts that repeat an episode's number and length, and the prefix of statistics of its rewards.
 _ID, _STEPS, _REWARDS = "id", "total_steps", "rewards_"
 
 
 @dataclass(frozen=True)
 class EpisodeFiles:
-    """An episode's files: its tables in order, and its facts, if they are there."""
+    """The files of one episode.
+
+    Attributes:
+        number: of the episode, from its folder's name.
+        tables: in order.
+        facts: its `metadata.json`, if there is one.
+    """
 
     number: int
     tables: tuple[SourceFile, ...]
@@ -54,10 +61,12 @@ class EpisodeFiles:
 
     @property
     def name(self) -> str:
+        """Name of the first table, for messages."""
         return self.tables[0].name
 
     @property
     def bytes(self) -> int:
+        """Size of all tables."""
         return sum(file.size for file in self.tables)
 
 
@@ -69,21 +78,21 @@ def probe(location: Location) -> str | None:
     first = _episodes(location, root)[0]
     if location.file(f"{root}{METADATA}") is None or first.facts is None:
         return None
-    return f"a Minari dataset, a folder an episode: it has {root}{METADATA} and {first.name}"
+    return f"a Minari dataset with one folder per episode: it has {root}{METADATA} and {first.name}"
 
 
 def _roots(location: Location) -> set[str]:
-    """Folders that hold numbered folders of tables."""
-    return {found[1] for file in location.files if (found := _FILE.fullmatch(file.name))}
+    """Returns the folders that hold numbered folders of tables."""
+    return {match[1] for file in location.files if (match := _FILE.fullmatch(file.name))}
 
 
 def _episodes(location: Location, root: str) -> tuple[EpisodeFiles, ...]:
-    """By number; `location.files` are sorted so that `part-2` is before `part-10`."""
+    """Lists the episodes by number. `location.files` is sorted so that `part-2` comes before `part-10`."""
     facts = {file.name: file for file in location.files if file.name.endswith(METADATA)}
     tables: dict[str, list[SourceFile]] = {}
     for file in location.files:
-        if (found := _FILE.fullmatch(file.name)) and found[1] == root:
-            tables.setdefault(found[2], []).append(file)
+        if (match := _FILE.fullmatch(file.name)) and match[1] == root:
+            tables.setdefault(match[2], []).append(file)
     episodes = [
         EpisodeFiles(int(folder), tuple(files), facts.get(f"{root}{folder}/{METADATA}"))
         for folder, files in tables.items()
@@ -95,17 +104,17 @@ def open_(location: Location, options: SourceOptions) -> MinariArrowSource:
     roots = _roots(location)
     if len(roots) > 1:
         raise UnknownFormatError(
-            f"holds several Minari datasets: {', '.join(sorted(roots))}", file=location.name, hint="give one of them"
+            f"holds several Minari datasets: {', '.join(sorted(roots))}", file=location.name, hint="convert one of them"
         )
     root = next(iter(roots), "")
     metadata = location.file(f"{root}{METADATA}")
     if not roots or metadata is None:
-        raise UnknownFormatError(f"no {METADATA} beside numbered folders of Arrow files", file=location.name)
+        raise UnknownFormatError(f"has no {METADATA} beside numbered folders of Arrow files", file=location.name)
     return MinariArrowSource(_episodes(location, root), metadata, options)
 
 
 class MinariArrowSource:
-    """An `EpisodeSource` over the folders of a Minari dataset. `Position.file` counts episodes."""
+    """An `EpisodeSource` over the folders of a Minari dataset. `Position.file` is an episode's index."""
 
     rows_are_steps = False
 
@@ -115,19 +124,24 @@ class MinariArrowSource:
         self.num_rows = len(episodes)
         self._episodes = episodes
         self._skip_bad = options.skip_bad
-        described = read_metadata(metadata)
-        self.metadata: Mapping[str, Any] = described.facts
-        described.note_counts(len(episodes), None, self.findings)
-        numbers = [episode.number for episode in episodes]
-        if len(gaps := [i for i, number in enumerate(numbers) if number != (numbers[i - 1] + 1 if i else 0)]):
-            message = "the episodes' numbers do not count up from 0 by one; those there are read"
-            self.findings.add(Finding("gapped-episodes", message, len(gaps), file=episodes[gaps[0]].name))
+        minari = read_metadata(metadata)
+        self.metadata: Mapping[str, Any] = minari.facts
+        minari.check_counts(len(episodes), None, self.findings)
+        self._check_numbers()
         first = episodes[0].tables[0]
         self._schema = reference_schema(read_table(first).schema)
-        columns = {column.name: column for column in table_columns(self._schema, described.leaves, first.name)}
+        columns = {column.name: column for column in table_columns(self._schema, minari.leaves, first.name)}
         chosen = choose_columns(columns, options)
         self._columns = {name: columns[source] for source, name in chosen.items()}
         self.columns = tuple(column.spec(name) for name, column in self._columns.items())
+
+    def _check_numbers(self) -> None:
+        """Adds a finding if the episodes' numbers are not 0, 1, 2, ..."""
+        numbers = [episode.number for episode in self._episodes]
+        gaps = [i for i, number in enumerate(numbers) if number != (numbers[i - 1] + 1 if i else 0)]
+        if gaps:
+            message = "the episodes' numbers do not count up from 0 by one; the existing episodes are read"
+            self.findings.add(Finding("gapped-episodes", message, len(gaps), file=self._episodes[gaps[0]].name))
 
     def units(self) -> Sequence[Unit]:
         return tuple(
@@ -136,7 +150,7 @@ class MinariArrowSource:
         )
 
     def _groups(self, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-        """Runs of episodes of at least so many bytes in their files, but for the last."""
+        """Yields runs [first, last) of episodes whose files have at least `size` bytes; the last run may have less."""
         total = 0
         for i in range(start, stop):
             total += self._episodes[i].bytes
@@ -153,6 +167,7 @@ class MinariArrowSource:
         return first, [_ReadEpisode.read(files, self._schema) for files in self._episodes[first:last]]
 
     def _block(self, position: int, group: list[_ReadEpisode]) -> EpisodeBlock:
+        """Builds a block. Bad episodes are left out with a finding, or raise BadEpisodeError."""
         count = len(group)
         while True:
             try:
@@ -160,79 +175,71 @@ class MinariArrowSource:
             except _BadEpisodesError as bad:
                 if not self._skip_bad:
                     raise bad.error from None
-                message = "an episode that cannot be read as one; skipped"
-                name = group[bad.places[0]].files.name
-                self.findings.add(Finding("bad-episode", message, len(bad.places), file=name))
-                group = [episode for i, episode in enumerate(group) if i not in bad.places]
+                message = "an episode that cannot be read; skipped"
+                name = group[bad.indices[0]].files.name
+                self.findings.add(Finding("bad-episode", message, len(bad.indices), file=name))
+                group = [episode for i, episode in enumerate(group) if i not in bad.indices]
 
     def _assemble(self, position: int, group: list[_ReadEpisode], count: int) -> EpisodeBlock:
         """Builds a block. Raises _BadEpisodesError for bad episodes, before any finding is added."""
-        reasons = {i: e.reason for i, e in enumerate(group) if e.reason is not None}
+        reasons = {i: episode.reason for i, episode in enumerate(group) if episode.reason is not None}
         if reasons:
             first = min(reasons)
             raise _BadEpisodesError(list(reasons), reasons[first], group[first])
-        tables = pa.concat_tables([e.table for e in group] or [self._schema.empty_table()])
-        rows = _RowMasks(np.array([e.table.num_rows for e in group], np.int64))
-        columns: dict[str, npt.NDArray[Any]] = {}
-        variable: dict[str, pa.Array] = {}
-        finals: dict[str, npt.NDArray[Any]] = {}
-        variable_finals: dict[str, pa.Array] = {}
-        padded = np.zeros(len(group), np.bool_)
+        table = pa.concat_tables([episode.table for episode in group] or [self._schema.empty_table()])
+        masks = _RowMasks(np.array([episode.table.num_rows for episode in group], np.int64))
+        values = _GroupValues(has_values_in_padding=np.zeros(len(group), np.bool_))
         for name, column in self._columns.items():
-            steps = rows.after_first if column.path[0] == INFOS else rows.before_last
-            is_final, is_padded = column.path[0] == OBSERVATIONS, column.path[0] not in (OBSERVATIONS, INFOS)
-            array = column.of(tables)
             try:
-                if column.variable_length:
-                    variable[name] = _variable_at(steps, array, column.dtype)
-                    if is_final:
-                        variable_finals[name] = _variable_at(~steps, array, column.dtype)
-                    if is_padded:
-                        last_values = array.take(pa.array(rows.last)).to_pylist()
-                        padded |= np.array([bool(value) for value in last_values], np.bool_)
-                    continue
-                values = to_numpy(array, column.stored).reshape(len(array), *column.shape)
+                values.add(name, column, column.extract(table), masks)
             except IrregularRowsError as error:
-                raise _irregular(error, group, rows, column) from None
-            columns[name], last = values[steps], values[rows.last]
-            if is_final:
-                finals[name] = last
-            if is_padded:
-                padded |= (last != 0).any(axis=tuple(range(1, last.ndim)))
-        self._check_padding(group, padded)
+                raise _bad_episodes(error, group, masks, column) from None
+        self._check_padding(group, values.has_values_in_padding)
+        self._check_facts(group)
         self._note_changes(group)
         return EpisodeBlock(
             position=Position(position, 0),
-            lengths=rows.counts - 1,
-            columns=columns,
+            lengths=masks.counts - 1,
+            columns=values.columns,
             sources=[episode.files.name for episode in group],
             rows=np.zeros(len(group), np.int64),
-            has_final=np.full(len(group), bool(finals or variable_finals)),
-            finals=finals,
+            has_final=np.full(len(group), bool(values.finals or values.variable_finals)),
+            finals=values.finals,
             metadata=_facts(group),
-            variable=variable,
-            variable_finals=variable_finals,
+            variable=values.variable,
+            variable_finals=values.variable_finals,
             source_rows=count,
         )
 
-    def _check_padding(self, group: list[_ReadEpisode], padded: npt.NDArray[np.bool_]) -> None:
-        """Last rows that are not padding. One that the episode's metadata counts is a step without what followed."""
-        bad = [i for i in np.flatnonzero(padded).tolist() if group[i].facts.get(_STEPS) == group[i].table.num_rows]
+    def _check_padding(self, group: list[_ReadEpisode], has_values: npt.NDArray[np.bool_]) -> None:
+        """Checks the last rows, which should be padding; `has_values` (bool [n]) says for which episodes they are not.
+
+        If an episode's metadata counts such a row as a step, the episode lacks its final observation.
+        """
+        indices = np.flatnonzero(has_values).tolist()
+        bad = [i for i in indices if group[i].facts.get(_STEPS) == group[i].table.num_rows]
         if bad:
-            reason = "has no final observation: the last row should be padding, and is a step"
+            reason = "has no final observation: the last row should be padding, but is a step"
             raise _BadEpisodesError(bad, reason, group[bad[0]], row=group[bad[0]].table.num_rows - 1)
-        if padded.any():
-            first = group[int(np.argmax(padded))].files.name
-            message = "the last row of actions, rewards and flags is padding, and holds values; left out"
-            self.findings.add(Finding("padding-not-zero", message, int(padded.sum()), file=first))
-        for key, found in ((_STEPS, [e.table.num_rows - 1 for e in group]), (_ID, [e.files.number for e in group])):
-            wrong = [e for e, value in zip(group, found, strict=True) if e.facts.get(key, value) != value]
+        if indices:
+            first = group[indices[0]].files.name
+            message = "the last row of actions, rewards and flags is padding, but holds values; left out"
+            self.findings.add(Finding("padding-not-zero", message, len(indices), file=first))
+
+    def _check_facts(self, group: list[_ReadEpisode]) -> None:
+        """Compares the declared number and length of each episode with its folder and rows."""
+        for key, expected in (
+            (_STEPS, [episode.table.num_rows - 1 for episode in group]),
+            (_ID, [episode.files.number for episode in group]),
+        ):
+            wrong = [e for e, value in zip(group, expected, strict=True) if e.facts.get(key, value) != value]
             if wrong:
-                message = f"an episode's {key} is not that of its folder and rows; those count"
+                message = f"an episode's {key} differs from its folder and rows, which are used"
                 name = wrong[0].files.name
                 self.findings.add(Finding("metadata-disagrees", message, len(wrong), file=name, column=key))
 
     def _note_changes(self, group: list[_ReadEpisode]) -> None:
+        """Adds findings for dropped infos of the reset, and for columns that were cast."""
         if not group:
             return
         first = group[0].files.name
@@ -242,20 +249,58 @@ class MinariArrowSource:
                 self.findings.add(Finding("reset-info-left-out", message, len(group), first, column=column.name))
         for episode in group:
             for name in episode.cast:
-                message = "numbers of another type than in the first episode; the same ones are kept as that"
+                message = "numbers of another type than in the first episode; cast to that type, no value changes"
                 self.findings.add(Finding("dtype-differs", message, file=episode.files.name, column=name))
+
+
+@dataclass
+class _GroupValues:
+    """The columns of consecutive episodes, one episode after another.
+
+    Attributes:
+        has_values_in_padding: bool [episodes], whether the last row of a padded column is not zero or empty.
+        columns: name -> [steps, ...], columns of a fixed size.
+        finals: name -> [episodes, ...], final observations.
+        variable: name -> one text or bytes per step.
+        variable_finals: name -> one text or bytes per episode, final observations.
+    """
+
+    has_values_in_padding: npt.NDArray[np.bool_]
+    columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    finals: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    variable: dict[str, pa.Array] = field(default_factory=dict)
+    variable_finals: dict[str, pa.Array] = field(default_factory=dict)
+
+    def add(self, name: str, column: TableColumn, array: pa.Array, masks: _RowMasks) -> None:
+        """Adds a column, of which `array` has the rows of all episodes. Raises IrregularRowsError."""
+        steps = masks.after_first if column.path[0] == INFOS else masks.before_last
+        has_final, is_padded = column.path[0] == OBSERVATIONS, column.path[0] not in (OBSERVATIONS, INFOS)
+        if column.variable_length:
+            self.variable[name] = _variable_at(steps, array, column.dtype)
+            if has_final:
+                self.variable_finals[name] = _variable_at(~steps, array, column.dtype)
+            if is_padded:
+                last_values = array.take(pa.array(masks.last)).to_pylist()
+                self.has_values_in_padding |= np.array([bool(value) for value in last_values], np.bool_)
+            return
+        values = to_numpy(array, column.stored_shape).reshape(len(array), *column.shape)
+        self.columns[name], last = values[steps], values[masks.last]
+        if has_final:
+            self.finals[name] = last
+        if is_padded:
+            self.has_values_in_padding |= (last != 0).any(axis=tuple(range(1, last.ndim)))
 
 
 @dataclass(frozen=True)
 class _ReadEpisode:
-    """An episode as it was read.
+    """An episode that was read.
 
     Attributes:
-        files: where it was read from.
-        table: a row more than steps.
-        facts: what its `metadata.json` says.
-        cast: columns whose numbers had another type than in the first episode.
-        reason: why it is no episode of the dataset, if it is none.
+        files: of the episode.
+        table: its T + 1 rows.
+        facts: the contents of its `metadata.json`.
+        cast: names of the columns whose numbers had another type than in the first episode.
+        reason: why the episode is bad; None if it is good.
     """
 
     files: EpisodeFiles
@@ -269,7 +314,7 @@ class _ReadEpisode:
         tables = [read_table(file) for file in files.tables]
         for file, table in zip(files.tables[1:], tables[1:], strict=True):
             if table.schema != tables[0].schema:
-                raise CorruptSourceError(f"has other columns than {files.name}", file=file.name)
+                raise CorruptSourceError(f"its columns differ from those of {files.name}", file=file.name)
         table, cast, reason = cast_table(pa.concat_tables(tables), schema)
         if reason is None and table.num_rows < 2:
             reason = "has no steps"
@@ -277,13 +322,13 @@ class _ReadEpisode:
 
 
 class _BadEpisodesError(Exception):
-    """Some of a group of episodes are none: `places` in the group, and the error for the first."""
+    """Some episodes of a group are bad: their `indices` in the group, and the `error` for the first of them."""
 
     def __init__(
-        self, places: list[int], reason: str, first: _ReadEpisode, column: str | None = None, row: int | None = None
+        self, indices: list[int], reason: str, first: _ReadEpisode, column: str | None = None, row: int | None = None
     ) -> None:
         super().__init__(reason)
-        self.places = places
+        self.indices = indices
         self.error = BadEpisodeError(
             reason,
             file=first.files.name,
@@ -294,7 +339,15 @@ class _BadEpisodesError(Exception):
 
 
 class _RowMasks:
-    """Which rows of the tables of several episodes, one after another, are what. `counts`: int64 [n], rows of each."""
+    """Selections of rows in the concatenated tables of n episodes.
+
+    Attributes:
+        counts: int64 [n], rows of each table.
+        ends: int64 [n], the row after each table.
+        last: int64 [n], the last row of each table.
+        before_last: bool [rows], all rows except the last of each table.
+        after_first: bool [rows], all rows except the first of each table.
+    """
 
     def __init__(self, counts: npt.NDArray[np.int64]) -> None:
         self.counts = counts
@@ -307,29 +360,30 @@ class _RowMasks:
         self.after_first[self.ends - counts] = False
 
 
-def _variable_at(wanted: npt.NDArray[np.bool_], array: pa.Array, dtype: str) -> pa.Array:
-    """The texts or bytes of the rows wanted; the others, such as padding, need not be any.
+def _variable_at(selected: npt.NDArray[np.bool_], array: pa.Array, dtype: str) -> pa.Array:
+    """Returns the texts or bytes of the selected rows. Other rows, such as padding, are not checked.
 
     Raises:
-        IrregularRowsError: as `to_variable`; its rows are those of `array`.
+        IrregularRowsError: as `to_variable`; its rows are rows of `array`.
     """
     try:
-        return to_variable(array.filter(pa.array(wanted)), dtype)
+        return to_variable(array.filter(pa.array(selected)), dtype)
     except IrregularRowsError as error:
-        raise IrregularRowsError(np.flatnonzero(wanted)[error.rows], error.reason) from None
+        raise IrregularRowsError(np.flatnonzero(selected)[error.rows], error.reason) from None
 
 
-def _irregular(
-    error: IrregularRowsError, group: list[_ReadEpisode], rows: _RowMasks, column: TableColumn
+def _bad_episodes(
+    error: IrregularRowsError, group: list[_ReadEpisode], masks: _RowMasks, column: TableColumn
 ) -> _BadEpisodesError:
-    places = np.searchsorted(rows.ends, error.rows, side="right")
-    first = int(places[0])
-    row = int(error.rows[0] - (rows.ends[first] - rows.counts[first]))
-    return _BadEpisodesError(np.unique(places).tolist(), error.reason, group[first], column.name, row)
+    """Returns the error for the episodes that hold the irregular rows."""
+    indices = np.searchsorted(masks.ends, error.rows, side="right")
+    first = int(indices[0])
+    row = int(error.rows[0] - (masks.ends[first] - masks.counts[first]))
+    return _BadEpisodesError(np.unique(indices).tolist(), error.reason, group[first], column.name, row)
 
 
 def _facts(group: list[_ReadEpisode]) -> dict[str, list[Any]]:
-    """The episodes' own facts, as far as they are single values; the options of a reset as JSON text."""
+    """Returns the episodes' own facts by name; values that are not single, such as reset options, as JSON text."""
     found = dict.fromkeys(name for episode in group for name in episode.facts)
     names = [name for name in found if name not in (_ID, _STEPS) and not name.startswith(_REWARDS)]
     return {name: [_fact(episode.facts.get(name)) for episode in group] for name in names}

@@ -1,8 +1,8 @@
-"""Minari's Arrow layout, one episode: a table whose columns are flattened to arrays under dotted names.
+"""Arrow tables of single Minari episodes, with columns flattened to arrays under dotted names.
 
 Layout: https://minari.farama.org/content/dataset_standards and `minari/dataset/_storages/arrow_storage.py`. Dict and
-Tuple spaces are structs; a Box is a fixed-size list of its elements, whose shape is in the dataset's metadata;
-the shape of an info is in its field's metadata.
+Tuple spaces are structs. A Box is a fixed-size list of its elements; the dataset's metadata has its shape. The
+metadata of an info's field has the shape of the info.
 """
 
 from __future__ import annotations
@@ -22,43 +22,44 @@ from gear_data.ingest.sources.tables.to_numpy import is_list, leaf_dtype, storag
 from gear_data.ingest.sources.tables.variable_length import variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 
-#: What a table's columns are; others are not Minari's.
+#: Minari's columns. Other columns of a table are ignored.
 OBSERVATIONS, REWARDS, INFOS = "observations", "rewards", "infos"
 COLUMNS = (OBSERVATIONS, "actions", REWARDS, "terminations", "truncations", INFOS)
-#: A row takes a bit at least: a boolean's.
+#: Upper bound on rows per byte: a row of one boolean takes one bit.
 _ROWS_PER_BYTE = 8
 _MAGIC = b"ARROW1"
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column that is not made of others.
+    """A column of a table that has no subcolumns.
 
     Attributes:
-        path: names of the structs it is in, and its own.
-        name: those with dots between.
+        path: names of the enclosing structs, and the column's own name.
+        name: the path, joined with dots.
         dtype: of a step, as `ColumnSpec.dtype`.
         shape: of a step.
-        stored: the shape in the table: Minari flattens arrays of several axes to one list.
+        stored_shape: of a step in the table, where Minari flattens arrays of several axes to one list.
     """
 
     path: tuple[str, ...]
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
-    stored: tuple[int, ...] = ()
+    stored_shape: tuple[int, ...] = ()
 
     def spec(self, name: str) -> ColumnSpec:
-        """The column under its canonical name. Observations have a final one."""
-        known_as = None if name == self.name else self.name
-        return ColumnSpec(name, self.dtype, self.shape, source=known_as, has_final=self.path[0] == OBSERVATIONS)
+        """Returns the column under its canonical name. Observations have a final observation."""
+        source = None if name == self.name else self.name
+        return ColumnSpec(name, self.dtype, self.shape, source=source, has_final=self.path[0] == OBSERVATIONS)
 
     @property
     def variable_length(self) -> bool:
+        """Whether steps are texts or bytes."""
         return self.dtype in VARIABLE_TYPES
 
-    def of(self, table: pa.Table) -> pa.Array:
-        """The column's array, a row a step."""
+    def extract(self, table: pa.Table) -> pa.Array:
+        """Returns the column's array, one row a step."""
         array = storage_array(table.column(self.path[0]))
         for name in self.path[1:]:
             array = storage_array(pc.struct_field(array, name))
@@ -66,10 +67,10 @@ class TableColumn:
 
 
 def read_table(file: SourceFile) -> pa.Table:
-    """A file of an episode, with those of its columns that are Minari's.
+    """Reads Minari's columns from a file of an episode.
 
     Raises:
-        CorruptSourceError: empty, cut short, damaged, or not Arrow (Parquet, where the file is named so).
+        CorruptSourceError: the file is empty, truncated, damaged, or not Arrow (for `.parquet` files: not Parquet).
     """
     with file.open() as stream:
         data = stream.read()
@@ -78,20 +79,21 @@ def read_table(file: SourceFile) -> pa.Table:
         table.validate(full=True)
         return table.select([name for name in COLUMNS if name in table.column_names])
     except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError) as error:
-        file.check_readable()  # which knows better what is wrong with files that hold nothing at all
+        file.check_readable()  # raises a clearer error for empty files and Git-LFS pointers
         raise CorruptSourceError(
-            f"cannot be read: {error}", file=file.name, hint="it may have been cut short: download it again"
+            f"cannot be read: {error}", file=file.name, hint="the file may have been truncated: download it again"
         ) from error
 
 
 def _read_arrow(data: bytes) -> pa.Table:
-    """An Arrow IPC file, read as the stream it is between its first bytes and its footer.
+    """Reads an Arrow IPC file as the stream between its first bytes and its footer.
 
-    So the messages that are looked at are those that are read: compressed buffers name the size to which they
-    decompress, which pyarrow allocates before it knows that to be true. Minari writes none.
+    Reading the stream, not the footer, makes sure that the checked messages are those that pyarrow reads. Compressed
+    buffers are refused: they declare their decompressed size, which pyarrow allocates unchecked. Minari does not write
+    compressed buffers.
     """
     if not data.startswith(_MAGIC) or not data.endswith(_MAGIC):
-        raise pa.ArrowInvalid("not a whole Arrow IPC file")
+        raise pa.ArrowInvalid("not a complete Arrow IPC file")
     stream = pa.py_buffer(data)[8:]
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(stream)):
         if message.type != ("record batch" if number else "schema"):
@@ -99,15 +101,16 @@ def _read_arrow(data: bytes) -> pa.Table:
         if number and _is_compressed(message.metadata):
             raise pa.ArrowInvalid("holds compressed buffers, which Minari does not write")
     table = pa.ipc.open_stream(stream).read_all()
-    # Columns of nulls take no bytes, and may claim any length.
+    # Columns of nulls take no bytes, so their length could be anything.
     if table.num_rows > len(data) * _ROWS_PER_BYTE:
         raise pa.ArrowInvalid(f"{table.num_rows} rows in {len(data)} bytes")
     return table
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether a record batch's message (a verified flatbuffer: pyarrow has opened it) has the field `compression`.
+    """Returns whether a record batch's message has the field `compression`.
 
+    The message is a flatbuffer that pyarrow has verified. Layout:
     https://github.com/apache/arrow/blob/main/format/Message.fbs: `Message.header` is field 2, `RecordBatch.compression`
     field 3.
     """
@@ -117,10 +120,10 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
 
 
 def _field(buffer: pa.Buffer, table: int, number: int) -> int:
-    """Where a flatbuffer table's field is, from the table on; 0 if it is absent."""
+    """Returns the offset of a field from its flatbuffer table; 0 if the field is absent."""
     fields = table - _integer(buffer, table, 4)
-    place = 4 + 2 * number
-    return _integer(buffer, fields + place, 2) if place < _integer(buffer, fields, 2) else 0
+    entry = 4 + 2 * number
+    return _integer(buffer, fields + entry, 2) if entry < _integer(buffer, fields, 2) else 0
 
 
 def _integer(buffer: pa.Buffer, start: int, size: int) -> int:
@@ -128,11 +131,16 @@ def _integer(buffer: pa.Buffer, start: int, size: int) -> int:
 
 
 def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str) -> tuple[TableColumn, ...]:
-    """The columns of a table with this schema; `leaves` are the dataset's spaces by dotted name.
+    """Returns the columns of a table with this schema.
+
+    Args:
+        schema: of the table.
+        leaves: the dataset's spaces by dotted name.
+        file: for errors.
 
     Raises:
-        CorruptSourceError: a column's elements are not as many as its space has.
-        UnsupportedColumnError: neither numbers nor text nor bytes, or two columns of one name.
+        CorruptSourceError: a column has another number of elements than its space.
+        UnsupportedColumnError: a column is not numbers, text or bytes, or two columns have the same name.
     """
     columns: dict[str, TableColumn] = {}
     for field in schema:
@@ -145,8 +153,10 @@ def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str)
 
 
 def reference_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema that a dataset whose first episode has this one is to have: rewards are floats, though all of one
-    episode's be whole and were kept so."""
+    """Returns the dataset's schema, given that of its first episode: integer rewards become float64.
+
+    Minari stores rewards as integers if all rewards of an episode are whole.
+    """
     index = schema.get_field_index(REWARDS)
     if index < 0 or not pa.types.is_integer(schema.field(index).type):
         return schema
@@ -154,46 +164,55 @@ def reference_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> tuple[pa.Table, tuple[str, ...], str | None]:
-    """The table with this schema, the columns whose numbers were cast to it without loss, and why it cannot have it.
+    """Casts a table to a schema, if no number changes.
 
-    Lists of numbers get their type from the values of one episode: int64 in one, double in the next.
+    Minari writes lists of Python numbers, whose type depends on the values of one episode: int64 in one episode,
+    double in the next.
+
+    Returns:
+        The table, the names of the columns that were cast, and the reason if the table does not fit the schema.
     """
     if table.schema.equals(schema):
         return table, (), None
     if unknown := set(table.column_names) - set(schema.names):
-        return table, (), f"has a column '{min(unknown)}', and the first episode has none"
+        return table, (), f"has a column '{min(unknown)}', which the first episode lacks"
     arrays, cast = [], []
     for field in schema:
         index = table.schema.get_field_index(field.name)
         found = None if index < 0 else table.schema.field(index).type
-        if found is None or not _are_numbers(found, field.type):
-            is_ = "missing" if found is None else str(found)
-            return table, (), f"column '{field.name}' is {is_}, in the first episode it is {field.type}"
+        if found is None or not _differ_only_in_numbers(found, field.type):
+            actual = "missing" if found is None else str(found)
+            return table, (), f"column '{field.name}' is {actual}, in the first episode it is {field.type}"
         values = table.column(index)
         if found != field.type:
-            as_first = values.cast(field.type, safe=False)
-            if not as_first.cast(found, safe=False).equals(values):
-                return table, (), f"column '{field.name}' is {found}, and does not fit {field.type}, as it was at first"
-            values = as_first
+            converted = values.cast(field.type, safe=False)
+            if not converted.cast(found, safe=False).equals(values):
+                reason = (
+                    f"column '{field.name}' is {found}, and does not fit {field.type}, its type in the first episode"
+                )
+                return table, (), reason
+            values = converted
             cast.append(field.name)
         arrays.append(values)
     return pa.Table.from_arrays(arrays, schema=schema), tuple(cast), None
 
 
-def _are_numbers(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether two types are one, or differ in the kind of numbers alone."""
-    if found == wanted:
+def _differ_only_in_numbers(found: pa.DataType, expected: pa.DataType) -> bool:
+    """Returns whether two types are equal, or differ only in the type of their numbers."""
+    if found == expected:
         return True
-    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
-        names = [[field.name for field in type_] for type_ in (found, wanted)]
-        return names[0] == names[1] and all(_are_numbers(a.type, b.type) for a, b in zip(found, wanted, strict=True))
-    if pa.types.is_fixed_size_list(found) and pa.types.is_fixed_size_list(wanted):
-        return found.list_size == wanted.list_size and _are_numbers(found.value_type, wanted.value_type)
-    return all(pa.types.is_integer(type_) or pa.types.is_floating(type_) for type_ in (found, wanted))
+    if pa.types.is_struct(found) and pa.types.is_struct(expected):
+        names = [[field.name for field in type_] for type_ in (found, expected)]
+        return names[0] == names[1] and all(
+            _differ_only_in_numbers(a.type, b.type) for a, b in zip(found, expected, strict=True)
+        )
+    if pa.types.is_fixed_size_list(found) and pa.types.is_fixed_size_list(expected):
+        return found.list_size == expected.list_size and _differ_only_in_numbers(found.value_type, expected.value_type)
+    return all(pa.types.is_integer(type_) or pa.types.is_floating(type_) for type_ in (found, expected))
 
 
-def _leaf_fields(field: pa.Field, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], pa.Field]]:
-    path = (*above, field.name)
+def _leaf_fields(field: pa.Field, parents: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], pa.Field]]:
+    path = (*parents, field.name)
     if pa.types.is_struct(field.type):
         for child in field.type:
             yield from _leaf_fields(child, path)
@@ -209,20 +228,20 @@ def _column(path: tuple[str, ...], field: pa.Field, leaves: Mapping[str, SpaceLe
     if not is_list(field.type):
         return TableColumn(path, name, dtype)
     if not pa.types.is_fixed_size_list(field.type) or is_list(field.type.value_type):
-        raise UnsupportedColumnError(f"is {field.type}; Minari keeps lists of one size", file=file, column=name)
+        raise UnsupportedColumnError(f"is {field.type}, where Minari writes fixed-size lists", file=file, column=name)
     count = field.type.list_size
     shape = leaves[name].shape if name in leaves else _info_shape(field)
     if shape is None:
         shape = (count,)
     if math.prod(shape) != count or count == 0:
         raise CorruptSourceError(
-            f"has {count} elements a step, and by the dataset's metadata the shape {shape}", file=file, column=name
+            f"has {count} elements a step, but the dataset's metadata gives the shape {shape}", file=file, column=name
         )
     return TableColumn(path, name, dtype, shape, (count,))
 
 
 def _info_shape(field: pa.Field) -> tuple[int, ...] | None:
-    """The shape that a field's metadata gives, as Minari writes it: `b"2,3"`, and `b""` for a single number."""
+    """Parses the shape in a field's metadata: `b"2,3"`, or `b""` for a single number. None if there is none."""
     text = (field.metadata or {}).get(b"shape")
     if text is None:
         return None

@@ -1,9 +1,12 @@
-"""Minari HDF5: `data/main_data.hdf5` with a group an episode, and `data/metadata.json`.
+"""Minari HDF5: `data/main_data.hdf5` with one group per episode, and `data/metadata.json`.
 
-Layout: https://minari.farama.org/content/dataset_standards (versions 0.4 and 0.5). `observations` has a row more than
-there are steps: the last is the final observation. `infos`, if it has one more too, begins with what `reset` returned;
-`infos.x[t]` is here what step t returned. Dict spaces are groups, Tuple spaces groups of `_index_0`, `_index_1`, ...;
-text is UTF-8; images are JPEG bytes where their space is an image's and the dataset encodes them.
+Layout: https://minari.farama.org/content/dataset_standards (versions 0.4 and 0.5). For an episode of T steps:
+
+- `observations` has T + 1 rows; the last row is the final observation.
+- `infos` has T rows, or T + 1 rows of which the first is what `reset` returned. Here `infos.x[t]` is what step t
+  returned.
+- Dict spaces are groups; Tuple spaces are groups with the entries `_index_0`, `_index_1`, ...
+- Text is UTF-8. Images are JPEG bytes if the space is an image space and the dataset encodes images.
 """
 
 from __future__ import annotations
@@ -20,24 +23,20 @@ from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.sources.hdf5.attributes import attribute_facts
+from gear_data.ingest.sources.hdf5.datasets import step_spec
 from gear_data.ingest.sources.hdf5.episode_reader import GroupColumn
-from gear_data.ingest.sources.hdf5.file import (
-    attribute_facts,
-    hdf5_files,
-    links_of,
-    open_hdf5,
-    reading,
-    refuse_links,
-    step_spec,
-)
-from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, GroupLayout, open_groups
+from gear_data.ingest.sources.hdf5.group_layout import GroupLayout
+from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, open_groups
+from gear_data.ingest.sources.hdf5.inventory import links_of, refuse_links
+from gear_data.ingest.sources.hdf5.open_file import hdf5_files, open_hdf5, reading
 from gear_data.ingest.sources.minari.metadata import METADATA, MinariMetadata, parse_metadata, read_metadata
 
 _MAIN = "main_data.hdf5"
 _PREFIX = "episode_"
-_INDEX = re.compile(r"(?<=/)_index_([0-9]+)")
+_TUPLE_ENTRY = re.compile(r"(?<=/)_index_([0-9]+)")
 _REQUIRED = ("observations", "actions", "rewards", "terminations", "truncations")
-#: Of an episode: its number and length, which the file shows, and sums that follow from its rewards.
+#: Attributes of an episode that repeat its number, or statistics of its rewards.
 _IGNORED = frozenset({"id", "rewards_max", "rewards_mean", "rewards_min", "rewards_std", "rewards_sum"})
 
 
@@ -52,16 +51,16 @@ def probe(location: Location) -> str | None:
             if isinstance(group, h5py.Group) and all(key in group for key in _REQUIRED):
                 return f"Minari HDF5: '{name}' in {files[0].name} is a group of {', '.join(_REQUIRED)}"
     except GearError:
-        pass  # whatever it is, it is not known to be Minari
+        pass  # a damaged file is not recognised as Minari
     return None
 
 
 def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
     files = _main_files(location)
     if len(files) != 1:
-        found = "holds no Minari HDF5 file" if not files else f"holds {len(files)} Minari datasets"
-        names = ", ".join(str(PurePosixPath(file.name).parent) for file in files[:10])
-        raise UnknownFormatError(found, file=location.name, hint=f"convert one of: {names}" if files else None)
+        message = "holds no Minari HDF5 file" if not files else f"holds {len(files)} Minari datasets"
+        folders = ", ".join(str(PurePosixPath(file.name).parent) for file in files[:10])
+        raise UnknownFormatError(message, file=location.name, hint=f"convert one of: {folders}" if files else None)
     return _open_file(files[0], _metadata_file(location, files[0]), options)
 
 
@@ -70,19 +69,27 @@ def _main_files(location: Location) -> tuple[SourceFile, ...]:
     return tuple(file for file in files if PurePosixPath(file.name).name == _MAIN) if location.folder else files
 
 
-def _open_file(file: SourceFile, beside: SourceFile | None, options: SourceOptions) -> GroupedEpisodeSource:
-    metadata = _root_attributes(file) if beside is None else read_metadata(beside)
+def _open_file(file: SourceFile, metadata_file: SourceFile | None, options: SourceOptions) -> GroupedEpisodeSource:
+    metadata = _root_attributes(file) if metadata_file is None else read_metadata(metadata_file)
 
     def check(opened: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
-        metadata.note_counts(episodes, steps, findings)
+        metadata.check_counts(episodes, steps, findings)
 
     def describe(datasets: Mapping[str, h5py.Dataset], others: Mapping[str, str], name: str) -> list[GroupColumn]:
-        paths = {_INDEX.sub(r"\1", path): path for path in [*datasets, *links_of(others)]}
+        paths = {_TUPLE_ENTRY.sub(r"\1", path): path for path in [*datasets, *links_of(others)]}
         chosen = choose_columns(paths, options)
         refuse_links(others, [paths[alias] for alias in chosen], name)
         return [_column(paths[alias], alias, column, datasets, metadata, name) for alias, column in chosen.items()]
 
-    layout = GroupLayout("/", _PREFIX, "rewards", "total_steps", _IGNORED, lambda opened, source: {}, check)
+    layout = GroupLayout(
+        parent="/",
+        prefix=_PREFIX,
+        steps="rewards",
+        declared="total_steps",
+        ignored=_IGNORED,
+        facts=lambda opened, source: {},
+        check=check,
+    )
     return open_groups((file,), layout, describe, metadata=metadata.facts, skip_bad=options.skip_bad)
 
 
@@ -91,7 +98,7 @@ def _metadata_file(location: Location, main: SourceFile) -> SourceFile | None:
 
 
 def _root_attributes(file: SourceFile) -> MinariMetadata:
-    """What files of Minari 0.4, and files without the one beside them, say of themselves."""
+    """Reads the metadata from the file's attributes, where Minari 0.4 kept it and where `metadata.json` is missing."""
     with open_hdf5(file) as opened, reading(file.name):
         facts, _ = attribute_facts(opened, ())
     return parse_metadata(facts, file.name)
@@ -105,6 +112,16 @@ def _column(
     metadata: MinariMetadata,
     file: str,
 ) -> GroupColumn:
+    """Returns the column of a dataset.
+
+    Args:
+        path: of the dataset in the episode's group.
+        alias: the path with the entries of Tuple spaces as plain numbers.
+        name: the canonical name.
+        datasets: path -> dataset.
+        metadata: of the Minari dataset.
+        file: for errors.
+    """
     group = path.split("/", 1)[0]
     leaf = metadata.leaves.get(alias.replace("/", "."))
     encoded = leaf is not None and leaf.encoded
@@ -112,7 +129,7 @@ def _column(
         spec = step_spec(datasets[path], path, name, file, encoded=encoded)
     spec = replace(spec, has_final=group == "observations")
     if name == "rewards" and spec.dtype.startswith(("int", "uint")):
-        # Minari writes lists of Python numbers: whole rewards in one episode make int64, in the next float64.
+        # Minari writes lists of Python numbers: an episode of whole rewards is int64, the next may be float64.
         spec = replace(spec, dtype="float64")
     final = path if group == "observations" else None
     return GroupColumn(spec, path, final, reset=group == "infos", encoded=encoded)

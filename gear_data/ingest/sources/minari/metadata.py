@@ -1,7 +1,7 @@
-"""What Minari's `metadata.json` says: the spaces of observations and actions, and facts about the dataset.
+"""Minari's `metadata.json`: the spaces of observations and actions, and facts about the dataset.
 
-Layout: https://minari.farama.org/content/dataset_standards. Spaces stand there as JSON text, with bounds for every
-element; nested Dict and Tuple spaces are flattened to dotted names here, as they are to columns.
+Layout: https://minari.farama.org/content/dataset_standards. The file stores each space as JSON text, with bounds for
+every element. Nested Dict and Tuple spaces are flattened to dotted names here, as columns are.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from gear_data.ingest.sources.json_files import json_object, read_json_object
 
 METADATA = "metadata.json"
 
-#: Bounds of image spaces make it megabytes; this is far above the largest there are.
-#: Longer texts and lists are not kept among the facts.
+#: Longer texts and lists are not kept among the facts, in characters of JSON.
 _MAX_FACT = 10_000
 _MAX_DEPTH = 32
 #: Minari encodes a uint8 Box as JPEG if both its first axes have at least this many elements.
 _IMAGE_SIDE = 32
 _SPACES = {"observations": "observation_space", "actions": "action_space"}
-#: Facts about one space that stay: bounds by element and character sets do not.
+#: Facts about one space that are kept. Bounds per element and character sets are not.
 _SPACE_FACTS = ("type", "dtype", "shape", "n", "nvec", "start", "min_length", "max_length")
 
 
 @dataclass(frozen=True)
 class SpaceLeaf:
-    """A space that is not made of others.
+    """A space that has no subspaces.
 
     Attributes:
         kind: its Gymnasium class: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, `Text`.
         dtype: NumPy name; None for a Text.
         shape: of one step; `()` for a Discrete and a Text.
-        encoded: its steps are stored as JPEG bytes: a uint8 Box of an image's size, in a dataset that encodes them.
+        encoded: whether its steps are stored as JPEG bytes: a uint8 Box of an image's size, in a dataset that encodes
+            images.
     """
 
     kind: str
@@ -49,13 +49,13 @@ class SpaceLeaf:
 
 @dataclass(frozen=True)
 class MinariMetadata:
-    """What `metadata.json` says.
+    """The contents of `metadata.json`.
 
     Attributes:
         data_format: `hdf5`, `arrow` or `parquet`; None in files older than Minari 0.5.
         leaves: dotted column name, such as `observations.image` or `actions.0`, -> space.
-        total_episodes, total_steps: as declared, which need not be true; None where they are not.
-        facts: everything else worth keeping, JSON-able and of bounded size; spaces without their bounds.
+        total_episodes, total_steps: as declared, possibly wrong; None if not declared.
+        facts: all other values of bounded size, JSON-able; spaces without their bounds.
     """
 
     data_format: str | None
@@ -64,30 +64,30 @@ class MinariMetadata:
     total_steps: int | None
     facts: Mapping[str, Any]
 
-    def note_counts(self, episodes: int, steps: int | None, findings: FindingLog) -> None:
-        """Adds a finding where what was found (None: not counted) is not what is declared."""
-        for what, declared, found in (
+    def check_counts(self, episodes: int, steps: int | None, findings: FindingLog) -> None:
+        """Adds a finding for each declared total that differs from the count; `steps` is None if not counted."""
+        for unit, declared, counted in (
             ("episodes", self.total_episodes, episodes),
             ("steps", self.total_steps, steps),
         ):
-            if declared is not None and found is not None and declared != found:
-                message = f"total_{what} is {declared}, there are {found}; those there are read"
-                findings.add(Finding("metadata-disagrees", message, file=METADATA, column=f"total_{what}"))
+            if declared is not None and counted is not None and declared != counted:
+                message = f"total_{unit} is {declared}, but there are {counted}; all are read"
+                findings.add(Finding("metadata-disagrees", message, file=METADATA, column=f"total_{unit}"))
 
 
 def read_metadata(file: SourceFile) -> MinariMetadata:
     """Reads a `metadata.json`.
 
     Raises:
-        CorruptSourceError: not a JSON object, absurdly large, or with spaces that are none.
+        CorruptSourceError: the file is not a JSON object, is too large, or has an invalid space.
     """
     file.check_readable()
     return parse_metadata(read_json_object(file), file.name)
 
 
 def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
-    """As `read_metadata`, of a metadata object read already."""
-    # Until a flag said so (Minari 0.5.4) image spaces were encoded; readers look at what is stored, too.
+    """Parses a metadata object; `file` is for errors. Raises CorruptSourceError for an invalid space."""
+    # Before the flag existed (Minari 0.5.4) images were always encoded. Readers also look at the stored type.
     jpeg = raw.get("jpeg_encoding", True) is not False
     leaves: dict[str, SpaceLeaf] = {}
     facts = {key: value for key, value in raw.items() if key not in _SPACES.values() and _is_small(value)}
@@ -98,9 +98,9 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
         if isinstance(space, str | bytes):
             space = json_object(space, file, column=key)
         leaves.update(_leaves(space, column, jpeg, f"{file} {key}", 0))
-        described = _described(space)
-        if _is_small(described):
-            facts[key] = described
+        summary = _space_summary(space)
+        if _is_small(summary):
+            facts[key] = summary
     data_format = raw.get("data_format")
     return MinariMetadata(
         data_format=data_format if isinstance(data_format, str) else None,
@@ -112,6 +112,7 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
 
 
 def _leaves(space: Any, name: str, jpeg: bool, where: str, depth: int) -> Iterator[tuple[str, SpaceLeaf]]:
+    """Yields the leaves of a space under dotted names."""
     if not isinstance(space, dict) or depth > _MAX_DEPTH:
         raise CorruptSourceError(f"'{name}' is not a space", file=where)
     kind, subspaces = str(space.get("type")), space.get("subspaces")
@@ -144,28 +145,28 @@ def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[
 
 
 def _is_image(dtype: object, shape: tuple[int, ...], low: object, high: object) -> bool:
-    """Minari's own rule (`minari.dataset.minari_storage.is_image_space`)."""
+    """Returns whether Minari encodes this space as images (`minari.dataset.minari_storage.is_image_space`)."""
     return (
         dtype == "uint8"
         and len(shape) in (2, 3)
         and min(shape[:2]) >= _IMAGE_SIDE
-        and _all_are(low, 0)
-        and _all_are(high, 255)
+        and _all_equal(low, 0)
+        and _all_equal(high, 255)
     )
 
 
-def _all_are(values: object, wanted: int) -> bool:
-    return all(_all_are(value, wanted) for value in values) if isinstance(values, list) else values == wanted
+def _all_equal(values: object, expected: int) -> bool:
+    return all(_all_equal(value, expected) for value in values) if isinstance(values, list) else values == expected
 
 
-def _described(space: Any) -> Any:
-    """A space without bounds and character sets. Its nesting is known to be bounded."""
+def _space_summary(space: Any) -> Any:
+    """Returns a space without bounds and character sets. `_leaves` has limited its depth already."""
     kept = {key: space[key] for key in _SPACE_FACTS if key in space}
     subspaces = space.get("subspaces")
     if isinstance(subspaces, dict):
-        kept["subspaces"] = {key: _described(value) for key, value in subspaces.items()}
+        kept["subspaces"] = {key: _space_summary(value) for key, value in subspaces.items()}
     elif isinstance(subspaces, list):
-        kept["subspaces"] = [_described(value) for value in subspaces]
+        kept["subspaces"] = [_space_summary(value) for value in subspaces]
     return kept
 
 

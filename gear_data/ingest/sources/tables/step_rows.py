@@ -272,7 +272,7 @@ class StepRowSource:
             self.findings.add(Finding("episode-crosses-files", message, int(edges.sum()), file, row, self._episode))
 
     def _check(self, block: EpisodeBlock) -> EpisodeBlock:
-        """Findings are made block by block: what was read ahead of a block is read again by a resumed run."""
+        """FindingLog are made block by block: what was read ahead of a block is read again by a resumed run."""
         columns = {
             name: block.columns[name] for name in block.columns if not name.startswith((_CHECKED, _PATHS, _EDGES))
         }

@@ -23,7 +23,7 @@ import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.hdf5 import file as hdf5
+from gear_data.ingest.sources.hdf5 import inventory as hdf5
 from gear_data.ingest.sources.hdf5 import grouped_source as hdf5_groups
 from gear_data.ingest.sources.minari import hdf5 as minari_format
 from gear_data.storage.block import BEGIN, END, EpisodeBlock
@@ -410,8 +410,8 @@ def test_counts_that_are_not_so(edit: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "total_episodes": 4, "total_steps": 9}))
     block, findings = blocks(source)
     assert block.lengths.tolist() == [3, 1, 4]
-    assert findings["metadata-disagrees total_episodes"].message.startswith("total_episodes is 4, there are 3")
-    assert findings["metadata-disagrees total_steps"].message.startswith("total_steps is 9, there are 8")
+    assert findings["metadata-disagrees total_episodes"].message.startswith("total_episodes is 4, but there are 3")
+    assert findings["metadata-disagrees total_steps"].message.startswith("total_steps is 9, but there are 8")
     assert findings["metadata-disagrees episode total_steps"].row == 1
 
 
@@ -429,16 +429,16 @@ def test_two_episodes_of_one_number(edit: Any) -> None:
     source, file = edit()
     file.copy("episode_1", "episode_01")
     file.close()
-    with pytest.raises(CorruptSourceError, match="'episode_01' and 'episode_1' have one number"):
+    with pytest.raises(CorruptSourceError, match="'episode_01' and 'episode_1' have the same number"):
         blocks(source)
 
 
 @pytest.mark.parametrize(
     ("column", "rows", "message"),
     [
-        ("observations", 4, "has 4 rows, where 5 go with the 4 of 'rewards'"),
+        ("observations", 4, "has 4 rows, where 5 are expected: 'rewards' has 4"),
         ("observations", 6, "has 6 rows"),
-        ("actions", 5, "has 5 rows, where 4 go with"),
+        ("actions", 5, "has 5 rows, where 4 are expected"),
         ("terminations", 3, "has 3 rows"),
         ("rewards", 0, "the episode has no steps"),
     ],
@@ -647,8 +647,8 @@ def test_packed_text(shuffle: bool | None, edit: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data[:20], "has elements of a size that none have"),
-        (lambda data: data + bytes(1 << 20), "has elements of a size that none have"),
+        (lambda data: data[:20], "has elements of an impossible size"),
+        (lambda data: data + bytes(1 << 20), "has elements of an impossible size"),
         (lambda data: data[:4] + b"\xff" * 8 + data[12:], "points outside the file"),
     ],
 )

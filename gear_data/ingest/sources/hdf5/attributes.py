@@ -1,0 +1,74 @@
+"""Attributes and scalars of HDF5 files, as plain Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py import h5a
+
+from gear_data.ingest.sources.hdf5.heap_checks import HEAP_REFERENCE_BYTES, check_heaps
+
+#: Longer texts, such as model files, are not kept.
+_MAX_TEXT_BYTES = 10_000
+
+
+def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[str, Any], list[str]]:
+    """Reads the attributes of a group that are one number, flag or text.
+
+    Args:
+        group: whose attributes are read.
+        ignored: names not to read.
+
+    Returns:
+        Name -> plain Python value; and the names of the attributes that are something else.
+    """
+    facts: dict[str, Any] = {}
+    others: list[str] = []
+    for name in group.attrs:
+        if name in ignored:
+            continue
+        if not isinstance(name, str):  # h5py gives names that are not UTF-8 as bytes
+            others.append(name.decode("utf-8", "replace"))
+            continue
+        attribute = h5a.open(group.id, name.encode())
+        value = None
+        if attribute.shape == () and attribute.dtype.kind in "biuf":
+            number = np.empty((), attribute.dtype)
+            attribute.read(number)
+            value = plain_value(number)
+        elif attribute.shape == () and _is_readable_text(attribute):
+            check_heaps(group)
+            value = plain_value(group.attrs[name])
+        if value is None:
+            others.append(name)
+        else:
+            facts[name] = value
+    return facts, others
+
+
+def _is_readable_text(attribute: h5a.AttrID) -> bool:
+    """Returns whether an attribute is a text of bounded size.
+
+    No other attribute of variable length is read: libhdf5 (1.14) crashes if its type is damaged.
+    """
+    size = attribute.get_storage_size()
+    text = h5py.check_string_dtype(attribute.dtype)
+    if text is None:
+        return False
+    return bool(size == HEAP_REFERENCE_BYTES if text.length is None else size <= _MAX_TEXT_BYTES)
+
+
+def plain_value(value: Any) -> str | bool | int | float | None:
+    """Converts an HDF5 scalar to plain Python; None if it is not a number, a flag or a text of bounded size."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.shape == ()):
+        value = value.item()
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        return value if len(value) <= _MAX_TEXT_BYTES else None
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < 1 << 63 else None
+    return value if isinstance(value, float) else None

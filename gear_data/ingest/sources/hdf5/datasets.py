@@ -1,0 +1,161 @@
+"""Defensive reading of HDF5 datasets: sizes, layouts and types are validated before values are read.
+
+No dataset reads another file (no external or virtual storage), no Python object is created except text and bytes, and
+no more memory is allocated than the file has data for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from h5py import h5d, h5s
+
+from gear_data.errors import CorruptSourceError, UnsupportedColumnError
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
+from gear_data.ingest.sources.hdf5.chunk_checks import check_chunk_sizes
+from gear_data.ingest.sources.hdf5.heap_checks import HEAP_REFERENCE_BYTES, check_heaps, is_variable
+from gear_data.ingest.sources.hdf5.inventory import LEAVE_OUT
+from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError
+from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
+
+#: Limit for one row and for one chunk: HDF5 reads and decompresses whole chunks.
+_MAX_PIECE_BYTES = 1 << 30
+#: Up to this size a dataset may have no data in the file: rows that were never written read as the fill value.
+_UNCHECKED_BYTES = 64 << 20
+#: Limit of claimed to stored bytes, above `_UNCHECKED_BYTES`. Deflate reaches 1,032; real data stays far below 200.
+_MAX_RATIO = 200
+
+
+def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tuple[int, ...]:
+    """Checks that a dataset is safe to read, and returns its shape.
+
+    Raises:
+        CorruptSourceError: its data is in other files, its size is absurd, or its chunks are too short.
+    """
+    plist, shape = dataset.get_create_plist(), dataset.shape
+    layout = plist.get_layout()
+    if layout == h5d.VIRTUAL or plist.get_external_count():
+        raise CorruptSourceError(
+            "keeps its data in other files, which are not followed",
+            file=file.name,
+            column=column,
+            hint="write it into one file: h5py.File(new, 'w')[column] = old[column][...]",
+        )
+    if shape is None:
+        raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column)
+    dtype = dataset.dtype
+    chunk_shape = plist.get_chunk() if layout == h5d.CHUNKED else None
+    _check_sizes(dataset, shape, chunk_shape, file, column)
+    if chunk_shape is not None and dtype.kind in "biuf":
+        check_chunk_sizes(dataset, dataset.get_type().get_size(), file.name, column)
+    elif chunk_shape is not None and is_variable(dtype):
+        check_chunk_sizes(dataset, HEAP_REFERENCE_BYTES, file.name, column)
+    return tuple(shape)
+
+
+def _check_sizes(
+    dataset: h5d.DatasetID,
+    shape: tuple[int, ...],
+    chunk_shape: tuple[int, ...] | None,
+    file: SourceFile,
+    column: str,
+) -> None:
+    """Checks that one row, one chunk and the whole dataset are no larger than the file's data allows."""
+    item_bytes = dataset.dtype.itemsize
+    claimed, row_bytes = math.prod(shape) * item_bytes, math.prod(shape[1:]) * item_bytes
+    chunk_bytes = math.prod(chunk_shape) * item_bytes if chunk_shape is not None else 0
+    largest = max(row_bytes, chunk_bytes)
+    if largest > _MAX_PIECE_BYTES:
+        piece = "row" if row_bytes > _MAX_PIECE_BYTES else "chunk"
+        raise CorruptSourceError(
+            f"one {piece} takes {largest} bytes, above the limit of {_MAX_PIECE_BYTES}", file=file.name, column=column
+        )
+    if claimed > _UNCHECKED_BYTES:
+        stored = dataset.get_storage_size()
+        if stored > file.size or claimed > stored * _MAX_RATIO:
+            raise CorruptSourceError(
+                f"claims {claimed} bytes, but the file of {file.size} bytes stores only {stored} of them",
+                file=file.name,
+                column=column,
+                hint="if the file is correct, decompress it first: h5repack -f NONE OLD NEW",
+            )
+
+
+def step_spec(
+    dataset: h5py.Dataset, source: str, name: str, file: str, *, has_final: bool = False, encoded: bool = False
+) -> ColumnSpec:
+    """Returns the column that a dataset of [steps, ...] becomes.
+
+    Numbers and booleans keep dtype and shape; text becomes `string`, variable-length bytes become `binary`. Rewards
+    and end flags of [steps, 1] become scalars.
+
+    Args:
+        dataset: has at least one axis.
+        source, name: the name in the file, and the canonical name.
+        file: for errors.
+        has_final: as in `ColumnSpec`, for columns of a fixed size.
+        encoded: rows of uint8 are encoded images that happen to have the same length.
+
+    Raises:
+        UnsupportedColumnError: the dataset holds objects, references, compounds, or another type that no column has.
+    """
+    source_name = None if source == name else source
+    dtype = _variable_dtype(dataset)
+    if encoded and dtype is None and dataset.dtype == np.uint8 and dataset.ndim == 2:
+        dtype = "binary"
+    shape = tuple(int(n) for n in dataset.shape[1:])
+    if dtype is not None and (shape == () or encoded) and name not in SCALAR_COLUMNS:
+        return ColumnSpec(name, dtype, source=source_name)
+    stored = dataset.dtype
+    dtype = str(stored.newbyteorder("=")) if stored.kind in "biuf" else str(stored)
+    if dtype not in DTYPES:
+        raise UnsupportedColumnError(
+            f"holds {dtype}, which is not a number or a boolean", file=file, column=source, hint=LEAVE_OUT
+        )
+    if name in SCALAR_COLUMNS and shape == (1,):
+        shape = ()
+    if 0 in shape:
+        raise UnsupportedColumnError(
+            f"has steps of shape {shape}, which hold no values", file=file, column=source, hint=LEAVE_OUT
+        )
+    return ColumnSpec(name, dtype, shape, False, source_name, has_final)
+
+
+def _variable_dtype(dataset: h5py.Dataset) -> str | None:
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        return "string"
+    base = h5py.check_vlen_dtype(dataset.dtype)
+    return "binary" if base is not None and np.dtype(base) == np.uint8 else None
+
+
+def read_fixed(dataset: h5d.DatasetID, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Reads a whole dataset of numbers or booleans into a C-contiguous array.
+
+    `dtype` is the dataset's own dtype, or the same in the other byte order.
+    """
+    values = np.empty(shape, dtype)
+    if values.size:
+        dataset.read(h5s.ALL, h5s.ALL, values)
+    return values
+
+
+def read_variable(dataset: h5py.Dataset, spec: ColumnSpec) -> pa.Array:
+    """Reads the texts or bytes of all rows, in the type that `EpisodeBlock.variable` holds.
+
+    Raises:
+        IrregularRowsError: a row is not UTF-8.
+    """
+    check_heaps(dataset)
+    values: list[str | bytes] = []
+    for row, value in enumerate(dataset[...]):
+        try:
+            values.append(bytes(value).decode() if spec.dtype == "string" else bytes(value))
+        except UnicodeDecodeError as error:
+            raise IrregularRowsError(np.array([row]), "is not UTF-8") from error
+    return pa.array(values, VARIABLE_TYPES[spec.dtype])
