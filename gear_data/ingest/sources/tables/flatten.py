@@ -1,8 +1,8 @@
-"""Arrow columns without wrapping: structs become columns of dotted names, encodings and extension types are undone.
+"""Flattening of Arrow columns: structs become columns with dotted names, and wrapped types are decoded.
 
-`observation: struct<state: list<float>>` is the column `observation.state`; `steps: list<struct<action: list<float>>>`,
-as exports of RLDS have it, is `steps.action: list<list<float>>`. The struct of `bytes` and `path` by which `datasets`
-keeps a file stays whole.
+`observation: struct<state: list<float>>` becomes the column `observation.state`. `steps: list<struct<action:
+list<float>>>`, as exports of RLDS write it, becomes `steps.action: list<list<float>>`. Dictionaries, run-end encodings,
+views and extension types are decoded. The struct of `bytes` and `path` in which `datasets` keeps a file is not split.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gear_data.storage.block import offsets_of
 
 @dataclass(frozen=True)
 class FlatColumn:
-    """A column without wrapping.
+    """A flattened column.
 
     Attributes:
-        path: of fields, the table's own column first; lists on the way do not count.
-        type: numbers, booleans, texts, bytes, lists of these, or what no step can hold.
-        stored: the path as far as structs alone are on it: a Parquet reader can leave out what lies beside it.
+        path: names of the fields, from the table's column inwards; enclosing lists do not count.
+        type: numbers, booleans, texts, bytes, lists of these, or a type that no step can hold.
+        stored: dotted path down to the first list: the smallest part that a Parquet reader can read separately.
     """
 
     path: tuple[str, ...]
@@ -36,27 +36,28 @@ class FlatColumn:
 
     @property
     def name(self) -> str:
+        """The path, joined with dots."""
         return ".".join(self.path)
 
 
 def flat_columns(schema: pa.Schema, file: str) -> dict[str, FlatColumn]:
-    """Name -> column, in the schema's order.
+    """Returns name -> column, in the schema's order; `file` is for the error.
 
     Raises:
-        UnsupportedColumnError: two columns have one name.
+        UnsupportedColumnError: two columns have the same name.
     """
-    found: dict[str, FlatColumn] = {}
+    columns: dict[str, FlatColumn] = {}
     for field in schema:
-        for column in _columns((field.name,), flat_type(field.type), field.name):
-            if column.name in found:
+        for column in _flatten_field((field.name,), flat_type(field.type), field.name):
+            if column.name in columns:
                 raise UnsupportedColumnError(
                     "two columns have this name", file=file, column=column.name, hint="rename one of them in the source"
                 )
-            found[column.name] = column
-    return found
+            columns[column.name] = column
+    return columns
 
 
-def _columns(path: tuple[str, ...], type_: pa.DataType, stored: str) -> Iterator[FlatColumn]:
+def _flatten_field(path: tuple[str, ...], type_: pa.DataType, stored: str) -> Iterator[FlatColumn]:
     inner, in_list = type_, False
     while is_list(inner):
         inner, in_list = inner.value_type, True
@@ -64,70 +65,72 @@ def _columns(path: tuple[str, ...], type_: pa.DataType, stored: str) -> Iterator
         yield FlatColumn(path, type_, stored)
         return
     for field in inner:
-        deeper = stored if in_list else f"{stored}.{field.name}"
-        for column in _columns((*path, field.name), field.type, deeper):
-            yield FlatColumn(column.path, _within(type_, column.type), column.stored)
+        inner_stored = stored if in_list else f"{stored}.{field.name}"
+        for column in _flatten_field((*path, field.name), field.type, inner_stored):
+            yield FlatColumn(column.path, _wrap_in_lists(type_, column.type), column.stored)
 
 
-def _within(outer: pa.DataType, type_: pa.DataType) -> pa.DataType:
-    """The lists of `outer` around `type_`."""
+def _wrap_in_lists(outer: pa.DataType, type_: pa.DataType) -> pa.DataType:
+    """Returns `type_` inside the lists of `outer`."""
     if not is_list(outer):
         return type_
-    return list_of(outer, _within(outer.value_type, type_))
+    return _list_like(outer, _wrap_in_lists(outer.value_type, type_))
 
 
 def flatten_table(table: pa.Table, columns: Mapping[str, FlatColumn]) -> pa.Table:
-    """These columns of a table that has at least their stored parts."""
-    return pa.table({name: _plain(table.column(column.path[0]), column) for name, column in columns.items()})
+    """Returns the flattened columns of a table that has at least their stored parts."""
+    return pa.table({name: _flatten_array(table.column(column.path[0]), column) for name, column in columns.items()})
 
 
-def _plain(array: pa.ChunkedArray, column: FlatColumn) -> pa.ChunkedArray:
+def _flatten_array(array: pa.ChunkedArray, column: FlatColumn) -> pa.ChunkedArray:
     type_ = flat_type(array.type)
     if array.type == type_ and len(column.path) == 1:
         return array
     chunks = []
     for chunk in array.chunks:
-        plain = _unwrapped(chunk)
+        flat = _decode(chunk)
         for name in column.path[1:]:
-            plain = _field(plain, name)
-        chunks.append(plain)
+            flat = _extract_field(flat, name)
+        chunks.append(flat)
     return pa.chunked_array(chunks) if chunks else pa.chunked_array([], column.type)
 
 
-def _unwrapped(array: pa.Array) -> pa.Array:
-    """The values as `flat_type` has them."""
+def _decode(array: pa.Array) -> pa.Array:
+    """Returns the same values in the type `flat_type(array.type)`."""
     type_ = flat_type(array.type)
     if array.type == type_:
         return array
     if isinstance(array.type, pa.BaseExtensionType):
-        return _unwrapped(array.storage)
+        return _decode(array.storage)
     if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
-        # pyarrow's own cast makes an array whose offsets lack the last one (tried with 26.0).
+        # pyarrow's own cast (tried with 26.0) returns an array without its last offset.
         sizes = pc.list_value_length(array).fill_null(0).to_numpy()
         offsets = pa.array(offsets_of(sizes.astype(np.int64)))
-        return pa.LargeListArray.from_arrays(offsets, _unwrapped(array.flatten()), mask=array.is_null())
+        return pa.LargeListArray.from_arrays(offsets, _decode(array.flatten()), mask=array.is_null())
     if is_list(array.type):
-        return _over(array, _unwrapped(array.values))
+        return _with_values(array, _decode(array.values))
     if pa.types.is_struct(array.type):
-        fields = [_unwrapped(values) for values in array.flatten()]
+        fields = [_decode(values) for values in array.flatten()]
         return pa.StructArray.from_arrays(fields, fields=list(type_), mask=array.is_null())
     return array.cast(type_)
 
 
-def _field(array: pa.Array, name: str) -> pa.Array:
-    """A field of an array of (lists of) structs, as lists over the same offsets. A null struct has a null field."""
-    return pc.struct_field(array, name) if pa.types.is_struct(array.type) else _over(array, _field(array.values, name))
+def _extract_field(array: pa.Array, name: str) -> pa.Array:
+    """Returns a field of an array of (lists of) structs, in the same lists. The field of a null struct is null."""
+    if pa.types.is_struct(array.type):
+        return pc.struct_field(array, name)
+    return _with_values(array, _extract_field(array.values, name))
 
 
-def _over(array: pa.Array, values: pa.Array) -> pa.Array:
-    """The lists of an array, over other values."""
+def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
+    """Returns the lists of an array with other values at the same offsets."""
     buffers = array.buffers()[: 1 if pa.types.is_fixed_size_list(array.type) else 2]
-    type_ = list_of(array.type, values.type)
+    type_ = _list_like(array.type, values.type)
     return pa.Array.from_buffers(type_, len(array), buffers, array.null_count, array.offset, [values])
 
 
 def flat_type(type_: pa.DataType) -> pa.DataType:
-    """The type with extension types, dictionaries, runs and views undone, also inside lists and structs."""
+    """Returns the type without extension types, dictionaries, run-end encodings and views, at every level."""
     if isinstance(type_, pa.BaseExtensionType):
         return flat_type(type_.storage_type)
     if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
@@ -140,15 +143,15 @@ def flat_type(type_: pa.DataType) -> pa.DataType:
         return pa.large_list(flat_type(type_.value_type))
     if is_list(type_):
         value = flat_type(type_.value_type)
-        return type_ if value == type_.value_type else list_of(type_, value)
+        return type_ if value == type_.value_type else _list_like(type_, value)
     if pa.types.is_struct(type_):
         fields = [field.with_type(flat_type(field.type)) for field in type_]
         return type_ if fields == list(type_) else pa.struct(fields)
     return type_
 
 
-def list_of(like: pa.DataType, value: pa.DataType) -> pa.DataType:
-    """The list type of the kind and width of `like`, with other values."""
-    if pa.types.is_fixed_size_list(like):
-        return pa.list_(value, like.list_size)
-    return pa.large_list(value) if pa.types.is_large_list(like) else pa.list_(value)
+def _list_like(list_type: pa.DataType, value: pa.DataType) -> pa.DataType:
+    """Returns a list type of the same kind and width with another value type."""
+    if pa.types.is_fixed_size_list(list_type):
+        return pa.list_(value, list_type.list_size)
+    return pa.large_list(value) if pa.types.is_large_list(list_type) else pa.list_(value)

@@ -1,4 +1,4 @@
-"""Columns of nothing but nulls: the type says that there is no value in them, and nothing about what there could be."""
+"""Columns of Arrow type null, which hold no values and so cannot be read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from gear_data.ingest.sources.tables.to_numpy import leaf_type
 
 
 def leave_out_null_columns(schema: pa.Schema, file: str, options: SourceOptions, findings: FindingLog) -> list[str]:
-    """The names of the other columns, and of those that were asked for all the same."""
-    asked = options.columns or ()
-    empty = [field.name for field in schema if pa.types.is_null(leaf_type(field.type)) and field.name not in asked]
+    """Returns the names of the columns to read: without null columns, unless `options.columns` names them.
+
+    Adds a finding for each column that is left out, if the user has not chosen columns.
+    """
+    requested = options.columns or ()
+    left_out = [
+        field.name for field in schema if pa.types.is_null(leaf_type(field.type)) and field.name not in requested
+    ]
     if options.columns is None:
-        for name in empty:
-            message = "the column's type is null: it holds nothing; left out"
+        for name in left_out:
+            message = "the column's type is null, so it holds no values; left out"
             findings.add(Finding("null-column", message, file=file, column=name))
-    return [name for name in schema.names if name not in empty]
+    return [name for name in schema.names if name not in left_out]

@@ -1,4 +1,7 @@
-"""Arrow columns to NumPy: nested lists of fixed inner shape become one contiguous array, without Python loops."""
+"""Conversion of Arrow columns to NumPy, without Python loops.
+
+Nested lists of equal inner shape become one contiguous array.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,18 @@ import pyarrow.compute as pc
 from gear_data.errors import UnsupportedColumnError
 from gear_data.schema import DTYPES
 
-#: Rows that say what shape a column has.
+#: Number of rows from which the shape of a column is inferred.
 _SHAPE_ROWS = 4096
 
 
 class IrregularRowsError(Exception):
-    """Some rows of an array do not fit: `rows` are their indices, `reason` says what is wrong with the first.
+    """Some rows of an array cannot be converted.
 
-    Formats catch it and name the file and the column.
+    Callers catch it and add the file and the column.
+
+    Attributes:
+        rows: int64 [n], indices of the rows.
+        reason: the problem of the first row.
     """
 
     def __init__(self, rows: npt.NDArray[np.int64], reason: str) -> None:
@@ -29,7 +36,13 @@ class IrregularRowsError(Exception):
 
 
 class BadRowsError(Exception):
-    """Rows of a table that cannot be read, and why, for one column: what a format makes of `IrregularRowsError`."""
+    """Some rows of a table cannot be read because of one column.
+
+    Attributes:
+        rows: int64 [n], indices of the rows.
+        column: source name of the column.
+        reason: the problem of the first row.
+    """
 
     def __init__(self, rows: npt.NDArray[np.int64], column: str, reason: str) -> None:
         super().__init__(reason)
@@ -39,11 +52,12 @@ class BadRowsError(Exception):
 
 
 def is_list(type_: pa.DataType) -> bool:
+    """Returns whether a type is a list, a large list or a fixed-size list."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 
 
 def list_depth(type_: pa.DataType) -> int:
-    """How many lists are nested in a type; 0 for a scalar."""
+    """Returns the number of nested lists in a type; 0 for a scalar."""
     depth = 0
     while is_list(type_):
         type_, depth = type_.value_type, depth + 1
@@ -51,13 +65,18 @@ def list_depth(type_: pa.DataType) -> int:
 
 
 def leaf_type(type_: pa.DataType) -> pa.DataType:
+    """Returns the type inside all lists."""
     while is_list(type_):
         type_ = type_.value_type
     return type_
 
 
 def leaf_dtype(type_: pa.DataType, *, file: str, column: str) -> str:
-    """The step dtype of a column of numbers. Raises UnsupportedColumnError for what has none."""
+    """Returns the step dtype of a column of numbers; `file` and `column` are for the error.
+
+    Raises:
+        UnsupportedColumnError: the column does not hold numbers or booleans.
+    """
     leaf = leaf_type(type_)
     name = "bool" if pa.types.is_boolean(leaf) else None
     if pa.types.is_integer(leaf) or pa.types.is_floating(leaf):
@@ -67,13 +86,13 @@ def leaf_dtype(type_: pa.DataType, *, file: str, column: str) -> str:
             f"holds {'lists of ' if leaf != type_ else ''}{leaf}, which is not a number or a boolean",
             file=file,
             column=column,
-            hint="name the columns to keep with --columns (columns=[...]), leaving this one out",
+            hint="name the columns to keep with --columns (columns=[...]), without this one",
         )
     return name
 
 
 def storage_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One plain array: chunks combined, extension types (such as datasets' Array2D) unwrapped."""
+    """Returns one plain array: chunks are combined, extension types (such as Array2D of `datasets`) are unwrapped."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     while isinstance(array, pa.ExtensionArray):
@@ -82,7 +101,7 @@ def storage_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Lengths of the lists of an array without nulls."""
+    """Returns int64 [n]: the lengths of the lists of an array without nulls."""
     if pa.types.is_fixed_size_list(array.type):
         return np.full(len(array), array.type.list_size, np.int64)
     offsets: npt.NDArray[np.int64] = array.offsets.to_numpy().astype(np.int64)
@@ -90,45 +109,49 @@ def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def null_rows(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Returns the indices of the nulls."""
     if array.null_count == 0:
         return np.empty(0, np.int64)
     return np.flatnonzero(pc.is_null(array).to_numpy(zero_copy_only=False)).astype(np.int64)
 
 
 def inner_shape(array: pa.Array) -> tuple[int, ...]:
-    """Shape of a row of a nested-list array: that of most of its first rows, since any one of them may be malformed."""
+    """Infers the shape of a row of nested lists.
+
+    The most frequent length of each axis among the first rows counts, because any single row may be malformed.
+    """
     shape: list[int] = []
     while is_list(array.type):
         array = array.slice(0, _SHAPE_ROWS)
-        widths, counts = np.unique(list_lengths(array), return_counts=True)
-        counts[widths == 0] = 0  # empty and null ones say nothing, unless there are no others
-        shape.append(int(widths[np.argmax(counts)]) if len(widths) else 0)
+        lengths, counts = np.unique(list_lengths(array), return_counts=True)
+        counts[lengths == 0] = 0  # empty and null lists count only if there are no others
+        shape.append(int(lengths[np.argmax(counts)]) if len(lengths) else 0)
         array = storage_array(array.flatten())
     return tuple(shape)
 
 
 def to_numpy(array: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """[len(array), *shape] of an array whose rows are (nested lists of) numbers.
+    """Converts an array of (nested lists of) numbers to [len(array), *shape].
 
-    Zero-copy where Arrow's layout allows it: all but booleans and sliced fixed-size lists.
+    No values are copied, except booleans and sliced fixed-size lists.
 
     Raises:
-        IrregularRowsError: rows with nulls, or of another shape.
+        IrregularRowsError: rows hold nulls, or have another shape.
     """
     rows = len(array)
     count = rows  # elements at the present level
-    for axis, width in enumerate(shape):
+    for axis, length in enumerate(shape):
         _refuse_nulls(array, rows, count)
         lengths = list_lengths(array)
-        wrong = np.flatnonzero(lengths != width)
+        wrong = np.flatnonzero(lengths != length)
         if len(wrong):
             per_row = max(1, count // max(1, rows))
             raise IrregularRowsError(
                 np.unique(wrong // per_row).astype(np.int64),
-                f"has {lengths[wrong[0]]} elements in axis {axis + 1}, where {width} are expected",
+                f"has {lengths[wrong[0]]} elements in axis {axis + 1}, where {length} are expected",
             )
         array = storage_array(array.flatten())
-        count *= width
+        count *= length
     _refuse_nulls(array, rows, count)
     if pa.types.is_boolean(array.type):
         values = array.cast(pa.uint8()).to_numpy().view(np.bool_)
@@ -138,7 +161,7 @@ def to_numpy(array: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[Any]:
 
 
 def _refuse_nulls(array: pa.Array, rows: int, count: int) -> None:
-    missing = null_rows(array)
-    if len(missing):
+    nulls = null_rows(array)
+    if len(nulls):
         per_row = max(1, count // max(1, rows))
-        raise IrregularRowsError(np.unique(missing // per_row).astype(np.int64), "holds a null")
+        raise IrregularRowsError(np.unique(nulls // per_row).astype(np.int64), "holds a null")

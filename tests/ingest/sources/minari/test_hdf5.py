@@ -23,8 +23,8 @@ import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.hdf5 import inventory as hdf5
 from gear_data.ingest.sources.hdf5 import grouped_source as hdf5_groups
+from gear_data.ingest.sources.hdf5 import inventory as hdf5
 from gear_data.ingest.sources.minari import hdf5 as minari_format
 from gear_data.storage.block import BEGIN, END, EpisodeBlock
 
