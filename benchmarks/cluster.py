@@ -107,9 +107,11 @@ def local_readers(folder: Path, place: str) -> tuple[Any, dict[str, Any], Any]:
     shards = np.flatnonzero(here).tolist()
     files = FolderFiles(folder)
     entries = tuple(dataset.manifest.shards[shard] for shard in shards)
-    placed = ClusterShards(remote._store._nodes, shards, open_shards("host", files, dataset.schema, entries))
+    placed = ClusterShards(remote._store._client, shards, open_shards("host", files, dataset.schema, entries))
     store = dataset._store
-    node = ClusterReader(remote._store._nodes, placed, here, *store.episode_starts, store.lengths, lambda: store.finals)
+    node = ClusterReader(
+        remote._store._client, placed, here, *store.episode_starts, store.lengths, lambda: store.finals
+    )
     return dataset, {"alone": store.reader(), "as a node": node}, here
 
 
@@ -218,7 +220,7 @@ def size_classes(rounds: int) -> dict[str, float]:
                 "all columns together": ((*wide, *narrow),),
                 "by size class, at once": (wide, narrow),
             }
-            fetch = dataset._store._nodes.fetch
+            fetch = dataset._store._client.fetch
             with ThreadPoolExecutor(2) as pool:
                 for _ in range(rounds * 4):
                     for name, classes in ways.items():

@@ -1,4 +1,4 @@
-"""Damaged shards of a dataset that is opened all the same."""
+"""Damaged shards: which files to skip when a dataset is opened with `on_bad_shard="skip"`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from gear_data.storage.verify import verify
 
 
 def find_bad_shards(path: str | os.PathLike[str]) -> frozenset[str]:
-    """The files of shards that do not verify, here or at any other rank of torch.distributed; a warning says which.
+    """Verifies a dataset and returns the files of its bad shards, with a warning for each.
+
+    Under torch.distributed, a shard is bad if it is bad at any rank.
 
     Raises:
-        CorruptShardError: a table is damaged, without which nothing can be read.
+        CorruptShardError: a table is damaged; no episode can be read without it.
         GearError: the manifest cannot be used.
     """
     report, tables = verify(path), open_files(path).manifest().tables.values()
@@ -28,12 +30,13 @@ def find_bad_shards(path: str | os.PathLike[str]) -> frozenset[str]:
         if table.file in errors:
             raise CorruptShardError(f"is damaged: {errors[table.file]}", file=f"{path}/{table.file}")
     for file, error in _of_all_ranks({file: str(error) for file, error in errors.items()}).items():
-        warnings.warn(f"{path}: {file} is left out: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{path}: {file} is left out: {error}", RuntimeWarning, stacklevel=4)
         errors[file] = error
     return frozenset(errors)
 
 
 def _of_all_ranks(errors: dict[str, str]) -> dict[str, str]:
+    """Returns the errors of all ranks of torch.distributed; the argument if it is not imported."""
     if "torch.distributed" not in sys.modules:
         return errors
     from gear_data.common.distributed import all_gather
@@ -42,15 +45,17 @@ def _of_all_ranks(errors: dict[str, str]) -> dict[str, str]:
 
 
 def sound_episodes(store: DatasetStore) -> Int64Array:
-    """int64 [k], ascending: the episodes of the shards that are not bad.
+    """Returns int64 [k], ascending: the ids of the episodes whose shards are not bad.
 
     Raises:
-        EmptySourceError: there are none.
+        EmptySourceError: all shards are bad.
     """
-    bad = [index for index, shard in enumerate(store.manifest.shards) if shard.entry.file in store.bad]
+    bad = [index for index, shard in enumerate(store.manifest.shards) if shard.entry.file in store.bad_files]
     ids = np.flatnonzero(~np.isin(store.episode_starts[0], bad)).astype(np.int64)
     if not len(ids):
         raise EmptySourceError(
-            "none of its shards is sound", file=str(store.path), hint="gear-data repair, or convert again"
+            f"all {len(bad)} shards are damaged",
+            file=str(store.path),
+            hint="run 'gear-data repair', or convert the source again",
         )
     return ids

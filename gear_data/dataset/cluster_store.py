@@ -1,4 +1,4 @@
-"""DatasetStore of a dataset whose shards are on several nodes, as the rest of the package sees one."""
+"""ClusterDatasetStore: a dataset some or all of whose shards are on other nodes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from gear_data.storage.sidecar import REWARDS
 
 
 class ClusterDatasetStore(DatasetStore):
-    """All episodes of a dataset of which some shards, or none, are here, and the others on other nodes.
+    """Base of the stores that read steps from other nodes.
 
-    Attributes that a kind of it sets:
-        _nodes: the nodes.
-        _here: bool [shards].
+    Attributes, set by subclasses:
+        _client: reads the shards of other nodes.
+        _here: bool [shards]: whether this node holds the shard.
     """
 
     is_remote = True
-    _nodes: ShardClient
+    _client: ShardClient
     _here: npt.NDArray[np.bool_]
 
     def _rewards(self, shard: int) -> npt.NDArray[Any]:
-        # A discount's returns are worked out and kept here, so that any can be chosen without the nodes' help: of all
-        # columns they send the rewards alone, once.
+        # Discounted returns are computed and kept on this machine, so that a client may choose any discount. The nodes
+        # send only the rewards, once.
         return self._stored.column(shard, self.manifest.schema.index(REWARDS))
 
     def reader(self) -> ColumnReader:
         shard, start = self.episode_starts
-        return ClusterReader(self._nodes, self.shards, self._here, shard, start, self.lengths, lambda: self.finals)
+        return ClusterReader(self._client, self.shards, self._here, shard, start, self.lengths, lambda: self.finals)
 
     def values(self, name: str, ids: Int64Array) -> pa.Array:
         shard, first, last = np.array(list(self._runs(ids)), np.int64).reshape(-1, 3).T
         spans = (shard, first, last - first)
-        arrays = read_variable(self._nodes, self.shards, self._here, self.schema.index(name), spans)
+        arrays = read_variable(self._client, self.shards, self._here, self.schema.index(name), spans)
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

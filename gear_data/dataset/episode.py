@@ -1,4 +1,4 @@
-"""Episode: one of a dataset, as a mapping of its columns."""
+"""Episode: a read-only mapping of column names to one episode's steps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from gear_data.dataset.store import DatasetStore
 
 
 class Episode(Mapping[str, npt.NDArray[Any]]):
-    """One episode: column name -> read-only array [T, *shape], a view of the shard's memory. Text and encoded bytes
-    come as an object array [T] of str or bytes, made anew each time."""
+    """One episode: column name -> read-only array [T, *shape], a view of the shard's memory.
+
+    Columns of text and encoded bytes give an object array [T] of str or bytes, created at each access.
+    """
 
     def __init__(self, store: DatasetStore, index: int) -> None:
         self._store = store
         self._index = index
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Raises UnknownNameError, which lists the columns."""
+        """Returns one column. Raises UnknownNameError, which lists the columns."""
         shard, start = (int(values[self._index]) for values in self._store.episode_starts)
         return self._store.shards.column(shard, self._store.schema.index(name), start, start + self.num_steps)
 
@@ -30,6 +32,7 @@ class Episode(Mapping[str, npt.NDArray[Any]]):
         return iter(self._store.schema.names)
 
     def __len__(self) -> int:
+        """Returns the number of columns; `num_steps` is the number of steps."""
         return len(self._store.schema)
 
     @property

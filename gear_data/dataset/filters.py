@@ -1,4 +1,4 @@
-"""Expressions over tables: a Polars expression, or SQL text for one."""
+"""Filters and weights: Polars expressions, or SQL text, evaluated over a table's rows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from gear_data.kernels.cuda import cudf
 if TYPE_CHECKING:
     import polars as pl
 
-#: Rows of a block whose result is computed again from the row alone, of each outcome.
+#: Rows per block, of each outcome, that `check_row_wise` evaluates a second time.
 _PROBES = 8
 
 
 def parse(expression: pl.Expr | str, names: Sequence[str]) -> pl.Expr:
-    """An expression over columns of these names. Text is the name of a column, or else SQL (`polars.sql_expr`).
+    """Returns an expression over columns of the given names.
+
+    Args:
+        expression: a Polars expression, the name of a column, or SQL text (`polars.sql_expr`).
+        names: the known columns.
 
     Raises:
-        UnknownNameError: it names a column that is not there; lists those that are.
-        InvalidArgumentError: neither an expression nor text, or no SQL.
+        UnknownNameError: no such column; lists the known ones.
+        InvalidArgumentError: neither an expression nor text, or invalid SQL.
     """
     import polars as pl
 
@@ -44,24 +48,24 @@ def _from_sql(text: str) -> pl.Expr:
         return pl.sql_expr(text)
     except pl.exceptions.PolarsError as error:
         raise InvalidArgumentError(
-            f"{text!r} is no SQL expression: {error}", hint="put names with dots or spaces in double quotes"
+            f"{text!r} is not a valid SQL expression: {error}", hint="put names with dots or spaces in double quotes"
         ) from error
 
 
 def column_names(expression: pl.Expr) -> list[str]:
-    """The columns an expression names, each once; none where it selects them by pattern or type."""
+    """Returns the columns that an expression names, without repeats; none if it selects by pattern or type."""
     import polars as pl
 
     try:
         names = expression.meta.root_names()
     except pl.exceptions.PolarsError:
         return []
-    # Before version 2 a pattern is a name between ^ and $, or a star.
+    # Before Polars 2, a pattern is a name between ^ and $, or a star.
     return [name for name in dict.fromkeys(names) if name != "*" and not name.startswith("^")]
 
 
 def with_plain_text(frame: pl.DataFrame, expression: pl.Expr) -> pl.DataFrame:
-    """The frame, with the dictionary columns that the expression names as plain strings, which text functions want."""
+    """Returns the frame with the dictionary columns of an expression as strings, which text functions need."""
     import polars as pl
 
     encoded = [name for name in column_names(expression) if frame.schema[name] == pl.Categorical]
@@ -69,10 +73,12 @@ def with_plain_text(frame: pl.DataFrame, expression: pl.Expr) -> pl.DataFrame:
 
 
 def true_rows(frame: pl.DataFrame, expression: pl.Expr) -> npt.NDArray[np.bool_]:
-    """bool [rows]: where a Boolean expression holds; null counts as false. On a GPU where one serves.
+    """Returns bool [rows]: whether a Boolean expression holds. Null counts as false.
+
+    cuDF evaluates the expression if it is installed, a GPU is present and the expression is supported; else Polars.
 
     Raises:
-        InvalidArgumentError: not Boolean, not a value a row, or Polars cannot evaluate it.
+        InvalidArgumentError: not Boolean, not one value per row, or Polars cannot evaluate it.
     """
     import polars as pl
 
@@ -88,20 +94,23 @@ def true_rows(frame: pl.DataFrame, expression: pl.Expr) -> npt.NDArray[np.bool_]
     return values.fill_null(False).to_numpy()
 
 
-def row_values(frame: pl.DataFrame, expression: pl.Expr, what: str) -> npt.NDArray[np.float64]:
-    """float64 [rows]: a numeric or Boolean expression; null becomes NaN, and one value stands for all rows.
+def row_values(frame: pl.DataFrame, expression: pl.Expr, purpose: str) -> npt.NDArray[np.float64]:
+    """Returns float64 [rows]: a numeric or Boolean expression. Null becomes NaN; a single value is repeated.
+
+    Args:
+        purpose: name of the values in error messages, such as "weights".
 
     Raises:
-        InvalidArgumentError: not numeric, of another length, or Polars cannot evaluate it; `what` says what it is for.
+        InvalidArgumentError: not numeric, of another length, or Polars cannot evaluate it.
     """
     import polars as pl
 
     values = _evaluate(frame, expression)
     if not (values.dtype.is_numeric() or values.dtype == pl.Boolean):
-        raise InvalidArgumentError(f"{what} must be numbers, but {expression} is {values.dtype}")
+        raise InvalidArgumentError(f"{purpose} must be numbers, but {expression} is {values.dtype}")
     if len(values) not in (1, len(frame)):
         raise InvalidArgumentError(
-            f"{what} must be one value a row, but {expression} gives {len(values):,} for {len(frame):,}"
+            f"{purpose} must be one value a row, but {expression} gives {len(values):,} for {len(frame):,}"
         )
     numbers = values.cast(pl.Float64).fill_null(np.nan).to_numpy()
     return np.array(np.broadcast_to(numbers, len(frame)))
@@ -120,38 +129,42 @@ def _evaluate(frame: pl.DataFrame, expression: pl.Expr) -> pl.Series:
 
 
 def step_columns(expression: pl.Expr) -> list[str]:
-    """The columns a step expression reads. Raises InvalidArgumentError where it names none."""
+    """Returns the columns that a step expression reads. Raises InvalidArgumentError if it names none."""
     names = column_names(expression)
     if not names:
-        raise InvalidArgumentError(
-            f"{expression} names no column", hint="name the step columns one by one: pl.col(...)"
-        )
+        raise InvalidArgumentError(f"{expression} names no column", hint="name each step column: pl.col('rewards') > 0")
     return names
 
 
 def check_row_wise(frame: pl.DataFrame, expression: pl.Expr, found: npt.NDArray[np.bool_]) -> None:
-    """Evaluates some rows by themselves and compares with what was found for them among the others.
+    """Checks that an expression depends only on its own row, by evaluating some rows a second time, one at a time.
 
-    Steps are read in blocks; an expression that looks at other rows (a mean, a shift, a rank) would depend on where
-    blocks end. Polars does not say of an expression whether it does, so this is tried out, on rows of both outcomes.
+    Steps are read in blocks. An expression over several rows, such as a mean, a shift or a rank, would depend on the
+    block boundaries. Polars does not report whether an expression does this, so rows of both outcomes are tried.
+
+    Args:
+        frame: a block of steps.
+        found: bool [rows], the expression's values over the block.
 
     Raises:
-        InvalidArgumentError: a row by itself has another outcome.
+        InvalidArgumentError: a row evaluated separately has another value.
     """
     for outcome in (True, False):
         rows = np.flatnonzero(found == outcome)
         for row in rows[:: -(-len(rows) // _PROBES) or 1].tolist():
-            alone = true_rows(frame.slice(row, 1), expression)
-            if alone[0] != outcome:
+            if true_rows(frame.slice(row, 1), expression)[0] != outcome:
                 raise InvalidArgumentError(
-                    f"{expression} looks at more than one step at a time",
-                    hint="compare with a number worked out before, such as ds.statistics['rewards'].mean",
+                    f"{expression} depends on more than one step",
+                    hint="compare with a number computed before, such as ds.statistics['rewards'].mean",
                 )
 
 
 def step_frame(columns: Mapping[str, Any]) -> pl.DataFrame:
-    """Step columns as a frame: NumPy arrays [steps, *shape], scalars as they are, others as `polars.Array` of that
-    shape; and Arrow arrays of text or bytes.
+    """Returns step columns as a frame.
+
+    Args:
+        columns: NumPy arrays [steps, *shape], which become `polars.Array` columns unless scalar; or Arrow arrays of
+            text or bytes.
 
     Raises:
         UnsupportedColumnError: a column that Polars cannot hold.
@@ -169,15 +182,19 @@ def step_frame(columns: Mapping[str, Any]) -> pl.DataFrame:
     return pl.DataFrame(series)
 
 
-def nothing_holds(frame: pl.DataFrame, expression: pl.Expr, what: str) -> EmptySourceError:
-    """The error for a filter that leaves nothing: with the range of the columns it looks at."""
-    return nothing_found(expression, what, {name: _range(frame[name]) for name in column_names(expression)})
+def nothing_holds(frame: pl.DataFrame, expression: pl.Expr, row_name: str) -> EmptySourceError:
+    """Returns the error for a filter that no row satisfies, with the range of each column that it names.
+
+    Args:
+        row_name: name of a row in the message, such as "episode".
+    """
+    return nothing_found(expression, row_name, {name: _range(frame[name]) for name in column_names(expression)})
 
 
-def nothing_found(expression: pl.Expr, what: str, ranges: dict[str, str]) -> EmptySourceError:
-    """The same, with the ranges of the columns given: column -> text."""
+def nothing_found(expression: pl.Expr, row_name: str, ranges: dict[str, str]) -> EmptySourceError:
+    """Returns the same error for given ranges, column -> text."""
     known = "; ".join(f"{name} is {text}" for name, text in ranges.items())
-    return EmptySourceError(f"no {what} satisfies {expression}", hint=known or None)
+    return EmptySourceError(f"no {row_name} satisfies {expression}", hint=known or None)
 
 
 def _range(values: pl.Series) -> str:

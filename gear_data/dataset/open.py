@@ -1,4 +1,4 @@
-"""Opening a dataset: of this machine, at a URL, or of nodes that serve it."""
+"""Opening a dataset: from a folder or URL, from nodes that serve it, or as one rank of a cluster."""
 
 from __future__ import annotations
 
@@ -33,100 +33,130 @@ def open_dataset(
     budget: int | None = None,
     transport: Literal["auto", "verbs", "flight"] = "auto",
 ) -> Dataset:
-    """Opens a dataset in time that does not grow with its steps: checks the manifest against the files' sizes, and
-    maps columns when they are first read.
+    """Opens a dataset. The time does not grow with the number of steps.
+
+    Opening compares the manifest with the sizes of the files. Columns are mapped when they are first read.
 
     Args:
-        path: the dataset's folder, or its URL (`s3://...`, or another that fsspec knows). At a URL, shards are fetched
-            when they are first needed. `gear://host:port,host:port` are nodes that serve it (`gear-data serve`): they
-            send the steps that are read.
-        residency: where column bytes live; None: `mmap`, and with `cluster` `host`. `mmap`: in the page cache, read
-            from disk as they are needed. `host`: in one copy in memory, made now by the first process of this machine
-            and user, and shared by those that come while any of them holds it; it goes with the last. On Linux, without
-            a trace, however they end. `pinned`: the same copy, registered for GPUs to read in place. `device`: all
-            columns of a fixed size in the memory of CUDA's current device, which need not be in this machine's; the CPU
-            reads them from disk. Where the device has less memory: `Dataset.place`.
-        on_bad_shard: `error`: a shard of the wrong size is an error, and what else is wrong with one shows when it is
-            read. `skip`: all shards are read and verified now; the episodes of those that fail are left out with a
-            warning, which changes the fingerprint. Under torch.distributed every rank must open it so, and all leave
-            out what any of them cannot read.
-        cache_dir: where fetched files are kept, for all processes of this machine; by default $GEAR_DATA_CACHE, else
-            `gear-data` in $XDG_CACHE_HOME or ~/.cache. Not used for a folder.
-        cache_bytes: how large they may be together: the longest unused are removed first. What the batches being made
-            need is kept, and may be more. By default 32 GiB, or half of what the disk can give if that is less.
-        cluster: `torchrun`: the nodes of this training run share the dataset out. Each reads its own shards from the
-            place, and the others' steps from their memory, over the network. Every rank must open it so. None: this
-            process has all of it.
-        sampler, budget: of `cluster`: which shards each node holds, see `Dataset.placement`.
-        transport: how steps come from nodes. `verbs`: by RDMA READ, from nodes that serve their memory so. `flight`: by
-            Arrow Flight over TCP. `auto`: by RDMA where both ends have a device.
+        path: folder or URL of the dataset. From a URL (`s3://...`, or another that fsspec knows), shards are fetched
+            when they are first needed. `gear://host:port,host:port` names nodes that serve the dataset
+            (`gear-data serve`); they send the steps that are read.
+        residency: where column bytes live. None: `mmap`, or `host` with `cluster`.
+            `mmap`: in the page cache, read from disk on demand.
+            `host`: in shared memory, one copy per machine and user. The first process loads the copy now; the memory
+            is released when the last process ends (on Linux, however the processes end).
+            `pinned`: the same copy, registered with CUDA, so that GPUs read it in place.
+            `device`: all columns of a fixed size in the memory of CUDA's current device. The CPU reads the columns
+            from disk, so they need not fit its memory. If they do not fit the device's, use `Dataset.place`.
+        on_bad_shard: `error`: a shard of the wrong size raises now; other damage raises when the shard is read.
+            `skip`: all shards are read and verified now. Episodes of bad shards are left out with a warning, which
+            changes the fingerprint. Under torch.distributed, every rank must pass `skip`; all ranks leave out the
+            shards that any rank cannot read.
+        cache_dir: folder for fetched files, shared by all processes of this machine. None: $GEAR_DATA_CACHE, else
+            `gear-data` in $XDG_CACHE_HOME or ~/.cache. Ignored if `path` is a folder.
+        cache_bytes: largest total size of the cache; the files least recently used are removed first. Files that
+            current batches need are kept even if they exceed the limit. None: 32 GiB, or half of the disk space that
+            is available if that is less.
+        cluster: `torchrun`: the nodes of this training run share the shards. Each node loads its own shards from
+            `path` and reads other steps from the memory of the other nodes. Every rank must pass it. None: this
+            process reads all shards itself.
+        sampler, budget: with `cluster`: how shards are placed on nodes, see `Dataset.placement`.
+        transport: how steps are read from nodes. `verbs`: RDMA READ, from nodes that serve their memory. `flight`:
+            Arrow Flight over TCP. `auto`: RDMA where both ends have a device, else Flight.
 
     Raises:
-        DatasetNotFoundError: nothing there, or a conversion that did not finish.
+        DatasetNotFoundError: no dataset at `path`, or an unfinished conversion.
         RemoteError: the server cannot be reached.
-        ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
-        VersionError, ManifestError, CorruptShardError: it cannot be used.
-        HostMemoryError: `host` or `pinned`, and the columns are larger than the memory that is available.
-        MissingExtraError, DeviceError: `pinned` or `device`, and CuPy or a GPU is missing; or `verbs`, and pyverbs or a
-            device for RDMA.
-        DeviceMemoryError: `device`, and it has too little memory.
-        EmptySourceError: `skip`, and no shard is sound.
+        ClusterError: the nodes cannot be reached, refuse the request, or do not hold all shards.
+        VersionError, ManifestError, CorruptShardError: the dataset cannot be used.
+        HostMemoryError: with `host` or `pinned`, the columns are larger than the available memory.
+        MissingExtraError, DeviceError: CuPy or a GPU is missing (`pinned`, `device`), or pyverbs or an RDMA device is
+            missing (`verbs`).
+        DeviceMemoryError: with `device`, the columns are larger than the device's memory.
+        EmptySourceError: with `skip`, all shards are bad.
+        InvalidArgumentError, UnknownNameError: an invalid argument, or arguments that exclude each other.
     """
     if on_bad_shard not in ("error", "skip"):
-        raise InvalidArgumentError(f"on_bad_shard is 'error' or 'skip', not {on_bad_shard!r}")
+        raise InvalidArgumentError(f"on_bad_shard must be 'error' or 'skip', not {on_bad_shard!r}")
     if cluster not in (None, *CLUSTERS):
         raise unknown_name("cluster", cluster, CLUSTERS)
     if cluster is None and (budget is not None or sampler != "uniform"):
-        raise InvalidArgumentError("sampler and budget say how a cluster shares a dataset out: they go with cluster=")
+        raise InvalidArgumentError(
+            "sampler and budget place shards on the nodes of a cluster, but cluster is None",
+            hint="pass cluster='torchrun', or leave them out",
+        )
     check_transport(transport)
-    place = plain_path(path)
     if cluster is not None:
-        if is_cluster(place) or on_bad_shard != "error":
-            raise InvalidArgumentError(
-                f"{place}, on_bad_shard={on_bad_shard!r}: the nodes of a run open a dataset whose shards are sound, at "
-                "a path or URL",
-                hint="gear-data verify says which shards are not",
-            )
-        if residency not in (None, "host", "pinned", "mmap"):
-            raise InvalidArgumentError(
-                f"residency={residency!r}: the nodes of a run hold their shards in 'host', 'pinned' or 'mmap'",
-                hint="'pinned' is what GPUs of the node read in place",
-            )
-        return _open_cluster(path, residency or "host", sampler, budget, cache_dir, cache_bytes, transport)
-    if is_cluster(place):
-        if residency not in (None, "mmap") or on_bad_shard != "error":
-            raise InvalidArgumentError(
-                f"residency={residency!r}, on_bad_shard={on_bad_shard!r}: of a dataset that others serve, they choose",
-                hint="leave them out; gear-data serve has --residency",
-            )
-        from gear_data.dataset.remote_store import open_remote_store
-
-        return Dataset(open_remote_store(place, cache_dir, cache_bytes, transport), View())
-    bad = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
-    store = DatasetStore(open_files(path, cache_dir, cache_bytes), residency or "mmap", bad)
-    # Where a GPU is to read the columns they are brought there now: what is missing shows now.
-    store.device_columns()
-    return Dataset(store, View(ids=sound_episodes(store)) if bad else View())
+        return open_cluster(path, residency, on_bad_shard, sampler, budget, cache_dir, cache_bytes, transport)
+    if is_cluster(plain_path(path)):
+        return open_remote(path, residency, on_bad_shard, cache_dir, cache_bytes, transport)
+    return open_local(path, residency, on_bad_shard, cache_dir, cache_bytes)
 
 
-def _open_cluster(
+def open_local(
     path: str | os.PathLike[str],
-    residency: str,
+    residency: str | None,
+    on_bad_shard: str,
+    cache_dir: str | os.PathLike[str] | None,
+    cache_bytes: int | None,
+) -> Dataset:
+    """Opens the dataset in a folder or at the URL of an object store; see `open_dataset`."""
+    bad_files = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
+    store = DatasetStore(open_files(path, cache_dir, cache_bytes), residency or "mmap", bad_files)
+    # Copies columns to the GPU now if the residency asks for it, so that a missing package or memory raises here.
+    store.device_columns()
+    return Dataset(store, View(ids=sound_episodes(store)) if bad_files else View())
+
+
+def open_remote(
+    url: str | os.PathLike[str],
+    residency: str | None,
+    on_bad_shard: str,
+    cache_dir: str | os.PathLike[str] | None,
+    cache_bytes: int | None,
+    transport: str,
+) -> Dataset:
+    """Opens the dataset that the nodes of a `gear://` URL serve; see `open_dataset`."""
+    if residency not in (None, "mmap") or on_bad_shard != "error":
+        raise InvalidArgumentError(
+            f"residency={residency!r}, on_bad_shard={on_bad_shard!r}: the nodes that serve a dataset choose both",
+            hint="leave them out; pass --residency to gear-data serve",
+        )
+    from gear_data.dataset.remote_store import open_remote_store
+
+    return Dataset(open_remote_store(plain_path(url), cache_dir, cache_bytes, transport), View())
+
+
+def open_cluster(
+    path: str | os.PathLike[str],
+    residency: str | None,
+    on_bad_shard: str,
     sampler: str | Sampler,
     budget: int | None,
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | None,
     transport: str,
 ) -> Dataset:
+    """Opens a dataset whose shards the nodes of this training run share; see `open_dataset`. Every rank calls it."""
+    if is_cluster(plain_path(path)) or on_bad_shard != "error":
+        raise InvalidArgumentError(
+            f"{path}, on_bad_shard={on_bad_shard!r}: with cluster=, open a folder or URL whose shards are all sound",
+            hint="gear-data verify lists the damaged shards",
+        )
+    if residency not in (None, "host", "pinned", "mmap"):
+        raise InvalidArgumentError(
+            f"with cluster=, residency must be 'host', 'pinned' or 'mmap', not {residency!r}",
+            hint="'pinned' lets the GPUs of a node read its shards in place",
+        )
     from gear_data.dataset.partitioned_store import open_partitioned_store
 
     def place(nodes: Sequence[str]) -> tuple[Placement, Placement]:
         files = open_files(path, cache_dir, cache_bytes)
-        # Its tables are all that is needed: this machine may lack the shards of others.
+        # Placement needs only the tables; this machine may lack the shards of other nodes.
         shards = frozenset(shard.entry.file for shard in files.manifest().shards)
         whole = Dataset(DatasetStore(files, "mmap", shards), View())
         return whole.placement(nodes, sampler, budget), whole.placement(nodes, sampler)
 
-    store = open_partitioned_store(path, residency, place, cache_dir, cache_bytes, transport)
+    store = open_partitioned_store(path, residency or "host", place, cache_dir, cache_bytes, transport)
     store.device_columns()
     return Dataset(store, View())

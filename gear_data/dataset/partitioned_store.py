@@ -1,4 +1,4 @@
-"""A dataset shared out over the nodes of a training run, as one of its processes sees it."""
+"""PartitionedDatasetStore: a dataset whose shards the nodes of a training run share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gear_data.cluster.server.peer_servers import RunShardClient
 from gear_data.cluster.server.supervisor import ServerLease
 from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.cluster_store import ClusterDatasetStore
-from gear_data.dataset.store import DatasetStore, as_it_was
+from gear_data.dataset.store import DatasetStore, restored
 from gear_data.residency import DeviceCopy, PartialCopy, Shards, host_residency, open_shards
 from gear_data.residency.device.columns import current_device
 from gear_data.residency.plan import ResidencyPlan
@@ -27,13 +27,16 @@ from gear_data.storage.remote.files import plain_path
 
 
 class PartitionedDatasetStore(ClusterDatasetStore):
-    """All episodes of a dataset whose shards the nodes of a run hold, those of this node in shared memory.
+    """All episodes of a dataset whose shards are divided over the nodes of a training run.
+
+    This node reads its own shards from shared memory, and the other shards from the other nodes.
 
     Args:
-        files: the dataset's; of its shards this node reads its own alone.
-        residency, transport: see `gear_data.open`.
-        membership: this process's.
-        lease: keeps the node's server alive; None where another process of the node does.
+        files: files of the dataset; this node reads only the files of its own shards.
+        residency: of this node's shards, see `gear_data.open`.
+        transport: see `gear_data.open`.
+        membership: membership of this process in the run.
+        lease: keeps the node's shard server running; None if another process of the node does.
     """
 
     def __init__(
@@ -44,49 +47,52 @@ class PartitionedDatasetStore(ClusterDatasetStore):
         membership: Membership,
         lease: ServerLease | None = None,
     ) -> None:
-        self.membership = self._known = membership
+        self.membership = self._member = membership
         self._transport, self._lease = transport, lease
         super().__init__(files, residency)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_again, (self.files, self._opened_as, self._transport, self._known, self._tiers, self.discount))
+        state = (self.files, self._requested_residency, self._transport, self._member, self._plan, self.discount)
+        return (_open_again, state)
 
     def _check_files(self) -> None:
-        here = {self.manifest.shards[shard].entry.file for shard in self._known.shards}
+        here = {self.manifest.shards[shard].entry.file for shard in self._member.shards}
         self.files.check(self.manifest, frozenset(shard.entry.file for shard in self.manifest.shards) - here)
 
     def _open_shards(self) -> Shards:
-        known = self._known
-        others = [(n, server) for n, server in enumerate(known.servers) if server is not None and n != known.node]
-        self._nodes = RunShardClient(
-            [server.address for _, server in others],
-            client_options(known.run),
+        member = self._member
+        peers = [
+            (node, server) for node, server in enumerate(member.servers) if server is not None and node != member.node
+        ]
+        self._client = RunShardClient(
+            [server.address for _, server in peers],
+            client_options(member.run),
             ShardDirectory(
                 self.manifest,
-                tuple(frozenset(known.placement.held[n]) for n, _ in others),
-                tuple(server.verbs for _, server in others),
+                tuple(frozenset(member.placement.held[node]) for node, _ in peers),
+                tuple(server.verbs for _, server in peers),
             ),
             self._transport,
         )
         self._here = np.zeros(len(self.manifest.shards), np.bool_)
-        self._here[list(known.shards)] = True
+        self._here[list(member.shards)] = True
         self.is_remote = not self._here.all()
-        if not known.shards:
-            return RemoteShards(self._nodes)
-        entries = tuple(self.manifest.shards[shard] for shard in known.shards)
-        local = open_shards(host_residency(self._opened_as), self.files, self.schema, entries)
-        return ClusterShards(self._nodes, known.shards, local) if self.is_remote else local
+        if not member.shards:
+            return RemoteShards(self._client)
+        entries = tuple(self.manifest.shards[shard] for shard in member.shards)
+        local = open_shards(host_residency(self._requested_residency), self.files, self.schema, entries)
+        return ClusterShards(self._client, member.shards, local) if self.is_remote else local
 
     def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy | PartialCopy:
         if isinstance(shards, RemoteShards):
-            return DeviceCopy("mmap", schema, shards, self._steps)
+            return DeviceCopy("mmap", schema, shards, self._shard_steps)
         if isinstance(shards, ClusterShards):
-            here = DeviceCopy(self.residency, schema, shards.local, self._steps[shards.here])
-            return PartialCopy(here, shards.here, self._steps)
+            here = DeviceCopy(self.residency, schema, shards.local, self._shard_steps[shards.here])
+            return PartialCopy(here, shards.here, self._shard_steps)
         return super()._device_copy(schema, shards)
 
     def reader(self) -> ColumnReader:
-        # Past what is for other nodes: a GPU then has nobody to wait for.
+        # A node that holds all shards uses the local reader: a GPU then never waits for a peer.
         return super().reader() if self.is_remote else DatasetStore.reader(self)
 
 
@@ -95,11 +101,11 @@ def _open_again(
     residency: str,
     transport: str,
     membership: Membership,
-    tiers: ResidencyPlan | None,
+    plan: ResidencyPlan | None,
     discount: float | None,
 ) -> DatasetStore:
-    """In a process that one of the run started."""
-    return as_it_was(PartitionedDatasetStore(files, residency, transport, membership), tiers, discount)
+    """Returns an unpickled store, in a process that a rank of the run started."""
+    return restored(PartitionedDatasetStore(files, residency, transport, membership), plan, discount)
 
 
 def open_partitioned_store(
@@ -110,15 +116,15 @@ def open_partitioned_store(
     cache_bytes: int | None = None,
     transport: str = AUTO,
 ) -> PartitionedDatasetStore:
-    """The dataset, shared out over the nodes of the run that this process is one of. Every rank must call it.
+    """Joins the training run and opens the dataset that its nodes share. Every rank must call it.
 
     Args:
         path, cache_dir, cache_bytes, transport: see `gear_data.open`.
-        residency: of the node's own shards.
-        place: says which node holds which shards; rank 0's is asked.
+        residency: of this node's shards.
+        place: assigns shards to nodes; called on rank 0.
 
     Raises:
-        whatever `gear_data.cluster.rendezvous.join` raises, and opening a dataset.
+        GearError: any error of `gear_data.cluster.rendezvous.join` or of opening a dataset.
     """
     files = open_files(path, cache_dir, cache_bytes)
     cache = None if cache_dir is None else os.fspath(cache_dir)

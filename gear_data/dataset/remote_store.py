@@ -1,4 +1,4 @@
-"""A dataset that other machines serve, as the rest of the package sees one."""
+"""RemoteDatasetStore: a dataset that other machines serve at a `gear://` URL."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ RESIDENCY = "remote"
 
 
 class RemoteDatasetFiles:
-    """`DatasetFiles` of a dataset that nodes serve. Its tables are fetched, and kept in a cache of this machine; its
-    shards' files stay where they are.
+    """`DatasetFiles` of a dataset that nodes serve.
+
+    Tables are fetched and kept in this machine's cache. Files of shards stay on their nodes.
 
     Args:
         addresses: of all nodes.
-        cache: where tables are kept.
+        cache: cache for the tables.
         transport: see `ShardClient`.
     """
 
@@ -43,11 +44,11 @@ class RemoteDatasetFiles:
         self._transport = transport
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Connections and tokens belong to a process.
+        # Connections and tokens are not pickled: each process has its own.
         return (RemoteDatasetFiles, (self._addresses, self._cache, self._transport))
 
     @cached_property
-    def nodes(self) -> ShardClient:
+    def client(self) -> ShardClient:
         return ShardClient(self._addresses, ClientOptions.from_environment(), transport=self._transport)
 
     @property
@@ -55,19 +56,19 @@ class RemoteDatasetFiles:
         return SCHEME + ",".join(map(str, self._addresses))
 
     def manifest(self) -> Manifest:
-        return self.nodes.manifest
+        return self.client.manifest
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
-        """The nodes did so, each with its own files, and all shards are held: see `ShardClient`."""
+        """Does nothing: each node checked its own files, and `ShardClient` checked that all shards are served."""
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:
-        names = [name for name, table in self.nodes.manifest.tables.items() if table == entry]
+        names = [name for name, table in self.client.manifest.tables.items() if table == entry]
         if not names:
-            raise ClusterError("stays on its node: a node sends steps, not files", file=self.name(entry))
+            raise ClusterError("cannot be fetched: nodes send steps of shards, not files", file=self.name(entry))
 
         def fetch(file: BinaryIO) -> None:
-            for piece in self.nodes.file_pieces(names[0]):
+            for piece in self.client.file_pieces(names[0]):
                 file.write(piece)
 
         with self._cache.use(entry, fetch, self.name(entry)) as path:
@@ -84,36 +85,37 @@ class RemoteDatasetFiles:
 
 
 class RemoteDatasetStore(ClusterDatasetStore):
-    """All episodes of a dataset that nodes serve, none of whose shards is here."""
+    """All episodes of a dataset that nodes serve; this machine holds none of its shards."""
 
     def __init__(
-        self, files: RemoteDatasetFiles, residency: str = RESIDENCY, bad: frozenset[str] = frozenset()
+        self, files: RemoteDatasetFiles, residency: str = RESIDENCY, bad_files: frozenset[str] = frozenset()
     ) -> None:
-        self._nodes = files.nodes
-        super().__init__(files, residency, bad)
+        self._client = files.client
+        super().__init__(files, residency, bad_files)
 
     def _open_shards(self) -> Shards:
         self._here = np.zeros(len(self.manifest.shards), np.bool_)
-        return RemoteShards(self._nodes)
+        return RemoteShards(self._client)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         return open_shards("mmap", FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
 
 
 def open_remote_store(
-    place: str,
+    url: str,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
     transport: str = AUTO,
 ) -> RemoteDatasetStore:
-    """The dataset of `gear://host:port,host:port`.
+    """Opens the dataset of `gear://host:port,host:port`.
 
     Args:
+        url: addresses of the nodes.
         cache_dir, cache_bytes, transport: see `gear_data.open`.
 
     Raises:
-        InvalidArgumentError: no such addresses, or a token is needed and there is none.
-        ClusterError: the nodes cannot be reached, refuse, or do not hold all shards.
+        InvalidArgumentError: invalid addresses, or the required token is missing.
+        ClusterError: the nodes cannot be reached, refuse the request, or do not hold all shards.
     """
     cache = ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes)
-    return RemoteDatasetStore(RemoteDatasetFiles(parse_nodes(place), cache, transport))
+    return RemoteDatasetStore(RemoteDatasetFiles(parse_nodes(url), cache, transport))

@@ -1,4 +1,4 @@
-"""DatasetStore: a dataset's folder, opened once and shared by the whole dataset and all its views."""
+"""DatasetStore: the files, shards and tables that a dataset and all its views share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 
 
 def check_discount(discount: Any) -> float:
-    """Raises InvalidArgumentError unless it is a number from 0 to 1."""
+    """Returns a discount as a float.
+
+    Raises:
+        InvalidArgumentError: not a number from 0 to 1.
+    """
     number = isinstance(discount, int | float | np.integer | np.floating) and not isinstance(discount, bool)
     if not number or not 0 <= discount <= 1:
         raise InvalidArgumentError(f"discount must be a number from 0 to 1, not {discount!r}")
@@ -49,65 +53,78 @@ def check_discount(discount: Any) -> float:
 
 
 class DatasetStore:
-    """All episodes of a folder, by id: 0 to n - 1 in source order. Can be pickled: it opens again where it is
-    unpickled. Columns are mapped from disk on first touch; nothing is copied.
+    """All episodes of a dataset, by id: 0 to n - 1 in source order.
 
-    Args, errors: see `gear_data.open`. `bad` are files of shards that are not to be read.
+    A column is mapped from disk when it is first read; no column is copied. A store can be pickled; unpickling opens
+    it again.
+
+    Args:
+        files: files of the dataset.
+        residency: see `gear_data.open`.
+        bad_files: files of shards that are not read.
+
+    Raises:
+        GearError: see `gear_data.open`.
     """
 
-    #: Whether other nodes are asked for some of the steps.
+    #: Whether some steps are read from other nodes.
     is_remote = False
-    #: Of a dataset that the nodes of a training run share out: this process among them.
+    #: Membership of this process in the training run whose nodes share the dataset; None if they do not.
     membership: Membership | None = None
 
-    def __init__(self, files: DatasetFiles, residency: str = "mmap", bad: frozenset[str] = frozenset()) -> None:
+    def __init__(self, files: DatasetFiles, residency: str = "mmap", bad_files: frozenset[str] = frozenset()) -> None:
         self.files = files
         self.path = files.place
-        self.residency = self._opened_as = residency
+        self.residency = self._requested_residency = residency
         self.manifest = files.manifest()
-        self.bad = bad
+        self.bad_files = bad_files
         self._check_files()
         self.schema = self.manifest.schema
         self.statistics = self.manifest.statistics
-        #: Where a plan has each part; None without one.
-        self._tiers: ResidencyPlan | None = None
+        #: Memory of each part of the columns; None without a plan.
+        self._plan: ResidencyPlan | None = None
         self._stored: Shards = self._open_shards()
         self.shards = self._stored
         self._stored_copy = self._device_copy(self.schema, self._stored)
         self._copy: DeviceCopy | PartialCopy | OverlayCopy = self._stored_copy
-        #: Of `returns_to_go`; None for the column as it is stored, if it is.
+        #: Discount of `returns_to_go`; None for the column as stored, if there is one.
         self.discount: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_again, (type(self), self.files, self._opened_as, self.bad, self._tiers, self.discount))
+        state = (self.files, self._requested_residency, self.bad_files, self._plan, self.discount)
+        return (_open_again, (type(self), *state))
 
     def _check_files(self) -> None:
-        self.files.check(self.manifest, self.bad)
+        self.files.check(self.manifest, self.bad_files)
 
     def _open_shards(self) -> Shards:
-        """The shards that the manifest lists."""
-        return open_shards(host_residency(self._opened_as), self.files, self.schema, self.manifest.shards, self.bad)
+        """Returns the shards that the manifest lists."""
+        residency = host_residency(self._requested_residency)
+        return open_shards(residency, self.files, self.schema, self.manifest.shards, self.bad_files)
 
     @cached_property
-    def _steps(self) -> Int64Array:
-        """int64 [shards]: of each."""
+    def _shard_steps(self) -> Int64Array:
+        """int64 [shards]: number of steps of each shard."""
         return np.array([entry.steps for entry in self.manifest.shards], np.int64)
 
     def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy | PartialCopy:
-        return DeviceCopy(self.residency, schema, shards, self._steps, self._tiers)
+        """Returns the columns of some shards for a GPU; nothing is copied before the first use."""
+        return DeviceCopy(self.residency, schema, shards, self._shard_steps, self._plan)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
-        """Its one column."""
-        return open_shards(
-            host_residency(self._opened_as), FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards
-        )
+        """Returns the shards of a sidecar, which have one column."""
+        residency = host_residency(self._requested_residency)
+        return open_shards(residency, FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
 
     def _rewards(self, shard: int) -> npt.NDArray[Any]:
-        """[steps]: those of a shard."""
+        """Returns [steps]: the rewards of a shard."""
         return read_rewards(self.files, self.manifest.schema, self.manifest.shards[shard])
 
     def with_discount(self, discount: float) -> DatasetStore:
-        """These episodes with `returns_to_go` of a discount, see `Dataset.with_discount`; shares all that is open."""
+        """Returns a store with `returns_to_go` of another discount, see `Dataset.with_discount`.
+
+        The returned store shares everything that is open.
+        """
         discount = check_discount(discount)
         stored = self.manifest.schema
         if REWARDS not in stored or stored[REWARDS].shape:
@@ -116,15 +133,15 @@ class DatasetStore:
                 file=str(self.path),
                 column=REWARDS,
             )
-        # Zero may come with a sign, and one number must have one name.
+        # abs() because -0.0 == 0.0: one discount must have one name.
         wanted = None if discount == 1 and COLUMN.name in stored else abs(discount)
         if wanted == self.discount:
             return self
-        if wanted is not None and self.bad:
+        if wanted is not None and self.bad_files:
             raise CorruptShardError(
-                f"is damaged: {COLUMN.name} of another discount is made of all shards",
-                file=f"{self.path}/{min(self.bad)}",
-                hint="make it again with 'gear-data repair'",
+                f"is damaged: computing {COLUMN.name} of discount {wanted} needs all shards",
+                file=f"{self.path}/{min(self.bad_files)}",
+                hint="run 'gear-data repair' first",
             )
         store = copy(self)
         store.discount = wanted
@@ -137,28 +154,30 @@ class DatasetStore:
             index = stored.index(COLUMN.name) if COLUMN.name in stored else len(stored)
             store.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
             store.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
-            other = self._open_sidecar(sidecar)
-            store.shards = OverlayShards(self._stored, index, other)
-            store._copy = OverlayCopy(self._stored_copy, index, self._device_copy(Schema((COLUMN,)), other))
+            discounted = self._open_sidecar(sidecar)
+            store.shards = OverlayShards(self._stored, index, discounted)
+            store._copy = OverlayCopy(self._stored_copy, index, self._device_copy(Schema((COLUMN,)), discounted))
         return store
 
     def placed(self, plan: ResidencyPlan) -> DatasetStore:
-        """These episodes, where a GPU finds each part as a plan says."""
+        """Returns a store whose columns a GPU reads from the memory that a plan gives them."""
         store = copy(self)
-        store.residency, store._tiers = "tiered", plan
-        store.schema, store.statistics, store.shards, store.discount = (
-            self.manifest.schema, self.manifest.statistics, self._stored, None,
-        )  # fmt: skip
+        store.residency, store._plan = "tiered", plan
+        store.schema, store.statistics, store.shards = self.manifest.schema, self.manifest.statistics, self._stored
+        store.discount = None
         store._copy = store._stored_copy = store._device_copy(store.schema, store.shards)
         return store if self.discount is None else store.with_discount(self.discount)
 
     def device_columns(self) -> DeviceColumns:
-        """Where a GPU finds the columns; the first call brings them there. Raises as `DeviceCopy.columns` does."""
+        """Returns the addresses at which a GPU reads the columns; 0 for columns that it cannot read in place.
+
+        The first call copies or registers the columns. Raises as `DeviceCopy.columns` does.
+        """
         return self._copy.columns()
 
     @cached_property
     def episode_table(self) -> Any:
-        """The episode table as a `pyarrow.Table`, mapped from its file."""
+        """Episode table as a `pyarrow.Table`, mapped from its file."""
         with self.files.local(self.manifest.tables["episodes"]) as path:
             table = read_episodes(path)
         if len(table) != self.manifest.episodes:
@@ -174,12 +193,12 @@ class DatasetStore:
 
     @cached_property
     def episodes(self) -> pl.DataFrame:
-        """The episode table as a Polars frame."""
+        """Episode table as a Polars frame."""
         import polars as pl
 
         frame = pl.from_arrow(self.episode_table)
         if not isinstance(frame, pl.DataFrame):
-            raise ManifestError("the episode table is not a table", file=self._table_name)
+            raise ManifestError(f"the episode table is a {type(frame).__name__}", file=self._table_name)
         return frame
 
     def _int64(self, name: str) -> Int64Array:
@@ -187,12 +206,12 @@ class DatasetStore:
 
     @cached_property
     def lengths(self) -> Int64Array:
-        """int64 [n], steps of each episode."""
+        """int64 [n]: number of steps of each episode."""
         return self._int64("length")
 
     @cached_property
     def offsets(self) -> Int64Array:
-        """int64 [n + 1]: episode e is steps offsets[e] to offsets[e + 1] of the dataset."""
+        """int64 [n + 1]: episode e has steps offsets[e] to offsets[e + 1] of the dataset."""
         offsets = offsets_of(self.lengths)
         if offsets[-1] != self.manifest.steps or (self.lengths <= 0).any():
             raise ManifestError(
@@ -204,41 +223,46 @@ class DatasetStore:
 
     @cached_property
     def episode_starts(self) -> tuple[Int64Array, Int64Array]:
-        """int64 [n] each: shard, and row there of the first step; checked, since they become addresses."""
+        """int64 [n] each: the shard of each episode, and the row of its first step there.
+
+        Both are checked against the shards' sizes, because kernels compute addresses from them.
+        """
         shard, start = self._int64("shard"), self._int64("start")
-        steps = self._steps
+        steps = self._shard_steps
         inside = (shard >= 0) & (shard < len(steps)) & (start >= 0) & (self.lengths > 0)
         if inside.all():
-            # Not start + length, which may overflow.
+            # A sum start + length could overflow.
             inside = self.lengths <= steps[shard] - start
         if not inside.all():
             raise ManifestError(
                 "an episode lies outside its shard",
                 file=self._table_name,
                 row=int(np.argmin(inside)),
-                hint="run 'gear-data verify'; convert again",
+                hint="run 'gear-data verify', then convert the source again",
             )
         return shard, start
 
     def reader(self) -> ColumnReader:
-        """What collects windows of these episodes."""
+        """Returns the reader that collects windows of these episodes."""
         shard, start = self.episode_starts
         return ShardReader(self.shards, shard, start, self.lengths, lambda: self.finals)
 
     def steps(self, name: str, ids: Int64Array) -> npt.NDArray[Any]:
-        """[sum of lengths, *shape]: a column's steps of these episodes, one after another. A view of the shard's
-        memory where they follow each other there, else a copy. A column of variable length gives str or bytes objects.
+        """Returns [sum of lengths, *shape]: a column's steps of these episodes, concatenated.
+
+        The array is a view of the shard's memory if the episodes are adjacent there, else a copy. A column of variable
+        length gives str or bytes objects.
 
         Raises:
             UnknownNameError: no such column; lists the columns.
-            CorruptShardError: values of variable length that are damaged.
+            CorruptShardError: damaged values of variable length.
         """
         index = self.schema.index(name)
         parts = [self.shards.column(shard, index, first, last) for shard, first, last in self._runs(ids)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def values(self, name: str, ids: Int64Array) -> pa.Array:
-        """A column of variable length as `steps` gives others: `LargeStringArray` or `LargeBinaryArray`, and checked.
+        """Returns the same as `steps` for a column of variable length: `LargeStringArray` or `LargeBinaryArray`.
 
         Raises:
             CorruptShardError: damaged values.
@@ -251,33 +275,34 @@ class DatasetStore:
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def sizes(self, ids: Int64Array) -> Int64Array:
-        """int64 [k]: bytes of each of these episodes over all columns."""
+        """Returns int64 [k]: bytes of each of these episodes over all columns."""
         sizes: Int64Array = self.lengths[ids] * self.schema.step_bytes
-        shards, firsts = (values[ids] for values in self.episode_starts)
+        shards, first_rows = (values[ids] for values in self.episode_starts)
         for column in self.schema.variable_columns:
             index = self.schema.index(column.name)
             for shard in np.unique(shards).tolist():
-                mine = shards == shard
-                places = value_offsets(self.shards.values(shard, index))
-                sizes[mine] += places[firsts[mine] + self.lengths[ids[mine]]] - places[firsts[mine]]
+                inside = shards == shard
+                value_starts = value_offsets(self.shards.values(shard, index))
+                last_rows = first_rows[inside] + self.lengths[ids[inside]]
+                sizes[inside] += value_starts[last_rows] - value_starts[first_rows[inside]]
         return sizes
 
     def _shard_file(self, shard: int) -> str:
         return self.files.name(self.manifest.shards[shard].entry)
 
     def _runs(self, ids: Int64Array) -> Iterator[tuple[int, int, int]]:
-        """(shard, first row, last row) of these episodes, those that follow each other taken together."""
+        """Yields (shard, first row, last row) of these episodes; adjacent episodes are one run."""
         shard, first = (values[ids] for values in self.episode_starts)
         last = first + self.lengths[ids]
-        follows = (shard[1:] == shard[:-1]) & (first[1:] == last[:-1])
-        begins = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+        adjacent = (shard[1:] == shard[:-1]) & (first[1:] == last[:-1])
+        begins = np.concatenate([[0], np.flatnonzero(~adjacent) + 1])
         ends = np.concatenate([begins[1:], [len(ids)]]) - 1
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             yield int(shard[begin]), int(first[begin]), int(last[end])
 
     @cached_property
     def finals(self) -> tuple[Int64Array, dict[str, npt.NDArray[Any]]]:
-        """int64 ids of the episodes with a final observation, and those observations."""
+        """int64 [k] ids of the episodes with a final observation, and column name -> [k, *shape] observations."""
         entry = self.manifest.tables.get("finals")
         if entry is None:
             return np.empty(0, np.int64), {}
@@ -294,16 +319,16 @@ def _open_again(
     kind: type[DatasetStore],
     files: DatasetFiles,
     residency: str,
-    bad: frozenset[str],
-    tiers: ResidencyPlan | None,
+    bad_files: frozenset[str],
+    plan: ResidencyPlan | None,
     discount: float | None,
 ) -> DatasetStore:
-    """In another process. Nothing is brought to a GPU before it is asked for: a DataLoader's worker never does."""
-    return as_it_was(kind(files, residency, bad), tiers, discount)
+    """Returns an unpickled store. It copies nothing to a GPU before the first use: DataLoader workers need no GPU."""
+    return restored(kind(files, residency, bad_files), plan, discount)
 
 
-def as_it_was(store: DatasetStore, tiers: ResidencyPlan | None, discount: float | None) -> DatasetStore:
-    """A store that was opened again, placed and with the discount that the first one had."""
-    if tiers is not None:
-        store = store.placed(tiers)
+def restored(store: DatasetStore, plan: ResidencyPlan | None, discount: float | None) -> DatasetStore:
+    """Returns a store with the plan and the discount that it had before it was pickled."""
+    if plan is not None:
+        store = store.placed(plan)
     return store if discount is None else store.with_discount(discount)

@@ -323,7 +323,7 @@ def test_no_open_door(folder, certificate, capsys):
 
 
 def test_who_gives_up_does_not_wait_for_a_node_that_hangs(both):
-    nodes, request = gear_data.open(url(both[0]))._store._nodes, Request.from_bytes(one_request())
+    nodes, request = gear_data.open(url(both[0]))._store._client, Request.from_bytes(one_request())
     nodes.fetch(request)
     both[0].stop()
     begun = time.monotonic()
@@ -416,7 +416,7 @@ def test_damage_on_the_way(folder, pair, expected, monkeypatch):
 
 
 def test_a_fork_does_not_wait_for_a_node_that_hangs(both):
-    node = gear_data.open(url(both[0]))._store._nodes._nodes[0]
+    node = gear_data.open(url(both[0]))._store._client._nodes[0]
     name = node.describe().dataset
     streams = [node.open_stream(name)[0] for _ in range(4)]
     for stream in streams:

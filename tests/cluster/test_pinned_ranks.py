@@ -107,7 +107,7 @@ def test_nothing_is_asked_of_others_for_ones_own_draws(gpu: Gpu, path: Path, joi
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    dataset._store._nodes.asked = refuse  # type: ignore[attr-defined]
+    dataset._store._client.asked = refuse  # type: ignore[attr-defined]
     options = {**OPTIONS, "selection": "decentralized"}
     same(from_device(gpu, on_gpu(dataset, **options)), copies(SequenceLoader(join(2, "host"), **options)))
 

@@ -258,12 +258,12 @@ def test_arguments(folder):
     with pytest.raises(UnknownNameError, match="mpi"):
         gear_data.open(folder, cluster="mpi")
     for options in ({"budget": 10}, {"sampler": "shuffle"}):
-        with pytest.raises(InvalidArgumentError, match="go with cluster="):
+        with pytest.raises(InvalidArgumentError, match="pass cluster='torchrun'"):
             gear_data.open(folder, **options)
     for path, options in (("gear://localhost:1", {}), (folder, {"on_bad_shard": "skip"})):
-        with pytest.raises(InvalidArgumentError, match="at a path or URL"):
+        with pytest.raises(InvalidArgumentError, match="open a folder or URL"):
             gear_data.open(path, cluster="torchrun", **options)
-    with pytest.raises(InvalidArgumentError, match="in 'host', 'pinned' or 'mmap'"):
+    with pytest.raises(InvalidArgumentError, match="must be 'host', 'pinned' or 'mmap'"):
         gear_data.open(folder, "device", cluster="torchrun")
     for options in ({}, {"cluster": "torchrun"}):
         with pytest.raises(UnknownNameError, match="carrier pigeon"):

@@ -169,7 +169,7 @@ def test_export_of_a_view_to_one_file_and_of_few_shards(ds: gear_data.Dataset, t
         ("lengt > 5", UnknownNameError, ["did you mean 'length'", "episode_id"]),
         (pl.col("rewards") > 5, UnknownNameError, ["rewards", "return"]),
         ("length", InvalidArgumentError, ["true or false", "Int64"]),
-        ("length >", InvalidArgumentError, ["no SQL expression", "double quotes"]),
+        ("length >", InvalidArgumentError, ["not a valid SQL expression", "double quotes"]),
         (pl.col("length").sum() > 3, InvalidArgumentError, ["1 for 30"]),
         (pl.lit(True), InvalidArgumentError, ["1 for 30"]),
         (pl.col("length", "start") > 3, InvalidArgumentError, ["gives 2"]),

@@ -253,11 +253,11 @@ def test_a_fork_has_what_it_needs(folder, serve, world):
     verbs, expected = gear_data.open(url(serve()), transport="verbs"), batches(gear_data.open(folder))
     same(batches(verbs), expected)
     store = verbs._store
-    assert store._nodes._memory._open
+    assert store._client._memory._open
     child = os.fork()
     if child == 0:
         # Nothing is open that the parent had: what a device maps is not the child's.
-        os._exit(1 if store._nodes._memory._open else 0)
+        os._exit(1 if store._client._memory._open else 0)
     assert os.waitpid(child, 0)[1] == 0
     same(batches(verbs), expected)
 

@@ -324,7 +324,7 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
                 shift=shift, discounts=discounts,
             )
         )  # fmt: skip
-    store, nodes = local._store, remote._store._nodes
+    store, nodes = local._store, remote._store._client
     placed = (*store.episode_starts, store.lengths)
     here = np.arange(len(local.manifest.shards)) % 2 == 0
     mixed = ClusterReader(nodes, _SomeAway(store.shards), here, *placed, lambda: store.finals)
@@ -359,7 +359,7 @@ def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypat
 def test_connections_end_with_the_dataset(nodes):
     dataset = gear_data.open(url(*nodes[:2]))
     batches(dataset, prefetch=2)
-    known = [weakref.ref(node) for node in dataset._store._nodes._nodes]
+    known = [weakref.ref(node) for node in dataset._store._client._nodes]
     assert any(node()._idle for node in known)
     del dataset
     gc.collect()
@@ -369,11 +369,11 @@ def test_connections_end_with_the_dataset(nodes):
 def test_what_cannot_be_asked(nodes, remote):
     place = url(*nodes[:2])
     for options in ({"residency": "host"}, {"on_bad_shard": "skip"}):
-        with pytest.raises(InvalidArgumentError, match="they choose"):
+        with pytest.raises(InvalidArgumentError, match="that serve a dataset choose both"):
             gear_data.open(place, **options)
     with pytest.raises(InvalidArgumentError, match="needs a token"):
         gear_data.open("gear://10.0.0.1:1")
     store = open_remote_store(place)
     with pytest.raises(ClusterError, match="not files"), store.files.local(store.manifest.shards[0].entry):
         pass
-    assert not RemoteShards(store._nodes).all_mapped
+    assert not RemoteShards(store._client).all_mapped

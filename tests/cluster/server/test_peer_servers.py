@@ -84,7 +84,7 @@ def test_it_is_waited_for_once_and_work_goes_on_when_it_is_back(folder, peer, ca
 
 def test_it_comes_back_in_time(folder, peer, monkeypatch):
     dataset, node = peer
-    monkeypatch.setattr(dataset._store._nodes, "_patience", 60.0)
+    monkeypatch.setattr(dataset._store._client, "_patience", 60.0)
     expected = rows(SequenceLoader(gear_data.open(folder), **OPTIONS), 100)
     batches = iter(SequenceLoader(dataset, **OPTIONS))
     found = rows(batches, 10)
