@@ -1,21 +1,22 @@
-"""What columns a dataset has: names, dtypes, shapes, roles."""
+"""Schema of a dataset: the names, dtypes, shapes and roles of its columns."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from gear_data.errors import ManifestError, UnsupportedColumnError, unknown_name
 
-#: dtypes of columns whose steps all take the same bytes. `bool` is stored as uint8 0/1: Arrow packs booleans into
-#: bits, and bits cannot be gathered by copying bytes.
+#: Dtypes of fixed-size columns. `bool` is stored as uint8 0 or 1: Arrow packs booleans into bits, and bits cannot be
+#: collected by copying bytes.
 DTYPES = (
     "bool",
     "uint8", "uint16", "uint32", "uint64",
@@ -23,12 +24,12 @@ DTYPES = (
     "float16", "float32", "float64",
 )  # fmt: skip
 
-#: dtypes of columns of one value of any length a step: text, and bytes such as an encoded image.
+#: Dtypes of variable-length columns, with one value per step: text, or bytes such as an encoded image.
 VARIABLE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary()}
 
 
 class Role(enum.StrEnum):
-    """What a column is for. Follows from its name (`role_of`)."""
+    """Purpose of a column. It follows from the column's name (`role_of`)."""
 
     OBSERVATION = "observation"
     ACTION = "action"
@@ -52,22 +53,32 @@ _ROLES = {
 
 
 def role_of(name: str) -> Role:
-    """The role of a column by its canonical name; `observations.image` is an observation."""
+    """Returns the role of a canonical column name. `observations.image` is an observation."""
     return _ROLES.get(name.split(".", 1)[0], Role.EXTRA)
+
+
+class ColumnRecord(msgspec.Struct, frozen=True):
+    """One column in the manifest. See `ColumnSpec`; the manifest's `role` is ignored."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    derived: bool
+    source: str | None
+    has_final: bool
 
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """One step column.
+    """Description of one step column.
 
     Attributes:
         name: canonical name, such as `observations` or `infos.qpos`.
-        dtype: NumPy name of the element type, one of `DTYPES`; or, of a column of variable length, one of
-            `VARIABLE_TYPES`.
-        shape: shape of one step; `()` for a scalar and for a column of variable length.
-        derived: computed at conversion (return-to-go); left out of exports and of the fingerprint.
-        source: the name the column had in the source, if it was another.
-        has_final: the column belongs to the final observation kept after the last step.
+        dtype: NumPy name of the element type, one of `DTYPES`; for a variable-length column one of `VARIABLE_TYPES`.
+        shape: shape of one step; `()` for scalars and variable-length columns.
+        derived: whether conversion computed the column (return-to-go). Exports and the fingerprint leave it out.
+        source: name of the column in the source; None if the name is the same.
+        has_final: whether the final observation, which follows the last step, has this column.
     """
 
     name: str
@@ -83,23 +94,24 @@ class ColumnSpec:
 
     @property
     def variable_length(self) -> bool:
-        """Whether steps differ in bytes: text and encoded bytes. Stored as values and their offsets."""
+        """Whether the values are text or encoded bytes, which are stored as values and their offsets."""
         return self.dtype in VARIABLE_TYPES
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype users see: `object` for a column of variable length, whose values are str or bytes."""
+        """The dtype that users see; `object` for a variable-length column, whose values are str or bytes."""
         return np.dtype(object) if self.variable_length else np.dtype(self.dtype)
 
     @property
     def storage_dtype(self) -> np.dtype[Any]:
-        """The dtype in the shard: as `numpy_dtype`, with uint8 for bool.
+        """The dtype in the shard: `numpy_dtype`, but uint8 for bool.
 
-        Raises UnsupportedColumnError for a column of variable length, which has none; so does `row_bytes`.
+        Raises:
+            UnsupportedColumnError: the column has a variable length. `row_bytes` raises it too.
         """
         if self.variable_length:
             raise UnsupportedColumnError(
-                f"holds {self.dtype} values of variable length, where rows of a fixed size are needed",
+                f"holds {self.dtype} values of variable length, but rows of a fixed size are needed",
                 column=self.name,
                 hint="leave the column out",
             )
@@ -107,18 +119,21 @@ class ColumnSpec:
 
     @property
     def size(self) -> int:
-        """Elements of one step."""
+        """Number of elements of one step."""
         return math.prod(self.shape)
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of one step."""
+        """Number of bytes of one step in the shard."""
         return self.size * self.storage_dtype.itemsize
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """Primitive for a scalar, else one flat `FixedSizeList` (the shape is in the field's metadata); `large_string`
-        or `large_binary` for a column of variable length."""
+        """The Arrow type in the shard.
+
+        Scalars have a primitive type. Other fixed-size columns have one flat `FixedSizeList`, and their shape is in
+        the field's metadata. Variable-length columns have `large_string` or `large_binary`.
+        """
         if self.variable_length:
             return VARIABLE_TYPES[self.dtype]
         value = pa.from_numpy_dtype(self.storage_dtype)
@@ -142,21 +157,25 @@ class ColumnSpec:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> ColumnSpec:
-        """Raises ManifestError for a dtype or shape that no column can have."""
-        shape, variable = tuple(data["shape"]), data["dtype"] in VARIABLE_TYPES
-        known = data["dtype"] in DTYPES and all(type(n) is int and n > 0 for n in shape)
-        if not known and not (variable and shape == () and not data["has_final"]):
+    def from_record(record: ColumnRecord) -> ColumnSpec:
+        """Checks a record and returns its column.
+
+        Raises:
+            ManifestError: no column can have this dtype and shape.
+        """
+        fixed = record.dtype in DTYPES and all(size > 0 for size in record.shape)
+        variable = record.dtype in VARIABLE_TYPES and record.shape == () and not record.has_final
+        if not fixed and not variable:
             raise ManifestError(
-                f"no column can have dtype {data['dtype']!r} and shape {shape!r}", column=str(data.get("name"))
+                f"no column can have dtype {record.dtype!r} and shape {record.shape!r}", column=record.name
             )
         return ColumnSpec(
-            name=str(data["name"]),
-            dtype=data["dtype"],
-            shape=shape,
-            derived=bool(data["derived"]),
-            source=data["source"],
-            has_final=bool(data["has_final"]),
+            name=record.name,
+            dtype=record.dtype,
+            shape=record.shape,
+            derived=record.derived,
+            source=record.source,
+            has_final=record.has_final,
         )
 
 
@@ -176,11 +195,19 @@ class Schema:
         return any(column.name == name for column in self.columns)
 
     def __getitem__(self, name: str) -> ColumnSpec:
-        """Raises UnknownNameError, which lists the known columns."""
+        """Returns a column by name.
+
+        Raises:
+            UnknownNameError: no column has this name. The error lists the columns.
+        """
         return self.columns[self.index(name)]
 
     def index(self, name: str) -> int:
-        """Position of a column. Raises UnknownNameError."""
+        """Returns the position of a column.
+
+        Raises:
+            UnknownNameError: no column has this name.
+        """
         for i, column in enumerate(self.columns):
             if column.name == name:
                 return i
@@ -192,26 +219,27 @@ class Schema:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of one step over all columns of a fixed size."""
+        """Number of bytes of one step over all fixed-size columns."""
         return sum(column.row_bytes for column in self.fixed_columns)
 
     @property
     def fixed_columns(self) -> tuple[ColumnSpec, ...]:
-        """The columns whose steps all take the same bytes."""
+        """The fixed-size columns."""
         return tuple(column for column in self.columns if not column.variable_length)
 
     @property
     def variable_columns(self) -> tuple[ColumnSpec, ...]:
-        """The columns of text and of encoded bytes."""
+        """The variable-length columns: text and encoded bytes."""
         return tuple(column for column in self.columns if column.variable_length)
 
     @property
     def source_columns(self) -> tuple[ColumnSpec, ...]:
-        """The columns that came from the source: all but the derived ones."""
+        """The columns that came from the source: all except the derived ones."""
         return tuple(column for column in self.columns if not column.derived)
 
     @property
     def final_columns(self) -> tuple[ColumnSpec, ...]:
+        """The columns of the final observation."""
         return tuple(column for column in self.columns if column.has_final)
 
     def to_arrow(self) -> pa.Schema:
@@ -221,5 +249,6 @@ class Schema:
         return [column.to_json() for column in self.columns]
 
     @staticmethod
-    def from_json(data: list[dict[str, Any]]) -> Schema:
-        return Schema(tuple(ColumnSpec.from_json(item) for item in data))
+    def from_records(records: Iterable[ColumnRecord]) -> Schema:
+        """Returns the schema of a manifest's columns. Raises ManifestError as `ColumnSpec.from_record` does."""
+        return Schema(tuple(map(ColumnSpec.from_record, records)))

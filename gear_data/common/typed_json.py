@@ -7,7 +7,7 @@ of the wrong one, such as `$.shards[0].bytes`.
 from __future__ import annotations
 
 import json
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -34,9 +34,20 @@ def parse_json(
         hint: remedy, for the error.
 
     Raises:
-        GearError: of class `error`; the text is not JSON, or a field is missing or of another type.
+        GearError: of class `error`; the text is not JSON, or a field is missing or has another type.
     """
     try:
-        return msgspec.convert(json.loads(text), record)
+        data = json.loads(text)
+    except (ValueError, RecursionError) as reason:
+        raise error(f"not a JSON document: {type(reason).__name__}: {reason}", file=file, hint=hint) from reason
+    return check_json(data, record, error=error, file=file, hint=hint)
+
+
+def check_json(
+    data: Any, record: type[Record], *, error: type[GearError], file: str, hint: str | None = None
+) -> Record:
+    """Checks a parsed JSON document against a record type. Arguments and errors are as for `parse_json`."""
+    try:
+        return msgspec.convert(data, record)
     except (ValueError, ArithmeticError, RecursionError) as reason:
-        raise error(f"malformed JSON document: {reason}", file=file, hint=hint) from reason
+        raise error(f"malformed: {reason}", file=file, hint=hint) from reason

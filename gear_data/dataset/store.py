@@ -32,7 +32,7 @@ from gear_data.storage.block import offsets_of
 from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
 from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, read_rewards
 from gear_data.storage.tables import read_episodes, read_finals
-from gear_data.storage.variable import checked, value_offsets
+from gear_data.storage.variable import validated, value_offsets
 
 if TYPE_CHECKING:
     import polars as pl
@@ -269,7 +269,7 @@ class DatasetStore:
         """
         index = self.schema.index(name)
         parts = [
-            checked(self.shards.values(shard, index)[first:last], file=self._shard_file(shard), column=name)
+            validated(self.shards.values(shard, index)[first:last], file=self._shard_file(shard), column=name)
             for shard, first, last in self._runs(ids)
         ]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)

@@ -1,4 +1,4 @@
-"""manifest.json: what a dataset holds and where. Written last; a folder without one is no dataset."""
+"""manifest.json: the contents of a dataset and its files. It is written last, so a folder without it is no dataset."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
 import xxhash
 
-from gear_data.errors import DatasetNotFoundError, GearError, ManifestError, VersionError
-from gear_data.schema import ColumnSpec, Schema
-from gear_data.storage.statistics import ColumnStatistics, statistics_width
+from gear_data.common.typed_json import Count, check_json, parse_json
+from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError
+from gear_data.schema import ColumnRecord, ColumnSpec, Schema
+from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, statistics_width
 from gear_data.storage.variable import OFFSET_BYTES, VariableBuffers
 
 FORMAT_VERSION = 1
@@ -21,18 +23,29 @@ MANIFEST_NAME = "manifest.json"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of a dataset: path relative to the dataset's folder, size in bytes, `xxh3-128:HEX`."""
+    """One file of a dataset.
+
+    Attributes:
+        file: path relative to the dataset's folder.
+        bytes: size.
+        checksum: `xxh3-128:HEX`.
+    """
 
     file: str
-    bytes: int
+    bytes: Count
     checksum: str
 
-    def to_json(self) -> dict[str, Any]:
-        return {"file": self.file, "bytes": self.bytes, "checksum": self.checksum}
 
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> FileEntry:
-        return FileEntry(str(data["file"]), _count(data["bytes"]), str(data["checksum"]))
+class ShardRecord(msgspec.Struct, frozen=True):
+    """One shard in JSON. See `ShardEntry`."""
+
+    file: str
+    bytes: Count
+    checksum: str
+    episodes: Count
+    steps: Count
+    buffers: dict[str, Count]
+    variable: dict[str, VariableBuffers] = {}
 
 
 @dataclass(frozen=True)
@@ -40,10 +53,11 @@ class ShardEntry:
     """One shard.
 
     Attributes:
-        entry: its file.
-        episodes, steps: how many it holds.
-        buffers: column -> byte offset in the file of the column's values.
-        variable: column of variable length -> where its offsets are, and how many bytes its values.
+        entry: file of the shard.
+        episodes: number of episodes.
+        steps: number of steps.
+        buffers: column -> byte offset of the column's values in the file.
+        variable: variable-length column -> its further buffers.
     """
 
     entry: FileEntry
@@ -53,22 +67,25 @@ class ShardEntry:
     variable: Mapping[str, VariableBuffers] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        data = {**self.entry.to_json(), "episodes": self.episodes, "steps": self.steps, "buffers": dict(self.buffers)}
+        """Returns the JSON form of a `ShardRecord`."""
+        data = {
+            **msgspec.to_builtins(self.entry),
+            "episodes": self.episodes,
+            "steps": self.steps,
+            "buffers": dict(self.buffers),
+        }
         if self.variable:
-            data["variable"] = {name: item.to_json() for name, item in self.variable.items()}
+            data["variable"] = {name: msgspec.to_builtins(item) for name, item in self.variable.items()}
         return data
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> ShardEntry:
-        buffers = {str(name): _count(offset) for name, offset in data["buffers"].items()}
-        variable = {
-            str(name): VariableBuffers(_count(item["offsets"]), _count(item["bytes"]))
-            for name, item in data.get("variable", {}).items()
-        }
-        return ShardEntry(FileEntry.from_json(data), _count(data["episodes"]), _count(data["steps"]), buffers, variable)
+    def from_record(record: ShardRecord) -> ShardEntry:
+        """Returns the shard of a record."""
+        entry = FileEntry(record.file, record.bytes, record.checksum)
+        return ShardEntry(entry, record.episodes, record.steps, record.buffers, record.variable)
 
     def holds(self, column: ColumnSpec) -> bool:
-        """Whether a column's buffers are known and end within the file."""
+        """Returns whether a column's buffers are known and end within the file."""
         if column.name not in self.buffers or column.variable_length is not (column.name in self.variable):
             return False
         values = self.buffers[column.name]
@@ -79,17 +96,42 @@ class ShardEntry:
         return max(offsets_end, values + known.bytes) <= self.entry.bytes
 
 
+class _HeaderRecord(msgspec.Struct, frozen=True):
+    """Fields of manifest.json that are read before all others."""
+
+    format: str
+    version: Count
+
+
+class _ManifestRecord(msgspec.Struct, frozen=True):
+    """The other fields of manifest.json. See `Manifest`."""
+
+    episodes: Count
+    steps: Count
+    fingerprint: str
+    schema: list[ColumnRecord]
+    shards: list[ShardRecord]
+    tables: dict[str, FileEntry]
+    statistics: dict[str, StatisticsRecord]
+    provenance: dict[str, Any]
+    findings: tuple[dict[str, Any], ...]
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """The whole of manifest.json.
+    """Contents of manifest.json.
 
     Attributes:
-        fingerprint: hash of the schema and of the episodes' content hashes in order (`fingerprint`).
-        statistics: column -> statistics; columns of variable length have none.
-        tables: `episodes`, and `finals` where the dataset has final observations.
-        provenance: source, format, why that format, options, the source's own metadata; `tasks`: where in the source
-            each task of the conversion began, [file, row], and how many shards it wrote.
-        findings: what the conversion noticed: code, message, count, first place, what was done.
+        episodes: number of episodes.
+        steps: number of steps.
+        fingerprint: hash of the schema and of the episodes' content hashes in order (see `fingerprint`).
+        schema: all columns.
+        shards: shards in order.
+        tables: `episodes`, and `finals` if the dataset has final observations.
+        statistics: column -> statistics; variable-length columns have none.
+        provenance: source, format, reason for that format, options, and the source's own metadata. `tasks` lists, for
+            each task of the conversion, its first position in the source, [file, row], and its number of shards.
+        findings: problems that conversion found: code, message, count, first place, action taken.
     """
 
     episodes: int
@@ -104,9 +146,11 @@ class Manifest:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
+        """All files that the manifest lists: tables, then shards."""
         return (*self.tables.values(), *(shard.entry for shard in self.shards))
 
     def to_text(self) -> str:
+        """Returns the text of manifest.json."""
         document = {
             "format": "gear",
             "version": FORMAT_VERSION,
@@ -115,7 +159,7 @@ class Manifest:
             "fingerprint": self.fingerprint,
             "schema": self.schema.to_json(),
             "shards": [shard.to_json() for shard in self.shards],
-            "tables": {name: entry.to_json() for name, entry in self.tables.items()},
+            "tables": {name: msgspec.to_builtins(entry) for name, entry in self.tables.items()},
             "statistics": {name: item.to_json() for name, item in self.statistics.items()},
             "provenance": dict(self.provenance),
             "findings": [dict(finding) for finding in self.findings],
@@ -124,12 +168,12 @@ class Manifest:
 
     @staticmethod
     def load(folder: Path) -> Manifest:
-        """Reads and checks a manifest, without looking at the files it lists.
+        """Reads and checks the manifest of a folder. The files that it lists are not checked.
 
         Raises:
-            DatasetNotFoundError: no folder, or no manifest in it.
-            VersionError: written by a newer gear-data.
-            ManifestError: malformed, or naming a file outside the folder.
+            DatasetNotFoundError: the folder is missing or has no manifest.
+            VersionError: a newer gear-data wrote the manifest.
+            ManifestError: the manifest is malformed, contradicts itself, or lists a file outside the folder.
         """
         path = folder / MANIFEST_NAME
         try:
@@ -145,88 +189,82 @@ class Manifest:
 
     @staticmethod
     def from_text(text: str, name: str) -> Manifest:
-        """The manifest of a file `name` with this text. Raises VersionError and ManifestError as `load` does."""
-        try:
-            data = json.loads(text)
-            if data["format"] != "gear":
-                raise ManifestError(f"its format is {data['format']!r}, not 'gear'", file=name)
-            if _count(data["version"]) > FORMAT_VERSION:
-                raise VersionError(
-                    f"format version {data['version']} is newer than {FORMAT_VERSION}, the newest known here",
-                    file=name,
-                    hint="upgrade gear-data",
-                )
-            manifest = Manifest(
-                episodes=_count(data["episodes"]),
-                steps=_count(data["steps"]),
-                fingerprint=str(data["fingerprint"]),
-                schema=Schema.from_json(data["schema"]),
-                shards=tuple(ShardEntry.from_json(item) for item in data["shards"]),
-                tables={str(name): FileEntry.from_json(item) for name, item in data["tables"].items()},
-                statistics={name: ColumnStatistics.from_json(item) for name, item in data["statistics"].items()},
-                provenance=dict(data["provenance"]),
-                findings=tuple(dict(finding) for finding in data["findings"]),
+        """Parses and checks the text of the manifest file `name`. Raises VersionError and ManifestError as `load`."""
+        data = parse_json(text, dict[str, Any], error=ManifestError, file=name)
+        header = check_json(data, _HeaderRecord, error=ManifestError, file=name)
+        if header.format != "gear":
+            raise ManifestError(f"its format is {header.format!r}, not 'gear'", file=name)
+        if header.version > FORMAT_VERSION:
+            raise VersionError(
+                f"format version {header.version} is newer than {FORMAT_VERSION}, the newest version known here",
+                file=name,
+                hint="upgrade gear-data",
             )
-        except GearError as error:
-            error.file = error.file or name
+        record = check_json(data, _ManifestRecord, error=ManifestError, file=name)
+        try:
+            schema = Schema.from_records(record.schema)
+        except ManifestError as error:
+            error.file = name
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise ManifestError(f"malformed: {type(error).__name__}: {error}", file=name) from error
+        manifest = Manifest(
+            episodes=record.episodes,
+            steps=record.steps,
+            fingerprint=record.fingerprint,
+            schema=schema,
+            shards=tuple(map(ShardEntry.from_record, record.shards)),
+            tables=record.tables,
+            statistics={name: ColumnStatistics.from_record(item) for name, item in record.statistics.items()},
+            provenance=record.provenance,
+            findings=record.findings,
+        )
         manifest._check(name)
         return manifest
 
     def _check(self, name: str) -> None:
-        """What must hold within the manifest, before any of its numbers is used as an address."""
+        """Checks the manifest's consistency, before any of its numbers is used as an address."""
         for entry in self.files:
             check_inside(entry.file, name)
         if "episodes" not in self.tables:
-            raise ManifestError("lists no episode table", file=name)
+            raise ManifestError("it lists no episode table", file=name)
         if ("finals" in self.tables) != bool(self.schema.final_columns):
-            raise ManifestError("the table of final observations and the schema disagree", file=name)
+            raise ManifestError("the schema and the list of tables disagree about final observations", file=name)
         if len(set(self.schema.names)) != len(self.schema):
-            raise ManifestError("two columns have one name", file=name)
+            raise ManifestError("two columns share one name", file=name)
         for column in self.schema.fixed_columns:
             known = self.statistics.get(column.name)
             if known is None or not known.has_width(statistics_width(column)):
-                raise ManifestError("the statistics are missing or do not fit", file=name, column=column.name)
+                raise ManifestError("its statistics are missing or have the wrong width", file=name, column=column.name)
         if sum(shard.steps for shard in self.shards) != self.steps:
             raise ManifestError("the shards' steps do not add up to the dataset's", file=name)
         if sum(shard.episodes for shard in self.shards) != self.episodes:
             raise ManifestError("the shards' episodes do not add up to the dataset's", file=name)
         for shard in self.shards:
             if not shard.episodes or not shard.steps:
-                raise ManifestError(f"shard {shard.entry.file} is said to be empty", file=name)
+                raise ManifestError(f"shard {shard.entry.file} has no episodes or no steps", file=name)
             for column in self.schema:
                 if not shard.holds(column):
                     raise ManifestError(
-                        f"the buffer offset for shard {shard.entry.file} is missing or past the shard's end",
+                        f"its buffer offset in shard {shard.entry.file} is missing or past the shard's end",
                         file=name,
                         column=column.name,
                     )
 
 
-def _count(value: Any) -> int:
-    """A number of things. Raises ValueError for what is none."""
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{value!r} is no count")
-    return value
-
-
 def check_inside(name: str, manifest: str) -> None:
-    """Raises ManifestError for a path that is absolute or climbs out of the dataset's folder."""
+    """Raises ManifestError for a file name that is absolute or leads out of the dataset's folder."""
     parts = PurePosixPath(name).parts
     if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
         raise ManifestError(
-            f"lists the file {name!r}, which is outside the dataset's folder",
+            f"it lists the file {name!r}, which is outside the dataset's folder",
             file=manifest,
-            hint="do not use this dataset: its manifest was made to reach other files",
+            hint="do not use this dataset: its manifest points to other files of this machine",
         )
 
 
 def fingerprint(schema: Schema, contents: list[bytes]) -> str:
-    """xxh3-128 over the source columns' names, dtypes and shapes and the episodes' content hashes in order.
+    """Returns xxh3-128 of the source columns' names, dtypes and shapes, and of the episodes' content hashes in order.
 
-    Neither layout (shards, sizes) nor provenance enters it: equal contents have equal fingerprints.
+    Layout (shards, sizes) and provenance are left out, so equal contents have equal fingerprints.
     """
     digest = xxhash.xxh3_128()
     columns = [[c.name, c.dtype, list(c.shape), c.has_final] for c in schema.source_columns]
@@ -237,17 +275,17 @@ def fingerprint(schema: Schema, contents: list[bytes]) -> str:
 
 
 def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotFoundError:
-    """The error for a folder without a manifest."""
+    """Returns the error for a folder without a manifest."""
     if not exists:
         return DatasetNotFoundError("no such dataset", file=folder)
     if unfinished:
         return DatasetNotFoundError(
-            "this conversion did not finish",
+            "the conversion into this folder did not finish",
             file=folder,
             hint="run the same convert again with --resume (resume=True)",
         )
     return DatasetNotFoundError(
         f"no gear dataset here: it has no {MANIFEST_NAME}",
         file=folder,
-        hint="make one with 'gear-data convert SRC DST'",
+        hint="create one with 'gear-data convert SRC DST'",
     )

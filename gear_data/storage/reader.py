@@ -16,7 +16,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptShardError, DatasetNotFoundError
 from gear_data.schema import Schema
 from gear_data.storage.manifest import FileEntry, ShardEntry
-from gear_data.storage.variable import OFFSET_BYTES, array_over, checked, python_values
+from gear_data.storage.variable import OFFSET_BYTES, array_over, python_values, validated
 
 _MAKE_AGAIN = "restore it, or make it again with 'gear-data repair'"
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -144,7 +144,7 @@ class MappedShards:
         entry, spec = self._shards[shard], self._schema.columns[index]
         if spec.variable_length:
             array = self.values(shard, index)[first:last]
-            return python_values(checked(array, file=entry.entry.file, column=spec.name))
+            return python_values(validated(array, file=entry.entry.file, column=spec.name))
         values = np.frombuffer(self.touch(shard), spec.storage_dtype, entry.steps * spec.size, entry.buffers[spec.name])
         return values.view(spec.numpy_dtype).reshape(entry.steps, *spec.shape)[first:last]
 
@@ -153,7 +153,7 @@ class MappedShards:
 
         Raises:
             CorruptShardError: its offsets do not fit its values; of those between the first and the last nothing is
-                known: `storage.variable.checked` looks at those of a slice.
+                known: `storage.variable.validated` looks at those of a slice.
         """
         entry, spec, buffer = self._shards[shard], self._schema.columns[index], self.touch(shard)
         known = entry.variable[spec.name]

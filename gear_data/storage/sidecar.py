@@ -1,10 +1,10 @@
-"""Sidecars: `returns_to_go` of other discounts than the stored one, worked out once and kept beside the shards.
+"""Sidecars: `returns_to_go` for another discount than the stored column, computed once and kept beside the shards.
 
     DATASET/sidecars/returns_to_go-0.99/
-      sidecar.json    which contents it was worked out from, its files, statistics; written last
+      sidecar.json    hash of the contents it was computed from, its files and statistics; written last
       000000.arrow    float32 [steps of shard 0]
 
-They are no part of the dataset: neither its manifest nor its fingerprint knows them, and they can be deleted.
+Sidecars are not part of the dataset: its manifest and fingerprint do not include them, and they may be deleted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -25,19 +26,20 @@ import xxhash
 from gear_data.common.file_lock import locked
 from gear_data.common.private_folder import process_folder
 from gear_data.common.progress import progress_bar
+from gear_data.common.typed_json import parse_json
 from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ipc
 from gear_data.storage.atomic import atomic_file, checksum, typed_write_errors, write_text
 from gear_data.storage.dataset_files import DatasetFiles
-from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
+from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, ShardRecord
 from gear_data.storage.reader import check_size
-from gear_data.storage.statistics import ColumnStatistics, RunningStatistics
+from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord
 
 REWARDS = "rewards"
 COLUMN = ColumnSpec("returns_to_go", "float32", derived=True)
 
-_NOTE = "sidecar.json"
+_DESCRIPTION = "sidecar.json"
 _VERSION = 1
 
 _log = logging.getLogger(__name__)
@@ -47,11 +49,26 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Sidecar:
-    """The column `COLUMN` of all shards: a file a shard in a folder, and its statistics."""
+    """The column `COLUMN` of all shards.
+
+    Attributes:
+        folder: folder of the files.
+        shards: one file per shard of the dataset.
+        statistics: statistics of the column.
+    """
 
     folder: Path
     shards: tuple[ShardEntry, ...]
     statistics: ColumnStatistics
+
+
+class _SidecarRecord(msgspec.Struct, frozen=True):
+    """Contents of sidecar.json."""
+
+    version: int
+    contents: str
+    shards: list[ShardRecord]
+    statistics: StatisticsRecord
 
 
 def discounted_returns(
@@ -63,40 +80,42 @@ def discounted_returns(
     discount: float,
     rewards: Callable[[int], npt.NDArray[Any]],
 ) -> Sidecar:
-    """The sidecar of `returns_to_go` with a discount: one that is there and fits, else it is worked out, shard by
-    shard, and kept. Of several processes one does so, and the others wait.
+    """Returns the sidecar of `returns_to_go` for a discount. Computes and stores it if there is none.
 
-    returns_to_go[t] = rewards[t] + discount * returns_to_go[t + 1], in float64 from the end of each episode, rounded
-    to float32. Where the dataset's folder cannot be written it goes to a temporary one, which ends with the process.
+    returns_to_go[t] = rewards[t] + discount * returns_to_go[t + 1], in float64 from the end of each episode, rounded to
+    float32. Of several processes, one computes and the others wait. If the dataset's folder cannot be written, the
+    sidecar goes to a temporary folder, which is removed when the process exits.
 
     Args:
-        files: the dataset's.
-        manifest: the dataset's; it has scalar rewards.
-        shard, start, length: int64 [episodes], from the episode table.
+        files: files of the dataset.
+        manifest: manifest of the dataset, which has scalar rewards.
+        shard: int64 [episodes], from the episode table.
+        start: int64 [episodes], from the episode table.
+        length: int64 [episodes], from the episode table.
         discount: 0 to 1.
-        rewards: gives those of a shard, [steps], by its place in the manifest.
+        rewards: returns the rewards of a shard, [steps], by its position in the manifest.
 
     Raises:
         ManifestError: the episode table does not fit the shards.
         StorageFullError: the disk is full.
-        whatever `rewards` raises.
+        Exception: raised by `rewards`.
     """
     name, contents = f"{COLUMN.name}-{discount!r}", _contents(manifest)
     folder = files.sidecars(contents) / name
     found = _load(folder, manifest, contents)
     if found is not None:
         return found
-    episodes = _Episodes(str(files.place), manifest, shard, start, length, rewards)
+    episodes = _EpisodeRewards(str(files.place), manifest, shard, start, length, rewards)
     try:
-        return _find_or_make(folder, episodes, contents, discount)
+        return _load_or_compute(folder, episodes, contents, discount)
     except UnwritableError as error:
-        _log.warning("%s; it is kept for this process alone", error)
-        return _find_or_make(_temporary_folder(contents, name), episodes, contents, discount)
+        _log.warning("%s; only this process will use this sidecar", error)
+        return _load_or_compute(_temporary_folder(contents, name), episodes, contents, discount)
 
 
 @dataclass(frozen=True)
-class _Episodes:
-    """A dataset's rewards and episode table."""
+class _EpisodeRewards:
+    """Rewards and episode table of a dataset. Fields are arguments of `discounted_returns`."""
 
     place: str
     manifest: Manifest
@@ -105,8 +124,8 @@ class _Episodes:
     length: Int64Array
     rewards: Callable[[int], npt.NDArray[Any]]
 
-    def shards(self) -> Iterator[tuple[npt.NDArray[np.float64], Int64Array]]:
-        """Rewards [steps] and episode lengths of each shard."""
+    def by_shard(self) -> Iterator[tuple[npt.NDArray[np.float64], Int64Array]]:
+        """Yields the rewards [steps] and the episode lengths of each shard."""
         last = 0
         for index, entry in enumerate(self.manifest.shards):
             first, last = last, last + entry.episodes
@@ -117,39 +136,44 @@ class _Episodes:
                 raise ManifestError(
                     f"the episode table does not fit shard {entry.entry.file}",
                     file=self.place,
-                    hint="run 'gear-data verify'; convert again",
+                    hint="run 'gear-data verify'; then restore the episode table, or convert again",
                 )
             yield self.rewards(index).astype(np.float64), lengths
 
 
 def read_rewards(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.NDArray[Any]:
-    """The rewards in a shard's file, [steps], read and not mapped: each page is needed once.
+    """Reads the rewards of a shard, [steps]. They are not mapped, because each page is needed only once.
 
     Raises:
-        CorruptShardError: it is missing or cut short.
+        CorruptShardError: the file is missing or truncated.
     """
     spec = schema[REWARDS]
     with files.local(shard.entry) as path:
         values = np.fromfile(path, spec.storage_dtype, shard.steps, offset=shard.buffers[REWARDS])
     if len(values) != shard.steps:
-        raise CorruptShardError("the file ends before its rewards", file=files.name(shard.entry), column=REWARDS)
+        raise CorruptShardError(
+            f"the file ends after {len(values)} of {shard.steps} rewards",
+            file=files.name(shard.entry),
+            column=REWARDS,
+            hint="restore it, or write it again with 'gear-data repair'",
+        )
     return values
 
 
-def _find_or_make(folder: Path, episodes: _Episodes, contents: str, discount: float) -> Sidecar:
+def _load_or_compute(folder: Path, episodes: _EpisodeRewards, contents: str, discount: float) -> Sidecar:
     with typed_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock"):
-            return _load(folder, episodes.manifest, contents) or _make(folder, episodes, contents, discount)
+            return _load(folder, episodes.manifest, contents) or _compute(folder, episodes, contents, discount)
 
 
-def _make(folder: Path, episodes: _Episodes, contents: str, discount: float) -> Sidecar:
+def _compute(folder: Path, episodes: _EpisodeRewards, contents: str, discount: float) -> Sidecar:
     from gear_data.kernels.cpu.returns import returns_to_go
 
     schema, shards = Schema((COLUMN,)), []
     statistics = RunningStatistics(schema)
     with progress_bar(episodes.manifest.steps, f"returns-to-go, discount {discount}", "step", None) as bar:
-        for index, (rewards, lengths) in enumerate(episodes.shards()):
+        for index, (rewards, lengths) in enumerate(episodes.by_shard()):
             values = np.empty(len(rewards), np.float32)
             returns_to_go(rewards, lengths, discount, values)
             statistics.update({COLUMN.name: values}, lengths)
@@ -162,30 +186,31 @@ def _make(folder: Path, episodes: _Episodes, contents: str, discount: float) -> 
             shards.append(ShardEntry(entry, len(lengths), len(values), buffers))
             bar.update(len(values))
     result = Sidecar(folder, tuple(shards), statistics.result()[COLUMN.name])
-    note = {
+    description = {
         "version": _VERSION,
         "contents": contents,
         "shards": [shard.to_json() for shard in result.shards],
         "statistics": result.statistics.to_json(),
     }
-    write_text(folder / _NOTE, json.dumps(note))
+    write_text(folder / _DESCRIPTION, json.dumps(description))
     return result
 
 
 def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
-    """None for one that is not there, not whole, damaged, or of other contents."""
+    """Loads a sidecar. Returns None if it is missing, incomplete, damaged, or has other contents."""
     try:
-        note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
-        if note["version"] != _VERSION or note["contents"] != contents:
+        path = folder / _DESCRIPTION
+        record = parse_json(path.read_bytes(), _SidecarRecord, error=ManifestError, file=str(path))
+        if record.version != _VERSION or record.contents != contents:
             return None
-        shards = tuple(ShardEntry.from_json(item) for item in note["shards"])
-        statistics = ColumnStatistics.from_json(note["statistics"])
-        for index, (mine, stored) in enumerate(zip(shards, manifest.shards, strict=True)):
-            # Its numbers become addresses, and its names are opened.
-            if mine.entry.file != _shard_name(index) or mine.steps != stored.steps or not mine.holds(COLUMN):
+        shards = tuple(map(ShardEntry.from_record, record.shards))
+        statistics = ColumnStatistics.from_record(record.statistics)
+        for index, (shard, stored) in enumerate(zip(shards, manifest.shards, strict=True)):
+            # Checked before use: the numbers become addresses, and the names are opened.
+            if shard.entry.file != _shard_name(index) or shard.steps != stored.steps or not shard.holds(COLUMN):
                 return None
-            check_size(folder, mine.entry)
-    except (OSError, GearError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            check_size(folder, shard.entry)
+    except (OSError, GearError, ValueError):
         return None
     return Sidecar(folder, shards, statistics) if statistics.has_width(1) else None
 
@@ -195,7 +220,7 @@ def _shard_name(index: int) -> str:
 
 
 def _contents(manifest: Manifest) -> str:
-    """Hash of what a sidecar is worked out from, and of how that is divided: the shards and the episode table."""
+    """Hashes all inputs of a sidecar and their layout: the shards and the episode table."""
     files: list[Any] = [manifest.fingerprint, manifest.tables["episodes"].checksum]
     files += [[shard.entry.checksum, shard.steps, shard.buffers[REWARDS]] for shard in manifest.shards]
     return str(xxhash.xxh3_128(json.dumps(files).encode()).hexdigest())

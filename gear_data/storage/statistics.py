@@ -1,11 +1,11 @@
 """Count, mean, standard deviation, minimum and maximum of every column, in float64.
 
-Each episode is reduced on its own and episodes are merged in order (Chan, Golub and LeVeque, 1979), so
-the result does not depend on how a conversion was cut into blocks or shards. NaN and Inf are left out:
-they are counted as findings, and must not poison normalisation.
+Each episode is reduced separately, and episodes are merged in order (Chan, Golub and LeVeque, 1979). The result does
+not depend on the blocks or shards of a conversion. NaN and Inf are skipped: conversion reports them as findings, and
+they must not reach normalisation.
 
-A vector column has statistics per element; a scalar, or a column of two or more axes (an image, a
-matrix), has one for all its elements; a column of variable length has none.
+A vector column has statistics per element. A scalar, or a column of two or more axes (an image, a matrix), has one set
+for all its elements. A variable-length column has none.
 """
 
 from __future__ import annotations
@@ -14,21 +14,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.typed_json import Count
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.block import offsets_of
 
 Float64Array = npt.NDArray[np.float64]
 
-#: Elements reduced at once: as float64 they fit a core's own cache. Results do not depend on it.
+#: Number of elements reduced at once. As float64 they fit the cache of one core. Results do not depend on it.
 _CHUNK_ELEMENTS = 1 << 16
+
+
+class StatisticsRecord(msgspec.Struct, frozen=True):
+    """`ColumnStatistics` in JSON. An element without finite values has null, because JSON has no NaN."""
+
+    count: list[Count]
+    mean: list[float | None]
+    std: list[float | None]
+    min: list[float | None]
+    max: list[float | None]
+
+
+class StatisticsState(msgspec.Struct, frozen=True):
+    """State of `RunningStatistics` in JSON: all columns' values side by side. Floats survive JSON exactly."""
+
+    count: list[int]
+    mean: list[float]
+    m2: list[float]
+    min: list[float]
+    max: list[float]
 
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """Population statistics of a column's finite values: float64 arrays, [size] for a vector column, else [1]."""
+    """Population statistics of a column's finite values.
+
+    Arrays have shape [size] for a vector column and [1] for others.
+    """
 
     count: npt.NDArray[np.int64]
     mean: Float64Array
@@ -37,11 +62,11 @@ class ColumnStatistics:
     max: Float64Array
 
     def has_width(self, width: int) -> bool:
-        """Whether there are this many of each."""
+        """Returns whether every array has `width` elements."""
         return all(values.shape == (width,) for values in (self.count, self.mean, self.std, self.min, self.max))
 
     def to_json(self) -> dict[str, list[float | int | None]]:
-        """JSON has no NaN: an element without one finite value has null."""
+        """Returns the JSON form of a `StatisticsRecord`."""
         return {
             "count": self.count.tolist(),
             **{
@@ -51,25 +76,31 @@ class ColumnStatistics:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> ColumnStatistics:
-        def floats(name: str) -> Float64Array:
-            return np.array([np.nan if value is None else value for value in data[name]], np.float64)
+    def from_record(record: StatisticsRecord) -> ColumnStatistics:
+        """Returns the statistics of a record. Null becomes NaN."""
+
+        def floats(values: list[float | None]) -> Float64Array:
+            return np.array([np.nan if value is None else value for value in values], np.float64)
 
         return ColumnStatistics(
-            np.array(data["count"], np.int64), floats("mean"), floats("std"), floats("min"), floats("max")
+            np.array(record.count, np.int64),
+            floats(record.mean),
+            floats(record.std),
+            floats(record.min),
+            floats(record.max),
         )
 
 
 def statistics_width(column: ColumnSpec) -> int:
-    """How many separate statistics a column has: one an element for vectors, one in all otherwise."""
+    """Returns how many sets of statistics a column has: one per element of a vector, otherwise one."""
     return column.shape[0] if len(column.shape) == 1 else 1
 
 
 class RunningStatistics:
-    """Statistics of a schema's columns of a fixed size, fed block by block in episode order.
+    """Statistics of a schema's fixed-size columns, updated block by block in episode order.
 
-    The columns' statistics stand side by side in flat arrays, so that merging an episode is a handful of NumPy
-    calls however many columns there are.
+    All columns share flat arrays, side by side. Merging an episode therefore takes a few NumPy calls for any number of
+    columns.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -82,7 +113,12 @@ class RunningStatistics:
         self._max = np.full(total, -np.inf)
 
     def update(self, columns: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> None:
-        """Adds whole episodes: columns name -> [sum(lengths), *shape]."""
+        """Adds whole episodes.
+
+        Args:
+            columns: name -> [sum(lengths), *shape].
+            lengths: int64 [episodes].
+        """
         if not len(lengths):
             return
         parts = [_reduce_episodes(columns[name], lengths, width) for name, width in self._widths.items()]
@@ -96,22 +132,23 @@ class RunningStatistics:
     def _merge(self, count: Float64Array, mean: Float64Array, m2: Float64Array) -> None:
         merged = self._count + count
         divisor = np.maximum(merged, 1)
-        # An episode without a finite value has count 0 and leaves everything as it is.
+        # An episode without finite values has count 0 and changes nothing.
         delta = mean - self._mean
         self._m2 += np.where(count > 0, m2 + delta * delta * (self._count * count / divisor), 0.0)
         self._mean += np.where(count > 0, delta * (count / divisor), 0.0)
         self._count = merged.astype(np.int64)
 
-    def merge(self, data: Mapping[str, list[float]]) -> None:
-        """Adds the statistics of the episodes that follow, as another's `to_json` has them; to none they are those."""
-        count, mean, m2 = (np.array(data[name], np.float64) for name in ("count", "mean", "m2"))
+    def merge(self, state: StatisticsState) -> None:
+        """Adds the statistics of the episodes that follow. Merging into empty statistics copies them."""
+        count, mean, m2 = (np.array(values, np.float64) for values in (state.count, state.mean, state.m2))
         self._merge(count, mean, m2)
         has = count > 0
-        self._min = np.where(has, np.minimum(self._min, data["min"]), self._min)
-        self._max = np.where(has, np.maximum(self._max, data["max"]), self._max)
+        self._min = np.where(has, np.minimum(self._min, state.min), self._min)
+        self._max = np.where(has, np.maximum(self._max, state.max), self._max)
 
     def result(self) -> dict[str, ColumnStatistics]:
-        # Rounding leaves a constant element a deviation of about 1e-17 of its value, by which nothing must be divided.
+        """Returns the statistics of each column."""
+        # Rounding gives a constant element a deviation of about 1e-17 of its value. Dividing by it must not happen.
         constant = self._min == self._max
         std = np.where(constant, 0.0, np.sqrt(self._m2 / np.maximum(self._count, 1)))
         empty = self._count == 0
@@ -123,29 +160,29 @@ class RunningStatistics:
             first += width
         return result
 
-    def to_json(self) -> dict[str, list[float]]:
-        """Everything that `restore` needs; floats survive JSON exactly."""
-        finite = np.where(self._count > 0, self._min, 0.0), np.where(self._count > 0, self._max, 0.0)
-        return {
-            "count": self._count.tolist(),
-            "mean": self._mean.tolist(),
-            "m2": self._m2.tolist(),
-            "min": finite[0].tolist(),
-            "max": finite[1].tolist(),
-        }
+    def state(self) -> StatisticsState:
+        """Returns the state that `restore` and `merge` take."""
+        return StatisticsState(
+            count=self._count.tolist(),
+            mean=self._mean.tolist(),
+            m2=self._m2.tolist(),
+            min=np.where(self._count > 0, self._min, 0.0).tolist(),
+            max=np.where(self._count > 0, self._max, 0.0).tolist(),
+        )
 
-    def restore(self, data: Mapping[str, list[float]]) -> None:
-        self._count = np.array(data["count"], np.int64)
-        self._mean = np.array(data["mean"], np.float64)
-        self._m2 = np.array(data["m2"], np.float64)
-        self._min = np.where(self._count > 0, np.array(data["min"], np.float64), np.inf)
-        self._max = np.where(self._count > 0, np.array(data["max"], np.float64), -np.inf)
+    def restore(self, state: StatisticsState) -> None:
+        """Replaces the statistics by a saved state."""
+        self._count = np.array(state.count, np.int64)
+        self._mean = np.array(state.mean, np.float64)
+        self._m2 = np.array(state.m2, np.float64)
+        self._min = np.where(self._count > 0, np.array(state.min, np.float64), np.inf)
+        self._max = np.where(self._count > 0, np.array(state.max, np.float64), -np.inf)
 
 
 def _reduce_episodes(
     column: npt.NDArray[Any], lengths: npt.NDArray[np.int64], width: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
-    """Per episode and statistic: count, sum, sum of squared deviations, min, max, each float64 [n, width]."""
+    """Returns count, sum, sum of squared deviations, min and max per episode, each float64 [n, width]."""
     offsets = offsets_of(lengths)
     parts = []
     per_step = max(1, int(np.prod(column.shape[1:], dtype=np.int64)))
@@ -164,11 +201,12 @@ def _reduce_chunk(
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
     elements = column.reshape(len(column), width, -1)
     repeat = elements.shape[2]
-    # [steps, width, repeat] -> [width, steps * repeat], so that an episode is one contiguous run.
+    # [steps, width, repeat] -> [width, steps * repeat], so that the elements of an episode are contiguous.
     values = np.ascontiguousarray(elements.transpose(1, 0, 2), np.float64).reshape(width, -1)
     starts, counts = starts * repeat, lengths * repeat
     low, high = np.minimum.reduceat(values, starts, axis=1), np.maximum.reduceat(values, starts, axis=1)
-    all_finite = bool(np.isfinite(low).all() and np.isfinite(high).all())  # NaN is the least and the greatest
+    # NaN propagates through both reductions.
+    all_finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
     if all_finite:
         count = np.broadcast_to(counts.astype(np.float64), (width, len(lengths)))
     else:
@@ -178,7 +216,7 @@ def _reduce_chunk(
         high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts, axis=1)
         values = np.where(finite, values, 0.0)
     total = np.add.reduceat(values, starts, axis=1)
-    # Not in place: for float64 scalars `values` is the column itself.
+    # A new array: for float64 scalars, `values` is the column itself.
     values = values - np.repeat(total / np.maximum(count, 1), counts, axis=1)
     values *= values
     m2 = np.add.reduceat(values if all_finite else np.where(finite, values, 0.0), starts, axis=1)

@@ -1,4 +1,4 @@
-"""Columns of variable length: Arrow `large_string` and `large_binary` arrays without nulls."""
+"""Variable-length columns: Arrow `large_string` and `large_binary` arrays without nulls."""
 
 from __future__ import annotations
 
@@ -9,40 +9,52 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.common.typed_json import Count
 from gear_data.errors import CorruptShardError
 
 #: Bytes of one entry of an array's offsets.
 OFFSET_BYTES = 8
 
-#: Hint of what to do.
+#: Remedy for damaged values.
 DAMAGED = "run 'gear-data verify'; restore the file, or convert again"
 
 
 @dataclass(frozen=True)
 class VariableBuffers:
-    """Where a shard file holds a column of variable length: int64 [steps + 1] offsets, which begin with 0, at byte
-    `offsets`; the values one after another, `bytes` in all, at the column's own place among the shard's buffers."""
+    """Place of a variable-length column in a shard file.
 
-    offsets: int
-    bytes: int
+    The values stand one after another at the column's entry in the shard's `buffers`.
 
-    def to_json(self) -> dict[str, int]:
-        return {"offsets": self.offsets, "bytes": self.bytes}
+    Attributes:
+        offsets: byte offset of int64 [steps + 1] offsets into the values. The first is 0.
+        bytes: number of bytes of all values.
+    """
+
+    offsets: Count
+    bytes: Count
 
 
 def array_over(
     type_: pa.DataType, count: int, offsets: pa.Buffer, values: pa.Buffer, *, file: str, column: str
 ) -> pa.Array:
-    """The array of `count` values over int64 [count + 1] offsets and the values' bytes, without copying.
+    """Returns an array over existing buffers, without copying.
+
+    Args:
+        type_: `large_string` or `large_binary`.
+        count: number of values.
+        offsets: int64 [count + 1].
+        values: bytes of the values.
+        file: name of the file, for errors.
+        column: name of the column, for errors.
 
     Raises:
-        CorruptShardError: the offsets do not begin with 0 and end with the values. Those between are not looked at:
-            `checked` does that.
+        CorruptShardError: the offsets do not begin with 0 or do not end with the size of `values`. The other offsets
+            are not checked; `validated` checks them.
     """
-    places = np.frombuffer(offsets, np.int64, count + 1)
-    if places[0] != 0 or places[-1] != values.size:
+    bounds = np.frombuffer(offsets, np.int64, count + 1)
+    if bounds[0] != 0 or bounds[-1] != values.size:
         raise CorruptShardError(
-            f"its offsets run from {places[0]} to {places[-1]}, where there are {values.size} bytes of values",
+            f"its offsets run from {bounds[0]} to {bounds[-1]}, but its values have {values.size} bytes",
             file=file,
             column=column,
             hint=DAMAGED,
@@ -51,25 +63,32 @@ def array_over(
 
 
 def value_offsets(array: pa.Array) -> npt.NDArray[np.int64]:
-    """int64 [len(array) + 1]: value i is bytes offsets[i] to offsets[i + 1] of `value_bytes`; a view. They begin with
-    another number than 0 where the array is a slice."""
+    """Returns a view of an array's offsets, int64 [len(array) + 1].
+
+    Value i is bytes offsets[i] to offsets[i + 1] of `value_bytes`. The offsets of a slice may begin above 0.
+    """
     buffer = array.buffers()[1]
-    if buffer is None or not buffer.size:  # what Arrow allows of an array without values
+    if buffer is None or not buffer.size:  # Arrow allows this for an array without values
         return np.zeros(1, np.int64)
     return np.frombuffer(buffer, np.int64, len(array) + 1, array.offset * OFFSET_BYTES)
 
 
 def value_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
-    """uint8: the bytes that `value_offsets` point into; a view."""
+    """Returns a view of the uint8 buffer that `value_offsets` index."""
     buffer = array.buffers()[2]
     return np.empty(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
 
 
-def checked(array: pa.Array, *, file: str, column: str) -> pa.Array:
-    """The same array. Of a slice, only its own values are looked at.
+def validated(array: pa.Array, *, file: str, column: str) -> pa.Array:
+    """Returns the array after checking it. Only the values of a slice are checked, not its whole buffer.
+
+    Args:
+        array: variable-length values.
+        file: name of the file, for errors.
+        column: name of the column, for errors.
 
     Raises:
-        CorruptShardError: offsets that are not in order or leave the buffer, or text that is not UTF-8.
+        CorruptShardError: offsets are out of order or outside the buffer, or text is not UTF-8.
     """
     try:
         array.validate(full=True)
@@ -79,7 +98,7 @@ def checked(array: pa.Array, *, file: str, column: str) -> pa.Array:
 
 
 def python_values(array: pa.Array) -> npt.NDArray[Any]:
-    """object [len(array)], read-only: the values as str or bytes."""
+    """Returns the values as a read-only object array of str or bytes, [len(array)]."""
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     values.flags.writeable = False
     return values

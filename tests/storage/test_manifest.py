@@ -203,7 +203,7 @@ def test_a_manifest_lacks_something(key: str, edit: Any) -> None:
         (lambda data: data["schema"][0].update(shape=[3, -1]), "no column can have"),
         (lambda data: _column(data, "observations").update(shape=[1 << 32, 1 << 32]), "observations"),
         (lambda data: data["shards"][0]["buffers"].pop("rewards"), "missing or past"),
-        (lambda data: data["shards"][0]["buffers"].update(rewards=-8), "no count"),
+        (lambda data: data["shards"][0]["buffers"].update(rewards=-8), r">= 0 - at `\$\.shards\[0\]\.buffers"),
         (lambda data: data["shards"][0]["buffers"].update(rewards=1 << 40), "missing or past"),
         (lambda data: data["statistics"].pop("rewards"), "statistics"),
         (lambda data: data["statistics"]["observations"].update(mean=[0.0]), "statistics"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.storage.statistics import ColumnStatistics, RunningStatistics
+from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord, StatisticsState
 
 LENGTHS = np.array([1, 5, 2, 30, 1, 17, 8])
 STEPS = int(LENGTHS.sum())
@@ -40,9 +41,9 @@ def _feed(cuts: list[int], *, restart: bool = False) -> dict[str, ColumnStatisti
     offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
     for first, last in zip([0, *cuts], [*cuts, len(LENGTHS)], strict=True):
         if restart:
-            saved = json.loads(json.dumps(running.to_json()))
+            saved = json.loads(json.dumps(msgspec.to_builtins(running.state())))
             running = RunningStatistics(_schema(columns))
-            running.restore(saved)
+            running.restore(msgspec.convert(saved, StatisticsState))
         part = {name: values[offsets[first] : offsets[last]] for name, values in columns.items()}
         running.update(part, LENGTHS[first:last])
     return running.result()
@@ -85,6 +86,6 @@ def test_nothing_finite() -> None:
     running.update({"x": np.array([np.nan, np.inf], np.float32)}, np.array([2]))
     item = running.result()["x"]
     assert item.to_json() == {"count": [0], "mean": [None], "std": [None], "min": [None], "max": [None]}
-    assert np.isnan(ColumnStatistics.from_json(item.to_json()).mean).all()
+    assert np.isnan(ColumnStatistics.from_record(msgspec.convert(item.to_json(), StatisticsRecord)).mean).all()
     running.update({"x": np.array([2.0, 4.0], np.float32)}, np.array([2]))
     assert running.result()["x"].to_json() == {"count": [2], "mean": [3.0], "std": [1.0], "min": [2.0], "max": [4.0]}

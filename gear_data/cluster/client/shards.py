@@ -16,7 +16,7 @@ from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.residency import Shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.reader import ShardLease
-from gear_data.storage.variable import array_over, checked, python_values
+from gear_data.storage.variable import array_over, python_values, validated
 
 #: Rows asked for in one span; a shard has more.
 _SPAN_BYTES = 8 << 20
@@ -54,7 +54,7 @@ class RemoteShards:
         begin, end, _ = slice(first, last).indices(self._shards[shard].steps)
         if spec.variable_length:
             file = self._shards[shard].entry.file
-            return python_values(checked(self._rows(shard, index, begin, end), file=file, column=spec.name))
+            return python_values(validated(self._rows(shard, index, begin, end), file=file, column=spec.name))
         step = max(1, _SPAN_BYTES // spec.row_bytes)
         starts = np.arange(begin, max(begin, end), step)
         counts = np.minimum(starts + step, end) - starts
@@ -160,7 +160,7 @@ def read_variable(
     whole = {number: shards.values(number, column) for number in np.unique(shard[~away]).tolist()}
     for place in np.flatnonzero(~away).tolist():
         number = int(shard[place])
-        arrays[place] = checked(
+        arrays[place] = validated(
             whole[number].slice(int(first[place]), int(count[place])),
             file=nodes.manifest.shards[number].entry.file,
             column=nodes.manifest.schema.columns[column].name,
@@ -182,7 +182,7 @@ def read_remote_variable(
     for piece in nodes.fetch(Request(shard, (ColumnGroup((column,), first, count),))):
         rows = count[piece.spans]
         offsets, values = (pa.py_buffer(part) for part in piece.parts)
-        whole = checked(
+        whole = validated(
             array_over(spec.arrow_type, int(rows.sum()), offsets, values, file=nodes.place, column=spec.name),
             file=nodes.place,
             column=spec.name,

@@ -23,7 +23,7 @@ from gear_data.residency import open_shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.reader import ShardLease
-from gear_data.storage.variable import OFFSET_BYTES, checked, value_bytes, value_offsets
+from gear_data.storage.variable import OFFSET_BYTES, validated, value_bytes, value_offsets
 
 _NOT_HERE = -1
 
@@ -178,7 +178,7 @@ class ShardServer:
         slices = []
         for shard, first, count in zip(shards.tolist(), group.first.tolist(), group.count.tolist(), strict=True):
             file = self.manifest.shards[self.shards[shard]].entry.file
-            slices.append(checked(arrays[shard].slice(first, count), file=file, column=spec.name))
+            slices.append(validated(arrays[shard].slice(first, count), file=file, column=spec.name))
             left -= slices[-1].nbytes
             if left < 0:
                 raise _too_large()

@@ -90,6 +90,6 @@ def run_task(
                 advance(block.source_rows)
         findings = source.findings.to_json()
         writer.close({"findings": findings, "notes": {}})
-    result = TaskResult(task.prefix, tuple(writer.shards), writer.statistics.to_json(), tuple(findings))
+    result = TaskResult(task.prefix, tuple(writer.shards), writer.statistics.state(), tuple(findings))
     put_text(store, done, json.dumps(result.to_json()))
     return result

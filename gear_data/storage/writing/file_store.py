@@ -1,4 +1,4 @@
-"""A dataset's folder as its writer sees it: files that are there whole or not at all."""
+"""The folder of a dataset as its writer sees it: each file is complete or missing, never partial."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gear_data.storage.atomic import atomic_file, typed_write_errors
 
 
 class FileStore(Protocol):
-    """Files by their names relative to a folder, with `/` between parts.
+    """Files of one folder, by relative names with `/` between parts.
 
     Attributes:
-        name: of the folder, for messages: a path or a URL.
+        name: path or URL of the folder, for messages.
     """
 
     name: str
 
     def writing(self, file: str) -> AbstractContextManager[Path]:
-        """A local path to fill; what it holds is at `file` once the body succeeds, and nowhere when it fails.
+        """Yields a local path to write. The data becomes `file` if the block succeeds, and is discarded if it fails.
 
         Raises:
             StorageFullError: the disk is full.
@@ -32,32 +32,32 @@ class FileStore(Protocol):
         """
 
     def read(self, file: str) -> bytes:
-        """Raises FileNotFoundError where there is no such file."""
+        """Returns the bytes of a file. Raises FileNotFoundError if it does not exist."""
 
     def size(self, file: str) -> int | None:
-        """Bytes of a file; None where there is none."""
+        """Returns the size of a file in bytes; None if it does not exist."""
 
     def files(self, folder: str = "") -> list[str]:
-        """The names of all files in a folder and in those below it; none where there is no such folder."""
+        """Returns the names of all files in a folder and its subfolders; empty if it does not exist."""
 
     def remove(self, file: str) -> None:
-        """Removes a file, or a folder and all in it; no error where there is none.
+        """Removes a file, or a folder with its contents, if it exists.
 
         Raises:
             UnwritableError: the file cannot be removed.
         """
 
     def locked(self, file: str) -> AbstractContextManager[None]:
-        """Holds the lock of a file, where the place has locks; the system takes it back from a process that dies.
+        """Holds the lock of a file, if the store has locks. The system releases it when the process dies.
 
         Raises:
-            DestinationExistsError: another conversion holds it.
+            DestinationExistsError: another conversion holds the lock.
             UnwritableError: the folder cannot be written to.
         """
 
 
 class LocalFileStore:
-    """A folder of this machine, or of a file system mounted here; made when something is first written."""
+    """A folder of this machine or of a mounted file system. It is created with its first file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class LocalFileStore:
 
     @contextmanager
     def writing(self, file: str) -> Iterator[Path]:
-        # A worker that was given up for dead may still write the same file.
+        # Names differ between processes: a worker that timed out may still write the same file.
         with atomic_file(self.folder / file, mark=f".{os.getpid()}") as path:
             yield path
 
@@ -99,10 +99,12 @@ class LocalFileStore:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise DestinationExistsError(
-                    "another conversion is writing here", file=self.name, hint="wait for it, or choose another place"
+                    "another conversion is writing here",
+                    file=self.name,
+                    hint="wait until it has finished, or choose another destination",
                 ) from error
             except OSError:
-                pass  # a file system without locks: there it is up to the user
+                pass  # a file system without locks: users must not run two conversions there
             yield
 
 

@@ -13,10 +13,10 @@ START_OVER = "start again with --overwrite"
 
 
 def read_progress_file(store: FileStore, file: str) -> str | None:
-    """The text of a note; None where there is none.
+    """Returns the text of a progress file; None if it does not exist.
 
     Raises:
-        ResumeError: it cannot be read.
+        ResumeError: the file cannot be read.
     """
     try:
         return store.read(file).decode("utf-8")

@@ -1,4 +1,4 @@
-"""The steps of one shard, in memory until it is written."""
+"""Memory for the steps of one shard until it is written."""
 
 from __future__ import annotations
 
@@ -15,37 +15,41 @@ from gear_data.storage.variable import OFFSET_BYTES, value_bytes, value_offsets
 
 
 class ShardBuffer:
-    """Collects whole episodes column by column; emptied and used again for every shard.
+    """Growing arrays for the columns of one shard. `clear` empties them for the next shard.
 
     Args:
         schema: all columns.
-        capacity: bytes there is room for at first; an episode that is larger makes more.
+        capacity: initial size in bytes. A larger episode makes the buffer grow.
+
+    Attributes:
+        steps: number of steps in the buffer.
+        bytes: number of bytes in the buffer.
     """
 
     def __init__(self, schema: Schema, capacity: int) -> None:
-        # Pages of np.empty are not taken until they are written, so a small dataset costs little.
+        # The system allocates pages of np.empty when they are first written, so a small dataset uses little memory.
         self._step_bytes = schema.step_bytes + OFFSET_BYTES * len(schema.variable_columns)
         steps = max(1, capacity // self._step_bytes)
         self._schema = schema
         self._fixed = {c.name: np.empty((steps, *c.shape), c.storage_dtype) for c in schema.fixed_columns}
-        self._variable = {c.name: _Values(steps, capacity) for c in schema.variable_columns}
+        self._variable = {c.name: _VariableValues(steps, capacity) for c in schema.variable_columns}
         self.steps = 0
         self.bytes = 0
 
     def sizes(self, block: EpisodeBlock) -> npt.NDArray[np.int64]:
-        """int64 [n + 1]: bytes that the block's episodes take here, summed up from 0."""
+        """Returns the cumulative size of the block's episodes in the buffer in bytes, int64 [episodes + 1]."""
         sizes = block.offsets * self._step_bytes
         for array in block.variable.values():
-            places = value_offsets(array)[block.offsets]
-            sizes += places - places[0]
+            bounds = value_offsets(array)[block.offsets]
+            sizes += bounds - bounds[0]
         return sizes
 
     def append(self, block: EpisodeBlock) -> None:
-        """Copies a block's episodes."""
+        """Copies a block's episodes into the buffer."""
         steps = self.steps + int(block.lengths.sum())
         for column in self._schema.fixed_columns:
             buffer = self._fixed[column.name] = _grown(self._fixed[column.name], self.steps, steps)
-            # A view as stored: bool lands in uint8 by its bytes.
+            # The view stores the bytes of bool as uint8.
             buffer[self.steps : steps] = block.columns[column.name].view(column.storage_dtype)
         for name, values in self._variable.items():
             values.append(block.variable[name], self.steps)
@@ -53,7 +57,7 @@ class ShardBuffer:
         self.steps = steps
 
     def record_batch(self) -> pa.RecordBatch:
-        """The shard; it shares this buffer's memory."""
+        """Returns the shard. It shares this buffer's memory."""
         return pa.RecordBatch.from_arrays([self._array(c) for c in self._schema], schema=self._schema.to_arrow())
 
     def _array(self, column: ColumnSpec) -> pa.Array:
@@ -62,35 +66,37 @@ class ShardBuffer:
         return column_array(self._fixed[column.name][: self.steps], column.arrow_type)
 
     def clear(self) -> None:
+        """Empties the buffer and keeps its memory."""
         self.steps = self.bytes = 0
 
 
-class _Values:
-    """One column of variable length: int64 offsets, which begin with 0, and the values' bytes."""
+class _VariableValues:
+    """One variable-length column: int64 offsets that begin with 0, and the bytes of the values."""
 
     def __init__(self, steps: int, capacity: int) -> None:
         self._offsets = np.zeros(steps + 1, np.int64)
         self._data = np.empty(capacity, np.uint8)
 
     def append(self, array: pa.Array, steps: int) -> None:
-        """Adds values behind the first `steps`."""
+        """Adds values after the first `steps` ones."""
         first = int(self._offsets[steps])
-        places = value_offsets(array)
-        last = first + int(places[-1] - places[0])
+        bounds = value_offsets(array)
+        last = first + int(bounds[-1] - bounds[0])
         self._offsets = _grown(self._offsets, steps + 1, steps + 1 + len(array))
-        np.add(places[1:], first - places[0], out=self._offsets[steps + 1 : steps + 1 + len(array)])
+        np.add(bounds[1:], first - bounds[0], out=self._offsets[steps + 1 : steps + 1 + len(array)])
         self._data = _grown(self._data, first, last)
-        self._data[first:last] = value_bytes(array)[places[0] : places[-1]]
+        self._data[first:last] = value_bytes(array)[bounds[0] : bounds[-1]]
 
     def array(self, steps: int, type_: pa.DataType) -> pa.Array:
+        """Returns the first `steps` values as an Arrow array over this memory."""
         data = self._data[: self._offsets[steps]]
         return pa.Array.from_buffers(type_, steps, [None, pa.py_buffer(self._offsets[: steps + 1]), pa.py_buffer(data)])
 
 
-def _grown(buffer: npt.NDArray[Any], used: int, wanted: int) -> npt.NDArray[Any]:
-    """A buffer with room for `wanted` rows and the first `used` of the old one; the old one, where it has the room."""
-    if wanted <= len(buffer):
+def _grown(buffer: npt.NDArray[Any], used: int, rows: int) -> npt.NDArray[Any]:
+    """Returns the buffer if it has `rows` rows; otherwise a larger one with a copy of the first `used` rows."""
+    if rows <= len(buffer):
         return buffer
-    larger = np.empty((wanted, *buffer.shape[1:]), buffer.dtype)
+    larger = np.empty((rows, *buffer.shape[1:]), buffer.dtype)
     larger[:used] = buffer[:used]
     return larger

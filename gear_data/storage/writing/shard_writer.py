@@ -1,9 +1,10 @@
-"""Writes the shards of one task of a conversion, so that it can be killed at any moment and go on from them.
+"""Writer of the shards of one conversion task. It can be killed at any moment and resumes after its finished shards.
 
-While a conversion runs, the folder holds `.progress/`, and there for every finished shard its rows of the episode table
-and a note that says where in the source to go on. The note is written last; a shard without one is written again.
+During a conversion, the folder `.progress/` holds two or three files per finished shard: the rows of its episode table,
+the rows of its final observations, and a JSON file with the position in the source after the shard. The JSON file is
+written last. A shard without one is written again.
 
-While one shard goes to the disk, the next one's steps are collected.
+The steps of the next shard are collected while the previous shard is written to disk.
 """
 
 from __future__ import annotations
@@ -17,28 +18,43 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from gear_data.common.typed_json import parse_json
 from gear_data.errors import ResumeError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.block import END, EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
-from gear_data.storage.manifest import FileEntry, ShardEntry
-from gear_data.storage.statistics import RunningStatistics
+from gear_data.storage.manifest import FileEntry, ShardEntry, ShardRecord
+from gear_data.storage.statistics import RunningStatistics, StatisticsState
 from gear_data.storage.tables import concatenate_episode_tables, episode_rows, final_rows
 from gear_data.storage.writing.file_store import FileStore, put_text
 from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file
 from gear_data.storage.writing.shard_buffer import ShardBuffer
 
 
+class _ProgressRecord(msgspec.Struct, frozen=True):
+    """Progress file of one finished shard: the shard, the statistics so far, and the fields of `ResumePoint`."""
+
+    shard: ShardRecord
+    statistics: StatisticsState
+    position: Position
+    skip: int
+    state: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a task goes on: read the source from `position`, pass over the first `skip` episodes.
+    """Position in the source after the last finished shard.
 
-    `state` is what the caller handed to `ShardWriter.append` together with the block at `position`.
+    Attributes:
+        position: where to start reading the source.
+        skip: number of episodes to skip from there.
+        state: the `state` that `ShardWriter.append` was given with the block at `position`.
     """
 
     position: Position
@@ -47,20 +63,24 @@ class ResumePoint:
 
 
 class ShardWriter:
-    """Collects whole episodes in one shard's buffer and writes each shard when it is full. A context manager: what was
-    begun is finished when it ends, whatever ends it.
+    """Collects whole episodes in a buffer and writes a shard whenever the buffer is full.
+
+    The writer resumes after the finished shards in the folder; `resume_point` says where in the source. It is a context
+    manager: on exit, also after an error, it finishes the shard that it is writing.
 
     Args:
         store: the dataset's folder.
-        schema: all columns, derived ones included.
-        shard_bytes: a shard is closed before an episode that would take it over this; an episode larger
-            than this is a shard of its own.
-        prefix: of its files' names, which keeps apart the tasks of one conversion.
+        schema: all columns, including derived ones.
+        shard_bytes: size limit of a shard. A larger episode becomes a shard of its own.
+        prefix: start of the shards' file names. It differs between the tasks of a conversion.
 
-    It goes on from the finished shards in the folder, if there are any: `resume_point` says from where.
+    Attributes:
+        shards: finished shards.
+        statistics: statistics of all episodes so far.
+        resume_point: where to continue; None if there are no finished shards.
 
     Raises:
-        ResumeError: notes that cannot be read, or shards that are not as noted.
+        ResumeError: a progress file cannot be read, or a finished shard was changed.
     """
 
     def __init__(self, store: FileStore, schema: Schema, shard_bytes: int, prefix: str = "") -> None:
@@ -85,47 +105,48 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with suppress(BaseException):  # only where there is another error already: `close` tells of this one
-            self._settle()
+        # An error here follows an earlier error, which is the one to report: `close` has already raised any other.
+        with suppress(BaseException):
+            self._wait_for_shard()
         self._thread.shutdown()
 
     @property
     def num_episodes(self) -> int:
+        """Number of episodes so far."""
         return self._num_episodes
 
     @property
     def finished_shards(self) -> int:
+        """Number of finished shards."""
         return len(self.shards)
 
-    @property
-    def _begun(self) -> int:
-        return len(self.shards) + (self._finishing is not None)
-
     def _resume(self) -> None:
-        while (text := read_progress_file(self._store, self._note(len(self.shards)))) is not None:
-            note = self._note(len(self.shards))
+        """Reads the progress files of finished shards."""
+        while (text := read_progress_file(self._store, self._progress_file(len(self.shards)))) is not None:
+            name = f"{self._store.name}/{self._progress_file(len(self.shards))}"
+            record = parse_json(text, _ProgressRecord, error=ResumeError, file=name, hint=START_OVER)
+            shard = ShardEntry.from_record(record.shard)
             try:
-                data = json.loads(text)
-                shard = ShardEntry.from_json(data["shard"])
-                self.statistics.restore(data["statistics"])
-                self.resume_point = ResumePoint(Position(*data["position"]), data["skip"], data["state"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ResumeError(
-                    f"cannot be read: {error}", file=f"{self._store.name}/{note}", hint=START_OVER
-                ) from error
+                self.statistics.restore(record.statistics)
+            except ValueError as error:
+                raise ResumeError(f"malformed statistics: {error}", file=name, hint=START_OVER) from error
+            self.resume_point = ResumePoint(record.position, record.skip, record.state)
             if self._store.size(shard.entry.file) != shard.entry.bytes:
-                place = f"{self._store.name}/{shard.entry.file}"
-                raise ResumeError("this finished shard is gone or was changed", file=place, hint=START_OVER)
+                file = f"{self._store.name}/{shard.entry.file}"
+                raise ResumeError("this finished shard is missing or was changed", file=file, hint=START_OVER)
             self.shards.append(shard)
         self._num_episodes = sum(shard.episodes for shard in self.shards)
 
-    def _note(self, shard: int) -> str:
+    def _progress_file(self, shard: int) -> str:
         return f"{PROGRESS}/{self._prefix}{shard:06d}.json"
 
     def append(self, block: EpisodeBlock, state: Mapping[str, Any], skip: int = 0) -> None:
-        """Adds the block's episodes from `skip` on.
+        """Adds a block's episodes.
 
-        `state` is kept with every shard that ends within this block, and comes back in `resume_point`.
+        Args:
+            block: whole episodes.
+            state: saved with every shard that ends within this block, and returned in `resume_point`.
+            skip: number of episodes at the start of the block that are left out.
         """
         first, buffer = skip, self._shard_buffer()
         sizes = buffer.sizes(block)
@@ -141,16 +162,17 @@ class ShardWriter:
             first = last
 
     def _shard_buffer(self) -> ShardBuffer:
-        # Made late: a task that is finished needs none.
+        # Created on first use: a task that is already finished needs none.
         if self._buffer is None:
             self._buffer = ShardBuffer(self._schema, self._shard_bytes)
         return self._buffer
 
     def _fill(self, block: EpisodeBlock) -> None:
-        """Copies episodes into the shard's buffer and notes their rows. Ids and shards count from the task's first."""
+        """Copies episodes into the buffer and collects their table rows. Ids and shards count from the task's first."""
         contents = content_hashes(block, self._schema)
         buffer = self._shard_buffer()
-        rows = episode_rows(block, contents, first_id=self._num_episodes, shard=self._begun, first_step=buffer.steps)
+        shard = len(self.shards) + (self._finishing is not None)
+        rows = episode_rows(block, contents, first_id=self._num_episodes, shard=shard, first_step=buffer.steps)
         self._episodes.append(rows)
         if self._schema.final_columns:
             self._finals.append(final_rows(block, self._schema, self._num_episodes))
@@ -159,60 +181,67 @@ class ShardWriter:
         self._num_episodes += len(block)
 
     def close(self, state: Mapping[str, Any]) -> None:
-        """Writes the last shard. All are finished when it returns."""
+        """Writes the last shard, and returns when all shards are finished."""
         if self._buffer is not None and self._buffer.steps:
             self._flush(ResumePoint(END, 0, state))
-        self._settle()
+        self._wait_for_shard()
         self._buffer = None
 
     def _flush(self, point: ResumePoint) -> None:
-        self._settle()
+        """Writes the buffer as a shard, and empties it. A thread finishes the shard."""
+        self._wait_for_shard()
         buffer = self._shard_buffer()
         unfinished = self._write_shard()
         tables = [concatenate_episode_tables(self._episodes).combine_chunks()]
         tables += [pa.concat_tables(self._finals).combine_chunks()] if self._finals else []
-        note = {
-            "statistics": self.statistics.to_json(),
+        progress = {
+            "statistics": msgspec.to_builtins(self.statistics.state()),
             "position": list(point.position),
             "skip": point.skip,
             "state": dict(point.state),
         }
-        self._finishing = self._thread.submit(self._finish, unfinished, buffer.steps, tables, note)
+        self._finishing = self._thread.submit(self._finish, unfinished, buffer.steps, tables, progress)
         self._episodes, self._finals = [], []
         buffer.clear()
 
-    def _write_shard(self) -> _Unfinished:
+    def _write_shard(self) -> _UnfinishedShard:
         name = f"shards/{self._prefix}{len(self.shards):06d}.arrow"
         with ExitStack() as stack:
             path = stack.enter_context(self._store.writing(name))
             write_ipc(path, self._shard_buffer().record_batch())
-            return _Unfinished(name, path, stack.pop_all())
+            return _UnfinishedShard(name, path, stack.pop_all())
 
     def _finish(
-        self, unfinished: _Unfinished, steps: int, tables: list[pa.Table], note: Mapping[str, Any]
+        self, unfinished: _UnfinishedShard, steps: int, tables: list[pa.Table], progress: Mapping[str, Any]
     ) -> ShardEntry:
-        """Brings a shard to its place, and after it the note that says so."""
+        """Moves a shard to its name, then writes its progress files."""
         with unfinished.stack:
             entry = FileEntry(unfinished.name, unfinished.path.stat().st_size, checksum(unfinished.path))
-            places = buffer_offsets(unfinished.path, self._schema)
-        shard = ShardEntry(entry, len(tables[0]), steps, *places)
-        file = self._note(len(self.shards))
+            buffers, variable = buffer_offsets(unfinished.path, self._schema)
+        shard = ShardEntry(entry, len(tables[0]), steps, buffers, variable)
+        file = self._progress_file(len(self.shards))
         for table, kind in zip(tables, ("episodes", "finals"), strict=False):
             with self._store.writing(f"{file.removesuffix('.json')}.{kind}") as path:
                 write_ipc(path, table)
-        put_text(self._store, file, json.dumps({"shard": shard.to_json(), **note}))
+        put_text(self._store, file, json.dumps({"shard": shard.to_json(), **progress}))
         return shard
 
-    def _settle(self) -> None:
-        """Waits for the shard that is being finished, if one is. Raises what went wrong."""
+    def _wait_for_shard(self) -> None:
+        """Waits for the shard that the thread finishes, if there is one. Raises the thread's exception."""
         if self._finishing is not None:
             finishing, self._finishing = self._finishing, None
             self.shards.append(finishing.result())
 
 
 @dataclass(frozen=True)
-class _Unfinished:
-    """A shard's file, whole and beside its place: leaving `stack` brings it there."""
+class _UnfinishedShard:
+    """A complete shard under a temporary name. Closing `stack` renames it.
+
+    Attributes:
+        name: final name in the dataset's folder.
+        path: temporary file.
+        stack: holds the store's `writing` context.
+    """
 
     name: str
     path: Path
