@@ -52,7 +52,7 @@ class RemoteDatasetFiles:
         return ShardClient(self._addresses, ClientOptions.from_environment(), transport=self._transport)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return SCHEME + ",".join(map(str, self._addresses))
 
     def manifest(self) -> Manifest:
@@ -75,10 +75,10 @@ class RemoteDatasetFiles:
             yield path
 
     def name(self, entry: FileEntry) -> str:
-        return f"{self.place}/{entry.file}"
+        return f"{self.location}/{entry.file}"
 
     def identity(self, entry: FileEntry) -> list[Any]:
-        return [self.place]
+        return [self.location]
 
     def sidecars(self, contents: str) -> Path:
         return self._cache.folder / "sidecars" / contents

@@ -74,7 +74,7 @@ class DatasetStore:
 
     def __init__(self, files: DatasetFiles, residency: str = "mmap", bad_files: frozenset[str] = frozenset()) -> None:
         self.files = files
-        self.path = files.place
+        self.path = files.location
         self.residency = self._requested_residency = residency
         self.manifest = files.manifest()
         self.bad_files = bad_files

@@ -11,7 +11,8 @@ from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentE
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
 from gear_data.storage.manifest import MANIFEST_NAME
-from gear_data.storage.remote.object_store import is_remote, open_file_store
+from gear_data.storage.remote.files import is_remote
+from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.progress_files import PROGRESS
 

@@ -15,7 +15,7 @@ from gear_data.storage.variable import VariableBuffers, value_offsets
 
 
 def column_array(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
-    """Wraps contiguous rows as an Arrow array of `ColumnSpec.arrow_type`, without copying."""
+    """Wraps contiguous rows as an Arrow array of type `ColumnSpec.arrow_type`, without copying."""
     storage = values.view(np.uint8) if values.dtype == np.bool_ else values
     flat = np.ascontiguousarray(storage).reshape(-1)
     if pa.types.is_fixed_size_list(type_):
@@ -25,7 +25,7 @@ def column_array(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
 
 
 def array_values(array: pa.Array) -> npt.NDArray[Any]:
-    """The flat values of an array made by `column_array`, zero-copy."""
+    """Returns the flat values of an array made by `column_array`, without copying."""
     items = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
     return items.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
 
@@ -37,7 +37,11 @@ def write_ipc(path: Path, data: pa.Table | pa.RecordBatch) -> None:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Maps a table. Raises CorruptShardError if it is not an Arrow IPC file."""
+    """Maps the table of an Arrow IPC file.
+
+    Raises:
+        CorruptShardError: the file cannot be read, or is not a valid Arrow IPC file.
+    """
     try:
         with pa.memory_map(str(path)) as source:
             return parse_table(source.read_buffer(), str(path))
@@ -46,10 +50,18 @@ def read_table(path: Path) -> pa.Table:
 
 
 def parse_table(data: bytes | pa.Buffer, name: str) -> pa.Table:
-    """The table of an Arrow IPC file `name`. Raises CorruptShardError if it is none."""
+    """Parses the bytes of an Arrow IPC file.
+
+    Args:
+        data: the whole file.
+        name: name of the file, for errors.
+
+    Raises:
+        CorruptShardError: the bytes are not a valid Arrow IPC file.
+    """
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-        # Indices of dictionary columns out of range would bring other readers down.
+        # Without this check, dictionary indices out of range would crash later readers.
         table.validate(full=True)
         return table
     except (pa.ArrowException, OSError) as error:
@@ -57,7 +69,11 @@ def parse_table(data: bytes | pa.Buffer, name: str) -> pa.Table:
 
 
 def buffer_offsets(path: Path, schema: Schema) -> tuple[dict[str, int], dict[str, VariableBuffers]]:
-    """Where in a shard file each column's values begin, in bytes; and what else those of variable length have."""
+    """Returns where each column's buffers are in a shard file.
+
+    Returns:
+        column -> byte offset of its values, and variable-length column -> its further buffers.
+    """
     with pa.memory_map(str(path)) as source:
         batch = pa.ipc.open_file(source).get_batch(0)
         source.seek(0)
@@ -69,7 +85,7 @@ def buffer_offsets(path: Path, schema: Schema) -> tuple[dict[str, int], dict[str
                 _, offsets, data = array.buffers()
                 known = VariableBuffers(offsets.address - base, int(value_offsets(array)[-1]))
                 variable[column.name] = known
-                # An empty buffer is nowhere in the file.
+                # An empty buffer has no place in the file.
                 values[column.name] = data.address - base if known.bytes else known.offsets
             else:
                 values[column.name] = (array.values if column.shape else array).buffers()[1].address - base

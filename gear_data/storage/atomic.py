@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their name, fsynced, renamed."""
+"""Files that are complete or missing: written under a temporary name, fsynced, renamed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ import xxhash
 from gear_data.errors import GearError, StorageFullError, UnwritableError, is_disk_full
 
 _CHUNK = 8 << 20
-# Of renameat2(2).
+# Arguments of renameat2(2).
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
 @contextmanager
 def typed_write_errors(path: Path) -> Iterator[None]:
-    """Turns a full disk, however the writing library reports it, into StorageFullError, and what else the system
-    refuses into UnwritableError."""
+    """Converts any OSError of the block into a typed error that names `path`.
+
+    Raises:
+        StorageFullError: the disk is full, in whatever form the writing library reports it.
+        UnwritableError: any other OSError.
+    """
     try:
         yield
     except GearError:
@@ -36,12 +40,15 @@ def typed_write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path, mark: str = "") -> Iterator[Path]:
-    """Yields a temporary path; renames it to `path` when the body succeeds, removes it when it fails.
+    """Yields a temporary path. Renames it to `path` if the block succeeds, and removes it if the block fails.
 
-    `mark` keeps apart the temporary files of several processes that write to one path.
+    Args:
+        path: final path. Missing parent folders are created.
+        mark: part of the temporary name. Processes that write the same path need different marks.
 
     Raises:
         StorageFullError: the disk is full.
+        UnwritableError: the system refuses the write.
     """
     temporary = path.with_name(f".{path.name}{mark}.tmp")
     try:
@@ -52,7 +59,7 @@ def atomic_file(path: Path, mark: str = "") -> Iterator[Path]:
             os.replace(temporary, path)
             _fsync(path.parent)
     except BaseException:
-        with suppress(OSError):  # what was wrong is said by the other error
+        with suppress(OSError):  # the first error is the one to report
             temporary.unlink()
         raise
 
@@ -64,11 +71,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def swap_folders(first: Path, second: Path) -> None:
-    """Swaps two folders. Linux does it in one step; where the file system cannot, there is a moment without `second`,
-    and `first` stays whole.
+    """Swaps two folders.
+
+    Linux swaps them in one step. If the file system cannot, `second` is missing for a moment; `first` stays complete.
 
     Raises:
-        UnwritableError: neither can be moved.
+        UnwritableError: a folder cannot be moved.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     swap = getattr(libc, "renameat2", None)
@@ -82,7 +90,7 @@ def swap_folders(first: Path, second: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """xxh3-128 of a file's bytes, as `xxh3-128:HEX`."""
+    """Returns xxh3-128 of a file's bytes, as `xxh3-128:HEX`."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""A run of whole episodes on its way to disk."""
+"""Blocks of whole episodes, the unit in which sources are read and shards are filled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 class Position(NamedTuple):
-    """A place in a source from which reading can start again; positions are ordered as a source's episodes are."""
+    """Place in a source from which reading can start again. Positions are ordered like the source's episodes."""
 
     file: int
     row: int
@@ -27,24 +27,23 @@ END = Position(1 << 62, 0)
 
 @dataclass(frozen=True)
 class EpisodeBlock:
-    """Whole episodes, column by column: the steps of all of them one after another.
+    """n whole episodes, column by column, with the steps of all episodes one after another.
 
     Attributes:
-        position: where in the source the block starts; a source asked to start there yields the same episodes.
+        position: place in the source where the block starts. Reading from there yields the same episodes.
         lengths: int64 [n], steps of each episode, all positive.
-        columns: name -> [sum(lengths), *shape], C-contiguous; booleans as bool. Those of variable length are in
-            `variable`.
-        sources: the file (or other name) each episode came from.
-        rows: int64 [n], the source row of each episode (of its first step where a row is a step).
+        columns: name -> [sum(lengths), *shape], C-contiguous; booleans have dtype bool. Fixed-size columns only.
+        sources: n names of files (or other sources), one per episode.
+        rows: int64 [n], source row of each episode; of its first step if each source row is a step.
         finals: name -> [has_final.sum(), *shape], final observations of the episodes that have one.
         has_final: bool [n].
-        metadata: name -> n values, the source's own facts about each episode.
+        metadata: name -> n values that the source stores per episode.
         variable: name -> `large_string` or `large_binary` array of sum(lengths) values, without nulls.
-        variable_finals: name -> such an array of has_final.sum() values. A dataset cannot hold them: what is not made
-            a final observation of fixed size on the way is left out (`gear_data.ingest.pipeline.finals`).
-        source_rows: rows of the source that the block used up, for progress.
-        first: of the episodes that the source yields from `position` on, the number of this block's first one. Not 0
-            where what was read at once came as several blocks: these have one position between them.
+        variable_finals: name -> array like in `variable`, of has_final.sum() values. Datasets cannot store them.
+            `gear_data.ingest.pipeline.finals` converts them to fixed size or drops them.
+        source_rows: number of source rows in the block, for progress.
+        first: index of the block's first episode among the episodes from `position` on. Above 0 if one read gave
+            several blocks, which then share a position.
     """
 
     position: Position
@@ -65,11 +64,11 @@ class EpisodeBlock:
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
-        """int64 [n + 1]: episode i is steps offsets[i] to offsets[i + 1]."""
+        """int64 [n + 1]. Episode i has the steps offsets[i] to offsets[i + 1]."""
         return offsets_of(self.lengths)
 
     def slice(self, start: int, stop: int) -> EpisodeBlock:
-        """Episodes start to stop, without copying steps."""
+        """Returns the episodes `start` to `stop`, without copying steps."""
         offsets = self.offsets
         first, last = int(offsets[start]), int(offsets[stop])
         finals = offsets_of(self.has_final.astype(np.int64))
@@ -90,7 +89,7 @@ class EpisodeBlock:
 
 
 def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """int64 [n + 1]: running sums of lengths, from 0."""
+    """Returns the cumulative sums of lengths from 0, int64 [n + 1]."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

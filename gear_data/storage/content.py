@@ -1,4 +1,4 @@
-"""The content hash of an episode: what it holds, whatever file or shard holds it."""
+"""Content hashes of episodes. They do not depend on files or shards."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ from gear_data.storage.variable import value_bytes, value_offsets
 
 
 def content_hashes(block: EpisodeBlock, schema: Schema) -> list[bytes]:
-    """xxh3-128 of each episode: the little-endian bytes of its source columns by sorted name, then of its final
-    observation's. A column of variable length gives the lengths of its values (int64), then the values. Derived columns
-    do not count."""
+    """Returns xxh3-128 of each episode.
+
+    The hash covers the little-endian bytes of the source columns in the order of their names, then of the final
+    observation's columns. A variable-length column contributes the lengths of its values (int64), then the values.
+    Derived columns are left out.
+    """
     steps = sorted(column.name for column in schema.source_columns)
-    tracks = [
-        track
+    inputs = [
+        item
         for name in steps
-        for track in (
+        for item in (
             _variable(block.variable[name], block.offsets)
             if name in block.variable
             else [_fixed(block.columns[name], block.offsets)]
         )
     ]
     finals = offsets_of(block.has_final.astype(np.int64))
-    tracks += [_fixed(block.finals[name], finals) for name in sorted(c.name for c in schema.final_columns)]
+    inputs += [_fixed(block.finals[name], finals) for name in sorted(c.name for c in schema.final_columns)]
     result = []
     for i in range(len(block)):
         digest = xxhash.xxh3_128()
-        for data, bounds in tracks:
+        for data, bounds in inputs:
             digest.update(data[bounds[i] : bounds[i + 1]])
         result.append(digest.digest())
     return result
 
 
-#: Bytes, and where among them each episode's begin: they are hashed in place.
-_Track = tuple[memoryview, list[int]]
+#: Bytes of a column, and the byte offset of each episode. Episodes are hashed without copying.
+_ColumnBytes = tuple[memoryview, list[int]]
 
 
-def _fixed(column: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> _Track:
+def _fixed(column: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> _ColumnBytes:
     column = np.ascontiguousarray(column)
     per_row = column.dtype.itemsize * int(np.prod(column.shape[1:], dtype=np.int64))
     return column.reshape(-1).view(np.uint8).data, (offsets * per_row).tolist()
 
 
-def _variable(array: pa.Array, offsets: npt.NDArray[np.int64]) -> list[_Track]:
-    places = value_offsets(array)
-    return [_fixed(np.diff(places), offsets), (value_bytes(array).data, places[offsets].tolist())]
+def _variable(array: pa.Array, offsets: npt.NDArray[np.int64]) -> list[_ColumnBytes]:
+    bounds = value_offsets(array)
+    return [_fixed(np.diff(bounds), offsets), (value_bytes(array).data, bounds[offsets].tolist())]

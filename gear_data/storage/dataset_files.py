@@ -1,4 +1,4 @@
-"""The files of a dataset as its readers see them: in a folder, or at a URL and fetched when they are needed."""
+"""The files of a dataset as its readers see them: in a local folder, or at a URL and cached on first use."""
 
 from __future__ import annotations
 
@@ -21,51 +21,55 @@ _COPY_BYTES = 32 << 20
 
 
 class DatasetFiles(Protocol):
-    """A dataset's files. Can be pickled.
-
-    Attributes:
-        place: the dataset's folder: a path, or a URL as text.
-    """
+    """Files of a dataset. Implementations can be pickled."""
 
     @property
-    def place(self) -> Path | str: ...
+    def location(self) -> Path | str:
+        """Folder of the dataset: a path, or a URL as text."""
 
     def manifest(self) -> Manifest:
-        """Reads and checks the manifest. Raises as `Manifest.load` does, and RemoteError."""
+        """Reads and checks the manifest. Raises the errors of `Manifest.load`, and RemoteError."""
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
-        """That every file the manifest lists is there with its size, but for `bad` ones. Reads none of them.
+        """Checks that every listed file exists and has its size. Reads no contents.
+
+        Args:
+            manifest: manifest of the dataset.
+            bad: names of files that are not checked.
 
         Raises:
-            CorruptShardError: one is missing, or of another size.
+            CorruptShardError: a file is missing or has another size.
         """
 
     def local(self, entry: FileEntry) -> AbstractContextManager[Path]:
-        """A file of the manifest on this machine, there as long as the body runs; what was mapped stays mapped.
+        """Yields a local path of a file. It exists while the block runs; mappings stay valid afterwards.
 
         Raises:
-            CorruptShardError: it is missing, or of another size, or was fetched and is not what the manifest says.
-            RemoteError: it cannot be fetched.
+            CorruptShardError: the file is missing or has another size, or the fetched bytes fail the checksum.
+            RemoteError: the file cannot be fetched.
         """
 
     def name(self, entry: FileEntry) -> str:
-        """A file's path or URL, for messages."""
+        """Returns the path or URL of a file, for messages."""
 
     def identity(self, entry: FileEntry) -> list[Any]:
-        """JSON-able: of two files of one checksum, whether they are the same one. Raises as `local` does."""
+        """Returns a JSON-able value that distinguishes copies of a file with equal checksums.
+
+        Raises the errors of `local`.
+        """
 
     def sidecars(self, contents: str) -> Path:
-        """The folder for what is worked out from the dataset. `contents`: hash of what it is worked out from."""
+        """Returns the folder for sidecars. `contents` is a hash of their inputs."""
 
 
 class FolderFiles:
-    """Those of a folder of this machine, or of a file system mounted here."""
+    """Files in a folder of this machine or of a mounted file system."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @property
-    def place(self) -> Path:
+    def location(self) -> Path:
         return self._folder
 
     def manifest(self) -> Manifest:
@@ -87,22 +91,22 @@ class FolderFiles:
     def identity(self, entry: FileEntry) -> list[Any]:
         check_size(self._folder, entry)
         path = Path(os.path.realpath(self._folder / entry.file))
-        found = path.stat()
-        return [str(path), found.st_ino, found.st_mtime_ns]
+        status = path.stat()
+        return [str(path), status.st_ino, status.st_mtime_ns]
 
     def sidecars(self, contents: str) -> Path:
         return self._folder / "sidecars"
 
 
 class CachedFiles:
-    """Those at a URL, in a cache of this machine."""
+    """Files at a URL, fetched into a cache of this machine."""
 
     def __init__(self, url: str, cache: ShardCache) -> None:
         self._store = ObjectStore(url)
         self._cache = cache
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self._store.name
 
     def manifest(self) -> Manifest:
@@ -125,11 +129,11 @@ class CachedFiles:
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:
-        def fetch(file: BinaryIO) -> None:
+        def download(file: BinaryIO) -> None:
             with self._store.reader(entry.file, entry.bytes) as source:
                 shutil.copyfileobj(source, file, _COPY_BYTES)
 
-        with self._cache.use(entry, fetch, self.name(entry)) as path:
+        with self._cache.use(entry, download, self.name(entry)) as path:
             yield path
 
     def name(self, entry: FileEntry) -> str:
@@ -142,21 +146,27 @@ class CachedFiles:
         return self._cache.folder / "sidecars" / contents
 
     def holds(self, entry: FileEntry) -> bool:
-        """Whether a file is in the cache."""
+        """Returns whether a file is in the cache."""
         return self._cache.holds(entry)
 
     def mark_used(self, entry: FileEntry) -> bool:
-        """See `ShardCache.mark_used`."""
+        """Marks a file as used now. See `ShardCache.mark_used`."""
         return self._cache.mark_used(entry)
 
 
 def open_files(
     path: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None = None, cache_bytes: int | None = None
 ) -> DatasetFiles:
-    """The files of a dataset at a path or a URL. The cache, by default in `default_folder`, is for URLs alone.
+    """Returns the files of a dataset at a path or a URL.
+
+    Args:
+        path: path or URL of the dataset.
+        cache_dir: cache folder for a URL; None is `default_folder`.
+        cache_bytes: size limit of the cache; see `ShardCache`.
 
     Raises:
-        InvalidArgumentError, MissingExtraError: a URL, or a limit, that cannot be used.
+        InvalidArgumentError: `path` or `cache_bytes` cannot be used.
+        MissingExtraError: the package for this kind of URL is not installed.
     """
     text = plain_path(path)
     if is_remote(text):

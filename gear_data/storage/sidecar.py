@@ -105,7 +105,7 @@ def discounted_returns(
     found = _load(folder, manifest, contents)
     if found is not None:
         return found
-    episodes = _EpisodeRewards(str(files.place), manifest, shard, start, length, rewards)
+    episodes = _EpisodeRewards(str(files.location), manifest, shard, start, length, rewards)
     try:
         return _load_or_compute(folder, episodes, contents, discount)
     except UnwritableError as error:
@@ -117,7 +117,7 @@ def discounted_returns(
 class _EpisodeRewards:
     """Rewards and episode table of a dataset. Fields are arguments of `discounted_returns`."""
 
-    place: str
+    location: str
     manifest: Manifest
     shard: Int64Array
     start: Int64Array
@@ -135,7 +135,7 @@ class _EpisodeRewards:
             if not fits or (self.shard[first:last] != index).any():
                 raise ManifestError(
                     f"the episode table does not fit shard {entry.entry.file}",
-                    file=self.place,
+                    file=self.location,
                     hint="run 'gear-data verify'; then restore the episode table, or convert again",
                 )
             yield self.rewards(index).astype(np.float64), lengths
