@@ -10,16 +10,15 @@ from tests.support import source_makers
 from tests.support.rollouts import Rollout, make_rollouts, write_d4rl, write_episodes, write_lerobot, write_steps
 
 
-def _hopper() -> list[Rollout]:
-    """Episodes of Hopper's shapes: 11 observations, 3 actions, rewards around 1."""
-    rollouts = make_rollouts(24, seed=3, max_length=80, states=11, actions=3, short=False)
+def _hopper(seed: int = 3) -> list[Rollout]:
+    """24 episodes of Hopper's shapes: 11 observations, 3 actions, rewards around 1."""
+    rollouts = make_rollouts(24, seed=seed, max_length=80, states=11, actions=3, short=False)
     return [r.with_columns(rewards=1 + r.columns["rewards"] / 4) for r in rollouts]
 
 
 def _dataset(path: Path, seed: int = 3) -> None:
-    rollouts = make_rollouts(24, seed=seed, max_length=80, states=11, actions=3, short=False)
-    source = write_d4rl(path.with_suffix(".source"), rollouts)
-    gear_data.convert(source, path, format="d4rl", shard_bytes=16 << 10, progress=False)
+    source = write_d4rl(path.with_suffix(".hdf5"), _hopper(seed))
+    gear_data.convert(source, path, shard_bytes=16 << 10, progress=False)
     source.unlink()
 
 
