@@ -1,5 +1,7 @@
-# `make demo` sets up and runs the main job. `make test` sets up and runs all checks. `make docs` builds and checks the
-# documentation. `make gpu` runs the tests of a GPU and its benchmark.
+# make demo   install, then run all three jobs on generated rollouts
+# make test   install, then run all checks and tests
+# make docs   build the documentation and check it
+# make gpu    run the GPU tests and the GPU benchmark
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -19,7 +21,7 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The site, in site/index.html, and its examples and names as tests.
+# Builds the site in site/, and tests its examples and names.
 docs: site
 	$(BIN)/python -m pytest -q tests/docs
 
@@ -29,12 +31,12 @@ site: $(VENV)/installed-test
 gpu:
 	PYTHON=$(PYTHON) scripts/gpu_check.sh
 
-# One stamp for each set of extras: `make demo` need not wait for what only the tests use.
+# One stamp file per set of extras, so that `make demo` does not install packages that only the tests need.
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$*]'
 	@touch $@
 
-# The pip that comes with Python 3.11 takes minutes to work out what goes together.
+# The pip of Python 3.11 takes minutes to resolve the dependencies; pip 25 does not.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }

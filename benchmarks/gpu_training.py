@@ -16,7 +16,7 @@ from common import synthetic_episodes, write_parquet
 from gpu_report import Row, Section
 
 import gear_data
-from gear_data.demo.training import MODEL_KEYS, Hyperparameters, build_model, masked_action_loss
+from gear_data.demo.model import MODEL_KEYS, Hyperparameters, build_model, masked_action_loss
 
 CONTEXT = 20
 BATCHES = (64, 512)

@@ -1,4 +1,4 @@
-"""Job 1: a HuggingFace trajectory dataset into GEAR shards."""
+"""Job 1: converts a HuggingFace trajectory dataset into GEAR shards."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ parser = argparse.ArgumentParser(
     epilog="example:\n  python scripts/convert_hf_dataset.py path/to/parquet/ hopper/ --rename reward=rewards",
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
-parser.add_argument("source", help="a folder or file, an hf:// path, or a hub id such as user/name")
-parser.add_argument("destination", help="the dataset's folder, to be made")
-parser.add_argument("--split", help="which split of the source, where it has several")
-parser.add_argument("--rename", action="append", default=[], metavar="A=B", help="source column A becomes B")
-parser.add_argument("--resume", action="store_true", help="go on with a half-done conversion")
+parser.add_argument("source", help="folder or file, hf:// path, or hub id such as user/name")
+parser.add_argument("destination", help="folder to create for the dataset")
+parser.add_argument("--split", help="split of the source, if it has several")
+parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="rename source column OLD to NEW")
+parser.add_argument("--resume", action="store_true", help="continue an unfinished conversion")
 
 
 def main() -> None:
@@ -27,10 +27,10 @@ def main() -> None:
         options.source, options.destination, split=options.split, rename=rename, resume=options.resume
     )
     for warning in report.warnings:
-        print(f"noticed {warning}")
+        print(f"warning: {warning}")
 
     dataset = gear_data.open(options.destination)
-    print(f"{dataset.num_episodes:,} episodes, {dataset.num_steps:,} steps, {report.bytes / 1e6:,.1f} MB")
+    print(f"{len(dataset):,} episodes, {dataset.num_steps:,} steps, {report.bytes / 1e6:,.1f} MB")
     for column in dataset.schema:
         print(f"  {column.name}: {column.dtype} {list(column.shape)}")
     print(dataset.episodes.select("length", "return").describe())

@@ -1,4 +1,7 @@
-"""Job 3: fixed batches for evaluation, with a manifest of seed, steps and checksums to make them again."""
+"""Job 3: exports fixed batches for evaluation.
+
+The manifest batches.json records the seed, the steps and the checksums, so that the batches can be made again.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,24 @@ parser = argparse.ArgumentParser(
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
 parser.add_argument("dataset", help="a GEAR dataset")
-parser.add_argument("destination", help="folder of the batches, to be made")
-parser.add_argument("--batches", type=int, default=100, help="default 100")
-parser.add_argument("--batch-size", type=int, default=256, help="windows of a batch, default 256")
-parser.add_argument("--context", type=int, default=20, help="steps of a window, default 20")
+parser.add_argument("destination", help="folder to create for the batches")
+parser.add_argument("--batches", type=int, default=100, help="number of batches, default 100")
+parser.add_argument("--batch-size", type=int, default=256, help="windows per batch, default 256")
+parser.add_argument("--context", type=int, default=20, help="steps per window, default 20")
 parser.add_argument("--preset", default="decision_transformer", help="default decision_transformer")
-parser.add_argument("--normalize", action="store_true", help="normalise observations, as training did")
-parser.add_argument("--seed", type=int, default=1, help="other than training's, default 1")
+parser.add_argument("--normalize", action="store_true", help="normalise observations; use it if training did")
+parser.add_argument("--seed", type=int, default=1, help="use another seed than training, default 1")
 parser.add_argument("--format", default="safetensors", help="safetensors (default), npz or parquet")
 
 
 def main() -> None:
     options = parser.parse_args()
-    # `shuffle` draws without replacement: no window is counted twice within an epoch.
     loader = gear_data.SequenceLoader(
         gear_data.open(options.dataset),
         batch_size=options.batch_size,
         context=options.context,
         preset=options.preset,
+        # Draws without replacement: no window is counted twice within an epoch.
         sampler="shuffle",
         seed=options.seed,
         normalize=options.normalize or None,

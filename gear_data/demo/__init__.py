@@ -1,0 +1,1 @@
+"""The demo of `gear-data demo`, and the trainer that scripts share."""

@@ -1,4 +1,4 @@
-"""Checkpoints of training: safetensors files with JSON metadata; nothing is ever unpickled."""
+"""Checkpoints of training: safetensors files with JSON metadata, without pickle."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gear_data.errors import ResumeError
 from gear_data.storage.atomic import atomic_file, write_text
 
 _VERSION = 1
-#: Key of the JSON text among a file's metadata.
+#: Key of the JSON text in a file's metadata.
 _META = "gear"
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
-    """Writes tensors and JSON-able facts as one file, whole or not at all.
+    """Writes tensors and JSON-able metadata as one file, atomically.
 
     Raises:
-        StorageFullError: the disk is full; an earlier checkpoint of that name is still there.
+        StorageFullError: the disk is full; an earlier checkpoint at `path` is kept.
     """
     from safetensors.torch import save_file
 
@@ -31,10 +31,10 @@ def write_checkpoint(path: Path, tensors: Mapping[str, torch.Tensor], meta: Mapp
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors and facts of a checkpoint.
+    """Returns the tensors and the metadata of a checkpoint.
 
     Raises:
-        ResumeError: no checkpoint there, or one that cannot be read.
+        ResumeError: no checkpoint at `path`, or an invalid one.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -45,14 +45,25 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
             meta = json.loads((file.metadata() or {})[_META])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ResumeError(f"not a checkpoint of gear-data: {error}", file=str(path)) from error
+        raise ResumeError(
+            f"not a checkpoint of gear-data: {error}",
+            file=str(path),
+            hint="resume from another checkpoint, or start the run again",
+        ) from error
     if meta.get("version") != _VERSION:
-        raise ResumeError(f"the checkpoint has version {meta.get('version')!r}, not {_VERSION}", file=str(path))
+        raise ResumeError(
+            f"the checkpoint has version {meta.get('version')!r}, not {_VERSION}",
+            file=str(path),
+            hint="resume it with the version of gear-data that wrote it",
+        )
     return tensors, meta
 
 
 def save_model(model: Any, folder: Path) -> tuple[Path, Path]:
-    """Writes `config.json` and `model.safetensors`, which `DecisionTransformerModel.from_pretrained(folder)` reads.
+    """Writes `config.json` and `model.safetensors`, for `DecisionTransformerModel.from_pretrained(folder)`.
+
+    Returns:
+        The paths of both files.
 
     Raises:
         StorageFullError: the disk is full.

@@ -1,4 +1,4 @@
-"""The loss of a training run: its ends, and its curve as JSON and PNG."""
+"""Loss curve of a training run: first and last losses, JSON and PNG."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ LOSS_PNG = "loss.png"
 
 
 def loss_ends(losses: Sequence[float], span: int = 20) -> tuple[float, float]:
-    """Mean loss over the first and the last `span` steps; over a quarter of the run each where that is shorter.
+    """Returns the mean loss over the first and the last `span` steps.
+
+    If a quarter of the run is shorter than `span`, the means are over a quarter of the run.
 
     Raises:
         InvalidArgumentError: no losses.
     """
     if not losses:
-        raise InvalidArgumentError("no step was trained")
+        raise InvalidArgumentError("there are no losses: no step was trained")
     count = max(1, min(span, len(losses) // 4))
     return float(np.mean(losses[:count])), float(np.mean(losses[-count:]))
 
 
 def write_loss_curve(losses: Sequence[float], folder: Path) -> tuple[Path, Path]:
-    """Writes `loss.json` ({"loss": [a number a step]}) and `loss.png`, each whole or not at all.
+    """Writes `loss.json` ({"loss": [one number per step]}) and `loss.png`, each atomically.
+
+    Returns:
+        The paths of both files.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -37,7 +42,7 @@ def write_loss_curve(losses: Sequence[float], folder: Path) -> tuple[Path, Path]
     """
     as_json, as_png = folder / LOSS_JSON, folder / LOSS_PNG
     write_text(as_json, json.dumps({"loss": list(losses)}) + "\n")
-    # A figure with a canvas of its own leaves the process's choice of backend alone.
+    # A figure with its own canvas does not change the process's matplotlib backend.
     figure = import_extra("matplotlib.figure").Figure(figsize=(7, 4), layout="constrained")
     import_extra("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     axes = figure.subplots()

@@ -1,60 +1,28 @@
-"""gear_data.demo.run: rollouts, the whole job in little, and whose files it touches."""
+"""The demo: all three jobs at a small size, and the files that it writes and replaces."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import gear_data
-from gear_data.demo.run import DEMO_REPORT, DemoReport, make_rollouts, run_demo
+from gear_data.demo.report import DemoReport
+from gear_data.demo.rollouts import make_rollouts
+from gear_data.demo.run import DEMO_REPORT, run_demo
 from gear_data.errors import DestinationExistsError, InvalidArgumentError
 from gear_data.storage.atomic import checksum
 
 EPISODES = 8
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DemoReport]:
-    """A demo that was run. Not to be changed."""
+    """Folder and report of a finished demo. Tests must not change the folder."""
     folder = tmp_path_factory.mktemp("demo") / "out"
     return folder, run_demo(folder, train_seconds=5, episodes=EPISODES, seed=5)
-
-
-def test_rollouts_are_of_the_environment() -> None:
-    """Played again, one environment at a time, the actions give the same observations and rewards, step for step."""
-    import gymnasium
-
-    rollouts = make_rollouts(3, seed=11)
-    for i in range(3):
-        env = gymnasium.make("Pendulum-v1")
-        observation, _ = env.reset(seed=11 + i)
-        for t in range(200):
-            np.testing.assert_array_equal(rollouts["observations"][i, t], observation)
-            observation, reward, terminated, truncated, _ = env.step(rollouts["actions"][i, t])
-            assert rollouts["rewards"][i, t] == np.float32(reward)
-            assert (rollouts["terminated"][i, t], rollouts["truncated"][i, t]) == (terminated, truncated)
-        assert truncated
-    assert np.abs(rollouts["actions"]).max() <= 2
-
-
-def test_policies_range_from_random_to_good() -> None:
-    returns = np.sort(make_rollouts(40, seed=0)["rewards"].sum(axis=1))
-    assert returns[:4].mean() < -1000
-    assert returns[-4:].mean() > -200
-    assert np.abs(np.diff(returns)).max() < 400  # and what is between
 
 
 def test_the_whole_job(demo: tuple[Path, DemoReport]) -> None:
@@ -76,7 +44,7 @@ def test_the_whole_job(demo: tuple[Path, DemoReport]) -> None:
     assert report.loss_end < report.loss_start == pytest.approx(np.mean(curve[:20]), rel=0.2)
     manifest = json.loads((folder / "batches/batches.json").read_text())
     assert manifest["fingerprint"] == dataset.fingerprint
-    assert manifest["seed"] != 5  # training's windows are not the evaluation's
+    assert manifest["seed"] != 5  # evaluation uses other windows than training
     assert [checksum(folder / "batches" / file["file"]) for file in manifest["files"]] == [
         file["checksum"] for file in manifest["files"]
     ]
@@ -84,12 +52,12 @@ def test_the_whole_job(demo: tuple[Path, DemoReport]) -> None:
         sum(report.seconds[stage] for stage in ("rollouts", "convert", "feed", "train", "export"))
         <= (report.seconds["total"])
     )
-    # More than any disk or memory could do would be a slip of units.
+    # Rates outside these bounds would mean wrong units.
     assert 1e4 < report.convert_bytes_per_s < 1e11
     assert 1e6 < report.feed_bytes_per_s < 1e12
 
 
-def test_the_report_is_of_what_is_there(demo: tuple[Path, DemoReport]) -> None:
+def test_the_report_lists_all_files(demo: tuple[Path, DemoReport]) -> None:
     folder, report = demo
     assert set(report.files) == {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert {"training/loss.png", "training/model/model.safetensors", "rollouts/train.parquet"} < set(report.files)
@@ -102,7 +70,7 @@ def test_the_report_is_of_what_is_there(demo: tuple[Path, DemoReport]) -> None:
     assert f"{len(report.files)} files" in summary
 
 
-def test_a_repeated_run_replaces_its_own_files_alone(demo: tuple[Path, DemoReport], tmp_path: Path) -> None:
+def test_a_second_run_replaces_only_its_own_files(demo: tuple[Path, DemoReport], tmp_path: Path) -> None:
     folder = tmp_path / "again"
     run_demo(folder, train_seconds=0, episodes=3, seed=1)
     (folder / "notes.txt").write_text("mine")
@@ -112,7 +80,7 @@ def test_a_repeated_run_replaces_its_own_files_alone(demo: tuple[Path, DemoRepor
     assert (folder / "notes.txt").read_text() == "mine"
     assert not (folder / "training/stale.txt").exists()
     assert "notes.txt" not in second.files
-    # An equal seed: equal files, but for those that training's time decides.
+    # Equal seeds give equal files, except files that depend on the training time.
     first_folder, first = demo
     assert second.files == first.files
     assert gear_data.open(folder / "dataset").fingerprint == gear_data.open(first_folder / "dataset").fingerprint
@@ -124,7 +92,7 @@ def test_a_repeated_run_replaces_its_own_files_alone(demo: tuple[Path, DemoRepor
     assert first_losses[0] == second_losses[0]
 
 
-def test_a_folder_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset/precious").write_text("data")
     (tmp_path / "file").write_text("data")
