@@ -18,15 +18,13 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from gear_data import errors
-from gear_data.errors import GearError, NodeRefusedError
+from gear_data.errors import NodeRefusedError
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
@@ -190,24 +188,6 @@ def check_handshake(data: bytes, dataset: str) -> None:
         raise NodeRefusedError(
             "serves another dataset, or another conversion of it", hint="restart it with the dataset of the others"
         )
-
-
-def error_to_bytes(error: GearError) -> bytes:
-    return json.dumps(
-        {"error": type(error).__name__, "message": error.message, "column": error.column, "hint": error.hint}
-    ).encode()
-
-
-def error_from_bytes(data: bytes, node: str) -> GearError | None:
-    """The error that a node met; None where it says nothing of one."""
-    try:
-        found: dict[str, Any] = json.loads(data)
-        kind = getattr(errors, str(found["error"]))
-        if not (isinstance(kind, type) and issubclass(kind, GearError)):
-            return None
-        return kind(str(found["message"]), file=node, column=found["column"], hint=found["hint"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
 
 
 def byte_batch(values: npt.NDArray[np.uint8]) -> pa.RecordBatch:

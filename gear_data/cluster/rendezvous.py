@@ -22,10 +22,11 @@ import numpy as np
 
 from gear_data.cluster.credentials import RunCredentials, create_run_credentials
 from gear_data.cluster.placement import Placement
-from gear_data.cluster.protocol import dataset_identity, error_from_bytes, error_to_bytes
+from gear_data.cluster.protocol import dataset_identity
 from gear_data.cluster.ranks import KeyValueStore, Ranks, find_ranks, join_timeout, machine, own_host
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
 from gear_data.cluster.server.supervisor import ServerLease, join_server_lease, start_server
+from gear_data.common.error_codec import error_from_bytes, error_to_bytes
 from gear_data.errors import ClusterError, GearError
 from gear_data.residency import host_residency
 from gear_data.selection.windows import Int64Array

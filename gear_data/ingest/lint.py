@@ -61,7 +61,9 @@ def lint(
 ) -> LintReport:
     """Reads a source as `convert` would, and says what it noticed. Nothing is written.
 
-    The arguments are those of `convert`.
+    Args:
+        source, format, split, columns, rename, episode_column, step_column, end_column, max_episode_steps,
+        keep_encoded, progress: as in `convert`.
 
     Returns:
         What was noticed. Malformed episodes are among it (`bad-episode`); they are not counted as episodes.

@@ -24,13 +24,12 @@ from gear_data.cluster.protocol import (
     Request,
     check_handshake,
     dataset_identity,
-    error_from_bytes,
-    error_to_bytes,
     handshake,
     part_places,
 )
 from gear_data.cluster.server import shard_server as served_module
 from gear_data.cluster.server.shard_server import ShardServer
+from gear_data.common.error_codec import error_from_bytes, error_to_bytes
 from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, NodeRefusedError, UnknownNameError
 from gear_data.storage.dataset_files import FolderFiles
 

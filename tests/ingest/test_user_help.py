@@ -115,7 +115,7 @@ def test_a_bad_episode_left_out_says_why(tmp_path: Path, monkeypatch: pytest.Mon
             (message, *place) for message, _, *place in expected
         ]
     for batch in (1 << 20, 1):
-        import gear_data.ingest.sources.tables.stream as module
+        import gear_data.ingest.sources.tables.parquet_stream as module
 
         monkeypatch.setattr(module, "_BATCH_BYTES", batch)
         for name in ("one", "three"):
@@ -377,8 +377,8 @@ def test_progress_has_a_total_for_several_files(
     kind: str, unit_bytes: int, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exact where the footers are read for the units' sake, else by the files' sizes; no file is opened for it."""
+    import gear_data.ingest.sources.tables.parquet_stream as tables
     import gear_data.ingest.sources.tables.read_units as units
-    import gear_data.ingest.sources.tables.stream as tables
 
     monkeypatch.setattr(units, "UNIT_BYTES", unit_bytes)
     opened: list[str] = []

@@ -18,10 +18,10 @@ from gear_data.cluster.flight.grpc_fork import limited
 from gear_data.cluster.protocol import (
     MAX_RESPONSE_BYTES,
     STREAM_SCHEMA,
-    error_from_bytes,
     part_places,
     response_checksum,
 )
+from gear_data.common.error_codec import error_from_bytes
 from gear_data.errors import CorruptResponseError, NodeRefusedError, NodeUnreachableError
 
 #: glibc counts no block of 32 MiB or more, its own few bytes included.

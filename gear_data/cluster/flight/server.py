@@ -25,7 +25,6 @@ from gear_data.cluster.protocol import (
     Request,
     byte_batch,
     check_handshake,
-    error_to_bytes,
     handshake,
     response_checksum,
     wants_checksum,
@@ -33,6 +32,7 @@ from gear_data.cluster.protocol import (
 from gear_data.cluster.rdma.messages import QueuePairEnd, parse_queue_pair_request
 from gear_data.cluster.rdma.server import RdmaServer
 from gear_data.cluster.server.shard_server import Response, ShardServer
+from gear_data.common.error_codec import error_to_bytes
 from gear_data.errors import ClusterError, GearError, InvalidArgumentError, NodeRefusedError
 
 

@@ -19,9 +19,9 @@ from typing import Any
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import RunCredentials
 from gear_data.cluster.flight.server import FlightServer, ServerCredentials
-from gear_data.cluster.protocol import error_to_bytes
 from gear_data.cluster.rdma.server import open_rdma_server
 from gear_data.cluster.server.shard_server import ShardServer
+from gear_data.common.error_codec import error_to_bytes
 from gear_data.errors import GearError
 from gear_data.storage.dataset_files import open_files
 

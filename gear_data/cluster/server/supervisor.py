@@ -18,8 +18,8 @@ import time
 import weakref
 from dataclasses import replace
 
-from gear_data.cluster.protocol import error_from_bytes
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
+from gear_data.common.error_codec import error_from_bytes
 from gear_data.errors import ClusterError, GearError, InvalidArgumentError
 
 #: Seconds before a server that died is started again, and so on in a row; after the last of them it is given up.

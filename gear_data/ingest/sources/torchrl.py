@@ -1,15 +1,15 @@
-"""TorchRL: a TensorDict's memory maps (`memmap`), or a replay buffer's storage saved as such (`dumps`).
+"""TorchRL: the memory maps of a TensorDict (`memmap`), or of a replay buffer's storage (`dumps`).
 
-Layout: https://github.com/pytorch/tensordict (`meta.json` beside a `.memmap` file of raw values a tensor, a folder a
-nested TensorDict). TorchRL keeps what a step led to under `next`: its reward, its flags, and the observation after it
-(https://docs.pytorch.org/rl/stable/reference/data.html, "TED"). Root flags are those of the step before. What is no
-tensor is pickled, and never loaded.
+Layout: https://github.com/pytorch/tensordict. A folder has a `meta.json` and one `.memmap` file of raw values per
+tensor; a nested TensorDict is a subfolder. TorchRL stores the outcome of a step under `next`: its reward, its flags,
+and the observation after it (https://docs.pytorch.org/rl/stable/reference/data.html, "TED"). Flags at the root belong
+to the previous step. Values that are not tensors are pickles and are never loaded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,28 +21,35 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.sources.arrays.boundaries import scan_lengths
 from gear_data.ingest.sources.arrays.classify import values_at
-from gear_data.ingest.sources.arrays.layouts import scan_lengths
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
-from gear_data.ingest.sources.arrays.source import ArraySource, EpisodeRanges, StepArrays
+from gear_data.ingest.sources.arrays.source import ArraySource
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.schema import DTYPES
 from gear_data.storage.block import offsets_of
 
 _META = "meta.json"
-#: Where a TensorDict is: saved by itself, or as a replay buffer's storage.
+#: Folders in which a TensorDict may be: saved on its own, or as the storage of a replay buffer.
 _ROOTS = ("", "storage/")
 _MAX_DEPTH = 16
 _PICKLES = (".pickle", ".pkl", ".pt", ".pth")
 _TRAJECTORIES = ("collector.traj_ids", "traj_ids", "episode")
-#: A step's place in the buffer.
+#: The row of a step in the replay buffer.
 _INDEX = "index"
 _NEXT = "next."
 
 
 @dataclass
 class _TensorTree:
-    """What the `meta.json` files say: dotted key -> (file, dtype, shape); texts and numbers; what cannot be read."""
+    """The contents of the `meta.json` files, by dotted key.
+
+    Attributes:
+        tensors: key -> file (None if it is missing), dtype and shape.
+        facts: key -> text or number.
+        unreadable: key -> kind of a value that cannot be read.
+    """
 
     tensors: dict[str, tuple[SourceFile | None, str, tuple[int, ...]]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -66,27 +73,37 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     root = next((root for root in _ROOTS if location.file(root + _META) is not None), None)
     if root is None:
         raise UnknownFormatError(f"holds no {_META}", file=location.name, hint="save it with TensorDict.memmap(folder)")
-    batch, tree = _read_tree(location, root)
+    batch_shape, tree = _read_tree(location, root)
+    runs = _filled_runs(location, root, batch_shape)
+    findings = _findings(location, root, tree, runs)
+    columns = _choose_columns(tree, options)
+    stored = {key: _stored_array(tree, key, batch_shape, root) for key in columns.keys}
+    size = sum(file.size for file in location.with_suffix(".memmap")) // len(runs)
+    trajectory_steps = batch_shape[1] if len(batch_shape) == 2 else None
+
+    def open_run(i: int) -> StepArrays:
+        arrays = {key: _slice_rows(array, *runs[i]) for key, array in stored.items()}
+        return _step_arrays(location.name, size, columns, arrays, trajectory_steps)
+
+    return ArraySource([location.name] * len(runs), [size] * len(runs), open_run, findings, tree.facts)
+
+
+def _findings(location: Location, root: str, tree: _TensorTree, runs: Sequence[tuple[int, int]]) -> FindingLog:
+    """Returns the findings about pickles, other values that are left out, and a full ring buffer."""
     findings = FindingLog()
     for file in location.files:
         if file.name.lower().endswith(_PICKLES):
-            findings.add(Finding("pickle-left-out", "a pickle; never loaded, left out", file=file.name))
+            findings.add(Finding("pickle-left-out", "a pickle, which is never loaded; left out", file=file.name))
     for name, kind in tree.unreadable.items():
-        message = f"is {kind}, and not a tensor; left out"
+        message = f"is {kind}, not a tensor; left out"
         findings.add(Finding("non-tensor-left-out", message, file=root + _META, column=name))
-    runs = _runs(location, root, batch)
     if len(runs) > 1:
-        message = "the buffer is full and was written round; read from its oldest step, the episode at the seam as two"
+        message = (
+            "the ring buffer is full; it is read from its oldest step, and the episode that crosses the end of the "
+            "buffer is read as two"
+        )
         findings.add(Finding("ring-buffer", message, file=location.name, row=runs[0][0]))
-    columns = _choose(tree, options)
-    stored = {key: _stored(tree, key, batch, root) for key in columns.needed}
-    size = sum(file.size for file in location.with_suffix(".memmap")) // len(runs)
-
-    def part(i: int) -> StepArrays:
-        arrays = {key: _some_rows(array, *runs[i]) for key, array in stored.items()}
-        return _part(location.name, size, columns, arrays, batch[1] if len(batch) == 2 else None)
-
-    return ArraySource([location.name] * len(runs), [size] * len(runs), part, findings, tree.facts)
+    return findings
 
 
 def _is_shape(value: Any) -> bool:
@@ -94,34 +111,37 @@ def _is_shape(value: Any) -> bool:
 
 
 def _read_tree(location: Location, root: str) -> tuple[tuple[int, ...], _TensorTree]:
-    """The batch size, and all keys below."""
+    """Returns the batch size, and all values below it."""
     tree = _TensorTree()
     meta_file = location.file(root + _META)
     if meta_file is None:
         raise CorruptSourceError("is missing", file=root + _META)
     meta = read_json_object(meta_file)
-    batch = meta.get("shape")
-    if not _is_shape(batch) or not isinstance(batch, list):
+    batch_shape = meta.get("shape")
+    if not _is_shape(batch_shape) or not isinstance(batch_shape, list):
         raise UnknownFormatError(
-            f"is no plain TensorDict but {meta.get('_type')}",
+            f"is a {meta.get('_type')}, where a plain TensorDict is expected",
             file=meta_file.name,
             hint="save a contiguous one: data.contiguous().memmap(folder)",
         )
-    if len(batch) not in (1, 2):
+    if len(batch_shape) not in (1, 2):
         raise UnknownFormatError(
-            f"its batch size is {batch}, where [steps] or [trajectories, steps] is needed",
+            f"its batch size is {batch_shape}, where [steps] or [trajectories, steps] is expected",
             file=meta_file.name,
             hint="flatten it before saving: data.reshape(-1)",
         )
-    _walk(location, root, meta, "", tree, 0)
-    return tuple(batch), tree
+    _add_entries(location, root, meta, "", tree, 0)
+    return tuple(batch_shape), tree
 
 
-def _walk(location: Location, folder: str, meta: Mapping[str, Any], prefix: str, tree: _TensorTree, depth: int) -> None:
+def _add_entries(
+    location: Location, folder: str, meta: Mapping[str, Any], prefix: str, tree: _TensorTree, depth: int
+) -> None:
+    """Adds the entries of a folder's `meta.json` to the tree, under a prefix, and those of its subfolders."""
     for key, entry in meta.items():
         if not isinstance(entry, dict):
             continue  # of the TensorDict itself: `shape`, `device`, `_type`
-        name, below = prefix + key, f"{folder}{key}/"
+        name, subfolder = prefix + key, f"{folder}{key}/"
         if "dtype" in entry:
             if entry.get("is_nested"):
                 tree.unreadable[name] = "a nested tensor"
@@ -131,19 +151,19 @@ def _walk(location: Location, folder: str, meta: Mapping[str, Any], prefix: str,
             dtype = str(entry["dtype"]).removeprefix("torch.")
             tree.tensors[name] = (location.file(f"{folder}{key}.memmap"), dtype, tuple(entry["shape"]))
             continue
-        inner_file = location.file(below + _META)
+        inner_file = location.file(subfolder + _META)
         if inner_file is None or depth > _MAX_DEPTH:
-            raise CorruptSourceError("is missing, or nested too deep", file=below + _META, column=name)
+            raise CorruptSourceError("is missing, or nested too deeply", file=subfolder + _META, column=name)
         inner = read_json_object(inner_file)
         if entry.get("type") == "TensorDict":
-            _walk(location, below, inner, f"{name}.", tree, depth + 1)
+            _add_entries(location, subfolder, inner, f"{name}.", tree, depth + 1)
         elif isinstance(inner.get("data"), str | int | float):
             tree.facts[name] = inner["data"]
         elif str(entry.get("type")).startswith("NonTensor"):
             tree.unreadable[name] = str(entry.get("type"))
         else:
             raise UnsupportedColumnError(
-                f"is a {entry.get('type')}, where a tensor or a TensorDict is needed",
+                f"is a {entry.get('type')}, where a tensor or a TensorDict is expected",
                 file=folder + _META,
                 column=name,
                 hint="save a plain one: data.to_tensordict().contiguous().memmap(folder)",
@@ -152,81 +172,89 @@ def _walk(location: Location, folder: str, meta: Mapping[str, Any], prefix: str,
 
 @dataclass(frozen=True)
 class _TensorColumns:
-    """Which tensors are read: key -> canonical name of step columns, canonical name -> key of the observation after
-    it, and the key that numbers trajectories."""
+    """The tensors to read.
+
+    Attributes:
+        steps: key -> canonical name of a step column.
+        next_keys: canonical name -> key of the observation after a step.
+        trajectory: key of the tensor that numbers trajectories; None if there is none.
+    """
 
     steps: Mapping[str, str]
-    following: Mapping[str, str]
+    next_keys: Mapping[str, str]
     trajectory: str | None
 
     @property
-    def needed(self) -> set[str]:
-        return {*self.steps, *self.following.values(), *([self.trajectory] if self.trajectory else [])}
+    def keys(self) -> set[str]:
+        """The keys of all these tensors."""
+        return {*self.steps, *self.next_keys.values(), *([self.trajectory] if self.trajectory else [])}
 
 
-def _choose(tree: _TensorTree, options: SourceOptions) -> _TensorColumns:
+def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns:
+    """Chooses the tensors to read. Raises UnknownNameError if the episode column does not exist."""
     keys = tree.tensors
     if options.episode_column is not None and options.episode_column not in keys:
         raise unknown_name("column", options.episode_column, keys)
     trajectory = options.episode_column or next((name for name in _TRAJECTORIES if name in keys), None)
     rename = {options.end_column: DONES} if options.end_column is not None else {}
-    led_to = {key.removeprefix(_NEXT) for key in keys if key.startswith(_NEXT)}
-    has_flags = any(canonical_name(key) in END_FLAGS for key in led_to)
+    # Root keys that have a value under `next` too.
+    with_next = {key.removeprefix(_NEXT) for key in keys if key.startswith(_NEXT)}
+    has_flags = any(canonical_name(key) in END_FLAGS for key in with_next)
     names = []
     for key in keys:
-        before = key.removeprefix(_NEXT)
-        name = canonical_name(before)
+        root_key = key.removeprefix(_NEXT)
+        name = canonical_name(root_key)
         is_outcome = name in {*SCALAR_COLUMNS, "actions"}
         if key in (trajectory, _INDEX):
             continue
         if key.startswith(_NEXT):
-            if is_outcome or before not in keys:
+            if is_outcome or root_key not in keys:
                 names.append(key)
-            continue  # else it gives final observations
-        if is_outcome and (key in led_to or (name in END_FLAGS and has_flags)):
-            continue  # of the step before
-        if key in led_to:  # what a step changes is observed
+            continue  # otherwise it gives final observations
+        if is_outcome and (key in with_next or (name in END_FLAGS and has_flags)):
+            continue  # belongs to the previous step
+        if key in with_next:  # a value that a step changes is part of the observation
             rename.setdefault(key, name if name.startswith("observations") else f"observations.{name}")
         names.append(key)
     rename |= dict(options.rename or {})
     steps = choose_columns(names, replace(options, rename=rename))
-    following = {name: _NEXT + key for key, name in steps.items() if not key.startswith(_NEXT) and _NEXT + key in keys}
-    return _TensorColumns(steps, following, trajectory)
+    next_keys = {name: _NEXT + key for key, name in steps.items() if not key.startswith(_NEXT) and _NEXT + key in keys}
+    return _TensorColumns(steps, next_keys, trajectory)
 
 
-def _stored(tree: _TensorTree, key: str, batch: tuple[int, ...], root: str) -> StoredArray:
-    """A tensor as rows of steps, its size that of its file."""
+def _stored_array(tree: _TensorTree, key: str, batch_shape: tuple[int, ...], root: str) -> StoredArray:
+    """Returns a tensor as [steps, ...]. Raises CorruptSourceError if its file has another size."""
     file, name, shape = tree.tensors[key]
     if name not in DTYPES:
         raise UnsupportedColumnError(
-            f"holds {name}, which no column can",
+            f"holds {name}, which is not a dtype of a column",
             file=root + _META,
             column=key,
-            hint="name the columns to keep with --columns (columns=[...]), leaving this one out",
+            hint="name the columns to keep with --columns (columns=[...]), without this one",
         )
     dtype = np.dtype(name)
-    if file is None or shape[: len(batch)] != batch or math.prod(shape) * dtype.itemsize != file.size:
-        found = "there is no file of it" if file is None else f"its file has {file.size} bytes"
+    if file is None or shape[: len(batch_shape)] != batch_shape or math.prod(shape) * dtype.itemsize != file.size:
+        actual = "there is no file of it" if file is None else f"its file has {file.size} bytes"
         raise CorruptSourceError(
-            f"is said to be {name} {shape} in a batch of {batch}, and {found}",
+            f"is declared as {name} {shape} in a batch of {batch_shape}, but {actual}",
             file=file.name if file else root + _META,
             column=key,
         )
-    return StoredArray(file, dtype, (math.prod(batch), *shape[len(batch) :]))
+    return StoredArray(file, dtype, (math.prod(batch_shape), *shape[len(batch_shape) :]))
 
 
-def _runs(location: Location, root: str, batch: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Runs of rows, oldest first: all, or those that a replay buffer has filled."""
-    rows = math.prod(batch)
+def _filled_runs(location: Location, root: str, batch_shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Returns runs [first, last) of rows, oldest first: all rows, or those that a replay buffer has filled."""
+    rows = math.prod(batch_shape)
     file = location.file(root + "storage_metadata.json")
     if file is None:
         return [(0, rows)]
     filled = read_json_object(file).get("len")
     if type(filled) is not int or not 0 <= filled <= rows:
-        raise CorruptSourceError(f"says that {filled} of {rows} steps are filled", file=file.name)
-    if len(batch) > 1:
+        raise CorruptSourceError(f"declares {filled} of {rows} steps as filled", file=file.name)
+    if len(batch_shape) > 1:
         raise UnknownFormatError(
-            f"is a buffer of [steps, environments], {batch}: steps of one environment do not stand together",
+            f"is a buffer of [steps, environments], {batch_shape}: the steps of one environment are not consecutive",
             file=location.name,
             hint="save buffer[:].transpose(0, 1).contiguous().memmap(folder) instead",
         )
@@ -237,26 +265,37 @@ def _runs(location: Location, root: str, batch: tuple[int, ...]) -> list[tuple[i
     return [(cursor, rows), (0, cursor)]
 
 
-def _some_rows(array: StoredArray, start: int, stop: int) -> StoredArray:
-    begin = array.start + start * array.row_bytes
-    return replace(array, shape=(stop - start, *array.row_shape), start=begin)
+def _slice_rows(array: StoredArray, first: int, last: int) -> StoredArray:
+    start = array.start + first * array.row_bytes
+    return replace(array, shape=(last - first, *array.row_shape), start=start)
 
 
-def _part(
-    name: str, size: int, columns: _TensorColumns, arrays: Mapping[str, StoredArray], steps: int | None
+def _step_arrays(
+    name: str, size: int, columns: _TensorColumns, arrays: Mapping[str, StoredArray], trajectory_steps: int | None
 ) -> StepArrays:
-    """`steps`: of each trajectory, where they stand one below the other."""
+    """Builds the step arrays of one run of rows.
+
+    Args:
+        name: of the source.
+        size: bytes of the run.
+        columns: the tensors to read.
+        arrays: key -> array.
+        trajectory_steps: steps of each trajectory, for a batch size of [trajectories, steps].
+
+    Raises:
+        UnknownFormatError: nothing says where episodes end.
+    """
     chosen = {column: arrays[key] for key, column in columns.steps.items()}
-    following = {
+    next_arrays = {
         column: arrays[key]
-        for column, key in columns.following.items()
+        for column, key in columns.next_keys.items()
         if (arrays[key].dtype, arrays[key].row_shape) == (chosen[column].dtype, chosen[column].row_shape)
     }
     flags = [array for column, array in chosen.items() if column in END_FLAGS]
-    trajectory = [arrays[columns.trajectory]] if columns.trajectory else []
+    ids = [arrays[columns.trajectory]] if columns.trajectory else []
     rows = len(next(iter(chosen.values())))
-    by_jumps = [] if trajectory else [(chosen[column], then) for column, then in following.items()]
-    if not (flags or trajectory or by_jumps or steps):
+    next_pairs = [] if ids else [(chosen[column], next_array) for column, next_array in next_arrays.items()]
+    if not (flags or ids or next_pairs or trajectory_steps):
         raise UnknownFormatError(
             "nothing says where episodes end: there is no ('next', 'done'), no trajectory number, no next observation",
             file=name,
@@ -264,19 +303,18 @@ def _part(
         )
 
     def locate() -> EpisodeRanges:
-        lengths = scan_lengths(rows, flags, ids=trajectory, following=by_jumps)
-        if steps:
-            edges = np.arange(steps, rows + 1, steps, dtype=np.int64)
+        lengths = scan_lengths(rows, flags, ids=ids, next_pairs=next_pairs)
+        if trajectory_steps:
+            edges = np.arange(trajectory_steps, rows + 1, trajectory_steps, dtype=np.int64)
             lengths = np.diff(np.union1d(np.cumsum(lengths), edges), prepend=0).astype(np.int64)
         starts = offsets_of(lengths)[:-1]
         facts = {}
         if columns.trajectory:
-            ids = values_at(trajectory[0], starts)
-            facts[columns.trajectory] = ids.reshape(-1).tolist()
+            facts[columns.trajectory] = values_at(ids[0], starts).reshape(-1).tolist()
         return EpisodeRanges(lengths, starts, facts=facts)
 
     sources = {column: key for key, column in columns.steps.items()}
-    return StepArrays(name, size, chosen, sources, locate, following=following, seekable=True)
+    return StepArrays(name, size, chosen, sources, locate, next_arrays=next_arrays, seekable=True)
 
 
 FORMAT = Format(

@@ -18,7 +18,8 @@ import gear_data
 from gear_data.errors import EmptySourceError, StorageFullError, UnknownFormatError
 from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.registry import known_formats
-from gear_data.ingest.sources.tables import stream as arrow_tables
+from gear_data.ingest.sources.tables import dataset_stream
+from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
 from gear_data.storage.writing.shard_writer import ShardWriter
 
 Rollouts = Sequence[Any]
@@ -235,6 +236,7 @@ def test_every_layout_comes_out_as_it_went_in(
     # A few hundred bytes at a time, so that episodes straddle what is read at once.
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 300)
     monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", 300)
+    monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 300)
     layout = LAYOUTS[name]
     path, report = convert_layout(name, rollouts, shard_bytes=1024)
     expected = layout.expect(rollouts)
@@ -262,6 +264,7 @@ def test_every_layout_resumes_to_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 900)
     monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", 900)
+    monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 900)
     layout = LAYOUTS[name]
     # Findings of every kind are to be the same, those of episodes around the place of resumption too.
     both = [r.with_columns(truncated=r.columns["terminated"] | r.columns["truncated"]) for r in rollouts]

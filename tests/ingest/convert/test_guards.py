@@ -23,7 +23,8 @@ from gear_data.errors import (
 )
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.id_ranges import IdRanges
-from gear_data.ingest.sources.tables import stream as arrow_tables
+from gear_data.ingest.sources.tables import dataset_stream
+from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.block import BEGIN, END
@@ -63,7 +64,7 @@ def test_a_stream_whose_types_change_is_refused(
     batch_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rewards that look like integers at first: within a batch, and from one batch to the next."""
-    monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", batch_bytes)
 
     def stream() -> Any:
         for i in range(200):

@@ -28,7 +28,7 @@ from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.source import EpisodeSource, SourceOptions
 from gear_data.ingest.sources.hdf5 import grouped_source as hdf5_groups
 from gear_data.ingest.sources.registry import open_source
-from gear_data.ingest.sources.tables import stream as arrow_tables
+from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
 from gear_data.loaders.decoding.images import ImageDecoder
 from gear_data.storage.block import BEGIN, END, EpisodeBlock
 from gear_data.storage.writing.shard_writer import ShardWriter

@@ -27,7 +27,7 @@ from gear_data.errors import (
 )
 from gear_data.ingest import convert as convert_module
 from gear_data.ingest.sources.d4rl import reader as d4rl
-from gear_data.ingest.sources.tables import stream as arrow_tables
+from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
 from gear_data.storage.writing.shard_writer import ShardWriter
 
 _READ_BYTES = 2000
@@ -41,7 +41,7 @@ import pyarrow
 from gear_data.ingest.convert import convert
 from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.registry import known_formats
-from gear_data.ingest.sources.tables import stream as arrow_tables
+from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
 
 known_formats()
 pyarrow.array([0])  # looks for pandas, which takes its time

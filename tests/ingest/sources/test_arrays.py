@@ -295,7 +295,7 @@ def test_text_that_is_none(code: int, tmp_path: Path) -> None:
     arrays = {"observations": np.zeros((3, 2)), "actions": np.zeros((3, 1)), "rewards": np.zeros(3)}
     ends = {name: np.array([False, False, True]) for name in ("terminals", "timeouts")}
     np.savez(tmp_path / "s.npz", **arrays, **ends, names=names)
-    with pytest.raises(CorruptSourceError, match=r"names.*row 1.*no Unicode text"):
+    with pytest.raises(CorruptSourceError, match=r"names.*row 1.*not Unicode text"):
         gear_data.convert(tmp_path / "s.npz", tmp_path / "d", progress=False)
 
 

@@ -24,8 +24,8 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.id_ranges import SeenIds
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
+from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
 from gear_data.ingest.sources.tables import read_units as parquet_units
-from gear_data.ingest.sources.tables import stream as arrow_tables
 from gear_data.storage.block import BEGIN, END
 
 Rollouts = list[Any]

@@ -1,4 +1,4 @@
-"""A part's arrays sorted out: step columns, what says where episodes are, single values, what is left out."""
+"""Classification of arrays: step columns, episode boundaries, scalars, and arrays that are left out."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
 
-#: Points between episodes, as `np.split` takes them (`imitation`).
+#: Rows between episodes, as `np.split` takes them (`imitation`).
 INDICES = "indices"
-#: One past each episode's last step.
+#: The row after each episode's last step.
 ENDS = "episode_ends"
 LENGTHS = ("lengths", "episode_lengths")
 #: True at an episode's first row, in DreamerV2 and V3: https://github.com/danijar/dreamerv3.
@@ -37,22 +37,23 @@ _DREAMER_NAMES = {
 
 @dataclass(frozen=True)
 class ClassifiedArrays:
-    """A part's arrays, sorted out.
+    """The arrays of one file or folder, by role.
 
     Attributes:
-        steps: canonical name -> array of a step column, or of a flag or fact by episode.
+        name: of the file or folder.
+        steps: canonical name -> array of a step column, or of a flag or fact per episode.
         sources: canonical name -> source name.
-        split: source name -> array that says where episodes are and is no column.
-        episode_column: the one of `split` that numbers episodes, if there is one.
-        scalars: name -> array of shape ().
-        keeps_next: whether `next_observations` is wanted as a column, beside giving the final ones.
-        findings: what was left out.
+        boundaries: source name -> array that says where episodes are and is not a column.
+        episode_column: the one of `boundaries` that holds episode ids; None if there is none.
+        scalars: source name -> array of shape ().
+        keeps_next: whether `next_observations` is also kept as a column.
+        findings: about arrays that are left out.
     """
 
     name: str
     steps: Mapping[str, StoredArray]
     sources: Mapping[str, str]
-    split: Mapping[str, StoredArray]
+    boundaries: Mapping[str, StoredArray]
     episode_column: str | None
     scalars: Mapping[str, StoredArray]
     keeps_next: bool
@@ -60,41 +61,60 @@ class ClassifiedArrays:
 
     @property
     def reference(self) -> str:
-        """The column that says how many steps there are."""
+        """Canonical name of the column whose rows are the steps."""
         return next((n for n in ("actions", "rewards", *sorted(END_FLAGS)) if n in self.steps), next(iter(self.steps)))
 
     @property
     def rows(self) -> int:
+        """Number of rows of the reference column."""
         return len(self.steps[self.reference])
+
+    def wrong_length(self, name: str, expected: int) -> BadEpisodeError:
+        """Returns the error for a column that does not have the expected number of rows."""
+        rows = len(self.steps[name])
+        return BadEpisodeError(
+            f"has {rows} rows, where '{self.sources[self.reference]}' has {expected}",
+            file=self.name,
+            column=self.sources[name],
+            row=min(rows, expected),
+            hint="name the columns to keep with --columns (columns=[...])",
+        )
 
 
 def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> ClassifiedArrays:
+    """Assigns a role to every array of a file or folder.
+
+    Args:
+        name: of the file or folder.
+        arrays: source name -> array.
+        options: of the user.
+
+    Raises:
+        UnknownNameError: an option names an array that does not exist.
+        UnknownFormatError: no array holds steps.
+    """
     for column in (options.episode_column, options.step_column, options.end_column):
         if column is not None and column not in arrays:
             raise unknown_name("column", column, arrays)
     objects = [source for source, array in arrays.items() if array.dtype.hasobject]
     scalars = {source: array for source, array in arrays.items() if array.shape == () and source not in objects}
-    rows = {source: array for source, array in arrays.items() if source not in objects and source not in scalars}
-    split, episode = _split_arrays(rows, options)
-    names = [source for source in rows if source not in split]
-    rename = dict(options.rename or {})
-    if options.end_column is not None:
-        rename[options.end_column] = DONES
-    if FIRST in split:
-        rename = {source: _dreamer_name(source) for source in names} | rename
+    with_rows = {source: array for source, array in arrays.items() if source not in objects and source not in scalars}
+    boundaries, episode_column = _boundary_arrays(with_rows, options)
+    names = [source for source in with_rows if source not in boundaries]
+    options = replace(options, rename=_rename(names, boundaries, options))
     if options.columns is None:
-        chosen = choose_columns(names, replace(options, rename=rename))
+        chosen = choose_columns(names, options)
     else:
-        wanted = choose_columns([*names, *objects, *scalars], replace(options, rename=rename))
-        chosen = {source: column for source, column in wanted.items() if source in names}
-        objects = [source for source in objects if source in wanted]
-        scalars = {source: array for source, array in scalars.items() if source in wanted}
+        requested = choose_columns([*names, *objects, *scalars], options)
+        chosen = {source: column for source, column in requested.items() if source in names}
+        objects = [source for source in objects if source in requested]
+        scalars = {source: array for source, array in scalars.items() if source in requested}
     if not chosen:
         raise UnknownFormatError("holds no array of steps", file=name, hint=f"its arrays: {', '.join(arrays)}")
     findings = tuple(
         Finding(
             "object-array-left-out",
-            "an array of pickled Python objects; never loaded, left out",
+            "an array of pickled Python objects, which are never loaded; left out",
             file=arrays[source].place,
             column=source,
         )
@@ -103,20 +123,36 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
     steps = {column: arrays[source] for source, column in chosen.items()}
     sources = {column: source for source, column in chosen.items()}
     keeps_next = options.columns is not None and NEXT in steps
-    if NEXT not in steps:  # It gives final observations, whatever columns were asked for.
-        following = next((source for source in names if canonical_name(source) == NEXT), None)
-        if following is not None:
-            steps[NEXT], sources[NEXT] = arrays[following], following
-    return ClassifiedArrays(name, steps, sources, split, episode, scalars, keeps_next, findings)
+    if NEXT not in steps:  # it gives final observations, whatever columns are chosen
+        next_source = next((source for source in names if canonical_name(source) == NEXT), None)
+        if next_source is not None:
+            steps[NEXT], sources[NEXT] = arrays[next_source], next_source
+    return ClassifiedArrays(name, steps, sources, boundaries, episode_column, scalars, keeps_next, findings)
 
 
-def _split_arrays(
+def _rename(names: list[str], boundaries: Mapping[str, StoredArray], options: SourceOptions) -> dict[str, str]:
+    """Returns source name -> canonical name: the user's names, the end column, and Dreamer's names."""
+    rename = dict(options.rename or {})
+    if options.end_column is not None:
+        rename[options.end_column] = DONES
+    if FIRST in boundaries:
+        rename = {source: _dreamer_name(source) for source in names} | rename
+    return rename
+
+
+def _boundary_arrays(
     arrays: Mapping[str, StoredArray], options: SourceOptions
 ) -> tuple[dict[str, StoredArray], str | None]:
-    """What the user names goes before what is known by its name, and that before an episode column."""
-    asked = [name for name in (options.episode_column, options.step_column) if name is not None]
-    if asked:
-        return {name: arrays[name] for name in asked if name in arrays}, options.episode_column
+    """Finds the arrays that say where episodes are.
+
+    Arrays that the user names come first, then arrays with a known name, then an episode column.
+
+    Returns:
+        Source name -> array, and the name of the array of episode ids, if there is one.
+    """
+    named = [name for name in (options.episode_column, options.step_column) if name is not None]
+    if named:
+        return {name: arrays[name] for name in named if name in arrays}, options.episode_column
     for name in (FIRST, INDICES, ENDS, *LENGTHS):
         array = arrays.get(name)
         if array is not None and array.dtype.kind in "biu" and len(array.shape) == 1:
@@ -128,22 +164,32 @@ def _split_arrays(
 
 
 def _dreamer_name(source: str) -> str:
-    """What is neither an action, a reward nor a flag comes from the environment with the observation."""
+    """Returns Dreamer's canonical name. All arrays that are not known or logged are parts of the observation."""
     if source in _DREAMER_NAMES:
         return _DREAMER_NAMES[source]
     return f"infos.{source}" if source.startswith("log_") else f"observations.{source}"
 
 
 def all_values(array: StoredArray) -> npt.NDArray[Any]:
+    """Reads a whole array."""
     with ArrayReader() as reader:
         return reader.read(array, 0, len(array))
 
 
-def scalar_facts(found: ClassifiedArrays, count: int) -> dict[str, list[Any]]:
-    """Scalars stand for every episode of the part."""
+def values_at(array: StoredArray, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Returns [len(rows), *row_shape]: the values at some rows. Rising rows are read fastest."""
+    values = np.empty((len(rows), *array.row_shape), array.dtype.newbyteorder("="))
+    with ArrayReader() as reader:
+        for i, row in enumerate(rows.tolist()):
+            values[i] = reader.read(array, row, row + 1)[0]
+    return values
+
+
+def scalar_facts(classified: ClassifiedArrays, count: int) -> dict[str, list[Any]]:
+    """Returns the scalars as facts of `count` episodes: name -> the same value for each episode."""
     facts: dict[str, list[Any]] = {}
     with ArrayReader() as reader:
-        for name, array in found.scalars.items():
+        for name, array in classified.scalars.items():
             array.column_dtype(name)
             value = reader.read(replace(array, shape=(1,)), 0, 1)[0].item()
             facts[name] = [value] * count
@@ -151,24 +197,5 @@ def scalar_facts(found: ClassifiedArrays, count: int) -> dict[str, list[Any]]:
 
 
 def is_observation(name: str) -> bool:
+    """Returns whether a canonical name is `observations` or below it."""
     return name.split(".", 1)[0] == "observations"
-
-
-def misfit(found: ClassifiedArrays, name: str, expected: int) -> BadEpisodeError:
-    rows = len(found.steps[name])
-    return BadEpisodeError(
-        f"has {rows} rows, where '{found.sources[found.reference]}' has {expected}",
-        file=found.name,
-        column=found.sources[name],
-        row=min(rows, expected),
-        hint="name the columns to keep with --columns (columns=[...])",
-    )
-
-
-def values_at(array: StoredArray, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """The values at some rows, [len(rows), *row_shape]; quickest if they are in order."""
-    values = np.empty((len(rows), *array.row_shape), array.dtype.newbyteorder("="))
-    with ArrayReader() as reader:
-        for i, row in enumerate(rows.tolist()):
-            values[i] = reader.read(array, row, row + 1)[0]
-    return values

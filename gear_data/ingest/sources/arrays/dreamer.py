@@ -1,8 +1,13 @@
-"""Episodes as DreamerV2 and V3 save them: https://github.com/danijar/dreamerv3."""
+"""Episodes as DreamerV2 and V3 save them: https://github.com/danijar/dreamerv3.
+
+A row holds an observation and the reward that came with it, so rewards and flags belong to the previous step. In V2
+the action of a row is the one that led to the observation, and is zero in the first row.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
@@ -12,62 +17,87 @@ from gear_data.ingest.sources.arrays.classify import (
     ClassifiedArrays,
     all_values,
     is_observation,
-    misfit,
     scalar_facts,
     values_at,
 )
-from gear_data.ingest.sources.arrays.source import EpisodeRanges, StepArrays
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 
 
-def dreamer_arrays(found: ClassifiedArrays, size: int, options: SourceOptions, seekable: bool) -> StepArrays:
-    """A row is an observation and the reward that came with it, so rewards and flags belong to the step before. In V2
-    the action is the one that led to the observation, all zero at the first."""
-    rows = len(found.split[FIRST])
-    for name, array in found.steps.items():
+def dreamer_arrays(classified: ClassifiedArrays, size: int, options: SourceOptions, seekable: bool) -> StepArrays:
+    """Builds the step arrays of a file or folder in Dreamer's layout.
+
+    Raises:
+        BadEpisodeError: the arrays have different lengths, an episode has no step (unless bad episodes are skipped), or
+            a reward comes with an episode's first observation.
+    """
+    rows = len(classified.boundaries[FIRST])
+    for name, array in classified.steps.items():
         if len(array) != rows:
-            raise misfit(found, name, rows)
-    starts = np.flatnonzero(all_values(found.split[FIRST]).astype(np.bool_)).astype(np.int64)
-    findings = list(found.findings)
+            raise classified.wrong_length(name, rows)
+    starts, lengths, findings = _episode_rows(classified, rows, options)
+    shifted = _shifted_columns(classified, starts)
+    episodes = EpisodeRanges(
+        lengths,
+        starts,
+        facts=scalar_facts(classified, len(lengths)),
+        findings=(*classified.findings, *findings),
+    )
+    return StepArrays(
+        name=classified.name,
+        bytes=size,
+        arrays=classified.steps,
+        sources=classified.sources,
+        locate=lambda: episodes,
+        final_row_columns=frozenset(name for name in classified.steps if is_observation(name)),
+        shifted=shifted,
+        seekable=seekable,
+    )
+
+
+def _episode_rows(
+    classified: ClassifiedArrays, rows: int, options: SourceOptions
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[Finding]]:
+    """Returns int64 [n] first rows and int64 [n] lengths of the episodes, and findings."""
+    findings: list[Finding] = []
+    starts = np.flatnonzero(all_values(classified.boundaries[FIRST]).astype(np.bool_)).astype(np.int64)
     if rows and (not len(starts) or starts[0]):
         starts = np.concatenate([[0], starts]).astype(np.int64)
-        message = "the file begins inside an episode; the rest of it is read as an episode of its own"
-        findings.append(Finding("episode-cut", message, file=found.name, row=0))
+        message = "the file begins inside an episode; the rest of the episode is read as an episode"
+        findings.append(Finding("episode-cut", message, file=classified.name, row=0))
     lengths = np.diff(starts, append=rows) - 1
     empty = np.flatnonzero(lengths < 1)
     if len(empty):
+        first_row = int(starts[empty[0]])
         if not options.skip_bad:
             raise BadEpisodeError(
-                "the episode has an observation and no step",
-                file=found.name,
+                "the episode has an observation, but no step",
+                file=classified.name,
                 column=FIRST,
-                row=int(starts[empty[0]]),
+                row=first_row,
                 hint=BAD_EPISODE_HINT,
             )
-        message = "an observation and no step; skipped"
-        findings.append(Finding("bad-episode", message, len(empty), found.name, int(starts[empty[0]]), FIRST))
+        message = "an observation without a step; skipped"
+        findings.append(Finding("bad-episode", message, len(empty), classified.name, first_row, FIRST))
         starts, lengths = np.delete(starts, empty), np.delete(lengths, empty)
-    shifted = {name for name in found.steps if not is_observation(name) and name != "actions"}
-    actions = found.steps.get("actions")
+    return starts, lengths, findings
+
+
+def _shifted_columns(classified: ClassifiedArrays, starts: npt.NDArray[np.int64]) -> frozenset[str]:
+    """Returns the columns whose row t + 1 belongs to step t: all but observations, and but actions in V3.
+
+    Raises BadEpisodeError if an episode's first reward is not zero.
+    """
+    shifted = {name for name in classified.steps if not is_observation(name) and name != "actions"}
+    actions = classified.steps.get("actions")
     if actions is not None and actions.dtype.kind == "f" and not values_at(actions, starts).any():
         shifted.add("actions")
-    rewards = found.steps.get("rewards")
+    rewards = classified.steps.get("rewards")
     if rewards is not None and (nonzero := np.flatnonzero(values_at(rewards, starts))).size:
         raise BadEpisodeError(
-            "is not zero with an episode's first observation, where no step has been taken yet",
-            file=found.name,
-            column=found.sources["rewards"],
+            "is not zero at an episode's first observation, before any step",
+            file=classified.name,
+            column=classified.sources["rewards"],
             row=int(starts[nonzero[0]]),
-            hint="rewards must come with the observation they led to; else convert copies without 'is_first'",
+            hint="store each reward with the observation that it led to; or convert copies without 'is_first'",
         )
-    wide = frozenset(name for name in found.steps if is_observation(name))
-    episodes = EpisodeRanges(lengths, starts, facts=scalar_facts(found, len(lengths)), findings=tuple(findings))
-    return StepArrays(
-        name=found.name,
-        bytes=size,
-        arrays=found.steps,
-        sources=found.sources,
-        locate=lambda: episodes,
-        wide=wide,
-        shifted=frozenset(shifted),
-        seekable=seekable,
-    )
+    return frozenset(shifted)

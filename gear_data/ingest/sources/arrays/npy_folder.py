@@ -1,4 +1,7 @@
-"""A folder of `.npy` files, one a column (`observations.npy`, `infos/qpos.npy`), or of such folders, one an episode."""
+"""Folders of `.npy` files, one file per column: `observations.npy`, `infos/qpos.npy`.
+
+Several such folders are read as well; then each folder ends an episode.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.layouts import step_arrays
+from gear_data.ingest.sources.arrays.layouts import build_step_arrays
 from gear_data.ingest.sources.arrays.numpy_files import open_npy
-from gear_data.ingest.sources.arrays.source import ArraySource, StepArrays
+from gear_data.ingest.sources.arrays.source import ArraySource
+from gear_data.ingest.sources.arrays.step_arrays import StepArrays
 
 _SUFFIX = ".npy"
 
@@ -33,16 +37,19 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         raise UnknownFormatError("holds no .npy file", file=location.name)
     sizes = [sum(file.size for file in files.values()) for _, files in folders]
 
-    def part(i: int) -> StepArrays:
+    def open_arrays(i: int) -> StepArrays:
         folder, files = folders[i]
         arrays = {name: open_npy(file) for name, file in files.items()}
-        return step_arrays(folder, sizes[i], arrays, options, alone=len(folders) == 1, seekable=True)
+        return build_step_arrays(folder, sizes[i], arrays, options, whole_source=len(folders) == 1, seekable=True)
 
-    return ArraySource([folder for folder, _ in folders], sizes, part, FindingLog())
+    return ArraySource([folder for folder, _ in folders], sizes, open_arrays, FindingLog())
 
 
 def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:
-    """Folder -> column -> file. Below a folder that has arrays itself, folders are parts of the columns' names."""
+    """Returns folder -> column -> file.
+
+    If a folder holds arrays, the names of its subfolders are parts of the columns' names.
+    """
     files = [(PurePosixPath(file.name), file) for file in location.with_suffix(_SUFFIX)]
     if any(path.parent == PurePosixPath() for path, _ in files):
         depth = 0

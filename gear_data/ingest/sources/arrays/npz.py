@@ -1,8 +1,14 @@
-"""NumPy archives: `.npz` files of flat steps, of padded episodes, or of one episode each.
+"""NumPy archives: `.npz` files with flat steps, padded episodes, or one episode per file.
 
-Layouts: D4RL's names; `imitation` (https://imitation.readthedocs.io: `obs`, `acts`, `rews`, `indices`, `terminal`,
-T + 1 observations an episode); DreamerV2 and V3 episodes (`is_first`, `is_last`, `is_terminal`); arrays of steps with
-`episode_ends`, or of episodes with `episode_lengths`. Arrays of Python objects are pickles: they are never loaded.
+Layouts:
+
+- D4RL's names.
+- `imitation` (https://imitation.readthedocs.io): `obs`, `acts`, `rews`, `indices`, `terminal`, with T + 1 observations
+  per episode.
+- DreamerV2 and V3 episodes: `is_first`, `is_last`, `is_terminal`.
+- Flat steps with `episode_ends`, or padded episodes with `episode_lengths`.
+
+Arrays of Python objects are pickles and are never loaded.
 """
 
 from __future__ import annotations
@@ -13,9 +19,10 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.layouts import step_arrays
+from gear_data.ingest.sources.arrays.layouts import build_step_arrays
 from gear_data.ingest.sources.arrays.numpy_files import open_npz
-from gear_data.ingest.sources.arrays.source import ArraySource, StepArrays
+from gear_data.ingest.sources.arrays.source import ArraySource
+from gear_data.ingest.sources.arrays.step_arrays import StepArrays
 
 _SUFFIX = ".npz"
 
@@ -27,7 +34,7 @@ def probe(location: Location) -> str | None:
     try:
         names = {canonical_name(name) for name in open_npz(files[0])}
     except GearError:
-        return "an .npz file"  # opening it says what is wrong
+        return "an .npz file"  # opening it raises the error
     if "actions" in names or names & SCALAR_COLUMNS:
         return f"NumPy archives: {files[0].name} holds steps"
     return None
@@ -38,11 +45,14 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     if not files:
         raise UnknownFormatError("holds no .npz file", file=location.name)
 
-    def part(i: int) -> StepArrays:
+    def open_arrays(i: int) -> StepArrays:
         arrays = open_npz(files[i])
-        return step_arrays(files[i].name, files[i].size, arrays, options, alone=len(files) == 1, seekable=False)
+        whole_source = len(files) == 1
+        return build_step_arrays(
+            files[i].name, files[i].size, arrays, options, whole_source=whole_source, seekable=False
+        )
 
-    return ArraySource([file.name for file in files], [file.size for file in files], part, FindingLog())
+    return ArraySource([file.name for file in files], [file.size for file in files], open_arrays, FindingLog())
 
 
 FORMAT = Format(

@@ -1,6 +1,7 @@
-"""NumPy's own files, `.npy` and `.npz`: read in pieces, sizes checked before anything is allocated, no pickle loaded.
+"""Defensive reading of `.npy` and `.npz` files, in pieces.
 
-Formats: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html and, for the archive, ZIP.
+Sizes are checked before memory is allocated, and no pickle is loaded. Formats:
+https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html and, for the archive, ZIP.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnErr
 from gear_data.ingest.location import SourceFile
 from gear_data.schema import DTYPES
 
-#: NumPy refuses longer headers too; they are parsed as Python literals.
+#: Limit for a header, which is parsed as a Python literal. NumPy has the same limit.
 _MAX_HEADER = 10_000
-#: Deflate cannot do better than 1032 to 1 (RFC 1951: 258 bytes from two bits); a larger claim is a lie.
+#: Upper bound on the compression ratio of deflate, which is 1032 to 1 (RFC 1951: 258 bytes from two bits).
 _MAX_DEFLATE_RATIO = 1040
-#: One step of more is no step: it is an archive bomb, or an array whose first axis is not the steps.
+#: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
 _MAX_ROW_BYTES = 1 << 30
 _MAX_CHARACTER, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file: its header is read and fits the file's size, its values are not read yet.
+    """An array in a file, whose header has been read and fits the file's size. Its values are read later.
 
     Attributes:
-        file: what it is in.
-        member: its name in the archive, None where the file is the array.
-        dtype, shape: as stored; the dtype may be of the other byte order.
-        start: byte of the (unpacked) file at which the values begin.
-        fortran: whether the first axis runs fastest.
+        file: that holds the array.
+        dtype, shape: as stored; the byte order may not be native.
+        start: offset of the values in the (unpacked) file, in bytes.
+        member: its name in the archive; None if the file is the array.
+        fortran: whether the first axis varies fastest.
     """
 
     file: SourceFile
@@ -55,6 +56,7 @@ class StoredArray:
 
     @property
     def place(self) -> str:
+        """File and member, for messages."""
         return self.file.name if self.member is None else f"{self.file.name}:{self.member}"
 
     @property
@@ -70,10 +72,10 @@ class StoredArray:
         return self.dtype.kind == "U"
 
     def column_dtype(self, column: str) -> str:
-        """The dtype of a step column of these values, native byte order.
+        """Returns the dtype of a step column with these values; `column` is for the error.
 
         Raises:
-            UnsupportedColumnError: no column can hold them.
+            UnsupportedColumnError: no column can hold the values.
         """
         if self.is_text:
             return "string"
@@ -83,15 +85,18 @@ class StoredArray:
                 f"holds {name}, which is not a number, a boolean or text",
                 file=self.place,
                 column=column,
-                hint="name the columns to keep with --columns (columns=[...]), leaving this one out",
+                hint="name the columns to keep with --columns (columns=[...]), without this one",
             )
         if 0 in self.row_shape:
             raise UnsupportedColumnError(
-                f"a step of shape {self.row_shape} has no elements", file=self.place, column=column, hint="leave it out"
+                f"has steps of shape {self.row_shape}, which hold no values",
+                file=self.place,
+                column=column,
+                hint="leave it out",
             )
         if self.row_bytes > _MAX_ROW_BYTES:
             raise UnsupportedColumnError(
-                f"one step has {self.row_bytes} bytes (shape {self.row_shape}), more than any step has",
+                f"one step has {self.row_bytes} bytes (shape {self.row_shape}), above the limit of {_MAX_ROW_BYTES}",
                 file=self.place,
                 column=column,
                 hint="the first axis must be the steps",
@@ -100,10 +105,12 @@ class StoredArray:
 
 
 def open_npz(file: SourceFile) -> dict[str, StoredArray]:
-    """The arrays of an `.npz` archive by name, object arrays included: their headers can be read, their values not.
+    """Reads the headers of all arrays of an `.npz` archive: name -> array.
+
+    Object arrays are included; their values cannot be read.
 
     Raises:
-        CorruptSourceError: not an archive of whole `.npy` files.
+        CorruptSourceError: the file is not an archive of complete `.npy` files.
     """
     file.check_readable()
     arrays: dict[str, StoredArray] = {}
@@ -114,10 +121,10 @@ def open_npz(file: SourceFile) -> dict[str, StoredArray]:
         for info in members:
             name = info.filename.removesuffix(".npy")
             if name == info.filename:
-                continue  # not an array: `np.load` does not see those either
+                continue  # not an array: `np.load` ignores it too
             place = f"{file.name}:{info.filename}"
             if name in arrays:
-                raise CorruptSourceError("two members have one name", file=place)
+                raise CorruptSourceError("two members have the same name", file=place)
             _check_member(info, place)
             with archive.open(info) as member:
                 arrays[name] = _parse(member, info.file_size, file, info.filename)
@@ -125,13 +132,14 @@ def open_npz(file: SourceFile) -> dict[str, StoredArray]:
 
 
 def open_npy(file: SourceFile) -> StoredArray:
-    """The array of an `.npy` file. Raises CorruptSourceError."""
+    """Reads the header of an `.npy` file. Raises CorruptSourceError if the file is damaged."""
     file.check_readable()
     with _reading(file.name), file.open() as stream:
         return _parse(stream, file.size, file, None)
 
 
 def _check_member(info: zipfile.ZipInfo, place: str) -> None:
+    """Raises CorruptSourceError if a member is encrypted, has another compression, or has an impossible size."""
     if info.flag_bits & 1:
         raise CorruptSourceError("is encrypted", file=place, hint="save it without a password")
     if info.compress_type == zipfile.ZIP_STORED:
@@ -140,45 +148,45 @@ def _check_member(info: zipfile.ZipInfo, place: str) -> None:
         fits = info.file_size <= _MAX_DEFLATE_RATIO * (info.compress_size + 1)
     else:
         raise CorruptSourceError(
-            "is packed in a way that NumPy does not write", file=place, hint="save it with np.savez_compressed"
+            "is compressed by a method that NumPy does not write", file=place, hint="save it with np.savez_compressed"
         )
     if not fits:
         raise CorruptSourceError(
-            f"claims to unpack {info.compress_size} bytes to {info.file_size}, which cannot be", file=place
+            f"claims to unpack {info.compress_size} bytes to {info.file_size}, which is impossible", file=place
         )
 
 
 def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None) -> StoredArray:
-    """Reads a header, and checks that the values it claims are exactly the bytes that follow."""
+    """Reads a header, and checks that its values take exactly the bytes that follow."""
     place = file.name if member is None else f"{file.name}:{member}"
     head = stream.read(12)
     if len(head) < 12 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
-        raise CorruptSourceError("not a NumPy array file", file=place, hint="only what np.save wrote can be read")
-    # The header's length is a claim as well: two bytes in version 1, four from version 2 on.
+        raise CorruptSourceError("is not a NumPy array file", file=place, hint="write it with np.save")
+    # The header's length takes two bytes in version 1, and four from version 2 on.
     prefix, length = (10, head[8] | head[9] << 8) if head[6] == 1 else (12, int.from_bytes(head[8:12], "little"))
     if length > _MAX_HEADER:
-        raise CorruptSourceError(f"its header claims {length} bytes", file=place)
+        raise CorruptSourceError(f"its header claims {length} bytes, above the limit of {_MAX_HEADER}", file=place)
     text = io.BytesIO(head[8:] + stream.read(prefix + length - 12))
     parse = np.lib.format.read_array_header_1_0 if head[6] == 1 else np.lib.format.read_array_header_2_0
     try:
         shape, fortran, dtype = parse(text)
-    except Exception as error:  # NumPy parses Python literals, and passes on whatever the parser raises
+    except Exception as error:  # NumPy passes on all errors of Python's literal parser
         raise CorruptSourceError(f"its header cannot be read: {type(error).__name__}: {error}", file=place) from error
     shape, start = tuple(int(n) for n in shape), prefix + length
     claimed = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or (not dtype.hasobject and claimed != size - start):
         raise CorruptSourceError(
-            f"its header claims {dtype} {shape}, which is {claimed} bytes, and {size - start} follow",
+            f"its header claims {dtype} {shape}, which is {claimed} bytes, but {size - start} follow",
             file=place,
-            hint="it may have been cut short: download it again",
+            hint="the file may have been truncated: download it again",
         )
     return StoredArray(file, dtype, shape, start, member, fortran and len(shape) > 1)
 
 
 class ArrayReader:
-    """Reads rows of stored arrays, in pieces; quickest from front to back. Close it, or use it as a context manager.
+    """Reads rows of stored arrays; fastest from front to back. Use it as a context manager.
 
-    Only what is asked for is in memory: an archive's members are unpacked side by side as they are read.
+    Only the requested rows are in memory: the members of an archive are unpacked while they are read.
     """
 
     def __init__(self) -> None:
@@ -193,7 +201,11 @@ class ArrayReader:
         self._open.close()
 
     def read(self, array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:
-        """[stop - start, *row_shape], native byte order, C-contiguous. Raises CorruptSourceError."""
+        """Reads the rows [start, stop): [stop - start, *row_shape], native byte order, C-contiguous.
+
+        Raises:
+            CorruptSourceError: the file is damaged.
+        """
         with _reading(array.place):
             stream = self._stream(array)
             if array.fortran:
@@ -224,12 +236,12 @@ class ArrayReader:
 
 
 def _fortran_rows(stream: IO[bytes], array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:
-    """Rows of an array whose first axis runs fastest: a piece of every column, `math.prod(row_shape)` of them."""
+    """Reads rows of an array whose first axis varies fastest: a piece of each of `math.prod(row_shape)` columns."""
     if array.member is not None:
         raise UnsupportedColumnError(
-            "is in Fortran order inside an archive, and cannot be read in pieces",
+            "is in Fortran order inside an archive, so it cannot be read in pieces",
             file=array.place,
-            hint="save np.ascontiguousarray of it",
+            hint="save np.ascontiguousarray(array) instead",
         )
     values = np.empty((math.prod(array.row_shape), stop - start), array.dtype)
     for i, column in enumerate(values):
@@ -238,9 +250,10 @@ def _fortran_rows(stream: IO[bytes], array: StoredArray, start: int, stop: int) 
 
 
 def _fill(stream: IO[bytes], position: int, values: npt.NDArray[Any], place: str) -> None:
+    """Fills a contiguous array with the bytes from `position` on."""
     if stream.tell() != position:
         stream.seek(position)
-    view = values.reshape(-1).view(np.uint8)  # `values` is contiguous: no copy
+    view = values.reshape(-1).view(np.uint8)
     done = 0
     while done < len(view):
         count = stream.readinto(view[done:])  # type: ignore[attr-defined]
@@ -250,24 +263,29 @@ def _fill(stream: IO[bytes], position: int, values: npt.NDArray[Any], place: str
 
 
 def _check_text(values: npt.NDArray[np.str_], place: str, start: int) -> None:
-    """NumPy keeps text as 4 bytes a character and looks at none of them; Python and Arrow fail on what is none."""
+    """Raises CorruptSourceError for invalid characters.
+
+    NumPy stores text as 4 bytes per character without checking them; Python and Arrow fail on invalid characters.
+    """
     codes = np.frombuffer(values.tobytes(), np.uint32)
     bad = (codes > _MAX_CHARACTER) | ((codes >= _SURROGATES[0]) & (codes <= _SURROGATES[1]))
     if bad.any():
         row = start + int(np.argmax(bad)) * len(values) // len(codes)
-        raise CorruptSourceError("holds what is no Unicode text", file=place, row=row, hint="download it again")
+        raise CorruptSourceError("is not Unicode text", file=place, row=row, hint="download it again")
 
 
 @contextmanager
 def _reading(place: str) -> Iterator[None]:
-    """Turns what zipfile and zlib raise for a damaged file into CorruptSourceError."""
+    """Raises CorruptSourceError in place of the errors that zipfile and zlib raise for a damaged file."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
         if isinstance(error, GearError):
             raise
         raise CorruptSourceError(
-            f"not a whole NumPy file: {error}", file=place, hint="it may have been cut short: download it again"
+            f"cannot be read as a NumPy file: {error}",
+            file=place,
+            hint="the file may have been truncated: download it again",
         ) from error
     except (struct.error, KeyError, IndexError, OverflowError) as error:
-        raise CorruptSourceError(f"not a whole NumPy file: {error}", file=place) from error
+        raise CorruptSourceError(f"cannot be read as a NumPy file: {error}", file=place) from error

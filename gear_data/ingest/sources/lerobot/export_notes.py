@@ -18,7 +18,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.json_files import read_json_object
-from gear_data.ingest.sources.tables.stream import ParquetTables
+from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
 from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, null_rows, storage_array, to_numpy
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import END, EpisodeBlock, Position

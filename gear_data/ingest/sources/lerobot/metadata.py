@@ -18,7 +18,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.json_files import read_json_lines, read_json_object
-from gear_data.ingest.sources.tables.stream import ParquetTables
+from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
 from gear_data.storage.block import BEGIN, END
 
 INFO = "meta/info.json"

@@ -26,8 +26,8 @@ from gear_data.ingest.sources.lerobot.metadata_checks import (
     check_timestamps,
     task_texts,
 )
+from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
 from gear_data.ingest.sources.tables.step_rows import StepRowSource
-from gear_data.ingest.sources.tables.stream import ParquetTables
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position
 

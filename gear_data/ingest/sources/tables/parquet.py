@@ -1,4 +1,4 @@
-"""One Parquet file: opened, compared with others, read in bounded memory."""
+"""One Parquet file: opening, schema check, and reading in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ import pyarrow.parquet as pq
 from gear_data.errors import CorruptSourceError, RemoteError
 from gear_data.ingest.location import SourceFile, separate_datasets_hint
 
-#: Bytes of a column read at a time. Without such a buffer a whole column chunk is, which of a file of one row group is
-#: the whole column.
+#: Bytes of a column that are read at once. Without this buffer pyarrow reads a whole column chunk, which in a file of
+#: one row group is the whole column.
 _BUFFER_BYTES = 1 << 20
-#: Stored bytes of row groups that are fetched at once where a file is far away, and small reads cost a round trip each.
+#: Stored bytes of row groups that are fetched at once from a remote file, where each small read costs a round trip.
 _FETCH_BYTES = 64 << 20
-#: With lists of 32-bit offsets an episode of 2 GiB of pixels could not be read. They come with pyarrow 21.
+#: Lists with 64-bit offsets, for episodes of more than 2 GiB of pixels. pyarrow has the option from version 21 on.
 _LONG_LISTS: dict[str, Any] = {"list_type": pa.LargeListType} if int(pa.__version__.split(".")[0]) >= 21 else {}
-
-
-#: Most rows decoded at a time.
+#: Upper bound on the rows that are decoded at once.
 _MAX_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
 class RowGroups:
-    """What a footer says of its row groups: rows of each, and about how many bytes of the file, encoded and as stored.
+    """The row groups of a file, from its footer.
 
-    This is all that is asked of a footer of a stranger. pyarrow (tried with 26.0) ends the process where the metadata
-    of a column (`row_group(i).column(j)`), or its statistics, are damaged, since C++ exceptions go through Cython.
+    Nothing else is read from a footer. If the metadata of a column (`row_group(i).column(j)`) or its statistics are
+    damaged, pyarrow (tried with 26.0) ends the process, because C++ exceptions pass through Cython.
+
+    Attributes:
+        rows: of each row group.
+        encoded: uncompressed bytes of each row group.
+        stored: bytes of each row group in the file, estimated from `encoded`.
     """
 
     rows: tuple[int, ...]
@@ -40,45 +43,49 @@ class RowGroups:
 
 
 def open_parquet(file: SourceFile) -> pq.ParquetFile:
-    """Raises CorruptSourceError: empty, cut short, a Git-LFS pointer, not Parquet."""
+    """Opens a file.
+
+    Raises:
+        CorruptSourceError: the file is empty, truncated, a Git-LFS pointer, or not Parquet.
+    """
     try:
         with reading(file.name):
-            # With its own buffering on, pyarrow would hold all row groups that it is asked for.
+            # With `pre_buffer`, pyarrow would hold all requested row groups in memory.
             source = file.path if file.filesystem is None else file.open()
             return pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, **_LONG_LISTS)
     except CorruptSourceError:
-        file.check_readable()  # it knows better what is wrong
+        file.check_readable()  # raises a clearer error for empty files and Git-LFS pointers
         raise
 
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turns what pyarrow raises for a damaged file into CorruptSourceError."""
+    """Raises CorruptSourceError in place of the errors that pyarrow raises for a damaged file."""
     try:
         yield
     except RemoteError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptSourceError(
-            f"not a whole Parquet file: {error}", file=name, hint="it may have been cut short: download it again"
+            f"cannot be read as Parquet: {error}", file=name, hint="the file may have been truncated: download it again"
         ) from error
 
 
 def check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequence[SourceFile]) -> None:
-    """That a file has the columns of the first one, in whatever order, with whatever metadata.
+    """Checks that a file has the columns of the first file. Their order and metadata may differ.
 
     Args:
         schema, name: of the file.
-        model: the schema of the first one.
-        files: all of the source.
+        model: schema of the first file.
+        files: all files of the source.
 
     Raises:
-        CorruptSourceError: a column is missing, is one too many, is there twice, or has another type.
+        CorruptSourceError: a column is missing, additional or duplicated, or has another type.
     """
     names = [field.name for field in schema]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise CorruptSourceError("two columns have this name", file=name, column=twice)
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise CorruptSourceError("two columns have this name", file=name, column=duplicate)
     if schema.equals(model) or {f.name: f.type for f in schema} == {f.name: f.type for f in model}:
         return
     first = files[0].name
@@ -99,16 +106,20 @@ def check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequence
 
 
 def row_groups(parquet: pq.ParquetFile, file: SourceFile) -> RowGroups:
-    """Raises CorruptSourceError: the row groups do not have the rows that the file claims."""
+    """Returns the row groups of a file.
+
+    Raises:
+        CorruptSourceError: the rows of the row groups do not add up to the rows of the file.
+    """
     with reading(file.name):
         metadata = parquet.metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     rows = tuple(int(group.num_rows) for group in groups)
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise CorruptSourceError(
-            f"not a whole Parquet file: it claims {metadata.num_rows} rows, and row groups of {rows[:8]}",
+            f"declares {metadata.num_rows} rows, but its row groups have {rows[:8]}",
             file=file.name,
-            hint="it may have been cut short: download it again",
+            hint="the file may have been truncated: download it again",
         )
     encoded = tuple(max(0, int(group.total_byte_size)) for group in groups)
     share = file.size / max(1, sum(encoded))
@@ -116,66 +127,70 @@ def row_groups(parquet: pq.ParquetFile, file: SourceFile) -> RowGroups:
 
 
 class BatchSizer:
-    """How many rows to decode at a time for about so many bytes in memory: it begins low and goes by what was read.
+    """Chooses how many rows to decode at once, so that a batch takes about `batch_bytes` in memory.
 
-    The mean of a row group tells little where long episodes stand together, and constants take no bytes in a file.
+    It starts with one row and follows the sizes of the batches read. The mean of a row group is no guide: long episodes
+    may be consecutive, and constants take no bytes in a file.
     """
 
     def __init__(self, batch_bytes: int) -> None:
         self._bytes = batch_bytes
         self.rows = 1
 
-    def expect(self, row_bytes: float) -> None:
-        """Rows of so many bytes are ahead."""
+    def limit(self, row_bytes: float) -> None:
+        """Lowers the number of rows if the next rows take `row_bytes` each."""
         self.rows = max(1, min(self.rows, int(self._bytes / max(1.0, row_bytes))))
 
-    def seen(self, batch: pa.RecordBatch) -> None:
-        more = min(_MAX_ROWS, 2 * max(self.rows, len(batch)))
-        self.rows = max(1, min(more, int(self._bytes * len(batch) / max(1, batch.nbytes))))
+    def update(self, batch: pa.RecordBatch) -> None:
+        """Adapts the number of rows to a batch that was read; at most doubles it."""
+        upper_bound = min(_MAX_ROWS, 2 * max(self.rows, len(batch)))
+        self.rows = max(1, min(upper_bound, int(self._bytes * len(batch) / max(1, batch.nbytes))))
 
 
 def read_batches(
-    file: SourceFile, parquet: pq.ParquetFile, groups: range, columns: Sequence[str], pace: BatchSizer
+    file: SourceFile, parquet: pq.ParquetFile, groups: range, columns: Sequence[str], sizer: BatchSizer
 ) -> Iterator[pa.RecordBatch]:
-    """Row groups in batches.
+    """Yields the columns of some row groups in batches, whose size `sizer` chooses.
 
     Raises:
-        CorruptSourceError: they cannot be read.
+        CorruptSourceError: the row groups cannot be read.
     """
     found = row_groups(parquet, file)
-    # Where images are not among the columns this is more than is read; batches are no smaller than need be then.
-    expected = max((found.encoded[group] / max(1, found.rows[group]) for group in groups), default=0.0)
+    # Counts all columns, also those that are not read, such as images: an upper bound.
+    row_bytes = max((found.encoded[group] / max(1, found.rows[group]) for group in groups), default=0.0)
     with reading(file.name):
         if file.filesystem is not None and sum(found.stored[group] for group in groups) <= _FETCH_BYTES:
             metadata, buffered = parquet.metadata, {"pre_buffer": True, "buffer_size": _BUFFER_BYTES}
             parquet = pq.ParquetFile(file.open(), metadata=metadata, **buffered, **_LONG_LISTS)
-        pace.expect(expected)
+        sizer.limit(row_bytes)
         batches = parquet.iter_batches(
-            batch_size=pace.rows, row_groups=list(groups), columns=list(columns), use_threads=pa.cpu_count() > 1
+            batch_size=sizer.rows, row_groups=list(groups), columns=list(columns), use_threads=pa.cpu_count() > 1
         )
         for batch in batches:
-            pace.seen(batch)
-            pace.expect(expected)
-            parquet.reader.set_batch_size(pace.rows)
+            sizer.update(batch)
+            sizer.limit(row_bytes)
+            parquet.reader.set_batch_size(sizer.rows)
             yield batch
 
 
-def runs(found: RowGroups, first: int, stop: int | None) -> Iterator[tuple[int, range]]:
-    """Row groups that are read at once: the first one's first row, and their numbers. Together they have all rows from
-    `first` on, up to `stop`, and those before in the same row group."""
-    start, row, begin, size = 0, 0, 0, 0
-    for group, (rows, stored) in enumerate(zip(found.rows, found.stored, strict=True)):
+def row_group_runs(row_groups: RowGroups, first: int, stop: int | None) -> Iterator[tuple[int, range]]:
+    """Yields runs of row groups that are read at once: the first row of each run, and the numbers of its row groups.
+
+    Together they hold the rows [first, stop), and the rows before `first` in the same row group.
+    """
+    run_start, row, run_row, size = 0, 0, 0, 0
+    for group, (rows, stored) in enumerate(zip(row_groups.rows, row_groups.stored, strict=True)):
         if row + rows <= first:
-            start, begin = group + 1, row + rows
+            run_start, run_row = group + 1, row + rows
         elif stop is not None and row >= stop:
-            if start < group:
-                yield begin, range(start, group)
+            if run_start < group:
+                yield run_row, range(run_start, group)
             return
         else:
             size += stored
             if size >= _FETCH_BYTES:
-                yield begin, range(start, group + 1)
-                start, begin, size = group + 1, row + rows, 0
+                yield run_row, range(run_start, group + 1)
+                run_start, run_row, size = group + 1, row + rows, 0
         row += rows
-    if start < len(found.rows):
-        yield begin, range(start, len(found.rows))
+    if run_start < len(row_groups.rows):
+        yield run_row, range(run_start, len(row_groups.rows))

@@ -1,4 +1,4 @@
-"""Where reading of Parquet files may begin independently of what comes before."""
+"""Positions in Parquet files at which reading may begin, independently of the rows before."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from gear_data.ingest.source import UNIT_BYTES
 from gear_data.ingest.sources.tables.parquet import RowGroups
 from gear_data.storage.block import BEGIN, Position
 
-#: Least and largest id.
+#: Smallest and largest id.
 IdRange = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
 class ReadSpan:
-    """Rows that can be read on their own, up to the next span's.
+    """Rows that can be read on their own, up to the next span.
 
     Attributes:
         position: of the first row.
-        bytes: about how many bytes of the source they have.
-        low: no id here is less, and all before are; None where ids do not matter, and at the source's beginning.
+        bytes: of the source, approximately.
+        low: lower bound of the ids in the span; all ids before it are smaller. None at the source's beginning, and if a
+            row is an episode.
     """
 
     position: Position
@@ -33,8 +34,13 @@ class ReadSpan:
 
 @dataclass(frozen=True)
 class FirstEpisodeStart:
-    """The first row of a row group that begins an episode, counted in the group, and the ids before and from it on.
-    `after` is None where no row does."""
+    """The first row of a row group that begins an episode.
+
+    Attributes:
+        row: counted from the row group's first row.
+        before: the ids before the row.
+        after: the ids from the row on; None if no row begins an episode.
+    """
 
     row: int
     before: IdRange
@@ -43,24 +49,25 @@ class FirstEpisodeStart:
 
 @dataclass(frozen=True)
 class SplittableFiles:
-    """Files, and how to look into them.
+    """Files, and functions that look into them.
 
     Attributes:
         files: in source order.
-        footer: the row groups of one.
-        ids: the least and largest id in row groups of one; None where there is none, or one is null.
-        first_start: where the first id of a row group ends; None as for `ids`.
+        footer: returns the row groups of a file, by its index.
+        id_range: returns the smallest and largest id in row groups of a file; None if there are no ids, or an id is
+            null.
+        first_start: finds the row at which the first id of a row group ends; None as for `id_range`.
     """
 
     files: Sequence[SourceFile]
     footer: Callable[[int], RowGroups]
-    ids: Callable[[int, range], IdRange | None]
+    id_range: Callable[[int, range], IdRange | None]
     first_start: Callable[[int, int], FirstEpisodeStart | None]
 
 
 @dataclass(frozen=True)
 class _FilePiece:
-    """A small file, or row groups of a large one; `groups` is None where the file was not opened."""
+    """A small file, or some row groups of a large one; `groups` is None if the file was not opened."""
 
     position: Position
     bytes: int
@@ -68,45 +75,48 @@ class _FilePiece:
 
 
 def episode_spans(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> tuple[ReadSpan, ...]:
-    """Where a row is an episode: every file, and in large files row groups. Only large ones are opened."""
+    """Returns spans of tables with one row per episode: one per file, several in large files.
+
+    Only large files are opened.
+    """
     return tuple(ReadSpan(piece.position, piece.bytes) for piece in _pieces(files, footer))
 
 
 def step_spans(source: SplittableFiles) -> tuple[ReadSpan, ...]:
-    """Where a row is a step, in a source whose ids rise: places where an episode begins.
+    """Returns spans of tables with one row per step and rising episode ids; each span begins an episode.
 
-    Many small files are taken together, and opened only where a span may end. What their ids are is not known then: a
-    reader has to compare them with `ReadSpan.low`. Of large files all ids are read: they take next to nothing in the
-    file, and the statistics that it has of them cannot be (see `RowGroups`).
+    Small files are grouped, and a file is opened only if a span may end there. The ids inside a group are unknown, so a
+    reader must compare them with `ReadSpan.low`. In large files all ids are read: they are a small part of the file,
+    and the file's own statistics are not safe to use (see `RowGroups`).
     """
     known: list[IdRange] = []
-    places: list[tuple[Position, int]] = []  # and how many of the known ids stand before it
-    sizes, since = [0], 0
+    candidates: list[tuple[Position, int]] = []  # position, and number of the entries of `known` before it
+    sizes, since_candidate = [0], 0
     previous: _FilePiece | None = None
     for piece in _pieces(source.files, source.footer):
         groups = piece.groups
-        if previous is not None and since >= UNIT_BYTES:
-            since = 0
+        if previous is not None and since_candidate >= UNIT_BYTES:
+            since_candidate = 0
             if previous.groups is None:
-                last = len(source.footer(previous.position.file).rows)
-                known += _known(source, previous.position.file, range(last)[-1:])
+                last_group = len(source.footer(previous.position.file).rows)
+                known += _id_ranges(source, previous.position.file, range(last_group)[-1:])
             if groups is None:
                 groups = range(len(source.footer(piece.position.file).rows))
-            place = _place(source, piece.position, groups, known)
+            candidate = _candidate(source, piece.position, groups, known)
             groups = groups[1:]
-            if place is not None:
-                places.append(place)
+            if candidate is not None:
+                candidates.append(candidate)
                 sizes.append(0)
         if groups is not None:
-            known += _known(source, piece.position.file, groups)
+            known += _id_ranges(source, piece.position.file, groups)
         sizes[-1] += piece.bytes
-        since += piece.bytes
+        since_candidate += piece.bytes
         previous = piece
-    # Every id before a span must be less than every one after.
+    # A candidate counts if all ids before it are smaller than all ids after it.
     highest = list(accumulate((high for _, high in known), max))
     lowest = list(accumulate((low for low, _ in reversed(known)), min))[::-1]
     spans = [ReadSpan(BEGIN, sizes[0])]
-    for (position, before), size in zip(places, sizes[1:], strict=True):
+    for (position, before), size in zip(candidates, sizes[1:], strict=True):
         if before < len(known) and highest[before - 1] < lowest[before]:
             spans.append(ReadSpan(position, size, lowest[before]))
         else:
@@ -115,39 +125,44 @@ def step_spans(source: SplittableFiles) -> tuple[ReadSpan, ...]:
 
 
 def _pieces(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> Iterator[_FilePiece]:
+    """Yields small files whole, and large files in runs of row groups of about `UNIT_BYTES`."""
     for index, file in enumerate(files):
         if file.size <= UNIT_BYTES:
             yield _FilePiece(Position(index, 0), file.size, None)
             continue
-        found = footer(index)
+        row_groups = footer(index)
         first, begin, row, size = 0, 0, 0, 0
-        for group, (rows, stored) in enumerate(zip(found.rows, found.stored, strict=True)):
+        for group, (rows, stored) in enumerate(zip(row_groups.rows, row_groups.stored, strict=True)):
             if size >= UNIT_BYTES:
                 yield _FilePiece(Position(index, begin), size, range(first, group))
                 first, begin, size = group, row, 0
             row += rows
             size += stored
-        yield _FilePiece(Position(index, begin), size, range(first, len(found.rows)))
+        yield _FilePiece(Position(index, begin), size, range(first, len(row_groups.rows)))
 
 
-def _place(
+def _candidate(
     source: SplittableFiles, position: Position, groups: range, known: list[IdRange]
 ) -> tuple[Position, int] | None:
-    """Where in the first row group an episode begins, and how many of the known ids are before; the group's are added
-    to them."""
+    """Finds the first row in the first of the row groups that begins an episode.
+
+    Returns:
+        Its position, and the number of entries of `known` before it; None if there is no such row. The ids of the row
+        group are added to `known`.
+    """
     start = source.first_start(position.file, groups[0]) if groups else None
     if start is None:
         return None
     after = [start.after] if start.after is not None else []
-    place = None
+    candidate = None
     if known and known[-1][1] < min(low for low, _ in (start.before, *after)):
-        place = position, len(known)
+        candidate = position, len(known)
     elif known and after:
-        place = Position(position.file, position.row + start.row), len(known) + 1
+        candidate = Position(position.file, position.row + start.row), len(known) + 1
     known += [start.before, *after]
-    return place
+    return candidate
 
 
-def _known(source: SplittableFiles, file: int, groups: range) -> list[IdRange]:
-    ids = source.ids(file, groups)
-    return [] if ids is None else [ids]
+def _id_ranges(source: SplittableFiles, file: int, groups: range) -> list[IdRange]:
+    id_range = source.id_range(file, groups)
+    return [] if id_range is None else [id_range]

@@ -1,4 +1,7 @@
-"""Tables with a row a step: LeRobot's Parquet files, or any table with an episode column, end flags or step numbers."""
+"""Tables with one row per step, with an episode column, end flags or step numbers.
+
+LeRobot's Parquet files are such tables.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
-from gear_data.ingest.sources.tables.stream import TablePart, TableStream, open_tables, read_ahead, require_tables
+from gear_data.ingest.sources.tables.open_tables import open_tables, require_tables
+from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
     IrregularRowsError,
@@ -40,13 +44,14 @@ from gear_data.ingest.sources.tables.variable_length import path_rows, paths_lef
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import END, EpisodeBlock, Position
 
-#: Columns that say again what the order of rows says, and whether they begin with 0 in every episode.
+#: Columns that number the steps, and whether they must begin with 0 in every episode.
 ORDER_COLUMNS = {"frame_index": True, "index": False, "step_index": True, "step_id": False}
 _HEAD_ROWS = 64
-#: Before the names of columns that are looked at episode by episode and then dropped; no column's own name has it.
-_CHECKED, _PATHS = "\0order ", "\0paths "
-#: Marks the first step of every file, until an episode that crosses files is noted.
-_EDGES = "files begin"
+#: Prefixes of check columns, which pass through assembling and are dropped after the checks. Column names cannot
+#: contain "\0".
+_ORDER_CHECK, _PATH_CHECK = "\0order ", "\0paths "
+#: Check column that is true at the first step of every file.
+_FILE_BEGINS = "files begin"
 
 
 def probe(location: Location) -> str | None:
@@ -63,10 +68,10 @@ def probe(location: Location) -> str | None:
 
 
 def _episode_column(schema: pa.Schema) -> str | None:
-    """Numbers go before names: what is called by its name may be the kind of episode."""
-    for fits in (pa.types.is_integer, _is_text):
+    """Returns the episode column. Integers are preferred, because a text column may hold the kind of episode."""
+    for has_type in (pa.types.is_integer, _is_text):
         for name in EPISODE_COLUMNS:
-            if name in schema.names and fits(schema.field(name).type):
+            if name in schema.names and has_type(schema.field(name).type):
                 return name
     return None
 
@@ -80,10 +85,11 @@ def open_(location: Location, options: SourceOptions) -> StepRowSource:
 
 
 class StepRowSource:
-    """An `EpisodeSource` over tables with a row a step.
+    """An `EpisodeSource` over tables with one row per step.
 
-    An episode is a run of rows with one value in the episode column; or the rows up to an end flag; or rows whose step
-    numbers rise. Rows of an episode must stand together. Step numbers are compared with the rows' order, not stored.
+    An episode is a run of rows with the same value in the episode column; without such a column, the rows up to an end
+    flag; without flags, rows with rising step numbers. The rows of an episode must be consecutive. Step numbers are
+    compared with the order of the rows, and are not stored.
     """
 
     rows_are_steps = True
@@ -101,51 +107,58 @@ class StepRowSource:
             _require_ids(tables.schema, self._episode, location.name)
         self._orders = self._order_columns(tables.schema)
         names = leave_out_null_columns(tables.schema, location.name, options, self.findings)
-        chosen = choose_columns([name for name in names if name not in {self._episode, *self._orders}], options)
-        self._sources = chosen
-        self._by_steps = False
-        if self._episode is None and not END_FLAGS & set(chosen.values()):
-            self._by_steps = options.step_column is not None
-            if not self._by_steps:
-                raise UnknownFormatError(
-                    f"neither an episode column ({', '.join(EPISODE_COLUMNS)}) nor an end flag",
-                    file=location.name,
-                    hint="name it with --episode-column, --end-column or --step-column",
-                )
-        needed = [self._episode, *self._orders, *chosen]
+        #: Source name -> canonical name.
+        self._sources = choose_columns([name for name in names if name not in {self._episode, *self._orders}], options)
+        self._ends_by_steps = self._ends_only_by_steps()
+        needed = [self._episode, *self._orders, *self._sources]
         tables.select([name for name in dict.fromkeys(needed) if name is not None])
         head = tables.head(_HEAD_ROWS)
         if head is None:
             raise EmptySourceError("the source holds no episode", file=location.name)
-        self.columns = tuple(self._infer(head, source, name) for source, name in chosen.items())
+        self.columns = tuple(self._infer_column(head, source, name) for source, name in self._sources.items())
+
+    def _ends_only_by_steps(self) -> bool:
+        """Returns whether only step numbers say where episodes end. Raises UnknownFormatError if nothing does."""
+        if self._episode is not None or END_FLAGS & set(self._sources.values()):
+            return False
+        if self._options.step_column is not None:
+            return True
+        raise UnknownFormatError(
+            f"has neither an episode column ({', '.join(EPISODE_COLUMNS)}) nor an end flag",
+            file=self._name,
+            hint="name it with --episode-column, --end-column or --step-column",
+        )
 
     def _order_columns(self, schema: pa.Schema) -> dict[str, bool]:
-        """Columns that number steps, and whether they must begin with 0. Without an episode column those known by their
-        names may be anything; they are columns like others then."""
-        asked = self._options.step_column
-        found = {name: zero for name, zero in ORDER_COLUMNS.items() if name in schema.names and self._episode}
-        orders = {name: zero for name, zero in found.items() if pa.types.is_integer(schema.field(name).type)}
-        if asked is not None:
-            if not pa.types.is_integer(schema.field(asked).type):
+        """Returns the columns that number steps, and whether they must begin with 0.
+
+        Without an episode column, the names in `ORDER_COLUMNS` may mean anything, so only the step column counts.
+        """
+        step_column = self._options.step_column
+        known = {name: zero for name, zero in ORDER_COLUMNS.items() if name in schema.names and self._episode}
+        orders = {name: zero for name, zero in known.items() if pa.types.is_integer(schema.field(name).type)}
+        if step_column is not None:
+            if not pa.types.is_integer(schema.field(step_column).type):
                 raise UnsupportedColumnError(
-                    f"holds {schema.field(asked).type}, where steps are numbered by integers",
+                    f"holds {schema.field(step_column).type}, where integers that number the steps are expected",
                     file=self._name,
-                    column=asked,
+                    column=step_column,
                     hint="leave --step-column out",
                 )
-            orders[asked] = False
+            orders[step_column] = False
         return orders
 
-    def _infer(self, head: pa.Table, source: str, name: str) -> ColumnSpec:
-        array, known_as = storage_array(head.column(source)), None if source == name else source
+    def _infer_column(self, head: pa.Table, source: str, name: str) -> ColumnSpec:
+        """Infers a step column from its type and the first rows."""
+        array, source_name = storage_array(head.column(source)), None if source == name else source
         if (dtype := variable_dtype(array.type, name)) is not None:
-            return ColumnSpec(name, dtype, source=known_as)
+            return ColumnSpec(name, dtype, source=source_name)
         shape = inner_shape(array)
         if name in SCALAR_COLUMNS and shape == (1,):
             shape = ()
         if 0 in shape:
             raise BadEpisodeError("has no elements", file=self._name, column=source, row=0)
-        return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=known_as)
+        return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=source_name)
 
     @property
     def num_rows(self) -> int | None:
@@ -155,7 +168,7 @@ class StepRowSource:
         return [unit for unit, _ in self._spans()]
 
     def _spans(self) -> tuple[tuple[Unit, Any], ...]:
-        """The units, and the least id of each."""
+        """Returns the units, and the lower bound of the ids in each."""
         if self._units is None:
             if self._episode is None:
                 spans = self._tables.spans(None)
@@ -175,32 +188,24 @@ class StepRowSource:
                 for block in assemble(self._parts(start, min(end, stop), ids), self.findings, has_final=False):
                     yield self._check(block)
                 start = end
-                self.resume_state.clear()  # ids of another unit's episodes are others
+                self.resume_state.clear()  # the next unit has other ids
 
-    def _parts(self, start: Position, stop: Position, known: EpisodeIdChecker) -> Iterator[StepPart]:
-        boundaries = EpisodeNumbering()
+    def _parts(self, start: Position, stop: Position, id_checker: EpisodeIdChecker) -> Iterator[StepPart]:
+        """Yields the steps from `start` up to `stop`, with numbered episodes and check columns."""
+        numbering = EpisodeNumbering()
         for part in read_ahead(self._tables.parts(start, stop)):
-            keep = np.ones(len(part.table), np.bool_)
-            faults: list[UnreadableRows] = []
-            while True:
-                try:
-                    columns, variable = self._read(part, keep)
-                    break
-                except BadRowsError as bad:
-                    faults.append(UnreadableRows(bad.rows, bad.column, bad.reason))
-                    keep[bad.rows] = False
-            if self._episode is not None:
-                columns[_EDGES] = _file_edges(part)[keep]
+            columns, variable, keep, unreadable = self._read_part(part)
             facts: dict[str, npt.NDArray[Any]] = {}
             if self._episode is not None:
+                columns[_FILE_BEGINS] = _file_begins(part)[keep]
                 ids = read_episode_ids(part, self._episode)
-                starts = known.starts(ids, part)
+                starts = id_checker.starts(ids, part)
                 facts[self._episode] = ids.values()
-            elif self._by_steps:
-                starts = boundaries.by_steps(step_numbers(storage_array(part.table.column(*self._orders))))
+            elif self._ends_by_steps:
+                starts = numbering.by_steps(step_numbers(storage_array(part.table.column(*self._orders))))
             else:
-                starts = boundaries.by_ends(self._ends(columns, keep))
-            episodes = boundaries.number(starts)
+                starts = numbering.by_ends(_ends(columns, keep))
+            episodes = numbering.number(starts)
             steps = StepPart(
                 file=part.position.file,
                 name=part.file_rows[0].name,
@@ -211,15 +216,38 @@ class StepRowSource:
                 facts=facts,
                 finals={},
                 variable=variable,
-                faults=tuple(faults),
+                faults=tuple(unreadable),
             )
-            yield from _files_apart(steps, part)
+            yield from _split_by_file(steps, part)
+
+    def _read_part(
+        self, part: TablePart
+    ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array], npt.NDArray[np.bool_], list[UnreadableRows]]:
+        """Reads the readable rows of a part.
+
+        Returns:
+            The columns of a fixed size, those of variable length, bool [n] of the rows that were read, and the
+            unreadable rows.
+        """
+        keep = np.ones(len(part.table), np.bool_)
+        unreadable: list[UnreadableRows] = []
+        while True:
+            try:
+                columns, variable = self._read(part, keep)
+                return columns, variable, keep, unreadable
+            except BadRowsError as bad:
+                unreadable.append(UnreadableRows(bad.rows, bad.column, bad.reason))
+                keep[bad.rows] = False
 
     def _read(
         self, part: TablePart, keep: npt.NDArray[np.bool_]
     ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
-        """The steps to keep: columns of a fixed size, and those of variable length. Raises BadRowsError for rows
-        where they cannot be read and bad episodes are skipped, else BadEpisodeError."""
+        """Reads the rows in `keep`: columns of a fixed size, and those of variable length.
+
+        Raises:
+            BadRowsError: rows of the part are unreadable, and bad episodes are skipped.
+            BadEpisodeError: rows of the part are unreadable, and bad episodes are not skipped.
+        """
         table = part.table if keep.all() else part.table.filter(pa.array(keep))
         columns: dict[str, npt.NDArray[Any]] = {}
         variable: dict[str, pa.Array] = {}
@@ -229,7 +257,7 @@ class StepRowSource:
                 if spec.variable_length:
                     variable[spec.name] = to_variable(array, spec.dtype)
                     if (paths := path_rows(array)) is not None:
-                        columns[_PATHS + source] = paths
+                        columns[_PATH_CHECK + source] = paths
                 else:
                     values = to_numpy(array, spec.shape if spec.shape or not is_list(array.type) else (1,))
                     columns[spec.name] = values.reshape(len(values), *spec.shape)
@@ -246,76 +274,85 @@ class StepRowSource:
                     hint=BAD_EPISODE_HINT,
                 ) from None
         for source in self._orders:
-            columns[_CHECKED + source] = step_numbers(storage_array(table.column(source)))
+            columns[_ORDER_CHECK + source] = step_numbers(storage_array(table.column(source)))
         return columns, variable
 
-    def _ends(self, columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        ends = np.zeros(len(keep), np.bool_)
-        for name in END_FLAGS & columns.keys():
-            ends[keep] |= columns[name].astype(np.bool_)
-        return ends
-
-    def _note_crossing(self, block: EpisodeBlock) -> None:
-        """Notes episodes that go on in another file, unless numbers of steps go on there too."""
-        edges = block.columns[_EDGES].copy()
-        edges[block.offsets[:-1]] = False
-        for source in self._orders:
-            numbers = block.columns[_CHECKED + source]
-            edges[1:] &= numbers[1:] != numbers[:-1] + 1
-        if edges.any():
-            episode = int(np.searchsorted(block.offsets, np.argmax(edges), side="right")) - 1
-            message = (
-                "an episode of one file goes on in the next; kept as one. If every file numbers its episodes anew, "
-                "give them ids of their own, or convert the files one by one"
-            )
-            file, row = block.sources[episode], int(block.rows[episode])
-            self.findings.add(Finding("episode-crosses-files", message, int(edges.sum()), file, row, self._episode))
-
     def _check(self, block: EpisodeBlock) -> EpisodeBlock:
-        """FindingLog are made block by block: what was read ahead of a block is read again by a resumed run."""
+        """Checks a block, and drops its check columns.
+
+        Findings are added per block, not per part: rows that were read ahead of a block are read again by a resumed
+        run.
+        """
         columns = {
-            name: block.columns[name] for name in block.columns if not name.startswith((_CHECKED, _PATHS, _EDGES))
+            name: block.columns[name]
+            for name in block.columns
+            if not name.startswith((_ORDER_CHECK, _PATH_CHECK, _FILE_BEGINS))
         }
         for source, from_zero in self._orders.items():
-            numbers = block.columns[_CHECKED + source]
+            numbers = block.columns[_ORDER_CHECK + source]
             check_step_order(block, numbers, source, self.findings, from_zero=from_zero, rows_are_steps=True)
-        if _EDGES in block.columns:
-            self._note_crossing(block)
+        if _FILE_BEGINS in block.columns:
+            self._check_crossing(block)
         for name in block.columns.keys() - columns.keys():
-            if name.startswith(_PATHS) and (paths := block.columns[name]).any():
+            if name.startswith(_PATH_CHECK) and (paths := block.columns[name]).any():
                 step = int(np.argmax(paths))
                 episode = int(np.searchsorted(block.offsets, step, side="right")) - 1
                 row = int(block.rows[episode] + step - block.offsets[episode])
-                source = name.removeprefix(_PATHS)
+                source = name.removeprefix(_PATH_CHECK)
                 self.findings.add(paths_left_out(int(paths.sum()), block.sources[episode], row, source))
         return replace(block, columns=columns)
 
+    def _check_crossing(self, block: EpisodeBlock) -> None:
+        """Adds a finding for episodes that cross from one file to the next, unless their step numbers continue."""
+        crossings = block.columns[_FILE_BEGINS].copy()
+        crossings[block.offsets[:-1]] = False
+        for source in self._orders:
+            numbers = block.columns[_ORDER_CHECK + source]
+            crossings[1:] &= numbers[1:] != numbers[:-1] + 1
+        if crossings.any():
+            episode = int(np.searchsorted(block.offsets, np.argmax(crossings), side="right")) - 1
+            message = (
+                "an episode continues in the next file; kept as one episode. If every file numbers its episodes from "
+                "the start, give the episodes unique ids, or convert the files one by one"
+            )
+            file, row = block.sources[episode], int(block.rows[episode])
+            self.findings.add(Finding("episode-crosses-files", message, int(crossings.sum()), file, row, self._episode))
 
-def _file_edges(part: TablePart) -> npt.NDArray[np.bool_]:
-    """bool [n]: whether each row of a part is the first of its file."""
-    edges = np.zeros(len(part.table), np.bool_)
+
+def _ends(columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Returns bool [n]: the rows at which an end flag is set; `columns` has the rows in `keep`."""
+    ends = np.zeros(len(keep), np.bool_)
+    for name in END_FLAGS & columns.keys():
+        ends[keep] |= columns[name].astype(np.bool_)
+    return ends
+
+
+def _file_begins(part: TablePart) -> npt.NDArray[np.bool_]:
+    """Returns bool [n]: whether each row of a part is the first of its file."""
+    begins = np.zeros(len(part.table), np.bool_)
     first = 0
-    for rows_of_file in part.file_rows:
-        edges[first] = rows_of_file.position.row == 0
-        first += rows_of_file.count
-    return edges
+    for run in part.file_rows:
+        begins[first] = run.position.row == 0
+        first += run.count
+    return begins
 
 
-def _files_apart(step_part: StepPart, part: TablePart) -> Iterator[StepPart]:
-    """The steps of each file of a part."""
+def _split_by_file(steps: StepPart, part: TablePart) -> Iterator[StepPart]:
+    """Yields the steps of each file of a part."""
     first = 0
-    for i, rows_of_file in enumerate(part.file_rows):
-        cut = step_part.cut(first, first + rows_of_file.count)
-        more = i + 1 < len(part.file_rows)
-        yield replace(cut, file=rows_of_file.position.file, name=rows_of_file.name, continues=more)
-        first += rows_of_file.count
+    for i, run in enumerate(part.file_rows):
+        cut = steps.cut(first, first + run.count)
+        continues = i + 1 < len(part.file_rows)
+        yield replace(cut, file=run.position.file, name=run.name, continues=continues)
+        first += run.count
 
 
 def _require_ids(schema: pa.Schema, column: str, file: str) -> None:
+    """Raises UnsupportedColumnError if the episode column holds neither integers nor text."""
     type_ = schema.field(column).type
     if not (pa.types.is_integer(type_) or _is_text(type_)):
         raise UnsupportedColumnError(
-            f"holds {type_}, where episodes are told apart by integers or names",
+            f"holds {type_}, where episode ids are integers or text",
             file=file,
             column=column,
             hint="choose another column with --episode-column",

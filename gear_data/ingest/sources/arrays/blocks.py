@@ -1,0 +1,130 @@
+"""Blocks of episodes, read from step arrays in pieces of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
+from gear_data.schema import ColumnSpec
+from gear_data.storage.block import EpisodeBlock, Position, offsets_of
+
+
+def episode_runs(lengths: npt.NDArray[np.int64], row_bytes: int, run_bytes: int) -> list[tuple[int, int]]:
+    """Divides episodes into runs [first, last) of about `run_bytes`, each of at least one episode."""
+    ends = np.cumsum(lengths)
+    runs, first = [], 0
+    while first < len(lengths):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + run_bytes // max(1, row_bytes), side="right")))
+        runs.append((first, last))
+        first = last
+    return runs
+
+
+def read_block(
+    arrays: StepArrays,
+    columns: Sequence[ColumnSpec],
+    episodes: EpisodeRanges,
+    reader: ArrayReader,
+    position: Position,
+    stop: int,
+) -> EpisodeBlock:
+    """Reads the episodes [position.row, stop) into one block."""
+    selected = slice(position.row, stop)
+    lengths, starts = episodes.lengths[selected], episodes.starts[selected]
+    offsets = offsets_of(lengths)
+    values: dict[str, npt.NDArray[Any]] = {}
+    variable: dict[str, pa.Array] = {}
+    finals: dict[str, npt.NDArray[Any]] = {}
+    for spec in columns:
+        if spec.name in arrays.episode_flags:
+            flag = np.zeros(int(offsets[-1]), np.bool_)
+            flag[offsets[1:] - 1] = episodes.flags[spec.name][selected]
+            values[spec.name] = flag
+            continue
+        has_final_row, shift = spec.name in arrays.final_row_columns, int(spec.name in arrays.shifted)
+        own_starts = starts
+        if has_final_row and episodes.final_row_starts is not None:
+            own_starts = episodes.final_row_starts[selected]
+        first = int(own_starts[0]) + shift
+        last = int(own_starts[-1] + lengths[-1]) + shift + int(has_final_row)
+        stored = reader.read(arrays.arrays[spec.name], first, last)
+        rows = _step_rows(own_starts + shift - first, lengths)
+        steps = stored[: offsets[-1]] if rows is None else stored[rows]
+        if spec.variable_length:
+            variable[spec.name] = pa.array(steps.tolist(), spec.arrow_type)
+            continue
+        values[spec.name] = np.ascontiguousarray(steps.reshape(len(steps), *spec.shape))
+        if spec.has_final and has_final_row:
+            finals[spec.name] = stored[own_starts - first + lengths].reshape(len(lengths), *spec.shape)
+        elif spec.has_final:
+            last_rows = starts + lengths - 1
+            after = reader.read(arrays.next_arrays[spec.name], int(last_rows[0]), int(last_rows[-1]) + 1)
+            finals[spec.name] = after[last_rows - last_rows[0]].reshape(len(lengths), *spec.shape)
+    return EpisodeBlock(
+        position=position,
+        lengths=lengths,
+        columns=values,
+        sources=[arrays.name] * len(lengths),
+        rows=starts,
+        has_final=np.full(len(lengths), bool(finals)),
+        finals=finals,
+        metadata={name: list(facts[selected]) for name, facts in episodes.facts.items()},
+        variable=variable,
+        source_rows=int(offsets[-1]),
+    )
+
+
+def _step_rows(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """Returns int64 [sum(lengths)], the rows of episodes that begin at `starts`; None if these are 0, 1, 2, ..."""
+    offsets = offsets_of(lengths)
+    if np.array_equal(starts, offsets[:-1]):
+        return None
+    return np.arange(int(offsets[-1])) + np.repeat(starts - offsets[:-1], lengths)
+
+
+def merge_small_blocks(blocks: Iterator[EpisodeBlock], row_bytes: int, block_bytes: int) -> Iterator[EpisodeBlock]:
+    """Concatenates consecutive blocks up to `block_bytes`: otherwise a file per episode makes a block per episode."""
+    pending: list[EpisodeBlock] = []
+    size = 0
+    for block in blocks:
+        pending.append(block)
+        size += int(block.lengths.sum()) * row_bytes
+        if size >= block_bytes:
+            yield _concatenate_blocks(pending)
+            pending, size = [], 0
+    if pending:
+        yield _concatenate_blocks(pending)
+
+
+def _concatenate_blocks(blocks: Sequence[EpisodeBlock]) -> EpisodeBlock:
+    """Returns one block with the episodes of all blocks, at the first block's position. Columns must be equal."""
+    if len(blocks) == 1:
+        return blocks[0]
+    first = blocks[0]
+    facts = dict.fromkeys(name for block in blocks for name in block.metadata)
+    return replace(
+        first,
+        lengths=np.concatenate([block.lengths for block in blocks]),
+        columns={name: np.concatenate([block.columns[name] for block in blocks]) for name in first.columns},
+        sources=[source for block in blocks for source in block.sources],
+        rows=np.concatenate([block.rows for block in blocks]),
+        has_final=np.concatenate([block.has_final for block in blocks]),
+        finals={name: np.concatenate([block.finals[name] for block in blocks]) for name in first.finals},
+        metadata={
+            name: [value for block in blocks for value in block.metadata.get(name, [None] * len(block))]
+            for name in facts
+        },
+        variable={name: pa.concat_arrays([block.variable[name] for block in blocks]) for name in first.variable},
+        variable_finals={
+            name: pa.concat_arrays([block.variable_finals[name] for block in blocks]) for name in first.variable_finals
+        },
+        source_rows=sum(block.source_rows for block in blocks),
+    )

@@ -1,0 +1,103 @@
+"""Episode boundaries in flat arrays: by flags, ids, counters, jumps between observations, or a stated length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import UnsupportedColumnError
+from gear_data.ingest.sources.arrays.classify import values_at
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
+
+_SCAN_BYTES = 16 << 20
+
+
+def scan_lengths(
+    rows: int,
+    flags: Sequence[StoredArray],
+    *,
+    ids: Sequence[StoredArray] = (),
+    counters: Sequence[StoredArray] = (),
+    next_pairs: Sequence[tuple[StoredArray, StoredArray]] = (),
+) -> npt.NDArray[np.int64]:
+    """Finds the episodes in flat arrays, which are read in bounded pieces.
+
+    Args:
+        rows: of all arrays.
+        flags: an episode ends at a row where a flag is set.
+        ids: an episode begins where an id changes.
+        counters: an episode begins where a counter does not rise.
+        next_pairs: (observations, next observations). An episode begins at t + 1 where next[t] differs from
+            observations[t + 1].
+
+    Returns:
+        int64 [n], the lengths of the episodes.
+
+    Raises:
+        UnsupportedColumnError: a flag, id or counter is not one number per step.
+    """
+    for array in (*flags, *ids, *counters):
+        if array.dtype.kind not in "biuf" or math.prod(array.row_shape) != 1:
+            raise UnsupportedColumnError(
+                f"marks where episodes end, but holds {array.dtype} {array.row_shape} per step, not one number",
+                file=array.place,
+                hint="if it means something else, give it another name with --rename",
+            )
+    scanned = [*flags, *ids, *counters, *(next_array for _, next_array in next_pairs)]
+    step = max(1, _SCAN_BYTES // max(1, sum(array.row_bytes for array in scanned)))
+    last_rows = [np.array([rows - 1] if rows else [], np.int64)]
+    with ArrayReader() as reader:
+        for start in range(0, rows if scanned else 0, step):
+            stop = min(rows, start + step)
+            stop_after = min(rows, stop + 1)  # includes the row after the piece, if there is one
+            ends = np.zeros(stop - start, np.bool_)
+            for flag in flags:
+                ends |= reader.read(flag, start, stop).reshape(-1).astype(np.bool_)
+            has_next_row = ends[: stop_after - start - 1]
+            for array in ids:
+                values = reader.read(array, start, stop_after).reshape(-1)
+                has_next_row |= values[1:] != values[:-1]
+            for array in counters:
+                values = reader.read(array, start, stop_after).reshape(-1)
+                has_next_row |= values[1:] <= values[:-1]
+            for array, next_array in next_pairs:
+                next_values = reader.read(next_array, start, stop_after - 1)
+                values = reader.read(array, start + 1, stop_after)
+                equal = (next_values == values) | ((next_values != next_values) & (values != values))  # NaN equals NaN
+                has_next_row |= ~equal.all(axis=tuple(range(1, equal.ndim)))
+            last_rows.append(start + np.flatnonzero(ends))
+    return lengths_between(np.unique(np.concatenate(last_rows)) + 1)
+
+
+def lengths_between(ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns int64 [n]: the lengths of consecutive episodes, given the row after each."""
+    lengths = ends.astype(np.int64)
+    lengths[1:] -= ends[:-1]
+    return lengths
+
+
+def limit_lengths(lengths: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
+    """Splits episodes that are longer than the limit into pieces of `limit` steps and a rest."""
+    pieces = -(-lengths // limit)
+    result = np.full(int(pieces.sum()), limit, np.int64)
+    result[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * limit
+    return result
+
+
+def truncated_at_limit(
+    flags: Sequence[StoredArray], last_rows: npt.NDArray[np.int64], at_limit: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Returns bool [n]: the episodes that the limit truncated.
+
+    Args:
+        flags: end flags.
+        last_rows: int64 [n], the last row of each episode.
+        at_limit: bool [n], the episodes whose length is the limit. Those without a flag at the last row are truncated.
+    """
+    truncated = at_limit.copy()
+    for flag in flags:
+        truncated[at_limit] &= ~values_at(flag, last_rows[at_limit]).reshape(-1).astype(np.bool_)
+    return truncated

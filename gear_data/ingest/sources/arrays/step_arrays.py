@@ -1,0 +1,85 @@
+"""Step arrays of one file or folder, and the rows of their episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
+from gear_data.ingest.sources.arrays.numpy_files import StoredArray
+from gear_data.schema import ColumnSpec
+
+
+@dataclass(frozen=True)
+class EpisodeRanges:
+    """The rows of n episodes in the arrays of one place.
+
+    Attributes:
+        lengths: int64 [n], steps of each episode, all positive.
+        starts: int64 [n], row of each episode's first step.
+        final_row_starts: int64 [n], the same in the columns of `StepArrays.final_row_columns`; None if equal to
+            `starts`.
+        facts: name -> n values, one fact per episode.
+        flags: canonical name -> bool [n], end flags of the last steps.
+        findings: about the episodes.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    final_row_starts: npt.NDArray[np.int64] | None = None
+    facts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    flags: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True)
+class StepArrays:
+    """The step arrays of one file or folder.
+
+    Attributes:
+        name: of the file or folder.
+        bytes: its size.
+        arrays: canonical name -> array of a step column.
+        sources: canonical name -> name in the source.
+        locate: finds the episodes; called once per pass over the arrays.
+        final_row_columns: columns with T + 1 rows per episode; the last row is the final observation.
+        next_arrays: canonical name -> array of the observations after each step. Its row at an episode's last step is
+            the final observation.
+        shifted: columns whose row t + 1 belongs to step t.
+        episode_flags: names of the end flags that are given once per episode.
+        seekable: whether reading may begin at any row at no cost.
+    """
+
+    name: str
+    bytes: int
+    arrays: Mapping[str, StoredArray]
+    sources: Mapping[str, str]
+    locate: Callable[[], EpisodeRanges]
+    final_row_columns: frozenset[str] = frozenset()
+    next_arrays: Mapping[str, StoredArray] = field(default_factory=dict)
+    shifted: frozenset[str] = frozenset()
+    episode_flags: tuple[str, ...] = ()
+    seekable: bool = False
+
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        """Returns the step columns. Raises UnsupportedColumnError for a dtype that no column has."""
+        specs = []
+        for name, array in self.arrays.items():
+            source = self.sources[name]
+            dtype, shape = array.column_dtype(source), array.row_shape
+            if name in SCALAR_COLUMNS and shape == (1,):
+                shape = ()
+            has_final = (name in self.final_row_columns or name in self.next_arrays) and dtype != "string"
+            specs.append(ColumnSpec(name, dtype, shape, False, None if source == name else source, has_final))
+        for name in self.episode_flags:
+            source = self.sources[name]
+            specs.append(ColumnSpec(name, "bool", (), False, None if source == name else source))
+        return tuple(specs)

@@ -1,0 +1,198 @@
+"""Columns of tables with one row per episode: their roles, and the step columns that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from gear_data.errors import EmptySourceError, InvalidArgumentError, UnknownFormatError, UnsupportedColumnError
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
+from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.sources.tables.stream import TableStream
+from gear_data.ingest.sources.tables.to_numpy import inner_shape, is_list, leaf_dtype, list_depth, storage_array
+from gear_data.ingest.sources.tables.variable_length import variable_dtype
+from gear_data.schema import VARIABLE_TYPES, ColumnSpec
+
+_FINAL = "final_"
+_FINAL_OBSERVATION = "final_observations"
+_HEAD_ROWS = 64
+
+
+@dataclass(frozen=True)
+class ColumnRoles:
+    """The columns to read, by role.
+
+    Attributes:
+        steps: source name -> canonical name, lists of steps.
+        finals: source name -> canonical name of the step column, final observations.
+        facts: source name -> name, values that are facts about the episode.
+        order: source name of the list of step numbers; None if there is none.
+        reference: source name of the step column whose lengths the other lists must have.
+    """
+
+    steps: Mapping[str, str]
+    finals: Mapping[str, str]
+    facts: Mapping[str, str]
+    order: str | None
+    reference: str
+
+    @property
+    def lists(self) -> list[str]:
+        """Source names of the columns with one value per step."""
+        return [*self.steps, *([self.order] if self.order is not None else [])]
+
+    @property
+    def sources(self) -> list[str]:
+        """Source names of all columns."""
+        return [*self.steps, *self.finals, *self.facts, *([self.order] if self.order is not None else [])]
+
+
+def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOptions, file: str) -> None:
+    """Checks the options that name columns: episode, end and step column.
+
+    Raises:
+        InvalidArgumentError: an episode column is given.
+        UnsupportedColumnError: the end column or the step column is not a list as needed.
+    """
+    if options.episode_column is not None:
+        raise InvalidArgumentError(
+            "a row is an episode, so no column can tell the episodes apart",
+            file=file,
+            column=options.episode_column,
+            hint="leave --episode-column out, or read rows as steps with --format step-rows",
+        )
+    end, step = options.end_column, options.step_column
+    if end is not None and not is_list(types[end]):
+        raise UnsupportedColumnError(
+            f"holds {types[end]}, where a list with one flag per step is expected",
+            file=file,
+            column=end,
+            hint="leave --end-column out",
+        )
+    if step is not None and not _is_integer_list(types[step]):
+        raise UnsupportedColumnError(
+            f"holds {types[step]}, where a list with one integer per step is expected",
+            file=file,
+            column=step,
+            hint="leave --step-column out",
+        )
+
+
+def assign_roles(
+    chosen: Mapping[str, str], types: Mapping[str, pa.DataType], order: str | None, file: str
+) -> ColumnRoles:
+    """Assigns a role to every chosen column.
+
+    Args:
+        chosen: source name -> canonical name, without `order`.
+        types: source name -> Arrow type.
+        order: source name of the list of step numbers, if there is one.
+        file: for errors.
+
+    Raises:
+        UnknownFormatError: no column is a list of steps.
+        UnsupportedColumnError: a fact is nested, or bytes.
+    """
+    lists = {source: name for source, name in chosen.items() if is_list(types[source])}
+    finals = _final_columns(chosen, lists, types)
+    steps = {source: name for source, name in lists.items() if source not in finals}
+    facts = {source: name for source, name in chosen.items() if source not in steps and source not in finals}
+    if not steps:
+        raise UnknownFormatError("no column is a list of steps", file=file)
+    for source in facts:
+        if pa.types.is_nested(types[source]) or _is_bytes(types[source]):
+            raise UnsupportedColumnError(
+                f"holds {types[source]}", file=file, column=source, hint="leave it out with --columns"
+            )
+    reference = next((source for source, name in steps.items() if name == "observations"), next(iter(steps)))
+    return ColumnRoles(steps, finals, facts, order, reference)
+
+
+def _final_columns(
+    chosen: Mapping[str, str], lists: Mapping[str, str], types: Mapping[str, pa.DataType]
+) -> dict[str, str]:
+    """Returns the columns of final values: source name -> canonical name of the step column.
+
+    A final column needs its step column: `final_reward` without `reward` is a column like others. A final number is
+    accepted for observations only; for other columns it is a fact.
+    """
+    by_name = {name: source for source, name in lists.items()}
+    finals = {}
+    for source, name in chosen.items():
+        steps = by_name.get(name.removeprefix(_FINAL)) if name.startswith(_FINAL) else None
+        if steps is None:
+            continue
+        is_number = name.startswith(_FINAL_OBSERVATION) and _is_number_of(types[source], types[steps])
+        if source in lists or is_number:
+            finals[source] = name.removeprefix(_FINAL)
+    return finals
+
+
+def infer_columns(
+    tables: TableStream, types: Mapping[str, pa.DataType], roles: ColumnRoles, options: SourceOptions, file: str
+) -> tuple[ColumnSpec, ...]:
+    """Infers the step columns from the types and the first rows.
+
+    Raises:
+        EmptySourceError: there are no rows, or no steps with values.
+        UnsupportedColumnError: a column does not hold numbers, texts or bytes, or final observations have another
+            dtype than the steps.
+    """
+    dtypes = {
+        source: variable_dtype(types[source].value_type, name)
+        or leaf_dtype(types[source].value_type, file=file, column=source)
+        for source, name in roles.steps.items()
+    }
+    _check_final_dtypes(types, roles, dtypes, file)
+    head = tables.head(_HEAD_ROWS)
+    if head is None:
+        raise EmptySourceError("the source holds no episode", file=file)
+    specs = []
+    for source, name in roles.steps.items():
+        source_name = None if source == name else source
+        if dtypes[source] in VARIABLE_TYPES:
+            specs.append(ColumnSpec(name, dtypes[source], source=source_name))
+            continue
+        steps = storage_array(head.column(source)).flatten()
+        if len(steps) == 0 and options.skip_bad is False:
+            # The first rows are empty episodes: reading reports the first of them.
+            shape: tuple[int, ...] = (1,) * list_depth(steps.type)
+        else:
+            shape = inner_shape(steps)
+        if name in SCALAR_COLUMNS and shape == (1,):
+            shape = ()
+        if 0 in shape:
+            raise EmptySourceError(f"no step with values in the first {len(head)} rows", file=file, column=source)
+        specs.append(ColumnSpec(name, dtypes[source], shape, False, source_name, name in roles.finals.values()))
+    return tuple(specs)
+
+
+def _check_final_dtypes(
+    types: Mapping[str, pa.DataType], roles: ColumnRoles, dtypes: Mapping[str, str], file: str
+) -> None:
+    """Raises UnsupportedColumnError if final observations have another dtype than their step column."""
+    final_dtypes = {source: leaf_dtype(types[source], file=file, column=source) for source in roles.finals}
+    for source, name in roles.finals.items():
+        steps = next(step for step, column in roles.steps.items() if column == name)
+        if final_dtypes[source] != dtypes[steps]:
+            raise UnsupportedColumnError(
+                f"holds {final_dtypes[source]}, where '{steps}' holds {dtypes[steps]}",
+                file=file,
+                column=source,
+                hint="cast one of the two to the dtype of the other, or leave this one out with --columns",
+            )
+
+
+def _is_number_of(type_: pa.DataType, steps: pa.DataType) -> bool:
+    """Returns whether a type is the number type in a list of steps."""
+    return bool(type_ == steps.value_type and pa.types.is_primitive(type_))
+
+
+def _is_integer_list(type_: pa.DataType) -> bool:
+    return is_list(type_) and bool(pa.types.is_integer(type_.value_type))
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_))

@@ -1,0 +1,25 @@
+"""Opening of the tables at a location."""
+
+from __future__ import annotations
+
+from gear_data.errors import UnknownFormatError
+from gear_data.ingest.location import Location
+from gear_data.ingest.sources.tables.dataset_stream import DatasetTables
+from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
+from gear_data.ingest.sources.tables.stream import TableStream
+
+
+def open_tables(location: Location) -> TableStream | None:
+    """Opens the tables at a location; None if it holds neither Parquet files nor a `datasets` object."""
+    if location.dataset is not None:
+        return DatasetTables(location)
+    files = location.with_suffix(".parquet")
+    return ParquetTables(files) if files else None
+
+
+def require_tables(location: Location) -> TableStream:
+    """Opens the tables at a location. Raises UnknownFormatError if there are none."""
+    tables = open_tables(location)
+    if tables is None:
+        raise UnknownFormatError("holds no Parquet file", file=location.name, hint="leave --format out")
+    return tables
