@@ -69,15 +69,24 @@ def _rebuild(
 
 
 class InvalidArgumentError(GearError, ValueError):
-    """Raised when an argument has the wrong type or is out of range. Pass a value that the message allows."""
+    """Raised when an argument has the wrong type or is out of range.
+
+    Pass a value that the message allows.
+    """
 
 
 class EpisodeIndexError(InvalidArgumentError, IndexError):
-    """Raised when a dataset or view has no episode of this id or position. `ds.episodes` lists the ids."""
+    """Raised when a dataset or view has no episode of this id or position.
+
+    `ds.episodes` lists the ids.
+    """
 
 
 class UnknownNameError(GearError, ValueError):
-    """Raised when a column, preset, sampler, format or residency does not exist. Pick one that the message lists."""
+    """Raised when a column, preset, sampler, format or residency does not exist.
+
+    Pick one that the message lists.
+    """
 
 
 class SourceNotFoundError(GearError, FileNotFoundError):
@@ -87,97 +96,160 @@ class SourceNotFoundError(GearError, FileNotFoundError):
 
 
 class UnknownFormatError(GearError, ValueError):
-    """Raised when no reader recognises the layout of a source. Name the format with `--format`."""
+    """Raised when no reader recognises the layout of a source.
+
+    Name the format with `--format`.
+    """
 
 
 class CorruptSourceError(GearError, ValueError):
-    """Raised when a source file is empty, truncated or not of its type. Download or write the file again."""
+    """Raised when a source file is empty, truncated or not of its type.
+
+    Download or write the file again.
+    """
 
 
 class UnsupportedColumnError(GearError, ValueError):
-    """Raised when a format cannot hold a column's values. Convert, rename or leave out the column."""
+    """Raised when a format cannot hold a column's values.
+
+    Convert, rename or leave out the column.
+    """
 
 
 class BadEpisodeError(GearError, ValueError):
-    """Raised when an episode has unequal or ragged columns, nulls or no steps. Fix it, or skip it."""
+    """Raised when an episode has unequal or ragged columns, nulls or no steps.
+
+    Fix it, or skip it.
+    """
 
 
 class SourceChangedError(GearError, ValueError):
-    """Raised when a source no longer holds the data of a dataset. Restore the source, or convert again."""
+    """Raised when a source no longer holds the data of a dataset.
+
+    Restore the source, or convert again.
+    """
 
 
 class WorkerError(GearError, RuntimeError):
-    """Raised when a worker process died, for example of too little memory. Run again with fewer jobs."""
+    """Raised when a worker process died, for example of too little memory.
+
+    Run again with fewer jobs.
+    """
 
 
 class FindingError(GearError, ValueError):
-    """Raised by `strict` for a finding that the manifest would record. Fix the source, or turn `strict` off."""
+    """Raised by `strict` for a finding that the manifest would record.
+
+    Fix the source, or turn `strict` off.
+    """
 
 
 class NonFiniteError(FindingError):
-    """Raised by `strict` for a numeric column with NaN or Inf. Fix the source, or turn `strict` off."""
+    """Raised by `strict` for a numeric column with NaN or Inf.
+
+    Fix the source, or turn `strict` off.
+    """
 
 
 class EmptySourceError(GearError, ValueError):
-    """Raised when a source has no episode, or a filter selects none. Check the source, or relax the filter."""
+    """Raised when a source has no episode, or a filter selects none.
+
+    Check the source, or relax the filter.
+    """
 
 
 class DestinationExistsError(GearError, FileExistsError):
-    """Raised when the destination is not empty or is in use. Choose another destination, or remove it."""
+    """Raised when the destination is not empty or is in use.
+
+    Choose another destination, or remove it.
+    """
 
     __str__ = GearError.__str__
 
 
 class ResumeError(GearError, ValueError):
-    """Raised when a conversion or a training run cannot resume. Use the same source and options, or start over."""
+    """Raised when a conversion or a training run cannot resume.
+
+    Use the same source and options, or start over.
+    """
 
 
 class StorageFullError(GearError, OSError):
-    """Raised when the disk or quota of the destination is full. Free some space, or choose another disk."""
+    """Raised when the disk or quota of the destination is full.
+
+    Free some space, or choose another disk.
+    """
 
     __str__ = GearError.__str__
 
 
 class UnwritableError(GearError, OSError):
-    """Raised when the system refuses to write the destination. Check its permissions and its parent folders."""
+    """Raised when the system refuses to write the destination.
+
+    Check its permissions and its parent folders.
+    """
 
     __str__ = GearError.__str__
 
 
 class RemoteError(GearError, OSError):
-    """Raised when requests to a server failed after all retries. Check the server and the URL, then run again."""
+    """Raised when requests to a server failed after all retries.
+
+    Check the server and the URL, then run again.
+    """
 
     __str__ = GearError.__str__
 
 
 class ClusterError(GearError, RuntimeError):
-    """Raised for errors between the nodes of a cluster; `file` names the node. Check that node and its log."""
+    """Raised for errors between the nodes of a cluster; `file` names the node.
+
+    Check that node and its log.
+    """
 
 
 class NodeUnreachableError(ClusterError):
-    """Raised when a node is unreachable, died or timed out. Restart the node, or check the network."""
+    """Raised when a node is unreachable, died or timed out.
+
+    Restart the node, or check the network.
+    """
 
 
 class NodeRefusedError(ClusterError):
-    """Raised when a node rejects a token, dataset, version or message. Start all nodes with the same settings."""
+    """Raised when a node rejects a token, dataset, version or message.
+
+    Start all nodes with the same settings.
+    """
 
 
 class CorruptResponseError(ClusterError):
-    """Raised when a node's response fails its checksum. Check the network and the node's memory."""
+    """Raised when a node's response fails its checksum.
+
+    Check the network and the node's memory.
+    """
 
 
 class MissingShardsError(ClusterError):
-    """Raised when no reachable node holds some shards. Restart the nodes that held them."""
+    """Raised when no reachable node holds some shards.
+
+    Restart the nodes that held them.
+    """
 
 
 class DatasetNotFoundError(GearError, FileNotFoundError):
-    """Raised when a path has no finished gear dataset. Check the path, or convert the source first."""
+    """Raised when a path has no finished gear dataset.
+
+    Check the path, or convert the source first.
+    """
 
     __str__ = GearError.__str__
 
 
 class ManifestError(GearError, ValueError):
-    """Raised when a manifest is malformed or contradicts its files. Restore the manifest, or convert again."""
+    """Raised when a manifest is malformed or contradicts its files.
+
+    Restore the manifest, or convert again.
+    """
 
 
 class VersionError(ManifestError):
@@ -185,35 +257,59 @@ class VersionError(ManifestError):
 
 
 class CorruptShardError(GearError, ValueError):
-    """Raised when a shard or table is missing, truncated or changed. Run `gear-data repair`, or convert again."""
+    """Raised when a shard or table is missing, truncated or changed.
+
+    Run `gear-data repair`, or convert again.
+    """
 
 
 class MissingColumnError(GearError, ValueError):
-    """Raised when a preset or format needs a column that the dataset lacks. Choose another one, or add the column."""
+    """Raised when a preset or format needs a column that the dataset lacks.
+
+    Choose another one, or add the column.
+    """
 
 
 class StateMismatchError(GearError, ValueError):
-    """Raised when loader state belongs to another dataset or other arguments. Load it into an equal loader."""
+    """Raised when loader state belongs to another dataset or other arguments.
+
+    Load it into an equal loader.
+    """
 
 
 class MissingExtraError(GearError, ImportError):
-    """Raised when a package of an optional extra is not installed. Install the extra that the message names."""
+    """Raised when a package of an optional extra is not installed.
+
+    Install the extra that the message names.
+    """
 
 
 class DeviceError(GearError, RuntimeError):
-    """Raised when a requested device does not exist or fails. Run `gear-data doctor`, or choose another device."""
+    """Raised when a requested device does not exist or fails.
+
+    Run `gear-data doctor`, or choose another device.
+    """
 
 
 class DeviceMemoryError(GearError, MemoryError):
-    """Raised when a device has too little free memory. Keep fewer columns there, or use a plan of residencies."""
+    """Raised when a device has too little free memory.
+
+    Keep fewer columns there, or use a plan of residencies.
+    """
 
 
 class HostMemoryError(GearError, MemoryError):
-    """Raised when this machine has too little free memory. Use residency `mmap`, or keep fewer columns."""
+    """Raised when this machine has too little free memory.
+
+    Use residency `mmap`, or keep fewer columns.
+    """
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """Returns the error for an unknown name. Its hint lists the known names and suggests the closest one."""
+    """Returns the error for an unknown name.
+
+    Its hint lists the known names and suggests the closest one.
+    """
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""

@@ -53,7 +53,10 @@ _ROLES = {
 
 
 def role_of(name: str) -> Role:
-    """Returns the role of a canonical column name. `observations.image` is an observation."""
+    """Returns the role of a canonical column name.
+
+    `observations.image` is an observation.
+    """
     return _ROLES.get(name.split(".", 1)[0], Role.EXTRA)
 
 
@@ -94,12 +97,18 @@ class ColumnSpec:
 
     @property
     def variable_length(self) -> bool:
-        """Whether the values are text or encoded bytes, which are stored as values and their offsets."""
+        """Whether the values are text or encoded bytes.
+
+        They are stored as offsets and bytes.
+        """
         return self.dtype in VARIABLE_TYPES
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype that users see; `object` for a variable-length column, whose values are str or bytes."""
+        """The dtype that users see.
+
+        A variable-length column has `object`; its values are str or bytes.
+        """
         return np.dtype(object) if self.variable_length else np.dtype(self.dtype)
 
     @property
@@ -250,5 +259,8 @@ class Schema:
 
     @staticmethod
     def from_records(records: Iterable[ColumnRecord]) -> Schema:
-        """Returns the schema of a manifest's columns. Raises ManifestError as `ColumnSpec.from_record` does."""
+        """Returns the schema of a manifest's columns.
+
+        Raises ManifestError as `ColumnSpec.from_record` does.
+        """
         return Schema(tuple(map(ColumnSpec.from_record, records)))

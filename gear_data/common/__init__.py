@@ -1,1 +1,4 @@
-"""Helpers that any package may use: retries, locks, progress bars, images, ranks, typed JSON, private folders."""
+"""Helpers that any package may use.
+
+They are small and independent: retries, locks, progress bars, images, ranks, typed JSON, private folders.
+"""

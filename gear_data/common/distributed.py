@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Returns (rank, world size) of torch.distributed; (0, 1) if it is not initialised."""
+    """Returns (rank, world size) of torch.distributed.
+
+    Without an initialised process group it returns (0, 1).
+    """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1

@@ -1,4 +1,7 @@
-"""A lock between processes of one machine. The kernel releases it when its process dies."""
+"""A lock between processes of one machine.
+
+The kernel releases it when its process dies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Locks that are free in a forked child, which has none of the threads that could release them."""
+"""Locks that are free in a forked child.
+
+A child has none of the threads that could release them.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ _LOSSLESS = {"1": "L", "P": "RGB"} | {mode: mode for mode in CHANNELS}
 
 
 class UnreadableImage(Exception):
-    """A damaged or unexpected image. The text continues a sentence that starts with "the image"."""
+    """A damaged or unexpected image.
+
+    The text continues a sentence that starts with "the image".
+    """
 
 
 class OversizedImage(UnreadableImage):
@@ -68,7 +71,7 @@ def looks_like_image(encoded: bytes) -> bool:
     if encoded.startswith(b"RIFF"):
         return encoded[8:12] == b"WEBP"
     if encoded.startswith(b"BM"):
-        return encoded[6:10] == bytes(4)  # reserved bytes of BMP; the two letters alone are too common
+        return encoded[6:10] == bytes(4)  # reserved bytes of BMP; two letters are too common
     return encoded.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a"))
 
 
@@ -107,7 +110,9 @@ def kind_of(image: Image.Image) -> ImageKind:
 
 
 def decode_into(out: npt.NDArray[np.uint8], encoded: bytes, kind: ImageKind) -> None:
-    """Decodes an image into `out`, uint8 [H, W, C]. Pixels are as stored: EXIF orientation is not applied.
+    """Decodes an image into `out`, uint8 [H, W, C].
+
+    Pixels are as stored: EXIF orientation is not applied.
 
     Raises:
         UnreadableImage: the image is damaged or of another kind. The kind is checked before pixels are decoded.

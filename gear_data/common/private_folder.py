@@ -32,7 +32,10 @@ def user_folder(name: str, base: str | None = None) -> Path:
 
 
 def process_folder(name: str) -> Path:
-    """Creates a folder that only this process uses. It is removed when the process exits."""
+    """Creates a folder that only this process uses.
+
+    It is removed when the process exits.
+    """
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
     # Unlike atexit, Finalize runs in multiprocessing's children. It does not run in other forked children, which do
     # not own the folder.

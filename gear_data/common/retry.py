@@ -66,11 +66,13 @@ _Result = TypeVar("_Result")
 
 
 def with_retries(call: Callable[[], _Result], action: str, url: str) -> _Result:
-    """Returns the result of a call. Retries after each transient failure, with growing delays.
+    """Returns the result of a call.
+
+    Retries after each transient failure, with growing delays.
 
     Args:
         call: function to call.
-        action: what the call does to the file, in the passive, for messages: "be read".
+        action: action on the file in the passive, for messages: "be read".
         url: URL of the file, for messages.
 
     Raises:
@@ -104,7 +106,10 @@ def with_retries(call: Callable[[], _Result], action: str, url: str) -> _Result:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Returns whether a failure may go away: a lost connection, or an overloaded or restarting server."""
+    """Returns whether a failure may go away by itself.
+
+    Examples are a lost connection, and an overloaded or restarting server.
+    """
     return any(_is_transient_cause(cause) for cause in _causes(error))
 
 
@@ -115,7 +120,10 @@ def _describe(error: BaseException) -> str:
 
 
 def _is_remote(error: Exception) -> bool:
-    """Returns whether an error comes from the network or its libraries, and not from a bug in a program."""
+    """Returns whether an error comes from the network or its libraries.
+
+    Other errors are bugs in a program.
+    """
     if isinstance(error, OSError) or is_transient(error):
         return True
     return any(kind.__name__ in _PERMANENT for kind in type(error).__mro__)
@@ -143,7 +151,10 @@ def _is_transient_cause(error: BaseException) -> bool:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """Returns the HTTP status of an error. Each library stores it in another attribute."""
+    """Returns the HTTP status of an error.
+
+    Each library stores it in another attribute.
+    """
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

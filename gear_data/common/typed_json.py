@@ -46,7 +46,10 @@ def parse_json(
 def check_json(
     data: Any, record: type[Record], *, error: type[GearError], file: str, hint: str | None = None
 ) -> Record:
-    """Checks a parsed JSON document against a record type. Arguments and errors are as for `parse_json`."""
+    """Checks a parsed JSON document against a record type.
+
+    Arguments and errors are as for `parse_json`.
+    """
     try:
         return msgspec.convert(data, record)
     except (ValueError, ArithmeticError, RecursionError) as reason:

@@ -1,1 +1,4 @@
-"""The dataset folder on disk: manifest, tables, statistics, reading and verification of shards, and sidecars."""
+"""The dataset folder on disk.
+
+It holds the manifest, tables, statistics, shards and sidecars. `writing` creates them; `remote` reads them from URLs.
+"""

@@ -15,7 +15,10 @@ from gear_data.storage.variable import VariableBuffers, value_offsets
 
 
 def column_array(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
-    """Wraps contiguous rows as an Arrow array of type `ColumnSpec.arrow_type`, without copying."""
+    """Wraps contiguous rows as an Arrow array, without copying.
+
+    `type_` is `ColumnSpec.arrow_type`.
+    """
     storage = values.view(np.uint8) if values.dtype == np.bool_ else values
     flat = np.ascontiguousarray(storage).reshape(-1)
     if pa.types.is_fixed_size_list(type_):

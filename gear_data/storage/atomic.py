@@ -1,4 +1,7 @@
-"""Files that are complete or missing: written under a temporary name, fsynced, renamed."""
+"""Files that are complete or missing, never partial.
+
+They are written under a temporary name, fsynced, and renamed.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ def typed_write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path, mark: str = "") -> Iterator[Path]:
-    """Yields a temporary path. Renames it to `path` if the block succeeds, and removes it if the block fails.
+    """Yields a temporary path.
+
+    Renames it to `path` if the block succeeds, and removes it if the block fails.
 
     Args:
         path: final path. Missing parent folders are created.

@@ -1,4 +1,7 @@
-"""Blocks of whole episodes, the unit in which sources are read and shards are filled."""
+"""Blocks of whole episodes.
+
+Sources are read, and shards are filled, block by block.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ import pyarrow as pa
 
 
 class Position(NamedTuple):
-    """Place in a source from which reading can start again. Positions are ordered like the source's episodes."""
+    """Place in a source from which reading can start again.
+
+    Positions are ordered like the source's episodes.
+    """
 
     file: int
     row: int
@@ -27,7 +33,9 @@ END = Position(1 << 62, 0)
 
 @dataclass(frozen=True)
 class EpisodeBlock:
-    """n whole episodes, column by column, with the steps of all episodes one after another.
+    """n whole episodes, column by column.
+
+    A column holds the steps of all episodes, one after another.
 
     Attributes:
         position: place in the source where the block starts. Reading from there yields the same episodes.

@@ -1,4 +1,7 @@
-"""The files of a dataset as its readers see them: in a local folder, or at a URL and cached on first use."""
+"""The files of a dataset as its readers see them.
+
+They are in a local folder, or at a URL and cached on first use.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class DatasetFiles(Protocol):
         """Folder of the dataset: a path, or a URL as text."""
 
     def manifest(self) -> Manifest:
-        """Reads and checks the manifest. Raises the errors of `Manifest.load`, and RemoteError."""
+        """Reads and checks the manifest.
+
+        Raises the errors of `Manifest.load`, and RemoteError.
+        """
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
         """Checks that every listed file exists and has its size. Reads no contents.
@@ -42,7 +48,9 @@ class DatasetFiles(Protocol):
         """
 
     def local(self, entry: FileEntry) -> AbstractContextManager[Path]:
-        """Yields a local path of a file. It exists while the block runs; mappings stay valid afterwards.
+        """Yields a local path of a file.
+
+        It exists while the block runs; mappings stay valid afterwards.
 
         Raises:
             CorruptShardError: the file is missing or has another size, or the fetched bytes fail the checksum.
@@ -53,7 +61,9 @@ class DatasetFiles(Protocol):
         """Returns the path or URL of a file, for messages."""
 
     def identity(self, entry: FileEntry) -> list[Any]:
-        """Returns a JSON-able value that distinguishes copies of a file with equal checksums.
+        """Returns a JSON-able value that identifies this copy of a file.
+
+        Two copies with equal checksums have different values.
 
         Raises the errors of `local`.
         """

@@ -1,4 +1,7 @@
-"""manifest.json: the contents of a dataset and its files. It is written last, so a folder without it is no dataset."""
+"""manifest.json: the contents of a dataset and its files.
+
+It is written last, so a folder without it is no dataset.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +171,9 @@ class Manifest:
 
     @staticmethod
     def load(folder: Path) -> Manifest:
-        """Reads and checks the manifest of a folder. The files that it lists are not checked.
+        """Reads and checks the manifest of a folder.
+
+        The files that it lists are not checked.
 
         Raises:
             DatasetNotFoundError: the folder is missing or has no manifest.
@@ -189,7 +194,10 @@ class Manifest:
 
     @staticmethod
     def from_text(text: str, name: str) -> Manifest:
-        """Parses and checks the text of the manifest file `name`. Raises VersionError and ManifestError as `load`."""
+        """Parses and checks the text of the manifest file `name`.
+
+        Raises VersionError and ManifestError as `load`.
+        """
         data = parse_json(text, dict[str, Any], error=ManifestError, file=name)
         header = check_json(data, _HeaderRecord, error=ManifestError, file=name)
         if header.format != "gear":
@@ -221,7 +229,10 @@ class Manifest:
         return manifest
 
     def _check(self, name: str) -> None:
-        """Checks the manifest's consistency, before any of its numbers is used as an address."""
+        """Checks the manifest's consistency.
+
+        This happens before any of its numbers is used as an address.
+        """
         for entry in self.files:
             check_inside(entry.file, name)
         if "episodes" not in self.tables:
@@ -251,7 +262,10 @@ class Manifest:
 
 
 def check_inside(name: str, manifest: str) -> None:
-    """Raises ManifestError for a file name that is absolute or leads out of the dataset's folder."""
+    """Checks that a file name stays inside the dataset's folder.
+
+    Raises ManifestError for an absolute name, or one with `..`.
+    """
     parts = PurePosixPath(name).parts
     if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
         raise ManifestError(
@@ -262,7 +276,9 @@ def check_inside(name: str, manifest: str) -> None:
 
 
 def fingerprint(schema: Schema, contents: list[bytes]) -> str:
-    """Returns xxh3-128 of the source columns' names, dtypes and shapes, and of the episodes' content hashes in order.
+    """Returns the fingerprint of a dataset: a hash of its schema and contents.
+
+    It is xxh3-128 of the source columns' names, dtypes and shapes, and of the episodes' content hashes in order.
 
     Layout (shards, sizes) and provenance are left out, so equal contents have equal fingerprints.
     """

@@ -1,4 +1,4 @@
-"""Shards mapped into memory, on first touch, as zero-copy NumPy views."""
+"""Shards mapped into memory on first use, as zero-copy NumPy views."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from gear_data.schema import Schema
 from gear_data.storage.manifest import FileEntry, ShardEntry
 from gear_data.storage.variable import OFFSET_BYTES, array_over, python_values, validated
 
-_MAKE_AGAIN = "restore it, or make it again with 'gear-data repair'"
+_REPAIR = "restore it, or write it again with 'gear-data repair'"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:
-    """Raises CorruptShardError if a file is missing or of another size than the manifest says."""
+    """Checks that a file exists and has the size in the manifest.
+
+    Raises:
+        CorruptShardError: the file is missing or has another size.
+    """
     path = folder / entry.file
     try:
         size = path.stat().st_size
@@ -33,31 +37,40 @@ def check_size(folder: Path, entry: FileEntry) -> None:
 
 
 def check_file_size(name: str, size: int | None, entry: FileEntry) -> None:
-    """Raises CorruptShardError for a file `name` that is missing (None) or of another size than the manifest says."""
+    """Compares the size of a file with the manifest.
+
+    Args:
+        name: path or URL of the file, for the error.
+        size: its size; None if it is missing.
+        entry: its entry in the manifest.
+
+    Raises:
+        CorruptShardError: the file is missing or has another size.
+    """
     if size is None:
-        raise CorruptShardError("the file is missing", file=name, hint=_MAKE_AGAIN)
+        raise CorruptShardError("the file is missing", file=name, hint=_REPAIR)
     if size != entry.bytes:
         raise CorruptShardError(
             f"the file has {size} bytes, the manifest says {entry.bytes}",
             file=name,
-            hint=f"it was cut short or changed: {_MAKE_AGAIN}",
+            hint=f"it was truncated or changed: {_REPAIR}",
         )
 
 
 def map_file(path: Path) -> pa.Buffer:
-    """A whole file as a read-only buffer. It holds no file descriptor.
+    """Maps a whole file as a read-only buffer, which holds no file descriptor.
 
-    Kernel read-ahead is off: with it, reading a window at a random place reads megabytes.
+    The kernel's read-ahead is disabled. With read-ahead, reading one window at a random place reads megabytes.
 
     Raises:
-        DatasetNotFoundError: it is gone.
-        CorruptShardError: the system does not let it be read.
+        DatasetNotFoundError: the file does not exist.
+        CorruptShardError: the system refuses to read the file.
     """
     try:
         with pa.memory_map(str(path)) as source:
             buffer = source.read_buffer()
     except FileNotFoundError as error:
-        raise DatasetNotFoundError("the file is gone", file=str(path)) from error
+        raise DatasetNotFoundError("the file does not exist", file=str(path)) from error
     except OSError as error:
         raise CorruptShardError(f"cannot be read: {error}", file=str(path)) from error
     _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), mmap.MADV_RANDOM)
@@ -65,7 +78,7 @@ def map_file(path: Path) -> pa.Buffer:
 
 
 def prefetch_pages(values: npt.NDArray[Any]) -> None:
-    """Asks the system to read the pages of a contiguous array now, all at once: they are about to be read in order."""
+    """Asks the system to read all pages of a contiguous array in the background."""
     address, page = values.ctypes.data, mmap.PAGESIZE
     first = address // page * page
     _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(address + values.nbytes - first), mmap.MADV_WILLNEED)
@@ -73,12 +86,12 @@ def prefetch_pages(values: npt.NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class ShardLease:
-    """Where the columns of some shards are, as long as this lives.
+    """Memory addresses of shards' columns, valid while this object lives.
 
     Attributes:
-        addresses: int64 [shards, columns], where each column's first byte is; those of the leased shards are good. 0
-            for columns of variable length.
-        held: keeps the memory mapped.
+        addresses: int64 [shards, columns], address of each column's first byte. Only the rows of the leased shards are
+            valid. Variable-length columns have 0.
+        held: object that keeps the memory mapped.
     """
 
     addresses: npt.NDArray[np.int64]
@@ -86,16 +99,16 @@ class ShardLease:
 
 
 class MappedShards:
-    """All shards of a dataset; each is mapped when first needed and stays so.
+    """All shards of a dataset. A shard is mapped on first use and stays mapped.
 
     Args:
         schema: all columns.
-        shards: what each holds and where in its memory.
-        map_shard: gives a shard's memory.
+        shards: sizes and buffer offsets of each shard.
+        map_shard: returns the memory of a shard.
 
     Attributes:
-        addresses: int64 [shards, columns], where each column's first byte is; 0 until `touch` mapped the shard, and
-            for columns of variable length.
+        addresses: int64 [shards, columns], address of each column's first byte; 0 until `touch` has mapped the shard,
+            and for variable-length columns.
     """
 
     def __init__(self, schema: Schema, shards: tuple[ShardEntry, ...], map_shard: Callable[[int], pa.Buffer]) -> None:
@@ -107,13 +120,13 @@ class MappedShards:
         self.addresses: npt.NDArray[np.int64] = np.zeros((len(shards), len(schema)), np.int64)
 
     def touch(self, shard: int) -> pa.Buffer:
-        """Maps a shard. Safe to call from several threads."""
+        """Maps a shard. Thread-safe."""
         if shard not in self._ready:
-            # setdefault is atomic: of two threads here at once one's mapping stays, and both use its addresses. The
-            # other's is dropped before anyone has read from it.
+            # setdefault is atomic. If two threads arrive at once, both use the mapping that one of them stored, and the
+            # other mapping is dropped before any read.
             buffer = self._buffers.setdefault(shard, self._map_shard(shard))
             self.addresses[shard] = self._addresses_in(shard, buffer)
-            # Last: whoever finds a shard ready finds its addresses.
+            # Last, so that a shard is ready only after its addresses are set.
             self._ready.add(shard)
         return self._buffers[shard]
 
@@ -122,24 +135,25 @@ class MappedShards:
         return [0 if column.variable_length else buffer.address + entry.buffers[column.name] for column in self._schema]
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
-        """Maps these shards. Safe to call from several threads."""
+        """Maps shards and returns their addresses. Thread-safe."""
         for shard in shards:
             self.touch(shard)
         return ShardLease(self.addresses)
 
     @property
     def all_mapped(self) -> bool:
-        """Whether `addresses` holds those of every shard."""
+        """Whether every shard is mapped."""
         return len(self._ready) == len(self._shards)
 
     def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
-        """[steps, *shape] read-only view of a shard's column, or of its rows `first` to `last`.
+        """Returns rows `first` to `last` of a shard's column.
 
-        A column of variable length gives an object array of str or bytes: the rows asked for, decoded and checked anew
-        at each call.
+        Returns:
+            A read-only view, [rows, *shape]. For a variable-length column a new object array of str or bytes: every
+            call checks and decodes the requested rows.
 
         Raises:
-            CorruptShardError: values of variable length that are damaged.
+            CorruptShardError: variable-length values are damaged.
         """
         entry, spec = self._shards[shard], self._schema.columns[index]
         if spec.variable_length:
@@ -149,11 +163,13 @@ class MappedShards:
         return values.view(spec.numpy_dtype).reshape(entry.steps, *spec.shape)[first:last]
 
     def values(self, shard: int, index: int) -> pa.Array:
-        """A shard's column of variable length: `LargeStringArray` or `LargeBinaryArray` [steps] over the mapping.
+        """Returns a shard's variable-length column, [steps], over the mapping.
+
+        Returns:
+            A `LargeStringArray` or `LargeBinaryArray`. `storage.variable.validated` checks the values of a slice.
 
         Raises:
-            CorruptShardError: its offsets do not fit its values; of those between the first and the last nothing is
-                known: `storage.variable.validated` looks at those of a slice.
+            CorruptShardError: the first or last offset does not fit the values. Other offsets are not checked.
         """
         entry, spec, buffer = self._shards[shard], self._schema.columns[index], self.touch(shard)
         known = entry.variable[spec.name]

@@ -1,4 +1,6 @@
-"""Sidecars: `returns_to_go` for another discount than the stored column, computed once and kept beside the shards.
+"""Sidecars: `returns_to_go` for other discounts than the stored column's.
+
+Each is computed once and stored in the dataset's folder.
 
     DATASET/sidecars/returns_to_go-0.99/
       sidecar.json    hash of the contents it was computed from, its files and statistics; written last
@@ -80,7 +82,9 @@ def discounted_returns(
     discount: float,
     rewards: Callable[[int], npt.NDArray[Any]],
 ) -> Sidecar:
-    """Returns the sidecar of `returns_to_go` for a discount. Computes and stores it if there is none.
+    """Returns the sidecar of `returns_to_go` for a discount.
+
+    A missing sidecar is computed and stored.
 
     returns_to_go[t] = rewards[t] + discount * returns_to_go[t + 1], in float64 from the end of each episode, rounded to
     float32. Of several processes, one computes and the others wait. If the dataset's folder cannot be written, the
@@ -115,7 +119,10 @@ def discounted_returns(
 
 @dataclass(frozen=True)
 class _EpisodeRewards:
-    """Rewards and episode table of a dataset. Fields are arguments of `discounted_returns`."""
+    """Rewards and episode table of a dataset.
+
+    Fields are arguments of `discounted_returns`.
+    """
 
     location: str
     manifest: Manifest
@@ -142,7 +149,9 @@ class _EpisodeRewards:
 
 
 def read_rewards(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.NDArray[Any]:
-    """Reads the rewards of a shard, [steps]. They are not mapped, because each page is needed only once.
+    """Reads the rewards of a shard, [steps].
+
+    They are not mapped, because each page is needed only once.
 
     Raises:
         CorruptShardError: the file is missing or truncated.
@@ -197,7 +206,10 @@ def _compute(folder: Path, episodes: _EpisodeRewards, contents: str, discount: f
 
 
 def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
-    """Loads a sidecar. Returns None if it is missing, incomplete, damaged, or has other contents."""
+    """Loads a sidecar.
+
+    Returns None if it is missing, incomplete, damaged, or has other contents.
+    """
     try:
         path = folder / _DESCRIPTION
         record = parse_json(path.read_bytes(), _SidecarRecord, error=ManifestError, file=str(path))
@@ -220,7 +232,7 @@ def _shard_name(index: int) -> str:
 
 
 def _contents(manifest: Manifest) -> str:
-    """Hashes all inputs of a sidecar and their layout: the shards and the episode table."""
+    """Hashes the inputs of a sidecar: shards, their layout, and the episode table."""
     files: list[Any] = [manifest.fingerprint, manifest.tables["episodes"].checksum]
     files += [[shard.entry.checksum, shard.steps, shard.buffers[REWARDS]] for shard in manifest.shards]
     return str(xxhash.xxh3_128(json.dumps(files).encode()).hexdigest())

@@ -1,4 +1,4 @@
-"""Count, mean, standard deviation, minimum and maximum of every column, in float64.
+"""Statistics of every column in float64: count, mean, std, minimum and maximum.
 
 Each episode is reduced separately, and episodes are merged in order (Chan, Golub and LeVeque, 1979). The result does
 not depend on the blocks or shards of a conversion. NaN and Inf are skipped: conversion reports them as findings, and
@@ -29,7 +29,10 @@ _CHUNK_ELEMENTS = 1 << 16
 
 
 class StatisticsRecord(msgspec.Struct, frozen=True):
-    """`ColumnStatistics` in JSON. An element without finite values has null, because JSON has no NaN."""
+    """`ColumnStatistics` in JSON.
+
+    An element without finite values has null, because JSON has no NaN.
+    """
 
     count: list[Count]
     mean: list[float | None]
@@ -39,7 +42,10 @@ class StatisticsRecord(msgspec.Struct, frozen=True):
 
 
 class StatisticsState(msgspec.Struct, frozen=True):
-    """State of `RunningStatistics` in JSON: all columns' values side by side. Floats survive JSON exactly."""
+    """State of `RunningStatistics` in JSON: all columns' values side by side.
+
+    Floats survive JSON exactly.
+    """
 
     count: list[int]
     mean: list[float]
@@ -92,12 +98,15 @@ class ColumnStatistics:
 
 
 def statistics_width(column: ColumnSpec) -> int:
-    """Returns how many sets of statistics a column has: one per element of a vector, otherwise one."""
+    """Returns the number of statistics of a column.
+
+    It is one per element of a vector, and one for other columns.
+    """
     return column.shape[0] if len(column.shape) == 1 else 1
 
 
 class RunningStatistics:
-    """Statistics of a schema's fixed-size columns, updated block by block in episode order.
+    """Statistics of fixed-size columns, updated block by block in episode order.
 
     All columns share flat arrays, side by side. Merging an episode therefore takes a few NumPy calls for any number of
     columns.
@@ -139,7 +148,10 @@ class RunningStatistics:
         self._count = merged.astype(np.int64)
 
     def merge(self, state: StatisticsState) -> None:
-        """Adds the statistics of the episodes that follow. Merging into empty statistics copies them."""
+        """Adds the statistics of the episodes that follow.
+
+        Merging into empty statistics copies them.
+        """
         count, mean, m2 = (np.array(values, np.float64) for values in (state.count, state.mean, state.m2))
         self._merge(count, mean, m2)
         has = count > 0
@@ -182,7 +194,10 @@ class RunningStatistics:
 def _reduce_episodes(
     column: npt.NDArray[Any], lengths: npt.NDArray[np.int64], width: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
-    """Returns count, sum, sum of squared deviations, min and max per episode, each float64 [n, width]."""
+    """Returns count, sum, sum of squared deviations, min and max per episode.
+
+    Each is float64 [n, width].
+    """
     offsets = offsets_of(lengths)
     parts = []
     per_step = max(1, int(np.prod(column.shape[1:], dtype=np.int64)))

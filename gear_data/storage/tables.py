@@ -1,4 +1,7 @@
-"""episodes.arrow and finals.arrow: one row an episode, one row a final observation."""
+"""The tables episodes.arrow and finals.arrow.
+
+They have one row per episode, and one row per final observation.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from gear_data.storage.arrow_files import column_array, read_table
 from gear_data.storage.block import EpisodeBlock
 
 _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
-#: Each episode's row in its source file: told while a conversion runs, and not stored. No fact's name begins like it.
+#: Column with each episode's row in its source file. It exists only during a conversion. No name of episode metadata
+#: begins with a zero byte.
 SOURCE_ROW = "\0source_row"
-#: What to do about facts of several types.
-_ONE_TYPE = "bring it to one type in the source"
-#: The columns every episode table has; the source's own metadata follows them.
+#: Remedy for metadata of several types.
+_ONE_TYPE = "give all its values one type in the source"
+#: Columns of every episode table. The episode metadata of the source follows them.
 EPISODE_SCHEMA = pa.schema(
     [
         pa.field("episode_id", pa.int64(), nullable=False),
@@ -40,10 +44,20 @@ EPISODE_SCHEMA = pa.schema(
 def episode_rows(
     block: EpisodeBlock, contents: Sequence[bytes], *, first_id: int, shard: int, first_step: int
 ) -> pa.Table:
-    """The episode table's rows for a block that goes into `shard` from row `first_step` on, and `SOURCE_ROW`.
+    """Returns the rows of the episode table for a block, with the column `SOURCE_ROW`.
 
-    `return` is the float64 sum of the rewards, null where the dataset has none, or several a step. Metadata that has
-    the name of one of the table's own columns is kept as `metadata.NAME`.
+    `return` is the float64 sum of the rewards; null if the dataset has no rewards or several per step. Metadata with
+    the name of a column of `EPISODE_SCHEMA` is stored as `metadata.NAME`.
+
+    Args:
+        block: the episodes.
+        contents: content hash of each episode.
+        first_id: id of the block's first episode.
+        shard: number of the shard that the block goes into.
+        first_step: row of the block's first step in that shard.
+
+    Raises:
+        UnsupportedColumnError: metadata has values of several types, or of a type that Arrow lacks.
     """
     count, offsets = len(block), block.offsets
     last = offsets[1:] - 1
@@ -73,10 +87,10 @@ def _metadata_array(name: str, items: Sequence[Any], block: EpisodeBlock) -> pa.
     try:
         array = pa.array(items)
     except _NO_TYPE as error:
-        # What the first ones have together, the one after them has not.
+        # Finds the first episode whose value does not fit the type of all values before it.
         episode = bisect_left(range(1, len(items)), True, key=lambda count: not _has_type(items[:count]))
         raise UnsupportedColumnError(
-            f"episode metadata of mixed or unknown type: {error}",
+            f"episode metadata has values of mixed or unknown type: {error}",
             file=block.sources[episode],
             column=name,
             row=int(block.rows[episode]),
@@ -94,7 +108,10 @@ def _has_type(items: Sequence[Any]) -> bool:
 
 
 def final_rows(block: EpisodeBlock, schema: Schema, first_id: int) -> pa.Table:
-    """The finals table's rows for a block: `episode_id` and the final-observation columns."""
+    """Returns the rows of the finals table for a block.
+
+    Its columns are `episode_id` and the columns of the final observation.
+    """
     ids = np.flatnonzero(block.has_final) + first_id
     fields = [pa.field("episode_id", pa.int64(), nullable=False)]
     arrays: list[pa.Array] = [pa.array(ids, pa.int64())]
@@ -105,14 +122,22 @@ def final_rows(block: EpisodeBlock, schema: Schema, first_id: int) -> pa.Table:
 
 
 def read_episodes(path: Path) -> pa.Table:
-    """Maps an episode table. Raises CorruptShardError if it is none."""
+    """Maps an episode table.
+
+    Raises:
+        CorruptShardError: the file is not an episode table.
+    """
     table = read_table(path)
     _check_fields(table, EPISODE_SCHEMA, path)
     return table
 
 
 def read_finals(path: Path, schema: Schema) -> pa.Table:
-    """Maps a table of final observations. Raises CorruptShardError if it is none of this schema."""
+    """Maps a table of final observations.
+
+    Raises:
+        CorruptShardError: the file is not a table of final observations of this schema.
+    """
     table = read_table(path)
     fields = [EPISODE_SCHEMA.field("episode_id"), *(column.arrow_field for column in schema.final_columns)]
     _check_fields(table, pa.schema(fields), path)
@@ -121,19 +146,28 @@ def read_finals(path: Path, schema: Schema) -> pa.Table:
 
 def _check_fields(table: pa.Table, schema: pa.Schema, path: Path) -> None:
     for field in schema:
-        index = table.schema.get_field_index(field.name)  # -1 also for a name that stands there twice
+        index = table.schema.get_field_index(field.name)  # -1 also if two columns have this name
         found = None if index < 0 else table.schema.field(index).type
         if found is not None and pa.types.is_dictionary(found):
             found = found.value_type
-        if found != field.type or (not field.nullable and table.column(index).null_count):
-            raise CorruptShardError(f"should hold {field.type}, without gaps", file=str(path), column=field.name)
+        has_nulls = found is not None and not field.nullable and table.column(index).null_count > 0
+        if found != field.type or has_nulls:
+            actual = "is missing or occurs twice" if found is None else f"has type {found}"
+            raise CorruptShardError(
+                f"must have type {field.type}, but {actual}" + (" and nulls" if has_nulls else ""),
+                file=str(path),
+                column=field.name,
+                hint="restore the table, or convert again",
+            )
 
 
 def concatenate_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """Rows of episode tables one after another. A fact has the type that holds those of all tables.
+    """Concatenates episode tables.
+
+    A metadata column gets the common type of all tables.
 
     Raises:
-        UnsupportedColumnError: there is none.
+        UnsupportedColumnError: a metadata column has no common type.
     """
     try:
         return pa.concat_tables(tables, promote_options="permissive")
@@ -147,7 +181,7 @@ def concatenate_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
                     )
                 except _NO_TYPE:
                     raise UnsupportedColumnError(
-                        f"episode metadata of mixed type: {field.type}, in episodes before {known[field.name].type}",
+                        f"episode metadata of mixed type: {field.type}, earlier {known[field.name].type}",
                         file=str(table.column("source")[0].as_py()),
                         column=field.name,
                         hint=_ONE_TYPE,
@@ -156,7 +190,7 @@ def concatenate_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def join_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """The whole episode table: names that few episodes differ in are dictionary-encoded."""
+    """Concatenates the whole episode table and dictionary-encodes its text columns."""
     table = concatenate_episode_tables(tables).combine_chunks()
     for name in table.column_names:
         if pa.types.is_large_string(table.schema.field(name).type):
@@ -168,6 +202,9 @@ def join_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def episode_metadata_names(names: Sequence[str]) -> list[str]:
-    """Those columns of an episode table that the source brought along, `task` included."""
+    """Returns the columns of an episode table that came from the source.
+
+    `task` is one of them.
+    """
     own = set(EPISODE_SCHEMA.names) - {"task"}
     return [name for name in names if name not in own]

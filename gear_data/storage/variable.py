@@ -1,4 +1,4 @@
-"""Variable-length columns: Arrow `large_string` and `large_binary` arrays without nulls."""
+"""Variable-length columns: `large_string` and `large_binary` without nulls."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def value_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def validated(array: pa.Array, *, file: str, column: str) -> pa.Array:
-    """Returns the array after checking it. Only the values of a slice are checked, not its whole buffer.
+    """Returns the array after checking it.
+
+    Only the values of a slice are checked, not its whole buffer.
 
     Args:
         array: variable-length values.

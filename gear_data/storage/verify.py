@@ -1,4 +1,4 @@
-"""verify: whether a dataset's files are what its manifest says."""
+"""`verify`: compares the files of a dataset with its manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gear_data.storage.tables import read_episodes, read_finals
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file's result; `error` is None if it is sound."""
+    """Result for one file. `error` is None if the file is intact."""
 
     file: str
     ok: bool
@@ -34,7 +34,7 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The result for every file: tables first, then shards in order."""
+    """Results for every file: tables first, then shards in order."""
 
     ok: bool
     shards: tuple[FileCheck, ...]
@@ -44,14 +44,20 @@ class VerifyReport:
 
 
 def verify(path: str | os.PathLike[str], *, progress: bool | None = None) -> VerifyReport:
-    """Reads a whole dataset and checks sizes, checksums, schema, Arrow's full validation, and that the episode
-    table fits the shards, down to every episode's content hash.
+    """Reads a whole dataset and checks every file.
+
+    It checks sizes, checksums and the schema, runs Arrow's full validation, and compares the episode table with the
+    shards, including the content hash of every episode.
+
+    Args:
+        path: path or URL of the dataset.
+        progress: show a bar; None shows one only on a terminal.
 
     Raises:
-        GearError: the manifest itself cannot be used, or no server reached. What is wrong with the files is reported,
-            not raised.
+        GearError: the manifest cannot be used, or a server cannot be reached. Damaged files are not raised but
+            reported.
     """
-    # A remote dataset's files are fetched anew, one after another: those in a cache were good when they came.
+    # The files of a remote dataset are fetched again, one by one. Cached files were checked when they were fetched.
     with tempfile.TemporaryDirectory(prefix="gear-data-") as scratch:
         return _verify(open_files(path, cache_dir=scratch, cache_bytes=0), progress)
 
@@ -65,7 +71,7 @@ def _verify(files: DatasetFiles, progress: bool | None) -> VerifyReport:
                 run()
                 checks.append(FileCheck(entry.file, True, None))
             except (RemoteError, StorageFullError, UnwritableError):
-                raise  # of what the files are, nothing is known
+                raise  # the file could not be fetched, so its state is unknown
             except (GearError, OSError) as error:
                 checks.append(FileCheck(entry.file, False, str(error)))
             bar.update(entry.bytes)
@@ -106,7 +112,7 @@ def _check_bytes(path: Path, entry: FileEntry) -> None:
         raise CorruptShardError(
             f"its checksum is {found}, the manifest says {entry.checksum}",
             file=str(path),
-            hint="its bytes were changed: restore it, or make it again with 'gear-data repair'",
+            hint="its bytes were changed: restore it, or write it again with 'gear-data repair'",
         )
 
 
@@ -119,26 +125,31 @@ def _validate(data: pa.Table | pa.RecordBatch, path: Path) -> None:
 
 def _check_episode_table(table: pa.Table, manifest: Manifest, path: Path) -> None:
     if len(table) != manifest.episodes:
-        raise CorruptShardError(f"has {len(table)} rows, the manifest {manifest.episodes} episodes", file=str(path))
+        raise CorruptShardError(
+            f"has {len(table)} rows, but the manifest has {manifest.episodes} episodes", file=str(path)
+        )
     if not np.array_equal(table.column("episode_id").to_numpy(), np.arange(len(table))):
         raise CorruptShardError("the episode ids are not 0 to n - 1", file=str(path), column="episode_id")
     shard, start, length = (table.column(name).to_numpy() for name in ("shard", "start", "length"))
     if not np.array_equal(shard, np.repeat(np.arange(len(manifest.shards)), [s.episodes for s in manifest.shards])):
-        raise CorruptShardError("the episodes are not spread over the shards as in the manifest", file=str(path))
-    for index, (mine, entry) in enumerate(zip(_shard_rows(manifest), manifest.shards, strict=True)):
-        ends = np.cumsum(length[mine])
-        tiled = np.array_equal(start[mine], ends - length[mine]) and (length[mine] > 0).all()
+        raise CorruptShardError("the numbers of episodes per shard differ from the manifest", file=str(path))
+    for index, (rows, entry) in enumerate(zip(_shard_rows(manifest), manifest.shards, strict=True)):
+        ends = np.cumsum(length[rows])
+        tiled = np.array_equal(start[rows], ends - length[rows]) and (length[rows] > 0).all()
         if not tiled or int(ends[-1]) != entry.steps:
             raise CorruptShardError(
                 f"the episodes of shard {index} do not fill its {entry.steps} rows", file=str(path), column="start"
             )
     found = fingerprint(manifest.schema, table.column("content").to_pylist())
     if found != manifest.fingerprint:
-        raise CorruptShardError("the content hashes do not give the manifest's fingerprint", file=str(path))
+        raise CorruptShardError("the content hashes do not match the manifest's fingerprint", file=str(path))
 
 
 def _shard_rows(manifest: Manifest) -> list[slice]:
-    """Which rows of the episode table are each shard's: episodes stand in shard order."""
+    """Returns the rows of the episode table for each shard.
+
+    Episodes are in shard order.
+    """
     ends = np.cumsum([shard.episodes for shard in manifest.shards]).tolist()
     return [slice(end - shard.episodes, end) for end, shard in zip(ends, manifest.shards, strict=True)]
 
@@ -154,14 +165,14 @@ def _read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordB
         raise CorruptShardError(f"not an Arrow IPC file: {error}", file=str(path)) from error
     _validate(batch, path)
     if not batch.schema.equals(manifest.schema.to_arrow(), check_metadata=False):
-        raise CorruptShardError("its columns are not the manifest's", file=str(path))
+        raise CorruptShardError("its columns differ from the manifest's schema", file=str(path))
     if len(batch) != shard.steps:
-        raise CorruptShardError(f"has {len(batch)} rows, the manifest says {shard.steps}", file=str(path))
+        raise CorruptShardError(f"has {len(batch)} rows, but the manifest says {shard.steps}", file=str(path))
     for column in manifest.schema:
         if batch.column(column.name).null_count:
-            raise CorruptShardError("holds nulls", file=str(path), column=column.name)
+            raise CorruptShardError("contains nulls", file=str(path), column=column.name)
     if buffer_offsets(path, manifest.schema) != (shard.buffers, shard.variable):
-        raise CorruptShardError("its columns do not begin where the manifest says", file=str(path))
+        raise CorruptShardError("its buffer offsets differ from the manifest", file=str(path))
     return batch
 
 
@@ -176,10 +187,10 @@ def _check_contents(
     if "finals" in tables:
         final_ids = tables["finals"].column("episode_id").to_numpy()
         has_final = np.isin(ids, final_ids)
-        mine = tables["finals"].take(np.flatnonzero(np.isin(final_ids, ids))).combine_chunks()
+        rows_of_shard = tables["finals"].take(np.flatnonzero(np.isin(final_ids, ids))).combine_chunks()
         for column in manifest.schema.final_columns:
-            array = mine.column(column.name).combine_chunks()
-            finals[column.name] = array_values(array).reshape(len(mine), *column.shape)
+            array = rows_of_shard.column(column.name).combine_chunks()
+            finals[column.name] = array_values(array).reshape(len(rows_of_shard), *column.shape)
     block = EpisodeBlock(
         position=Position(0, 0),
         lengths=episodes.column("length").to_numpy(),

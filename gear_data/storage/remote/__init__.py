@@ -1,0 +1,1 @@
+"""Files behind fsspec URLs: range reads, object stores, and a local cache."""

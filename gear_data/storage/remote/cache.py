@@ -1,8 +1,10 @@
-"""Files of remote datasets kept on this machine, up to so many bytes, for all its processes.
+"""Local cache of remote datasets' files.
 
-A file is named by its checksum: datasets that hold the same file share it, and one that was changed at its URL does not
-find the old one. While a file is used it is locked for reading, while it is fetched for writing, so that of several
-processes one fetches it. What was mapped stays mapped when its file is removed; the disk gets it back with the mapping.
+All processes of this machine share it, and its size is limited.
+
+A file is named by its checksum. Datasets with the same file share it, and a file that changed at its URL gets another
+name. A file is locked for reading while it is used. It is locked for writing while it is fetched, so that only one of
+several processes fetches it. Mappings of a removed file stay valid, and the disk space is freed with the last one.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestEr
 from gear_data.storage.atomic import checksum, typed_write_errors
 from gear_data.storage.manifest import FileEntry
 
-_MOST_BYTES = 32 << 30
+_DEFAULT_BYTES = 32 << 30
 _NAME = re.compile(r"xxh3-128:([0-9a-f]{32})")
 _FETCHING = ".fetching"
 
 _log = logging.getLogger(__name__)
 
+#: Writes the bytes of a remote file to a local one.
 Download = Callable[[BinaryIO], None]
 
 
@@ -36,39 +39,40 @@ class ShardCache:
     """A folder of fetched files, named by their checksums.
 
     Args:
-        folder: made when the first file is fetched.
-        limit: bytes that the files may have together; None is 32 GiB, or half of what the disk can give if that is
-            less. What is in use at one time may be more.
+        folder: cache folder. It is created when the first file is fetched.
+        limit: size limit in bytes. None is 32 GiB, or half of the available disk space if that is less. Files in use
+            are kept even above the limit.
 
     Raises:
-        InvalidArgumentError: a limit that is none.
+        InvalidArgumentError: the limit is not a number of bytes.
     """
 
     def __init__(self, folder: Path, limit: int | None) -> None:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise InvalidArgumentError(f"cache_bytes must be a number of bytes, not {limit!r}")
+            raise InvalidArgumentError(f"cache_bytes must be a number of bytes of at least 0, not {limit!r}")
         self.folder = folder
         self._limit = limit
         self._files = folder / "files"
         self._locks = folder / "locks"
 
     @contextmanager
-    def use(self, entry: FileEntry, fetch: Download, name: str) -> Iterator[Path]:
-        """The path of a file, which is not removed as long as the body runs.
+    def use(self, entry: FileEntry, download: Download, name: str) -> Iterator[Path]:
+        """Yields the path of a cached file. The file is not removed while the block runs.
 
         Args:
-            fetch: writes the file's bytes; called where it is not here yet.
-            name: for messages: its URL.
+            entry: the file.
+            download: writes the file's bytes. It is called if the file is not cached.
+            name: URL of the file, for messages.
 
         Raises:
-            CorruptShardError: what was fetched, and fetched again, is not what the manifest says.
+            CorruptShardError: two downloads failed the checksum of the manifest.
             StorageFullError: the disk is full.
-            UnwritableError: the folder cannot be written to.
-            whatever `fetch` raises.
+            UnwritableError: the cache folder cannot be written to.
+            Exception: raised by `download`.
         """
         path, fetched = self._path(entry), False
         while (descriptor := _open_locked(path)) is None:
-            self._fetch(path, entry, fetch, name)
+            self._fetch(path, entry, download, name)
             fetched = True
         try:
             os.utime(path)
@@ -76,16 +80,19 @@ class ShardCache:
         finally:
             _release(descriptor)
             if fetched:
-                # More than one may have come at once, or one that is larger than the limit.
+                # The cache may be above its limit: after several fetches at once, or a file larger than the limit.
                 with typed_write_errors(path), locked(self._locks / "room"):
                     self._make_room(0)
 
     def holds(self, entry: FileEntry) -> bool:
-        """Whether a file is here."""
+        """Returns whether a file is cached."""
         return self._path(entry).exists()
 
     def mark_used(self, entry: FileEntry) -> bool:
-        """Notes that a file is in use now; the longest unused is removed first. False: it is not here."""
+        """Marks a file as used now, and returns whether it is cached.
+
+        The least recently used file is removed first.
+        """
         try:
             os.utime(self._path(entry))
         except FileNotFoundError:
@@ -95,30 +102,30 @@ class ShardCache:
     def _path(self, entry: FileEntry) -> Path:
         found = _NAME.fullmatch(entry.checksum)
         if found is None:
-            raise ManifestError(f"its checksum {entry.checksum!r} is none", file=entry.file)
+            raise ManifestError(f"the checksum {entry.checksum!r} is not of the form xxh3-128:HEX", file=entry.file)
         return self._files / found[1]
 
-    def _fetch(self, path: Path, entry: FileEntry, fetch: Download, name: str) -> None:
+    def _fetch(self, path: Path, entry: FileEntry, download: Download, name: str) -> None:
         with typed_write_errors(path):
             self._files.mkdir(parents=True, exist_ok=True)
             self._locks.mkdir(exist_ok=True)
-            # A lock for all files that begin alike: locks cannot be removed while others may wait for them, and
-            # should not become as many as the files that ever were here.
+            # Files whose names share two digits share a lock. Lock files cannot be removed while processes may wait
+            # for them, so their number must not grow with the number of files.
             with locked(self._locks / path.name[:2]):
-                # Another process may have fetched it meanwhile.
+                # Another process may have fetched the file while this one waited for the lock.
                 if not path.exists():
-                    self._fetch_checked(path, entry, fetch, name)
+                    self._fetch_checked(path, entry, download, name)
 
-    def _fetch_checked(self, path: Path, entry: FileEntry, fetch: Download, name: str) -> None:
+    def _fetch_checked(self, path: Path, entry: FileEntry, download: Download, name: str) -> None:
         mark = f".{os.getpid()}-{threading.get_ident()}{_FETCHING}"
         with self._reserved(path.with_name(path.name + mark), entry.bytes) as (temporary, file):
             for _ in range(2):
                 file.seek(0)
-                fetch(file)
+                download(file)
                 file.flush()
                 found = checksum(temporary)
                 if found == entry.checksum:
-                    # The file may be read again from here after a crash: what it holds first, its name then.
+                    # Later processes trust the name. After a crash, the file must not have its name without its data.
                     os.fsync(file.fileno())
                     os.replace(temporary, path)
                     return
@@ -130,11 +137,14 @@ class ShardCache:
 
     @contextmanager
     def _reserved(self, temporary: Path, size: int) -> Iterator[tuple[Path, BinaryIO]]:
-        """A new file of so many bytes, for which there is room; removed afterwards if it is still there."""
+        """Creates a file of `size` bytes after making room for it.
+
+        Removes it at the end if it was not renamed.
+        """
         with locked(self._locks / "room"):
             self._make_room(size)
             file = temporary.open("w+b")
-            # Before others look: a file that is being fetched is told by its lock from one whose process died.
+            # Locked before other processes can see the file. An unlocked file belongs to a process that died.
             _lock(file.fileno(), fcntl.LOCK_EX)
             os.truncate(temporary, size)
         try:
@@ -145,7 +155,10 @@ class ShardCache:
             file.close()
 
     def _make_room(self, size: int) -> None:
-        """Removes files, the longest unused first, till so many bytes more fit, or none is left that is not in use."""
+        """Removes unused files until `size` more bytes fit, or only used files remain.
+
+        The least recently used file is removed first.
+        """
         found = []
         for path in self._files.iterdir():
             with suppress(FileNotFoundError):
@@ -154,20 +167,27 @@ class ShardCache:
         total = sum(bytes_ for *_, bytes_ in found)
         limit = self._limit
         if limit is None:
-            limit = min(_MOST_BYTES, (shutil.disk_usage(self._files).free + total) // 2)
+            limit = min(_DEFAULT_BYTES, (shutil.disk_usage(self._files).free + total) // 2)
         if size > limit:
             _log.warning(
-                "%s: may have %d bytes, fewer than a file of %d: it is fetched often", self.folder, limit, size
+                "%s: the limit of %d bytes is smaller than a file of %d bytes, which will be fetched often; "
+                "raise cache_bytes",
+                self.folder,
+                limit,
+                size,
             )
-        for whole, _, path, bytes_ in sorted(found):
-            if whole and total + size <= limit:
+        for complete, _, path, bytes_ in sorted(found):
+            if complete and total + size <= limit:
                 return
             if _remove_unused(path):
                 total -= bytes_
 
 
 def default_folder() -> Path:
-    """Where files are kept unless the user says otherwise."""
+    """Returns the default cache folder.
+
+    It is $GEAR_DATA_CACHE, or `gear-data` in the user's cache folder.
+    """
     own = os.environ.get("GEAR_DATA_CACHE")
     if own:
         return Path(own)
@@ -175,7 +195,10 @@ def default_folder() -> Path:
 
 
 def _open_locked(path: Path) -> int | None:
-    """The descriptor of a file that is locked for reading; None where there is no such file."""
+    """Opens a file and locks it for reading.
+
+    Returns its descriptor; None if it does not exist.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -183,12 +206,12 @@ def _open_locked(path: Path) -> int | None:
     _lock(descriptor, fcntl.LOCK_SH)
     if os.fstat(descriptor).st_nlink:
         return descriptor
-    _release(descriptor)  # it was removed before it was locked
+    _release(descriptor)  # removed between opening and locking
     return None
 
 
 def _remove_unused(path: Path) -> bool:
-    """Removes a file unless it is locked; whether it is gone."""
+    """Removes a file unless it is locked. Returns whether the file is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -200,7 +223,7 @@ def _remove_unused(path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # No locks there: nobody can be asked, and what is removed while it is read is fetched again.
+        # A file system without locks cannot tell whether the file is used. A reader would fetch it again.
         path.unlink(missing_ok=True)
         return True
     finally:
@@ -208,12 +231,12 @@ def _remove_unused(path: Path) -> bool:
 
 
 def _lock(descriptor: int, how: int) -> None:
-    # On a file system without locks nothing is held.
+    # A file system without locks holds nothing.
     with suppress(OSError):
         fcntl.flock(descriptor, how)
 
 
 def _release(descriptor: int) -> None:
-    # By hand: a child forked meanwhile has the same lock open.
+    # Closing is not enough: a child that was forked meanwhile keeps the same lock open.
     _lock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

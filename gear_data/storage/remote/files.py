@@ -1,4 +1,4 @@
-"""Files behind fsspec URLs, read in ranges that are asked for again when a connection breaks."""
+"""Paths and URLs, and range reads of files behind fsspec URLs with retries."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import IO, Any
 from gear_data.common.retry import with_retries
 from gear_data.errors import InvalidArgumentError, MissingExtraError, RemoteError
 
-#: Bytes asked for at once where a reader wants few; the most that are asked for in one request.
+#: Bytes of the read buffer, so that small reads share a request.
 _BUFFER = 2 << 20
+#: Largest number of bytes in one request.
 _REQUEST = 32 << 20
 
 
 def is_remote(place: str) -> bool:
-    """Whether a place is a URL, not a path."""
+    """Returns whether a text is a URL and not a path."""
     return "://" in place
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be UTF-8, as what stands in manifests and tables has to be: a path's bytes need not."""
+    """Returns whether a text can be encoded as UTF-8, as manifests and tables require.
+
+    Some paths cannot.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -29,36 +33,44 @@ def is_utf8(text: str) -> bool:
 
 
 def plain_path(place: str | os.PathLike[str]) -> str:
-    """A path or URL as text; of a `file:///...` URL the path. Raises InvalidArgumentError for what is none."""
+    """Returns a path or URL as text. A `file:///...` URL becomes a path.
+
+    Raises:
+        InvalidArgumentError: `place` is not a path or URL, is empty, or is not UTF-8.
+    """
     text = os.fspath(place) if isinstance(place, str | os.PathLike) else place
     if not isinstance(text, str):
-        raise InvalidArgumentError(f"a path or a URL is a str or a Path, not {type(place).__name__}")
+        raise InvalidArgumentError(f"a path or a URL must be a str or a Path, not {type(place).__name__}")
     if not text:
-        raise InvalidArgumentError("a path or a URL is expected, not nothing", hint="'.' is the present folder")
+        raise InvalidArgumentError("a path or a URL must not be empty", hint="'.' is the current folder")
     if not is_utf8(text):
-        raise InvalidArgumentError("the path is not UTF-8", file=printable(text), hint="rename it, or link to it")
+        raise InvalidArgumentError(
+            "the path is not UTF-8", file=printable(text), hint="rename it, or make a symbolic link to it"
+        )
     return text.removeprefix("file://") if text.startswith("file:///") else text
 
 
 def printable(text: str) -> str:
-    """A path with what is not UTF-8 as `\\udc..`."""
+    """Returns a path with its non-UTF-8 bytes as `\\udc..`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, as fsspec's configuration and environment set it up, and the path there.
+    """Returns the fsspec file system of a URL, and the path within it.
 
-    fsspec keeps one a process for each configuration; it is asked anew each time because after a fork an old one
-    does not work.
+    fsspec's configuration and environment variables apply. fsspec caches one file system per process and configuration.
+    Call this function again after a fork, because file systems of the parent do not work in the child.
 
     Raises:
         MissingExtraError: the package for this kind of URL is not installed.
-        InvalidArgumentError: no kind of URL that fsspec knows, or one of nothing.
+        InvalidArgumentError: fsspec does not know this kind of URL, or the URL names no file or folder.
     """
     import fsspec
 
     if not url.partition(":/")[2].strip("/"):
-        raise InvalidArgumentError("is no URL of a file or folder", file=url, hint="name one: s3://bucket/folder")
+        raise InvalidArgumentError(
+            "the URL names no file or folder", file=url, hint="name one, such as s3://bucket/folder"
+        )
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
@@ -69,32 +81,36 @@ def filesystem_of(url: str) -> tuple[Any, str]:
 
 
 def join(url: str, name: str) -> str:
-    """The URL or path of a file in a folder."""
+    """Returns the URL or path of a file in a folder."""
     return f"{url.rstrip('/')}/{name}" if name else url
 
 
 def open_range_reader(filesystem: Any, path: str, size: int, name: str) -> IO[bytes]:
-    """A remote file for reading at any place; outlives broken connections.
+    """Opens a remote file for random access. Reads retry after broken connections.
+
+    A read raises RemoteError if all retries failed, or if the server does not support ranges.
 
     Args:
-        path: as the file system knows it.
-        size: bytes.
-        name: for messages.
-
-    Its reads raise RemoteError: the connection broke every time, or the server does not serve ranges.
+        filesystem: fsspec file system.
+        path: path within the file system.
+        size: size of the file in bytes.
+        name: URL of the file, for messages.
     """
     return io.BufferedReader(RangeReader(filesystem, path, size, name), _BUFFER)
 
 
 class RangeReader(io.RawIOBase):
-    """See `open_range_reader`. Holds no connection between two reads, so that there is none to break."""
+    """Unbuffered reader of a remote file.
+
+    It keeps no connection open between reads. See `open_range_reader`.
+    """
 
     def __init__(self, filesystem: Any, path: str, size: int, name: str) -> None:
         super().__init__()
         self._filesystem = filesystem
         self._path = path
         self._size = size
-        self._place = 0
+        self._position = 0
         self.name = name
 
     def readable(self) -> bool:
@@ -104,32 +120,34 @@ class RangeReader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
             raise ValueError(f"negative seek position {base + offset}")
-        self._place = base + offset
-        return self._place
+        self._position = base + offset
+        return self._position
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        first = self._place
+        first = self._position
         last = min(first + len(buffer), first + _REQUEST, self._size)
         if last <= first:
             return 0
         try:
             data = with_retries(lambda: self._range(first, last), "be read", self.name)
         except FileNotFoundError as error:
-            raise RemoteError("the file is gone", file=self.name) from error
+            raise RemoteError("the file no longer exists", file=self.name) from error
         buffer[: len(data)] = data
-        self._place = last
+        self._position = last
         return len(data)
 
     def _range(self, first: int, last: int) -> bytes:
         data: bytes = self._filesystem.cat_file(self._path, start=first, end=last)
         if len(data) > last - first:
-            raise RemoteError("its server does not serve parts of a file", file=self.name, hint="download it first")
+            raise RemoteError(
+                "its server does not support range requests", file=self.name, hint="download the file first"
+            )
         if len(data) < last - first:
-            raise ConnectionError(f"{len(data)} of {last - first} bytes came")
+            raise ConnectionError(f"received {len(data)} of {last - first} bytes")
         return data

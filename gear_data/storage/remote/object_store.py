@@ -1,4 +1,4 @@
-"""Where a dataset is written: a folder, or an fsspec URL."""
+"""File stores behind fsspec URLs, such as S3 buckets."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.remote.files import filesystem_of, is_remote, join, open_range_reader
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 
-__all__ = ["ObjectStore", "is_remote", "open_file_store"]
-
 _Result = TypeVar("_Result")
 
 
 def open_file_store(destination: str | Path) -> FileStore:
-    """The folder at a path or a URL.
+    """Returns the file store at a path or a URL.
 
     Raises:
-        MissingExtraError, InvalidArgumentError: a URL that cannot be used, see `filesystem_of`.
+        MissingExtraError: see `filesystem_of`.
+        InvalidArgumentError: see `filesystem_of`.
     """
     if isinstance(destination, str) and is_remote(destination):
         return ObjectStore(destination)
@@ -31,10 +30,10 @@ def open_file_store(destination: str | Path) -> FileStore:
 
 
 class ObjectStore:
-    """A folder behind an fsspec URL. Object stores show a file when all of it is there, and not before; on other
-    servers a file may be seen half-written, but not in a dataset whose manifest is there.
+    """A folder behind an fsspec URL.
 
-    Its methods raise RemoteError where the server cannot be reached; all try again first.
+    Object stores show a file only when its upload is complete. Other servers may show partial files, but never in a
+    dataset that has a manifest. Methods retry after transient failures, and then raise RemoteError.
     """
 
     def __init__(self, url: str) -> None:
@@ -58,27 +57,27 @@ class ObjectStore:
                 raise
 
     def _upload(self, path: Path, file: str) -> None:
-        filesystem, place = self._place(file)
-        filesystem.put_file(str(path), place)
+        filesystem, target = self._resolve(file)
+        filesystem.put_file(str(path), target)
         filesystem.invalidate_cache()
-        found, wanted = filesystem.info(place)["size"], path.stat().st_size
-        if found != wanted:
-            raise ConnectionError(f"{found} bytes arrived of {wanted}")
+        stored, size = filesystem.info(target)["size"], path.stat().st_size
+        if stored != size:
+            raise ConnectionError(f"{stored} of {size} bytes were stored")
 
     def read(self, file: str) -> bytes:
-        def read(filesystem: Any, place: str) -> bytes:
-            return filesystem.cat_file(place)  # type: ignore[no-any-return]
+        def read(filesystem: Any, path: str) -> bytes:
+            return filesystem.cat_file(path)  # type: ignore[no-any-return]
 
         return self._call(file, "be read", read)
 
     def reader(self, file: str, size: int) -> IO[bytes]:
-        """A file of so many bytes for reading at any place, see `open_range_reader`."""
-        filesystem, place = self._place(file)
-        return open_range_reader(filesystem, place, size, join(self.name, file))
+        """Opens a file of `size` bytes for random access. See `open_range_reader`."""
+        filesystem, path = self._resolve(file)
+        return open_range_reader(filesystem, path, size, join(self.name, file))
 
     def size(self, file: str) -> int | None:
-        def size(filesystem: Any, place: str) -> int | None:
-            info = filesystem.info(place)
+        def size(filesystem: Any, path: str) -> int | None:
+            info = filesystem.info(path)
             return int(info["size"]) if info["type"] == "file" else None
 
         try:
@@ -90,16 +89,19 @@ class ObjectStore:
         return sorted(self.sizes(folder))
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """The files that `files` names, and the bytes of each; one request for some thousand files."""
+        """Returns the names of `files` with their sizes in bytes.
 
-        def sizes(filesystem: Any, place: str) -> dict[str, int]:
-            root = self._place("")[1].rstrip("/") + "/"
-            found = filesystem.find(place, detail=True)
-            # Object stores match names by how they begin, and show empty objects that stand for folders.
+        One request lists some thousand files.
+        """
+
+        def sizes(filesystem: Any, path: str) -> dict[str, int]:
+            root = self._resolve("")[1].rstrip("/") + "/"
+            found = filesystem.find(path, detail=True)
+            # Object stores match names by prefix, and list empty objects that stand for folders.
             return {
-                path.removeprefix(root): int(info["size"])
-                for path, info in found.items()
-                if path.startswith(place.rstrip("/") + "/") and info["type"] == "file" and not path.endswith("/")
+                name.removeprefix(root): int(info["size"])
+                for name, info in found.items()
+                if name.startswith(path.rstrip("/") + "/") and info["type"] == "file" and not name.endswith("/")
             }
 
         try:
@@ -109,23 +111,25 @@ class ObjectStore:
 
     def remove(self, file: str) -> None:
         with suppress(FileNotFoundError):
-            self._call(file, "be removed", lambda filesystem, place: filesystem.rm(place, recursive=True))
+            self._call(file, "be removed", lambda filesystem, path: filesystem.rm(path, recursive=True))
 
     @contextmanager
     def locked(self, file: str) -> Iterator[None]:
-        """Nothing is held: such places have no locks."""
+        """Holds no lock: fsspec has none."""
         yield
 
-    def _call(self, file: str, what: str, call: Callable[[Any, str], _Result]) -> _Result:
+    def _call(self, file: str, action: str, call: Callable[[Any, str], _Result]) -> _Result:
+        """Calls `call(filesystem, path of the file)` with retries."""
+
         def attempt() -> _Result:
-            filesystem, place = self._place(file)
-            # What it keeps of listings does not know what other processes wrote.
+            filesystem, path = self._resolve(file)
+            # fsspec's cached listings miss files that other processes wrote.
             filesystem.invalidate_cache()
-            return call(filesystem, place)
+            return call(filesystem, path)
 
-        return with_retries(attempt, what, join(self.name, file))
+        return with_retries(attempt, action, join(self.name, file))
 
-    def _place(self, file: str) -> tuple[Any, str]:
-        # Not of the file's own URL: in one, "::" and what follows would be another place.
+    def _resolve(self, file: str) -> tuple[Any, str]:
+        # Only the folder's URL is parsed. In a file's URL, "::" from its name would point to another place.
         filesystem, root = filesystem_of(self.name)
         return filesystem, join(root, file)

@@ -1,1 +1,1 @@
-"""Writing a dataset: staging folder, shard writer, progress files and the file store behind them."""
+"""Writing a dataset: staging, shards, progress files and file stores."""

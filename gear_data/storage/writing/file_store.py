@@ -1,4 +1,7 @@
-"""The folder of a dataset as its writer sees it: each file is complete or missing, never partial."""
+"""The folder of a dataset as its writer sees it.
+
+Each file is complete or missing, never partial.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ class FileStore(Protocol):
     name: str
 
     def writing(self, file: str) -> AbstractContextManager[Path]:
-        """Yields a local path to write. The data becomes `file` if the block succeeds, and is discarded if it fails.
+        """Yields a local path to write.
+
+        The data becomes `file` if the block succeeds, and is discarded if it fails.
 
         Raises:
             StorageFullError: the disk is full.
@@ -38,7 +43,10 @@ class FileStore(Protocol):
         """Returns the size of a file in bytes; None if it does not exist."""
 
     def files(self, folder: str = "") -> list[str]:
-        """Returns the names of all files in a folder and its subfolders; empty if it does not exist."""
+        """Returns the names of all files in a folder and its subfolders.
+
+        The list is empty if the folder does not exist.
+        """
 
     def remove(self, file: str) -> None:
         """Removes a file, or a folder with its contents, if it exists.
@@ -48,7 +56,9 @@ class FileStore(Protocol):
         """
 
     def locked(self, file: str) -> AbstractContextManager[None]:
-        """Holds the lock of a file, if the store has locks. The system releases it when the process dies.
+        """Holds the lock of a file, if the store has locks.
+
+        The system releases it when the process dies.
 
         Raises:
             DestinationExistsError: another conversion holds the lock.
@@ -57,7 +67,10 @@ class FileStore(Protocol):
 
 
 class LocalFileStore:
-    """A folder of this machine or of a mounted file system. It is created with its first file."""
+    """A folder of this machine or of a mounted file system.
+
+    It is created with its first file.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

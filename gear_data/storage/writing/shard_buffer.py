@@ -15,7 +15,9 @@ from gear_data.storage.variable import OFFSET_BYTES, value_bytes, value_offsets
 
 
 class ShardBuffer:
-    """Growing arrays for the columns of one shard. `clear` empties them for the next shard.
+    """Growing arrays for the columns of one shard.
+
+    `clear` empties them for the next shard.
 
     Args:
         schema: all columns.
@@ -37,7 +39,10 @@ class ShardBuffer:
         self.bytes = 0
 
     def sizes(self, block: EpisodeBlock) -> npt.NDArray[np.int64]:
-        """Returns the cumulative size of the block's episodes in the buffer in bytes, int64 [episodes + 1]."""
+        """Returns the cumulative bytes of a block's episodes in the buffer.
+
+        The array is int64 [episodes + 1].
+        """
         sizes = block.offsets * self._step_bytes
         for array in block.variable.values():
             bounds = value_offsets(array)[block.offsets]
@@ -71,7 +76,7 @@ class ShardBuffer:
 
 
 class _VariableValues:
-    """One variable-length column: int64 offsets that begin with 0, and the bytes of the values."""
+    """One variable-length column: int64 offsets from 0, and the values' bytes."""
 
     def __init__(self, steps: int, capacity: int) -> None:
         self._offsets = np.zeros(steps + 1, np.int64)
@@ -94,7 +99,10 @@ class _VariableValues:
 
 
 def _grown(buffer: npt.NDArray[Any], used: int, rows: int) -> npt.NDArray[Any]:
-    """Returns the buffer if it has `rows` rows; otherwise a larger one with a copy of the first `used` rows."""
+    """Returns a buffer with at least `rows` rows.
+
+    It is the given buffer, or a larger one with a copy of the first `used` rows.
+    """
     if rows <= len(buffer):
         return buffer
     larger = np.empty((rows, *buffer.shape[1:]), buffer.dtype)

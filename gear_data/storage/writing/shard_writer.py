@@ -1,4 +1,6 @@
-"""Writer of the shards of one conversion task. It can be killed at any moment and resumes after its finished shards.
+"""Writer of the shards of one conversion task.
+
+It can be killed at any moment and resumes after its finished shards.
 
 During a conversion, the folder `.progress/` holds two or three files per finished shard: the rows of its episode table,
 the rows of its final observations, and a JSON file with the position in the source after the shard. The JSON file is
@@ -38,7 +40,10 @@ from gear_data.storage.writing.shard_buffer import ShardBuffer
 
 
 class _ProgressRecord(msgspec.Struct, frozen=True):
-    """Progress file of one finished shard: the shard, the statistics so far, and the fields of `ResumePoint`."""
+    """Progress file of one finished shard.
+
+    It has the shard, the statistics so far, and the fields of `ResumePoint`.
+    """
 
     shard: ShardRecord
     statistics: StatisticsState
@@ -63,7 +68,7 @@ class ResumePoint:
 
 
 class ShardWriter:
-    """Collects whole episodes in a buffer and writes a shard whenever the buffer is full.
+    """Collects whole episodes, and writes a shard whenever its buffer is full.
 
     The writer resumes after the finished shards in the folder; `resume_point` says where in the source. It is a context
     manager: on exit, also after an error, it finishes the shard that it is writing.
@@ -71,7 +76,7 @@ class ShardWriter:
     Args:
         store: the dataset's folder.
         schema: all columns, including derived ones.
-        shard_bytes: size limit of a shard. A larger episode becomes a shard of its own.
+        shard_bytes: size limit of a shard. A larger episode gets a separate shard.
         prefix: start of the shards' file names. It differs between the tasks of a conversion.
 
     Attributes:
@@ -168,7 +173,10 @@ class ShardWriter:
         return self._buffer
 
     def _fill(self, block: EpisodeBlock) -> None:
-        """Copies episodes into the buffer and collects their table rows. Ids and shards count from the task's first."""
+        """Copies episodes into the buffer and collects their table rows.
+
+        Ids and shards count from the task's first.
+        """
         contents = content_hashes(block, self._schema)
         buffer = self._shard_buffer()
         shard = len(self.shards) + (self._finishing is not None)
@@ -227,7 +235,10 @@ class ShardWriter:
         return shard
 
     def _wait_for_shard(self) -> None:
-        """Waits for the shard that the thread finishes, if there is one. Raises the thread's exception."""
+        """Waits for the shard that the thread finishes, if there is one.
+
+        Raises the thread's exception.
+        """
         if self._finishing is not None:
             finishing, self._finishing = self._finishing, None
             self.shards.append(finishing.result())

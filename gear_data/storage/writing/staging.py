@@ -79,7 +79,9 @@ class TaskResult:
 
 
 class StagedDataset:
-    """A dataset folder that a conversion fills. Its lock is held until `finish` or `abandon`.
+    """A dataset folder that a conversion fills.
+
+    Its lock is held until `finish` or `abandon`.
 
     Args:
         store: the dataset's folder.
@@ -108,7 +110,10 @@ class StagedDataset:
             raise
 
     def _has_options(self) -> bool:
-        """Returns whether an earlier run wrote its options. Before that, there is nothing to resume."""
+        """Returns whether an earlier run wrote its options.
+
+        Before that, there is nothing to resume.
+        """
         return any(not file.removeprefix(f"{PROGRESS}/").startswith(".") for file in self._store.files(PROGRESS))
 
     def _begin(self, options: Mapping[str, Any]) -> None:
@@ -136,7 +141,7 @@ class StagedDataset:
             )
 
     def merge(self, tasks: Sequence[TaskResult]) -> MergedTasks:
-        """Merges the tasks' episode tables, final observations and statistics, and writes the merged tables.
+        """Merges the results of all tasks, and writes the merged tables.
 
         Args:
             tasks: results in source order.
@@ -162,7 +167,10 @@ class StagedDataset:
     def _tables(
         self, tasks: Sequence[TaskResult], suffix: str, renumber: Callable[[pa.Table, int, int], pa.Table]
     ) -> Iterator[pa.Table]:
-        """Yields the tables of all shards. Every task numbers its episodes and shards from 0."""
+        """Yields the tables of all shards.
+
+        Every task numbers its episodes and shards from 0.
+        """
         first_episode = first_shard = 0
         for task in tasks:
             for i in range(len(task.shards)):
@@ -198,7 +206,10 @@ class StagedDataset:
         )
 
     def finish(self, manifest: Manifest) -> None:
-        """Removes temporary files of killed workers, writes the manifest, and removes `.progress/`."""
+        """Completes the dataset.
+
+        Removes temporary files of killed workers, writes the manifest, and removes `.progress/`.
+        """
         for file in self._store.files():
             if file.endswith(".tmp"):
                 self._store.remove(file)
@@ -224,7 +235,10 @@ class StagedDataset:
 
 
 def difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """Returns the first name with different values in two JSON objects, and both values; None if they are equal."""
+    """Returns the first difference of two JSON objects; None if they are equal.
+
+    The text has the name and both values.
+    """
     for name in sorted(known.keys() | wanted.keys()):
         old, new = known.get(name), wanted.get(name)
         if isinstance(old, dict) and isinstance(new, dict) and (inner := difference(old, new)) is not None:
