@@ -61,9 +61,7 @@ def lint(
 ) -> LintReport:
     """Reads a source as `convert` would, and says what it noticed. Nothing is written.
 
-    Args:
-        source, format, split, columns, rename, episode_column, step_column, end_column, max_episode_steps,
-        keep_encoded, progress: as in `convert`.
+    The arguments are those of `convert`.
 
     Returns:
         What was noticed. Malformed episodes are among it (`bad-episode`); they are not counted as episodes.
