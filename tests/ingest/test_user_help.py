@@ -245,7 +245,7 @@ def test_a_gear_dataset_is_no_source(sources: Any, tmp_path: Path, capsys: pytes
     (half / ".progress").mkdir(parents=True)
     (half / "shards").mkdir()
     shutil.copy(next((tmp_path / "done" / "shards").iterdir()), half / "shards")
-    for folder, message in ((tmp_path / "done", "is a gear dataset already"), (half, "is a half-done conversion")):
+    for folder, message in ((tmp_path / "done", "is already a gear dataset"), (half, "is an unfinished conversion")):
         for use in (gear_data.lint, lambda place: gear_data.convert(place, tmp_path / "d")):
             with pytest.raises(UnknownFormatError, match=message):
                 use(folder)
@@ -258,15 +258,15 @@ def test_an_unknown_source_is_told_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(UnknownFormatError) as error:
         gear_data.convert(source, tmp_path / "d")
     hint = str(error.value.hint)
-    assert "perhaps --episode-column 'my run';" not in hint  # `act` is known to be actions
-    assert "perhaps --episode-column 'my run' --rename act=actions;" in hint
+    assert "for example --episode-column 'my run';" not in hint  # `act` is known to be actions
+    assert "for example --episode-column 'my run' --rename act=actions;" in hint
     assert "in-memory" not in hint
     assert all(name in hint for name in known_formats() if name != "in-memory")
     gear_data.convert(source, tmp_path / "d", episode_column="my run", rename={"act": "actions"})
     nothing = write(tmp_path / "n.parquet", {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]})
     with pytest.raises(UnknownFormatError) as error:
         gear_data.convert(nothing, tmp_path / "e")
-    assert "perhaps" not in str(error.value)
+    assert "for example" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["empty folder", "npz", "other columns"])

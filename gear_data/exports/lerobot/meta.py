@@ -88,7 +88,7 @@ def write_meta(
     if finals:
         _write_finals(folder / FINALS, dataset, finals)
     notes = ExportNotes(
-        made=tuple(spec.name for spec in made if spec.name in (CLOCK, TASK)),
+        added=tuple(spec.name for spec in made if spec.name in (CLOCK, TASK)),
         vectors=tuple(feature.name for feature in columns if feature.spec.shape == (1,)),
         finals=tuple(feature.name for feature in finals),
     )

@@ -1,8 +1,7 @@
-"""Episodes in memory: any iterable of mappings, or of objects such as Minari's and d3rlpy's episodes.
+"""Episodes in memory: an iterable of mappings, or of Minari's or d3rlpy's episodes.
 
-What an episode may hold: see `gear_data.ingest.pipeline.episode_stream.EpisodeStream`.
-Observations, actions and infos may be
-mappings (Dict spaces) and tuples (Tuple spaces) of arrays.
+`gear_data.ingest.pipeline.episode_stream.EpisodeStream` says what an episode may hold. Observations, actions and infos
+may be mappings (Dict spaces) and tuples (Tuple spaces) of arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
 
 
 class _RepeatableEpisodes:
-    """What can be iterated over again and again; or a function that returns an iterable."""
+    """Episodes that can be read any number of times: an iterable, or a function that returns one."""
 
     def __init__(self, episodes: Any, name: str) -> None:
         self._episodes = episodes
@@ -43,13 +42,13 @@ class _RepeatableEpisodes:
         episodes = self._episodes() if callable(self._episodes) else self._episodes
         if not isinstance(episodes, Iterable) and not hasattr(episodes, "__getitem__"):
             raise InvalidArgumentError(
-                f"gives {type(episodes).__name__}, where an iterable of episodes is expected", file=self._name
+                f"returns {type(episodes).__name__}, where an iterable of episodes is expected", file=self._name
             )
         return islice(episodes, start, stop)
 
 
 class _OneShotEpisodes:
-    """What can be iterated over only once. A look at the first episode does not count."""
+    """Episodes from an iterator, which can be read only once, except for the first episode."""
 
     def __init__(self, episodes: Iterator[Any], name: str) -> None:
         self._name = name
@@ -63,7 +62,7 @@ class _OneShotEpisodes:
             raise InvalidArgumentError(
                 "the iterator has been read already, and cannot be read again",
                 file=self._name,
-                hint="give a list, or the generator function itself",
+                hint="pass a list, or the generator function itself",
             )
         rest, self._rest = self._rest, None
         return islice(chain(self._first, rest), start, stop)

@@ -1,4 +1,7 @@
-"""The formats that sources may have. A new format is a module with a `FORMAT`, and its name here."""
+"""Registry of the source formats.
+
+To add a format, write a module with a `FORMAT` and add its name to `_MODULES`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_lengths, storage_array
 from gear_data.ingest.sources.unrecognised import unrecognised
 
-#: The modules that define a `FORMAT`, below `gear_data.ingest.sources`.
+#: Modules with a `FORMAT`, below `gear_data.ingest.sources`.
 _MODULES = (
     "arrays.npy_folder",
     "arrays.npz",
@@ -32,28 +35,28 @@ _MODULES = (
 )
 _TABLES = ("episode-rows", "step-rows")
 _IN_MEMORY = "in-memory"
-#: Rows looked at to tell one value in a list from the steps of an episode.
+#: Number of rows that tell lists of one value per step from lists of an episode's steps.
 _HEAD_ROWS = 64
-#: Options that not every format has a use for.
+#: Options that only some formats support.
 _OPTIONAL = ("episode_column", "step_column", "end_column", "max_episode_steps")
 
 
 def known_formats() -> dict[str, Format]:
-    """Name -> format, in the order they are probed."""
+    """Returns name -> format, in the order in which they are probed."""
     modules = [importlib.import_module(f"gear_data.ingest.sources.{name}") for name in _MODULES]
-    found: list[Format] = [module.FORMAT for module in modules]
-    return {item.name: item for item in sorted(found, key=lambda item: -item.priority)}
+    formats: list[Format] = [module.FORMAT for module in modules]
+    return {item.name: item for item in sorted(formats, key=lambda item: -item.priority)}
 
 
 def open_source(location: Location, name: str, options: SourceOptions) -> tuple[EpisodeSource, str, str]:
-    """Opens a source in the format `name`, or in the one found for "auto".
+    """Opens a source in the format `name`, or in the recognised one for "auto".
 
     Returns:
-        The source, the format's name, and why it is that one.
+        The source, the name of the format, and the reason for the format.
 
     Raises:
-        UnknownNameError: no such format.
-        UnknownFormatError: "auto" recognises nothing.
+        UnknownNameError: there is no such format.
+        UnknownFormatError: "auto" recognises no format.
     """
     formats = known_formats()
     if name != "auto" and name not in formats:
@@ -61,7 +64,7 @@ def open_source(location: Location, name: str, options: SourceOptions) -> tuple[
     try:
         return _open_as(location, formats, name, options)
     except GearError as error:
-        # What is wrong with options is known where there is no file yet.
+        # Errors about options are raised before any file is open.
         error.file = error.file or location.name
         raise
 
@@ -70,43 +73,48 @@ def _open_as(
     location: Location, formats: dict[str, Format], name: str, options: SourceOptions
 ) -> tuple[EpisodeSource, str, str]:
     if name != "auto":
-        return _open(formats[name], location, options), name, "asked for"
+        return _open(formats[name], location, options), name, "given by the user"
     for item in formats.values():
-        # What a user says of columns goes before what their names and types suggest.
-        if item.name in _TABLES and (found := _by_named_columns(location, options)) is not None:
-            return _open(formats[found[0]], location, options), *found
+        # Columns that the user names come before what names and types suggest.
+        if item.name in _TABLES and (table_format := _format_of_named_columns(location, options)) is not None:
+            return _open(formats[table_format[0]], location, options), *table_format
         if reason := item.probe(location):
             return _open(item, location, options), item.name, reason
-    # Episodes in memory are recognised always, and nothing else ever is such.
+    # Episodes in memory are always recognised, so that format is no suggestion for other sources.
     raise unrecognised(location, [name for name in formats if name != _IN_MEMORY])
 
 
 def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSource:
-    """Opens a source, and notes what data in its folder another format would have to read."""
+    """Opens a source, and adds a finding for data files of other formats."""
     for name in _OPTIONAL:
         if getattr(options, name) is not None and name not in item.uses:
             flag = "--" + name.replace("_", "-")
             raise InvalidArgumentError(
-                f"the format {item.name} has no use for {name} ({flag})", file=location.name, hint="leave it out"
+                f"the format {item.name} does not support {name} ({flag})", file=location.name, hint="leave it out"
             )
     source = item.open(location, options)
     for spec in source.columns:
         if spec.name in SCALAR_COLUMNS and spec.variable_length:
             raise UnsupportedColumnError(
-                f"holds {spec.dtype}, where {spec.name} are numbers",
+                f"holds {spec.dtype}, where {spec.name} must be numbers",
                 column=spec.source or spec.name,
-                hint="give it another name with --rename, if it is something else",
+                hint="if it means something else, give it another name with --rename",
             )
     if item.suffixes:
-        left = [file for file in location.with_suffix(*DATA_SUFFIXES) if not file.path.lower().endswith(item.suffixes)]
-        if left:
-            message = f"files of another kind than {item.name}; left out: convert them by themselves"
-            source.findings.add(Finding("files-left-out", message, len(left), left[0].name))
+        left_out = [
+            file for file in location.with_suffix(*DATA_SUFFIXES) if not file.path.lower().endswith(item.suffixes)
+        ]
+        if left_out:
+            message = f"files of another format than {item.name}; left out: convert them separately"
+            source.findings.add(Finding("files-left-out", message, len(left_out), left_out[0].name))
     return source
 
 
-def _by_named_columns(location: Location, options: SourceOptions) -> tuple[str, str] | None:
-    """The format of a table that columns named by the user imply, and why: lists where a row is an episode."""
+def _format_of_named_columns(location: Location, options: SourceOptions) -> tuple[str, str] | None:
+    """Returns the table format that the user's columns imply, and the reason.
+
+    A list implies that a row is an episode. None if the user names no column, or the source is not a table.
+    """
     flags = {
         "--episode-column": options.episode_column,
         "--step-column": options.step_column,
@@ -115,20 +123,20 @@ def _by_named_columns(location: Location, options: SourceOptions) -> tuple[str, 
     tables = open_tables(location) if any(flags.values()) else None
     if tables is None:
         return None
-    named = resolve_structure_columns(tables.schema.names, options)
+    resolved = resolve_structure_columns(tables.schema.names, options)
     for flag, name in flags.items():
         if name is not None:
             type_ = tables.schema.field(name).type
-            if named.episode_column is None and is_list(type_):
+            if resolved.episode_column is None and is_list(type_):
                 return "episode-rows", f"a row is an episode: '{name}', given as {flag}, is {type_}"
-            if (steps := _list_of_steps(tables, named)) is not None:
+            if (steps := _list_of_steps(tables, resolved)) is not None:
                 return "episode-rows", f"a row is an episode: '{steps}' is a list"
             return "step-rows", f"a row is a step: '{name}' is given as {flag}"
     return None
 
 
 def _list_of_steps(tables: TableStream, options: SourceOptions) -> str | None:
-    """The column of what is one value a step (rewards, end flags) that is a list of several in a row; None if none."""
+    """Returns a column of rewards or end flags that is a list of several values per row; None if there is none."""
     rename = options.rename or {}
     names: list[str] = [field.name for field in tables.schema if is_list(field.type)]
     names = [name for name in names if (rename.get(name) or canonical_name(name)) in SCALAR_COLUMNS]

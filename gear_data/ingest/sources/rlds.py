@@ -1,9 +1,9 @@
-"""RLDS: episodes in a TFDS dataset folder, read by `tensorflow_datasets` (extra `rlds`).
+"""RLDS: episodes in a TFDS dataset folder, read by `tensorflow_datasets`.
 
-Layout: https://github.com/google-research/rlds. An episode is a nested dataset of steps: `observation`, `action`,
-`reward`, `discount`, `is_first`, `is_last`, `is_terminal` and what else a step has; beside it stand facts about the
-episode. The step with `is_last` holds the observation after the last action: its action and reward mean nothing. It is
-terminal if `is_terminal`, else the episode was truncated.
+The extra `rlds` installs the reader. Layout: https://github.com/google-research/rlds. An episode has facts and a nested
+dataset of steps: `observation`, `action`, `reward`, `discount`, `is_first`, `is_last`, `is_terminal` and further
+values. The step with `is_last` holds the observation after the last action; its action and reward are invalid. The
+episode terminated if that step has `is_terminal`; otherwise it was truncated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gear_data.storage.block import Position
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 _STEPS = "steps"
-#: TFDS imports the module of whatever class a dataset names; only its own may be named.
+#: TFDS imports the module of any class that a dataset names. Only classes of TFDS are allowed.
 _TRUSTED = "tensorflow_datasets."
 _FACTS = ("name", "version", "description", "citation", "license")
 
@@ -51,27 +51,30 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
     file = location.file(folder + _INFO)
     if file is None or file.filesystem is not None:
         raise UnknownFormatError(
-            "RLDS is read from local folders", file=location.name, hint="copy the folder here first"
+            "RLDS can be read only from a local folder", file=location.name, hint="copy the folder to a local disk"
         )
     for name in _class_names(_features(location, folder)):
         if not name.startswith(_TRUSTED):
             raise CorruptSourceError(
-                f"names the Python class {name}, which reading it would import", file=folder + _FEATURES
+                f"names the Python class {name}, which TFDS would import",
+                file=folder + _FEATURES,
+                hint="only classes of tensorflow_datasets are allowed",
             )
     return _RldsDataset(file, folder).stream(location.name, options)
 
 
 def _folder(location: Location) -> str | None:
-    """The dataset's folder in the location, "" or with a slash at its end; None where there is none or are several."""
-    found = [
+    """Returns the dataset's folder, "" or with a trailing slash; None unless there is exactly one."""
+    folders = [
         file.name.removesuffix(_INFO)
         for file in location.files
         if PurePosixPath(file.name).name == _INFO and location.file(file.name.removesuffix(_INFO) + _FEATURES)
     ]
-    return found[0] if len(found) == 1 else None
+    return folders[0] if len(folders) == 1 else None
 
 
 def _features(location: Location, folder: str) -> dict[str, Any]:
+    """Reads `features.json`. Raises CorruptSourceError if it does not describe features."""
     file = location.file(folder + _FEATURES)
     if file is None:
         raise CorruptSourceError("is missing", file=folder + _FEATURES)
@@ -85,6 +88,7 @@ def _features(location: Location, folder: str) -> dict[str, Any]:
 
 
 def _class_names(features: Any) -> Iterator[str]:
+    """Yields the names of all Python classes in the features."""
     if isinstance(features, Mapping):
         for key, value in features.items():
             if key == "pythonClassName":
@@ -97,12 +101,12 @@ def _class_names(features: Any) -> Iterator[str]:
 
 
 class _RldsDataset:
-    """A dataset folder opened."""
+    """An open dataset folder."""
 
     def __init__(self, info: SourceFile, folder: str) -> None:
-        # TensorFlow takes all memory of every GPU it sees at its first operation; nothing here needs one.
+        # Hides the GPUs: TensorFlow would allocate all their memory at its first operation.
         self._tf = import_extra("tensorflow", "rlds")
-        with suppress(RuntimeError):  # in use already, by whoever imported us
+        with suppress(RuntimeError):  # the application has initialised the GPUs already
             self._tf.config.set_visible_devices([], "GPU")
         self._tfds = import_extra("tensorflow_datasets", "rlds")
         self._name = folder + _INFO
@@ -111,9 +115,9 @@ class _RldsDataset:
             splits = {name: split for name, split in self._builder.info.splits.items() if split.num_examples}
         if len(splits) != 1:
             raise UnknownFormatError(
-                f"has the splits {', '.join(sorted(splits)) or '(none)'}, and one is read at a time",
+                f"has the splits {', '.join(sorted(splits)) or '(none)'}, but only one split can be read",
                 file=self._name,
-                hint="make a folder of one split's files, with dataset_info.json and features.json",
+                hint="copy the files of one split, dataset_info.json and features.json to a folder",
             )
         self._split = next(iter(splits.values()))
 
@@ -131,38 +135,39 @@ class _RldsDataset:
             metadata=facts,
         )
         for fact in sorted(left_out):
-            message = "an array among the facts about an episode; left out"
+            message = "a fact about an episode is an array; left out"
             stream.findings.add(Finding("fact-left-out", message, file=name, column=fact))
         return stream
 
     def _units(self) -> list[Unit]:
-        """Shards taken together; an episode never runs over two."""
+        """Returns runs of shards of about `UNIT_BYTES`. An episode lies in one shard."""
         lengths = self._split.shard_lengths or [self._split.num_examples]
-        share = self._split.num_bytes // max(1, len(lengths))
+        shard_bytes = self._split.num_bytes // max(1, len(lengths))
         units: list[Unit] = []
         first, stop, size = 0, 0, 0
         for length in lengths:
-            stop, size = stop + length, size + share
+            stop, size = stop + length, size + shard_bytes
             if size >= UNIT_BYTES or stop >= self._split.num_examples:
                 units.append(Unit(Position(0, first), size))
                 first, size = stop, 0
         return units
 
     def _read(self, start: int, stop: int | None) -> Iterator[dict[str, Any]]:
+        """Yields the episodes [start, stop) as NumPy values."""
         tf, tfds = self._tf, self._tfds
         end = min(self._split.num_examples, self._split.num_examples if stop is None else stop)
         if start >= end:
             return
-        wanted = tfds.core.ReadInstruction(self._split.name, from_=start, to=end, unit="abs")
+        instruction = tfds.core.ReadInstruction(self._split.name, from_=start, to=end, unit="abs")
 
         def with_steps(episode: dict[str, Any]) -> dict[str, Any]:
-            # All steps at once: iterating over a nested dataset costs a millisecond a step.
+            # One batch of all steps: iterating over a nested dataset costs a millisecond per step.
             steps = episode[_STEPS].batch(tf.int64.max, drop_remainder=False)
             return {**episode, _STEPS: tf.data.experimental.get_single_element(steps)}
 
         with self._reading():
             config = tfds.ReadConfig(interleave_cycle_length=1, skip_prefetch=True)
-            episodes = self._builder.as_dataset(split=wanted, shuffle_files=False, read_config=config)
+            episodes = self._builder.as_dataset(split=instruction, shuffle_files=False, read_config=config)
             iterator = iter(tfds.as_numpy(episodes.map(with_steps, num_parallel_calls=2).prefetch(2)))
         while True:
             with self._reading():
@@ -173,35 +178,44 @@ class _RldsDataset:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turns what TensorFlow and TFDS raise for damaged files into CorruptSourceError."""
+        """Raises CorruptSourceError in place of the errors of TensorFlow and TFDS."""
         try:
             yield
         except GearError:
             raise
-        except Exception as error:  # TensorFlow's errors, protobuf's, and those of TFDS have no base in common
+        except Exception as error:  # errors of TensorFlow, protobuf and TFDS have no common base
             raise CorruptSourceError(
                 f"tensorflow_datasets cannot read it: {type(error).__name__}: {error}",
                 file=self._name,
-                hint="download it again, or look at it with tfds.builder_from_directory",
+                hint="download it again, or inspect it with tfds.builder_from_directory",
             ) from error
 
 
 def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
-    """An episode of n rows as T = n - 1 steps and the observation after them; as n steps where it was cut off."""
+    """Converts an episode of n rows to canonical values.
+
+    A complete episode has T = n - 1 steps and a final observation. A cut-off episode, without `is_last`, has n steps.
+    The names of facts that are arrays are added to `left_out`.
+
+    Raises:
+        BadEpisodeError: the steps have no names, or `is_last` is set before the last row.
+    """
     if not isinstance(episode[_STEPS], Mapping):
         raise BadEpisodeError("a step has no named values", column=_STEPS)
-    steps = {name: _text(values, name) for name, values in flatten(episode[_STEPS]).items()}
+    steps = {name: _decode_text(values, name) for name, values in flatten(episode[_STEPS]).items()}
     flags = {name: np.asarray(steps.pop(name, ())) for name in ("is_first", "is_last", "is_terminal")}
     rows = min((len(values) for values in steps.values()), default=0)
     last, terminal = flags["is_last"], flags["is_terminal"]
     if last[:-1].any():
-        raise BadEpisodeError(f"is set at step {int(np.argmax(last))}, and {rows} steps follow", column="is_last")
-    whole = not len(last) or bool(last[-1])
+        raise BadEpisodeError(
+            f"is set at step {int(np.argmax(last))}, before the last of {rows} steps", column="is_last"
+        )
+    is_complete = not len(last) or bool(last[-1])
     values: dict[str, Any] = {}
     for name, column in steps.items():
         is_observation = name.split(".", 1)[0] == "observation"
-        values[name] = column if is_observation or not whole else column[:-1]
-    if whole:
+        values[name] = column if is_observation or not is_complete else column[:-1]
+    if is_complete:
         if len(terminal):
             values["terminated"] = terminal[1:]
             values["truncated"] = np.zeros(rows - 1, np.bool_)
@@ -218,11 +232,11 @@ def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
     return values
 
 
-def _text(values: Any, name: str) -> npt.NDArray[Any]:
-    """TensorFlow has one type for text and bytes: what is UTF-8 in a whole episode is text."""
+def _decode_text(values: Any, name: str) -> npt.NDArray[Any]:
+    """Decodes bytes to text if they are UTF-8 in the whole episode. TensorFlow has one type for text and bytes."""
     if not isinstance(values, np.ndarray):
         raise UnsupportedColumnError(
-            "has steps of unlike shapes (a Sequence in a step)", column=name, hint="convert a copy without it"
+            "has steps of different shapes (a Sequence in a step)", column=name, hint="convert a copy without it"
         )
     if values.dtype != np.dtype(object) or values.ndim != 1:
         return values

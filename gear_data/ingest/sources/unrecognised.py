@@ -1,4 +1,4 @@
-"""What to say of a source that no format recognises: what it is instead, or what was seen and what would help."""
+"""Errors for sources that no format recognises, with hints about what to do."""
 
 from __future__ import annotations
 
@@ -16,66 +16,66 @@ from gear_data.ingest.sources.tables.open_tables import open_tables
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.writing.progress_files import PROGRESS
 
-#: What names of columns have in them, as a rule, that tell episodes apart; and those of the usual columns.
+#: Words in the usual names of episode columns, and in the usual names of other columns.
 _EPISODE_WORDS = ("episode", "traj", "run", "rollout", "demo", "id")
 _WORDS = {"observations": ("obs", "state"), "actions": ("act",), "rewards": ("rew",)}
 
-#: What to do with files of other kinds, where there are no others.
+#: Suffixes -> hint, for sources that hold only files of these kinds.
 _ADVICE = {
     (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z"): "unpack it first",
     (".pkl", ".pickle", ".pt", ".pth", ".joblib"): (
-        "pickles are never loaded: load it yourself, where you trust it, and give gear_data.convert the episodes"
+        "pickles are never loaded: if you trust the file, load it yourself and pass the episodes to gear_data.convert"
     ),
-    (".csv", ".tsv", ".jsonl"): "write it as Parquet first, or give gear_data.convert a datasets.Dataset of it",
+    (".csv", ".tsv", ".jsonl"): "write it as Parquet first, or pass a datasets.Dataset of it to gear_data.convert",
 }
 
 
 def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatError:
-    """The error for a source that none of these formats recognises."""
+    """Returns the error for a source that no format recognises; `formats` are their names."""
     if location.file(MANIFEST_NAME) and location.file("episodes.arrow"):
         return UnknownFormatError(
-            "is a gear dataset already",
+            "is already a gear dataset",
             file=location.name,
-            hint="look at it with 'gear-data inspect', write it in another format with 'gear-data export'",
+            hint="inspect it with 'gear-data inspect', or write it in another format with 'gear-data export'",
         )
     if os.path.isdir(os.path.join(location.name, PROGRESS)):
         return UnknownFormatError(
-            "is a half-done conversion, not a source",
+            "is an unfinished conversion, not a source",
             file=location.name,
-            hint=f"go on with it: gear-data convert SRC {shlex.quote(location.name)} --resume",
+            hint=f"resume it: gear-data convert SRC {shlex.quote(location.name)} --resume",
         )
     if location.folder and not location.files:
-        return UnknownFormatError("holds no files (hidden ones are passed over)", file=location.name)
+        return UnknownFormatError("holds no files (hidden files are ignored)", file=location.name)
     for suffixes, advice in _ADVICE.items():
-        if (found := location.with_suffix(*suffixes)) and not location.with_suffix(*DATA_SUFFIXES):
+        if (files := location.with_suffix(*suffixes)) and not location.with_suffix(*DATA_SUFFIXES):
             return UnknownFormatError(
-                f"the format is not recognised; it has {found[0].name}", file=location.name, hint=advice
+                f"the format is not recognised; it holds {files[0].name}", file=location.name, hint=advice
             )
     tables = open_tables(location)
     hint = f"name the format with --format: {', '.join(formats)}"
     if tables is not None:
-        seen = "its columns are " + ", ".join(f"{field.name}: {field.type}" for field in tables.schema)
+        contents = "its columns are " + ", ".join(f"{field.name}: {field.type}" for field in tables.schema)
         hint = (
-            "where a row is a step, say which column tells episodes apart with --episode-column, which numbers their "
-            "steps with --step-column, or which is true at their ends with --end-column; give columns their usual "
+            "if a row is a step, name the column of episode ids with --episode-column, the column of step numbers with "
+            "--step-column, or the column that is true at the last steps with --end-column; give columns their usual "
             f"names (observations, actions, rewards, terminated, truncated) with --rename SOURCE=NAME"
             f"{_example(tables.schema)}; or {hint}"
         )
     else:
-        seen = "its files are " + (", ".join(file.name for file in location.files[:10]) or "none")
-    return UnknownFormatError(f"the format is not recognised; {seen}", file=location.name, hint=hint)
+        contents = "its files are " + (", ".join(file.name for file in location.files[:10]) or "none")
+    return UnknownFormatError(f"the format is not recognised; {contents}", file=location.name, hint=hint)
 
 
 def _example(schema: pa.Schema) -> str:
-    """The options with names of columns that may be meant; nothing where none looks like it."""
+    """Returns example options with columns whose names look usual; an empty text if no name does."""
     ids = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_string(field.type)]
     flags = [f"--episode-column {shlex.quote(name)}" for name in ids if _has_word(name, _EPISODE_WORDS)][:1]
     known = {canonical_name(name) for name in schema.names}
     for usual, words in _WORDS.items():
-        likely = [name for name in schema.names if _has_word(name, words)]
-        if usual not in known and likely:
-            flags.append(f"--rename {shlex.quote(f'{likely[0]}={usual}')}")
-    return f", perhaps {' '.join(flags)}" if flags else ""
+        candidates = [name for name in schema.names if _has_word(name, words)]
+        if usual not in known and candidates:
+            flags.append(f"--rename {shlex.quote(f'{candidates[0]}={usual}')}")
+    return f", for example {' '.join(flags)}" if flags else ""
 
 
 def _has_word(name: str, words: Iterable[str]) -> bool:

@@ -1,9 +1,11 @@
-"""What gear-data's own LeRobot exports say beside LeRobot's files, so that they convert to an equal dataset again.
+"""Notes that gear-data adds to its LeRobot exports.
 
-LeRobot needs columns that a dataset may lack, keeps shapes () and (1,) as the same scalar, and has no place for final
-observations. `meta/gear_data.json` names the features concerned; `meta/final_observations.parquet` has a row an
-episode: `episode_index`, and the final observation of every such feature, null where an episode has none. LeRobot looks
-at neither file.
+With the notes, an export converts to an equal dataset again. LeRobot needs columns that a dataset may lack, stores the
+shapes () and (1,) as the same scalar, and has no place for final observations.
+
+`meta/gear_data.json` names the features concerned. `meta/final_observations.parquet` has one row per episode:
+`episode_index`, and the final observation of every such feature, null if the episode has none. LeRobot ignores both
+files.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from gear_data.storage.block import END, EpisodeBlock, Position
 NOTES = "meta/gear_data.json"
 FINALS = "meta/final_observations.parquet"
 _EPISODE = "episode_index"
+#: Attribute of `ExportNotes` -> key in the file.
+_KEYS = {"added": "made", "vectors": "vectors", "finals": "finals"}
 
 
 @dataclass(frozen=True)
@@ -33,20 +37,21 @@ class ExportNotes:
     """Features of an export, by LeRobot's names.
 
     Attributes:
-        made: LeRobot needs them, and the dataset had no such column.
-        vectors: vectors of one element, which LeRobot keeps as scalars.
-        finals: observations that have a final one.
+        added: columns that LeRobot needs and the dataset lacks.
+        vectors: vectors of one element, which LeRobot stores as scalars.
+        finals: observations that have a final observation.
     """
 
-    made: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     vectors: tuple[str, ...] = ()
     finals: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"made": list(self.made), "vectors": list(self.vectors), "finals": list(self.finals)}
+        """Returns the contents of `meta/gear_data.json`."""
+        return {key: list(getattr(self, name)) for name, key in _KEYS.items()}
 
-    def columns(self, columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-        """The columns as they were before the export, those of `made` among them."""
+    def restore(self, columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        """Returns the columns as they were before the export."""
         return tuple(
             replace(
                 spec,
@@ -58,33 +63,35 @@ class ExportNotes:
 
 
 def read_notes(location: Location) -> ExportNotes:
-    """Empty for a dataset that gear-data did not write.
+    """Reads the notes; they are empty for a dataset of another writer.
 
     Raises:
-        CorruptSourceError: not a JSON object of lists of names.
+        CorruptSourceError: the file is not a JSON object of lists of names.
     """
     file = location.file(NOTES)
     if file is None:
         return ExportNotes()
     values = read_json_object(file)
-    names = {key: values.get(key, []) for key in ("made", "vectors", "finals")}
-    for key, value in names.items():
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+    notes = {}
+    for name, key in _KEYS.items():
+        value = values.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise CorruptSourceError("should be a list of names", file=NOTES, column=key)
-    return ExportNotes(**{key: tuple(value) for key, value in names.items()})
+        notes[name] = tuple(value)
+    return ExportNotes(**notes)
 
 
 class FinalObservations:
-    """Final observations by episode number, read from `FINALS` as they are asked for.
+    """Final observations by episode number, read from `FINALS` when needed.
 
     Raises:
-        CorruptSourceError: the file is missing, cut short, or lacks a column.
+        CorruptSourceError: the file is missing or truncated, or lacks a column.
     """
 
     def __init__(self, location: Location, columns: tuple[ColumnSpec, ...]) -> None:
         file = location.file(FINALS)
         if file is None:
-            raise CorruptSourceError(f"is missing, and {NOTES} names final observations", file=FINALS)
+            raise CorruptSourceError(f"is missing, but {NOTES} names final observations", file=FINALS)
         self._columns = columns
         self._tables = ParquetTables((file,))
         names = [_EPISODE, *(_source(spec) for spec in columns)]
@@ -94,20 +101,29 @@ class FinalObservations:
         self._tables.select(names)
 
     def add(self, block: EpisodeBlock, ids: npt.NDArray[np.int64]) -> EpisodeBlock:
-        """The block with the final observations of its episodes, of which `ids` are the numbers, rising."""
+        """Returns the block with the final observations of its episodes.
+
+        Args:
+            block: without final observations.
+            ids: int64 [episodes], the numbers of its episodes, rising.
+
+        Raises:
+            CorruptSourceError: the episodes' numbers do not rise, or the file does not match them.
+        """
         if (np.diff(ids) <= 0).any():
-            raise CorruptSourceError(f"the episodes' numbers are not rising, as those in {FINALS} are", column=_EPISODE)
+            raise CorruptSourceError(f"the episodes' numbers do not rise, unlike those in {FINALS}", column=_EPISODE)
         rows = self._rows(int(ids[0]), int(ids[-1])).take(pa.array(ids - ids[0]))
         if not np.array_equal(rows.column(_EPISODE).to_numpy(), ids):
-            raise CorruptSourceError("a row is not that of its episode", file=FINALS, column=_EPISODE)
-        found = {spec.name: _known(rows, spec) for spec in self._columns}
+            raise CorruptSourceError("rows and episodes do not match", file=FINALS, column=_EPISODE)
+        found = {spec.name: _values(rows, spec) for spec in self._columns}
         has_final = next(iter(found.values()))[0]
-        for name, (known, _) in found.items():
-            if not np.array_equal(known, has_final):
+        for name, (present, _) in found.items():
+            if not np.array_equal(present, has_final):
                 raise CorruptSourceError("only part of a final observation", file=FINALS, column=name)
         return replace(block, has_final=has_final, finals={name: values for name, (_, values) in found.items()})
 
     def _rows(self, first: int, last: int) -> pa.Table:
+        """Returns the rows of the episodes `first` to `last`, both included."""
         tables: list[pa.Table] = []
         needed = last + 1 - first
         if needed > 0 <= first:
@@ -119,20 +135,20 @@ class FinalObservations:
         raise CorruptSourceError(f"has no rows for episodes {first} to {last}", file=FINALS)
 
 
-def _known(rows: pa.Table, spec: ColumnSpec) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
-    """Which rows have a final observation, and those there are."""
+def _values(rows: pa.Table, spec: ColumnSpec) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
+    """Returns bool [rows], which rows have a final observation, and these."""
     array = storage_array(rows.column(_source(spec)))
-    known = np.ones(len(array), np.bool_)
-    known[null_rows(array)] = False
+    present = np.ones(len(array), np.bool_)
+    present[null_rows(array)] = False
     try:
-        values = to_numpy(array.filter(pa.array(known)), spec.shape)
+        values = to_numpy(array.filter(pa.array(present)), spec.shape)
     except (IrregularRowsError, pa.ArrowException, AttributeError) as error:
         raise CorruptSourceError(
             f"should hold {spec.dtype} {spec.shape}: {error}", file=FINALS, column=spec.name
         ) from error
     if str(values.dtype) != spec.dtype:
         raise CorruptSourceError(f"holds {values.dtype}, not {spec.dtype}", file=FINALS, column=_source(spec))
-    return known, values
+    return present, values
 
 
 def _source(spec: ColumnSpec) -> str:

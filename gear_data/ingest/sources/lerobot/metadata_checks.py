@@ -1,4 +1,7 @@
-"""Where the rows of a LeRobot dataset and its metadata differ. The rows are kept; findings say what was seen."""
+"""Comparison of a LeRobot dataset's rows with its metadata.
+
+Rows are kept as they are. Each difference makes a finding.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.sources.lerobot.metadata import EpisodeList, LeRobotInfo, data_file
+from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, data_file_key
+from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock
 
-#: Seconds that two frames may be further apart than 1/fps, or closer: LeRobot's own `tolerance_s`.
+#: Tolerance in seconds for the distance of two frames, LeRobot's own `tolerance_s`.
 _TOLERANCE = 1e-4
 _DISAGREES = "metadata-disagrees"
 
@@ -21,24 +25,37 @@ _DISAGREES = "metadata-disagrees"
 def check_features(
     info: LeRobotInfo, names: Sequence[str], columns: Sequence[ColumnSpec], findings: FindingLog
 ) -> None:
-    """The columns declared in `features` against those of the Parquet files (`names`; `columns` are those read)."""
+    """Compares the declared features with the columns of the Parquet files.
+
+    Args:
+        info: with the declared features.
+        names: of all columns of the Parquet files.
+        columns: that are read.
+        findings: receives the findings.
+    """
     for name, feature in info.features.items():
         if name not in names:
-            kind = feature.get("dtype", "column")
-            message = f"declared in {info.name} as {kind}, and not in the Parquet files; left out"
+            dtype = feature.get("dtype", "column")
+            message = f"{info.name} declares it as {dtype}, but the Parquet files lack it; left out"
             findings.add(Finding("declared-column-absent", message, file=info.name, column=name))
     for spec in columns:
         name = spec.source or spec.name
         if info.features and name not in info.features:
-            message = f"not declared in {info.name}; read as the Parquet files have it"
+            message = f"not declared in {info.name}; read as it is in the Parquet files"
             findings.add(Finding(_DISAGREES, message, file=info.name, column=name))
-        elif (declared := _declared(info.features.get(name, {}), spec)) is not None:
-            message = f"{info.name} declares {declared}, the Parquet files hold {spec.dtype} {spec.shape}; read so"
+        elif (declared := _other_declaration(info.features.get(name, {}), spec)) is not None:
+            message = (
+                f"{info.name} declares {declared}, but the Parquet files hold {spec.dtype} {spec.shape}; read as the "
+                "latter"
+            )
             findings.add(Finding(_DISAGREES, message, file=info.name, column=name))
 
 
-def _declared(feature: Mapping[str, Any], spec: ColumnSpec) -> str | None:
-    """What a feature declares, if a column is something else. Pictures are bytes, and a shape of [1] is a scalar."""
+def _other_declaration(feature: Mapping[str, Any], spec: ColumnSpec) -> str | None:
+    """Returns the declaration of a feature that differs from its column.
+
+    Images and videos may be bytes, and a shape of [1] may be a scalar; these count as equal.
+    """
     dtype, shape = feature.get("dtype"), feature.get("shape")
     if dtype is not None and str(dtype) != spec.dtype and not (dtype in ("image", "video") and spec.dtype == "binary"):
         return f"{dtype}"
@@ -48,54 +65,73 @@ def _declared(feature: Mapping[str, Any], spec: ColumnSpec) -> str | None:
 
 
 def check_listing(info: LeRobotInfo, listed: EpisodeList | None, files: Sequence[str], findings: FindingLog) -> None:
-    """The list of episodes and the files found, against `meta/info.json` and each other. No row is looked at."""
+    """Compares the list of episodes, the files and `meta/info.json`.
+
+    Args:
+        info: with the declared totals.
+        listed: the list of episodes, if there is one.
+        files: names of the Parquet files. Their rows are not read.
+        findings: receives the findings.
+    """
     if listed is None:
         if info.major == 2 and info.total_episodes not in (None, len(files)):
             message = (
-                f"{info.name} declares {info.total_episodes} episodes, there are {len(files)} files; those are read"
+                f"{info.name} declares {info.total_episodes} episodes, but there are {len(files)} files; all are read"
             )
             findings.add(Finding(_DISAGREES, message, file=info.name, column="total_episodes"))
         return
-    if info.total_episodes not in (None, len(listed.ids)):
-        message = f"{info.name} declares {info.total_episodes} episodes, {listed.name} lists {len(listed.ids)}"
-        findings.add(Finding(_DISAGREES, message, file=info.name, column="total_episodes"))
-    frames = int(listed.lengths.sum())
-    if (listed.lengths >= 0).all() and info.total_frames not in (None, frames):
-        message = f"{info.name} declares {info.total_frames} frames, {listed.name} lists {frames}"
-        findings.add(Finding(_DISAGREES, message, file=info.name, column="total_frames"))
+    _check_totals(info, listed, findings)
     if listed.repeated:
         message = f"{listed.name} lists an episode again; the first entry counts"
         findings.add(Finding(_DISAGREES, message, listed.repeated, file=listed.name, column="episode_index"))
     if listed.ranges is not None and len(listed.ids):
         expected = np.concatenate([[0], listed.ranges[:-1, 1]])
         if len(wrong := np.flatnonzero(listed.ranges[:, 0] != expected)):
-            message = "an episode's frames do not begin where those of the one before end"
+            message = "an episode's frames do not begin where the previous episode's frames end"
             findings.add(
                 Finding(_DISAGREES, message, len(wrong), listed.name, int(wrong[0]), column="dataset_from_index")
             )
-    present = {data_file(name, info.major) for name in files}
+    present = {data_file_key(name, info.major) for name in files}
     if listed.files is not None and None not in present:
-        absent = [place for place in listed.files if place not in present]
+        absent = [key for key in listed.files if key not in present]
         if absent:
             number = int(listed.ids[listed.files.index(absent[0])])
-            message = f"{listed.name} lists episodes whose Parquet file is not there, first episode {number}; left out"
+            message = f"{listed.name} lists episodes whose Parquet file is missing, first episode {number}; left out"
             findings.add(Finding("listed-episode-absent", message, len(absent), file=listed.name))
 
 
-def check_block(block: EpisodeBlock, places: npt.NDArray[np.int64], listed: EpisodeList, findings: FindingLog) -> None:
-    """Episodes against their entries in the list; `places` are those of `EpisodeList.find`."""
-    known = places >= 0
-    _note(block, ~known, f"an episode that {listed.name} does not list; kept", "episode_index", findings)
-    said = np.where(known, listed.lengths[places], -1) if len(listed.ids) else places
-    message = f"{listed.name} gives an episode another length than it has rows; its rows count"
-    _note(block, (said >= 0) & (said != block.lengths), message, "length", findings)
+def _check_totals(info: LeRobotInfo, listed: EpisodeList, findings: FindingLog) -> None:
+    """Compares the declared totals with the list of episodes."""
+    if info.total_episodes not in (None, len(listed.ids)):
+        message = f"{info.name} declares {info.total_episodes} episodes, but {listed.name} lists {len(listed.ids)}"
+        findings.add(Finding(_DISAGREES, message, file=info.name, column="total_episodes"))
+    frames = int(listed.lengths.sum())
+    if (listed.lengths >= 0).all() and info.total_frames not in (None, frames):
+        message = f"{info.name} declares {info.total_frames} frames, but {listed.name} lists {frames}"
+        findings.add(Finding(_DISAGREES, message, file=info.name, column="total_frames"))
+
+
+def check_block(block: EpisodeBlock, indices: npt.NDArray[np.int64], listed: EpisodeList, findings: FindingLog) -> None:
+    """Compares episodes with their entries in the list.
+
+    Args:
+        block: the episodes.
+        indices: int64 [episodes], as `EpisodeList.find` returns them.
+        listed: the list.
+        findings: receives the findings.
+    """
+    known = indices >= 0
+    _add_finding(block, ~known, f"{listed.name} does not list the episode; kept", "episode_index", findings)
+    listed_lengths = np.where(known, listed.lengths[indices], -1) if len(listed.ids) else indices
+    message = f"{listed.name} gives an episode another length than it has rows; its rows are used"
+    _add_finding(block, (listed_lengths >= 0) & (listed_lengths != block.lengths), message, "length", findings)
     if listed.ranges is not None and len(listed.ids):
-        spans = (listed.ranges[:, 1] - listed.ranges[:, 0])[places]
-        message = f"{listed.name} gives an episode another range of frames than it has rows; its rows count"
-        _note(block, known & (spans != block.lengths), message, "dataset_to_index", findings)
+        spans = (listed.ranges[:, 1] - listed.ranges[:, 0])[indices]
+        message = f"{listed.name} gives an episode another range of frames than it has rows; its rows are used"
+        _add_finding(block, known & (spans != block.lengths), message, "dataset_to_index", findings)
 
 
-def _note(
+def _add_finding(
     block: EpisodeBlock,
     episodes: npt.NDArray[np.bool_],
     message: str,
@@ -103,41 +139,51 @@ def _note(
     findings: FindingLog,
     code: str = _DISAGREES,
 ) -> None:
-    if len(found := np.flatnonzero(episodes)):
-        first = int(found[0])
-        findings.add(Finding(code, message, len(found), block.sources[first], int(block.rows[first]), column))
+    """Adds a finding about the episodes that are True in `episodes`, if any."""
+    if len(selected := np.flatnonzero(episodes)):
+        first = int(selected[0])
+        findings.add(Finding(code, message, len(selected), block.sources[first], int(block.rows[first]), column))
 
 
 def check_timestamps(block: EpisodeBlock, stamps: npt.NDArray[Any], fps: float, findings: FindingLog) -> None:
-    """That frames of an episode are 1/fps apart, as LeRobot's own check has it.
+    """Checks that the frames of an episode are 1/fps apart, as LeRobot does.
 
-    Rounding of the stamps themselves, which in float32 passes LeRobot's tolerance after 17 minutes, is allowed for.
+    The rounding of the timestamps is allowed for: in float32 it exceeds LeRobot's tolerance after 17 minutes.
     """
     if stamps.ndim != 1 or stamps.dtype.kind != "f":
         return
-    steps = np.diff(stamps.astype(np.float64))
-    slack = _TOLERANCE + np.spacing(np.abs(stamps[1:])).astype(np.float64)
+    distances = np.diff(stamps.astype(np.float64))
+    tolerance = _TOLERANCE + np.spacing(np.abs(stamps[1:])).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        wrong = ~(np.abs(steps - 1 / fps) <= slack)  # NaN is wrong
+        wrong = ~(np.abs(distances - 1 / fps) <= tolerance)  # NaN is wrong
     offsets = block.offsets
-    wrong[offsets[1:-1] - 1] = False  # from one episode to the next
+    wrong[offsets[1:-1] - 1] = False  # between two episodes
     episodes = np.zeros(len(block), np.bool_)
     episodes[np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1] = True
-    message = f"frames of an episode are not {1 / fps:.6g} s apart, as fps says; kept as they are"
-    _note(block, episodes, message, "timestamp", findings, "timestamps-irregular")
+    message = f"frames of an episode are not {1 / fps:.6g} s apart, unlike fps says; kept as they are"
+    _add_finding(block, episodes, message, "timestamp", findings, "timestamps-irregular")
 
 
 def task_texts(
     block: EpisodeBlock, tasks: npt.NDArray[Any], texts: Mapping[int, str], findings: FindingLog
 ) -> list[str | None]:
-    """The text of the task of each episode's first frame; None where the list of tasks has none."""
+    """Returns the text of the task of each episode's first frame.
+
+    The text is None if the list of tasks lacks it.
+
+    Args:
+        block: the episodes.
+        tasks: [frames], the `task_index` of each frame.
+        texts: `task_index` -> text.
+        findings: receives the findings.
+    """
     tasks = tasks.reshape(len(tasks), -1)[:, 0]
     starts = block.offsets[:-1]
     several = np.minimum.reduceat(tasks, starts) != np.maximum.reduceat(tasks, starts)
-    message = "an episode has several tasks; the episode table has that of its first frame"
-    _note(block, several, message, "task_index", findings, "several-tasks")
+    message = "an episode has several tasks; the episode table has the task of its first frame"
+    _add_finding(block, several, message, "task_index", findings, "several-tasks")
     found = [texts.get(task) for task in tasks[starts].tolist()]
     absent = np.array([text is None for text in found])
-    message = "the list of tasks has no text for the task_index of an episode"
-    _note(block, absent, message, "task_index", findings, "unknown-task")
+    message = "the list of tasks has no text for an episode's task_index"
+    _add_finding(block, absent, message, "task_index", findings, "unknown-task")
     return found

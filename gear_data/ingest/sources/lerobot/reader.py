@@ -1,8 +1,8 @@
-"""LeRobot v2.0, v2.1 and v3.0: Parquet files with a row a frame, and what `meta/` says of them.
+"""LeRobot v2.0, v2.1 and v3.0: Parquet files with one row per frame.
 
-v2 has one file an episode, v3 files of many episodes that are closed by size. The files found are read; where LeRobot's
-templates (`data_path`) would look for them is of no account. The rows' own `episode_index` is trusted over the
-metadata; where the two differ, a finding says so.
+v2 has one file per episode; v3 has files of many episodes, closed by size. All Parquet files under `data/` are read;
+the template `data_path` in the metadata is ignored. The `episode_index` of the rows is used, not the metadata. A
+finding reports each difference between rows and metadata.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, read_episode_list
 from gear_data.ingest.sources.lerobot.export_notes import FinalObservations, read_notes
-from gear_data.ingest.sources.lerobot.metadata import EpisodeList, LeRobotInfo, read_episodes, read_info, read_tasks
+from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo, read_info, read_tasks
 from gear_data.ingest.sources.lerobot.metadata_checks import (
     check_block,
     check_features,
@@ -32,7 +34,7 @@ from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock, Position
 
 _EPISODE = "episode_index"
-#: Columns that the checks and the episodes' tasks need, whether or not they are to be kept.
+#: Columns that the checks and the episodes' tasks need, even if the user does not keep them.
 _TASK, _TIME = "task_index", "timestamp"
 _MAJORS = (2, 3)
 
@@ -48,19 +50,19 @@ def open_(location: Location, options: SourceOptions) -> LeRobotSource:
     files = _data_files(location)
     info = read_info(location) if files else None
     if info is None:
-        raise UnknownFormatError("no meta/info.json of LeRobot's with Parquet files under data/", file=location.name)
+        raise UnknownFormatError("has no meta/info.json of LeRobot with Parquet files under data/", file=location.name)
     if info.major not in _MAJORS:
-        hint = "the rows alone can be read with --format step-rows"
+        hint = "read only the rows with --format step-rows"
         if info.major == 1:
-            hint = f"bring it to v2 or v3 with LeRobot's own converters (lerobot/datasets); or: {hint}"
+            hint = f"convert it to v2 or v3 with LeRobot's own converters (lerobot/datasets); or {hint}"
         raise UnknownFormatError(
             f"LeRobot {info.version} is not supported; v2.0, v2.1 and v3.0 are", file=location.name, hint=hint
         )
     if options.episode_column not in (None, _EPISODE):
         raise InvalidArgumentError(
-            f"episodes of a LeRobot dataset are numbered by '{_EPISODE}'",
+            f"the episodes of a LeRobot dataset are numbered by '{_EPISODE}'",
             column=options.episode_column,
-            hint="leave --episode-column out, or read the rows alone with --format step-rows",
+            hint="leave --episode-column out, or read only the rows with --format step-rows",
         )
     return LeRobotSource(location, files, info, options)
 
@@ -70,7 +72,11 @@ def _data_files(location: Location) -> tuple[SourceFile, ...]:
 
 
 class LeRobotSource:
-    """An `EpisodeSource`: steps as `StepRowSource` gives them, with the episodes' own facts and tasks, and checked."""
+    """An `EpisodeSource` over a LeRobot dataset.
+
+    `StepRowSource` reads the steps. This class adds the episodes' facts and tasks, and checks the rows against the
+    metadata.
+    """
 
     rows_are_steps = True
 
@@ -80,29 +86,30 @@ class LeRobotSource:
         tables = ParquetTables(files)
         names = tables.schema.names
         if _EPISODE not in names:
-            raise CorruptSourceError("the column is missing; every frame has it", file=files[0].name, column=_EPISODE)
+            raise CorruptSourceError("the column is missing; every frame needs it", file=files[0].name, column=_EPISODE)
         needed = [name for name in (_TASK, _TIME) if name in names]
-        asked = None if options.columns is None else {*options.columns}
-        if asked is not None:
+        requested = None if options.columns is None else {*options.columns}
+        if requested is not None:
             options = replace(options, columns=(*(options.columns or ()), *needed))
         self._rows = StepRowSource(location, tables, options)
         by_source = {_source(spec): spec for spec in self._rows.columns}
         self._task, self._time = by_source.get(_TASK), by_source.get(_TIME)
         if self._task is not None and self._task.numpy_dtype.kind not in "iu":
             raise CorruptSourceError(
-                f"should number the tasks, and is {self._task.dtype}", file=files[0].name, column=_TASK
+                f"is {self._task.dtype}, where integers that number the tasks are expected",
+                file=files[0].name,
+                column=_TASK,
             )
         self._info = info
         self._tasks = read_tasks(location, info.major)
-        self._listed = read_episodes(location, info.major)
-        exported = read_notes(location)
-        unwanted = {
+        self._listed = read_episode_list(location, info.major)
+        notes = read_notes(location)
+        dropped = {
             spec.name
             for name, spec in by_source.items()
-            if name in exported.made or (name in needed and asked is not None and not asked & {spec.name, name})
+            if name in notes.added or (name in needed and requested is not None and not requested & {spec.name, name})
         }
-        kept = tuple(spec for spec in self._rows.columns if spec.name not in unwanted)
-        self.columns = exported.columns(kept)
+        self.columns = notes.restore(tuple(spec for spec in self._rows.columns if spec.name not in dropped))
         with_final = tuple(spec for spec in self.columns if spec.has_final)
         self._finals = FinalObservations(location, with_final) if with_final else None
         self.metadata: Mapping[str, Any] = info.facts
@@ -120,19 +127,19 @@ class LeRobotSource:
             yield self._complete(block) if len(block) else block
 
     def _complete(self, block: EpisodeBlock) -> EpisodeBlock:
-        """The block with facts and tasks, without columns that were read for the checks alone."""
+        """Returns the block with facts and tasks, without columns that only the checks need."""
         ids = np.asarray(block.metadata[_EPISODE], np.int64)
-        places = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
+        indices = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
         if self._listed is not None:
-            check_block(block, places, self._listed, self.findings)
+            check_block(block, indices, self._listed, self.findings)
         if self._time is not None and not self._time.variable_length and self._info.fps is not None:
             check_timestamps(block, block.columns[self._time.name], self._info.fps, self.findings)
         tasks: list[str | None] = [None] * len(ids)
         if self._task is not None:
             tasks = task_texts(block, block.columns[self._task.name], self._tasks, self.findings)
         if self._listed is not None:
-            tasks = [task or _first_task(self._listed, i) for task, i in zip(tasks, places.tolist(), strict=True)]
-        metadata = {**_facts(self._listed, places), **block.metadata, "task": [task or None for task in tasks]}
+            tasks = [task or _first_task(self._listed, i) for task, i in zip(tasks, indices.tolist(), strict=True)]
+        metadata = {**_facts(self._listed, indices), **block.metadata, "task": [task or None for task in tasks]}
         columns = {
             spec.name: block.columns[spec.name].reshape(-1, *spec.shape)
             for spec in self.columns
@@ -146,14 +153,15 @@ def _source(spec: ColumnSpec) -> str:
     return spec.source or spec.name
 
 
-def _facts(listed: EpisodeList | None, places: Any) -> dict[str, list[Any]]:
+def _facts(listed: EpisodeList | None, indices: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
+    """Returns the listed facts of episodes: name -> values, None for episodes that are not listed."""
     if listed is None:
         return {}
-    return {name: [values[i] if i >= 0 else None for i in places.tolist()] for name, values in listed.facts.items()}
+    return {name: [values[i] if i >= 0 else None for i in indices.tolist()] for name, values in listed.facts.items()}
 
 
-def _first_task(listed: EpisodeList, place: int) -> str | None:
-    return listed.tasks[place][0] if place >= 0 and listed.tasks[place] else None
+def _first_task(listed: EpisodeList, index: int) -> str | None:
+    return listed.tasks[index][0] if index >= 0 and listed.tasks[index] else None
 
 
 FORMAT = Format(
