@@ -1,7 +1,7 @@
-"""Episodes in memory: an iterable of mappings, or of Minari's or d3rlpy's episodes.
+"""Episodes in memory, such as mappings, or Minari's or d3rlpy's episodes.
 
-`gear_data.ingest.pipeline.episode_stream.EpisodeStream` says what an episode may hold. Observations, actions and infos
-may be mappings (Dict spaces) and tuples (Tuple spaces) of arrays.
+`gear_data.ingest.pipeline.episode_stream.EpisodeStream` documents the contents of an episode. Observations, actions
+and infos may be mappings (Dict spaces) and tuples (Tuple spaces) of arrays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
 
 
 class _RepeatableEpisodes:
-    """Episodes that can be read any number of times: an iterable, or a function that returns one."""
+    """Episodes that can be read any number of times.
+
+    They are an iterable, or a function that returns an iterable.
+    """
 
     def __init__(self, episodes: Any, name: str) -> None:
         self._episodes = episodes
@@ -48,7 +51,10 @@ class _RepeatableEpisodes:
 
 
 class _OneShotEpisodes:
-    """Episodes from an iterator, which can be read only once, except for the first episode."""
+    """Episodes from an iterator, which can be read only once.
+
+    The first episode can be read again.
+    """
 
     def __init__(self, episodes: Iterator[Any], name: str) -> None:
         self._name = name

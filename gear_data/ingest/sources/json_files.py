@@ -1,4 +1,4 @@
-"""JSON metadata files of a source: read whole, with typed errors for damaged files."""
+"""Reading of a source's JSON metadata, with typed errors for damaged files."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _format_of_named_columns(location: Location, options: SourceOptions) -> tupl
 
 
 def _list_of_steps(tables: TableStream, options: SourceOptions) -> str | None:
-    """Returns a column of rewards or end flags that is a list of several values per row; None if there is none."""
+    """Returns a column of rewards or end flags with several values per row, or None."""
     rename = options.rename or {}
     names: list[str] = [field.name for field in tables.schema if is_list(field.type)]
     names = [name for name in names if (rename.get(name) or canonical_name(name)) in SCALAR_COLUMNS]

@@ -64,7 +64,10 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
 
 
 def _folder(location: Location) -> str | None:
-    """Returns the dataset's folder, "" or with a trailing slash; None unless there is exactly one."""
+    """Returns the dataset's folder, "" or with a trailing slash.
+
+    None unless there is exactly one.
+    """
     folders = [
         file.name.removesuffix(_INFO)
         for file in location.files
@@ -74,7 +77,10 @@ def _folder(location: Location) -> str | None:
 
 
 def _features(location: Location, folder: str) -> dict[str, Any]:
-    """Reads `features.json`. Raises CorruptSourceError if it does not describe features."""
+    """Reads `features.json`.
+
+    Raises CorruptSourceError if it does not describe features.
+    """
     file = location.file(folder + _FEATURES)
     if file is None:
         raise CorruptSourceError("is missing", file=folder + _FEATURES)
@@ -233,7 +239,10 @@ def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
 
 
 def _decode_text(values: Any, name: str) -> npt.NDArray[Any]:
-    """Decodes bytes to text if they are UTF-8 in the whole episode. TensorFlow has one type for text and bytes."""
+    """Decodes bytes to text if they are UTF-8 in the whole episode.
+
+    TensorFlow has one type for text and bytes.
+    """
     if not isinstance(values, np.ndarray):
         raise UnsupportedColumnError(
             "has steps of different shapes (a Sequence in a step)", column=name, hint="convert a copy without it"

@@ -1,4 +1,6 @@
-"""robomimic HDF5: `data/demo_{i}/{actions, obs/*, next_obs/*, rewards, dones, states}`, filters under `mask/`.
+"""robomimic HDF5: one group per demonstration, filters under `mask/`.
+
+A group `data/demo_{i}` has `actions`, `obs/*`, `next_obs/*`, `rewards`, `dones` and `states`.
 
 Layout: https://robomimic.github.io/docs/datasets/overview.html. The numbers of demonstrations may have gaps. The
 attributes that count samples may be wrong, so the datasets are counted. `obs/x` becomes `observations.x`; the last row
@@ -87,7 +89,10 @@ def _column(path: str, name: str, datasets: Mapping[str, h5py.Dataset], file: st
 
 
 def _filters(file: h5py.File, source: SourceFile) -> Mapping[str, Mapping[str, str | None]]:
-    """Returns the fact `mask` of each filtered demonstration: the names of its filters, joined by commas."""
+    """Returns the fact `mask` of each filtered demonstration.
+
+    It is the names of the demonstration's filters, joined by commas.
+    """
     masks: dict[str, list[str]] = {}
     if isinstance(file.get(_MASKS), h5py.Group):
         for mask, listed in inventory(file[_MASKS], source.name)[0].items():

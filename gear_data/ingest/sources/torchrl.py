@@ -1,4 +1,6 @@
-"""TorchRL: the memory maps of a TensorDict (`memmap`), or of a replay buffer's storage (`dumps`).
+"""TorchRL: memory maps of a TensorDict or of a replay buffer's storage.
+
+They are written by `TensorDict.memmap` and by a replay buffer's `dumps`.
 
 Layout: https://github.com/pytorch/tensordict. A folder has a `meta.json` and one `.memmap` file of raw values per
 tensor; a nested TensorDict is a subfolder. TorchRL stores the outcome of a step under `next`: its reward, its flags,
@@ -89,7 +91,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
 
 
 def _findings(location: Location, root: str, tree: _TensorTree, runs: Sequence[tuple[int, int]]) -> FindingLog:
-    """Returns the findings about pickles, other values that are left out, and a full ring buffer."""
+    """Returns the findings about left-out values and a full ring buffer."""
     findings = FindingLog()
     for file in location.files:
         if file.name.lower().endswith(_PICKLES):
@@ -137,7 +139,7 @@ def _read_tree(location: Location, root: str) -> tuple[tuple[int, ...], _TensorT
 def _add_entries(
     location: Location, folder: str, meta: Mapping[str, Any], prefix: str, tree: _TensorTree, depth: int
 ) -> None:
-    """Adds the entries of a folder's `meta.json` to the tree, under a prefix, and those of its subfolders."""
+    """Adds the entries of a folder's `meta.json` and of its subfolders to the tree."""
     for key, entry in meta.items():
         if not isinstance(entry, dict):
             continue  # of the TensorDict itself: `shape`, `device`, `_type`
@@ -177,7 +179,7 @@ class _TensorColumns:
     Attributes:
         steps: key -> canonical name of a step column.
         next_keys: canonical name -> key of the observation after a step.
-        trajectory: key of the tensor that numbers trajectories; None if there is none.
+        trajectory: key of the tensor that numbers trajectories, or None.
     """
 
     steps: Mapping[str, str]
@@ -191,7 +193,10 @@ class _TensorColumns:
 
 
 def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns:
-    """Chooses the tensors to read. Raises UnknownNameError if the episode column does not exist."""
+    """Chooses the tensors to read.
+
+    Raises UnknownNameError if the episode column does not exist.
+    """
     keys = tree.tensors
     if options.episode_column is not None and options.episode_column not in keys:
         raise unknown_name("column", options.episode_column, keys)
@@ -223,7 +228,10 @@ def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns
 
 
 def _stored_array(tree: _TensorTree, key: str, batch_shape: tuple[int, ...], root: str) -> StoredArray:
-    """Returns a tensor as [steps, ...]. Raises CorruptSourceError if its file has another size."""
+    """Returns a tensor as [steps, ...].
+
+    Raises CorruptSourceError if its file has another size.
+    """
     file, name, shape = tree.tensors[key]
     if name not in DTYPES:
         raise UnsupportedColumnError(
@@ -244,7 +252,10 @@ def _stored_array(tree: _TensorTree, key: str, batch_shape: tuple[int, ...], roo
 
 
 def _filled_runs(location: Location, root: str, batch_shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Returns runs [first, last) of rows, oldest first: all rows, or those that a replay buffer has filled."""
+    """Returns the filled rows as runs [first, last), oldest first.
+
+    In a replay buffer, only part of the rows may be filled.
+    """
     rows = math.prod(batch_shape)
     file = location.file(root + "storage_metadata.json")
     if file is None:

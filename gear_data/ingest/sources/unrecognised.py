@@ -31,7 +31,10 @@ _ADVICE = {
 
 
 def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatError:
-    """Returns the error for a source that no format recognises; `formats` are their names."""
+    """Returns the error for a source that no format recognises.
+
+    `formats` are their names.
+    """
     if location.file(MANIFEST_NAME) and location.file("episodes.arrow"):
         return UnknownFormatError(
             "is already a gear dataset",
@@ -67,7 +70,10 @@ def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatErr
 
 
 def _example(schema: pa.Schema) -> str:
-    """Returns example options with columns whose names look usual; an empty text if no name does."""
+    """Returns example options with columns whose names look usual.
+
+    Returns an empty text if no name does.
+    """
     ids = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_string(field.type)]
     flags = [f"--episode-column {shlex.quote(name)}" for name in ids if _has_word(name, _EPISODE_WORDS)][:1]
     known = {canonical_name(name) for name in schema.names}

@@ -17,7 +17,10 @@ from gear_data.storage.block import EpisodeBlock, Position, offsets_of
 
 
 def episode_runs(lengths: npt.NDArray[np.int64], row_bytes: int, run_bytes: int) -> list[tuple[int, int]]:
-    """Divides episodes into runs [first, last) of about `run_bytes`, each of at least one episode."""
+    """Divides episodes into runs [first, last) of about `run_bytes`.
+
+    Each run has at least one episode.
+    """
     ends = np.cumsum(lengths)
     runs, first = [], 0
     while first < len(lengths):
@@ -83,7 +86,10 @@ def read_block(
 
 
 def _step_rows(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Returns int64 [sum(lengths)], the rows of episodes that begin at `starts`; None if these are 0, 1, 2, ..."""
+    """Returns int64 [sum(lengths)], the rows of episodes that begin at `starts`.
+
+    Returns None if these are 0, 1, 2, ...
+    """
     offsets = offsets_of(lengths)
     if np.array_equal(starts, offsets[:-1]):
         return None
@@ -91,7 +97,10 @@ def _step_rows(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) ->
 
 
 def merge_small_blocks(blocks: Iterator[EpisodeBlock], row_bytes: int, block_bytes: int) -> Iterator[EpisodeBlock]:
-    """Concatenates consecutive blocks up to `block_bytes`: otherwise a file per episode makes a block per episode."""
+    """Concatenates consecutive blocks up to `block_bytes`.
+
+    Otherwise a file per episode would make a block per episode.
+    """
     pending: list[EpisodeBlock] = []
     size = 0
     for block in blocks:
@@ -105,7 +114,10 @@ def merge_small_blocks(blocks: Iterator[EpisodeBlock], row_bytes: int, block_byt
 
 
 def _concatenate_blocks(blocks: Sequence[EpisodeBlock]) -> EpisodeBlock:
-    """Returns one block with the episodes of all blocks, at the first block's position. Columns must be equal."""
+    """Returns one block with the episodes of all blocks.
+
+    It has the first block's position. All blocks must have the same columns.
+    """
     if len(blocks) == 1:
         return blocks[0]
     first = blocks[0]

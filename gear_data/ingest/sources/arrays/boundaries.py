@@ -1,4 +1,7 @@
-"""Episode boundaries in flat arrays: by flags, ids, counters, jumps between observations, or a stated length."""
+"""Episode boundaries in flat arrays.
+
+Flags, ids, counters, jumps between observations, or a stated length mark them.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +76,17 @@ def scan_lengths(
 
 
 def lengths_between(ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Returns int64 [n]: the lengths of consecutive episodes, given the row after each."""
+    """Returns int64 [n], the lengths of consecutive episodes.
+
+    `ends` has the row after each episode.
+    """
     lengths = ends.astype(np.int64)
     lengths[1:] -= ends[:-1]
     return lengths
 
 
 def limit_lengths(lengths: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
-    """Splits episodes that are longer than the limit into pieces of `limit` steps and a rest."""
+    """Splits longer episodes into pieces of `limit` steps and a rest."""
     pieces = -(-lengths // limit)
     result = np.full(int(pieces.sum()), limit, np.int64)
     result[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * limit

@@ -1,4 +1,7 @@
-"""Classification of arrays: step columns, episode boundaries, scalars, and arrays that are left out."""
+"""Classification of arrays by role.
+
+The roles are step columns, episode boundaries, scalars, and arrays that are left out.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class ClassifiedArrays:
         steps: canonical name -> array of a step column, or of a flag or fact per episode.
         sources: canonical name -> source name.
         boundaries: source name -> array that says where episodes are and is not a column.
-        episode_column: the one of `boundaries` that holds episode ids; None if there is none.
+        episode_column: name of the array in `boundaries` that holds episode ids, or None.
         scalars: source name -> array of shape ().
         keeps_next: whether `next_observations` is also kept as a column.
         findings: about arrays that are left out.
@@ -131,7 +134,10 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
 
 
 def _rename(names: list[str], boundaries: Mapping[str, StoredArray], options: SourceOptions) -> dict[str, str]:
-    """Returns source name -> canonical name: the user's names, the end column, and Dreamer's names."""
+    """Returns source name -> canonical name, where they are not the usual ones.
+
+    These are the user's names, the end column, and Dreamer's names.
+    """
     rename = dict(options.rename or {})
     if options.end_column is not None:
         rename[options.end_column] = DONES
@@ -164,7 +170,10 @@ def _boundary_arrays(
 
 
 def _dreamer_name(source: str) -> str:
-    """Returns Dreamer's canonical name. All arrays that are not known or logged are parts of the observation."""
+    """Returns Dreamer's canonical name.
+
+    All arrays that are not known or logged are parts of the observation.
+    """
     if source in _DREAMER_NAMES:
         return _DREAMER_NAMES[source]
     return f"infos.{source}" if source.startswith("log_") else f"observations.{source}"
@@ -177,7 +186,10 @@ def all_values(array: StoredArray) -> npt.NDArray[Any]:
 
 
 def values_at(array: StoredArray, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Returns [len(rows), *row_shape]: the values at some rows. Rising rows are read fastest."""
+    """Returns [len(rows), *row_shape]: the values at some rows.
+
+    Rising rows are read fastest.
+    """
     values = np.empty((len(rows), *array.row_shape), array.dtype.newbyteorder("="))
     with ArrayReader() as reader:
         for i, row in enumerate(rows.tolist()):
@@ -186,7 +198,10 @@ def values_at(array: StoredArray, rows: npt.NDArray[np.int64]) -> npt.NDArray[An
 
 
 def scalar_facts(classified: ClassifiedArrays, count: int) -> dict[str, list[Any]]:
-    """Returns the scalars as facts of `count` episodes: name -> the same value for each episode."""
+    """Returns the scalars as facts of `count` episodes.
+
+    Each name has the same value for every episode.
+    """
     facts: dict[str, list[Any]] = {}
     with ArrayReader() as reader:
         for name, array in classified.scalars.items():

@@ -57,7 +57,7 @@ def dreamer_arrays(classified: ClassifiedArrays, size: int, options: SourceOptio
 def _episode_rows(
     classified: ClassifiedArrays, rows: int, options: SourceOptions
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[Finding]]:
-    """Returns int64 [n] first rows and int64 [n] lengths of the episodes, and findings."""
+    """Returns the episodes' first rows, their lengths (int64 [n]), and findings."""
     findings: list[Finding] = []
     starts = np.flatnonzero(all_values(classified.boundaries[FIRST]).astype(np.bool_)).astype(np.int64)
     if rows and (not len(starts) or starts[0]):
@@ -83,7 +83,9 @@ def _episode_rows(
 
 
 def _shifted_columns(classified: ClassifiedArrays, starts: npt.NDArray[np.int64]) -> frozenset[str]:
-    """Returns the columns whose row t + 1 belongs to step t: all but observations, and but actions in V3.
+    """Returns the columns whose row t + 1 belongs to step t.
+
+    These are all columns except observations; in V3 also except actions.
 
     Raises BadEpisodeError if an episode's first reward is not zero.
     """

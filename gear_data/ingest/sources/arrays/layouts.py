@@ -1,4 +1,7 @@
-"""Layouts of arrays: flat with boundaries, flat with lengths, padded, flat with flags, or Dreamer's."""
+"""Layouts of arrays, and their conversion to step arrays.
+
+Arrays are flat with boundaries, lengths or flags, padded, or in Dreamer's layout.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,10 @@ def build_step_arrays(
 def _arrays_with_lengths(
     classified: ClassifiedArrays, size: int, lengths: npt.NDArray[np.int64], seekable: bool
 ) -> StepArrays:
-    """Builds flat arrays with known lengths. Observations may have T + 1 rows per episode."""
+    """Builds flat arrays with known lengths.
+
+    Observations may have T + 1 rows per episode.
+    """
     rows, count = classified.rows, len(lengths)
     _check_lengths(classified, lengths)
     starts = offsets_of(lengths)[:-1]
@@ -128,7 +134,10 @@ def _arrays_with_lengths(
 
 
 def _check_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64]) -> None:
-    """Raises BadEpisodeError if the lengths are not positive, or do not add up to all rows."""
+    """Checks that the lengths are positive and add up to all rows.
+
+    Raises BadEpisodeError otherwise.
+    """
     rows = classified.rows
     # Lengths above `rows` are checked separately, because the sum of huge lengths can overflow.
     bad = np.flatnonzero((lengths < 1) | (lengths > rows))
@@ -145,7 +154,7 @@ def _check_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
 def _padded_arrays(
     classified: ClassifiedArrays, size: int, lengths: npt.NDArray[np.int64], seekable: bool
 ) -> StepArrays:
-    """Builds arrays of [episodes, max_steps, ...], of which each episode has its length and padding."""
+    """Builds step arrays from padded arrays [episodes, max_steps, ...]."""
     count = len(lengths)
     reference = classified.steps[classified.reference]
     reference_source = classified.sources[classified.reference]
@@ -191,9 +200,9 @@ def _padded_arrays(
 
 
 def _next_arrays(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """Returns `next_observations`, which gives final observations, under the name `observations`.
+    """Returns {"observations": `next_observations`}, if both arrays exist.
 
-    Raises BadEpisodeError if its dtype or shape differs from that of `observations`.
+    `next_observations` gives final observations. Raises BadEpisodeError if the two arrays differ in dtype or shape.
     """
     next_array, array = classified.steps.get(NEXT), columns.get("observations")
     if next_array is None or array is None:
@@ -273,7 +282,10 @@ class _FlatEpisodes:
 def _flagged_arrays(
     classified: ClassifiedArrays, size: int, options: SourceOptions, whole_source: bool, seekable: bool
 ) -> StepArrays:
-    """Builds flat arrays whose episodes end by flags, an episode column, jumps or a limit; or are one episode."""
+    """Builds step arrays from flat arrays without lengths.
+
+    Episodes end by flags, an episode column, jumps or a limit; otherwise all rows are one episode.
+    """
     columns = {name: array for name, array in classified.steps.items() if name != NEXT or classified.keeps_next}
     final_row_columns = _final_row_columns(classified, columns)
     next_arrays = {} if final_row_columns else _next_arrays(classified, columns)

@@ -1,4 +1,6 @@
-"""Folders of `.npy` files, one file per column: `observations.npy`, `infos/qpos.npy`.
+"""Folders of `.npy` files with one file per column, such as `observations.npy`.
+
+The file `infos/qpos.npy` is the column `infos.qpos`.
 
 Several such folders are read as well; then each folder ends an episode.
 """

@@ -1,4 +1,4 @@
-"""NumPy archives: `.npz` files with flat steps, padded episodes, or one episode per file.
+"""NumPy archives (`.npz`) of flat steps, padded episodes, or single episodes.
 
 Layouts:
 

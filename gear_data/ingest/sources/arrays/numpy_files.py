@@ -34,7 +34,9 @@ _MAX_CHARACTER, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file, whose header has been read and fits the file's size. Its values are read later.
+    """An array in a file, whose header has been read and fits the file's size.
+
+    Its values are read later.
 
     Attributes:
         file: that holds the array.
@@ -132,14 +134,20 @@ def open_npz(file: SourceFile) -> dict[str, StoredArray]:
 
 
 def open_npy(file: SourceFile) -> StoredArray:
-    """Reads the header of an `.npy` file. Raises CorruptSourceError if the file is damaged."""
+    """Reads the header of an `.npy` file.
+
+    Raises CorruptSourceError if the file is damaged.
+    """
     file.check_readable()
     with _reading(file.name), file.open() as stream:
         return _parse(stream, file.size, file, None)
 
 
 def _check_member(info: zipfile.ZipInfo, place: str) -> None:
-    """Raises CorruptSourceError if a member is encrypted, has another compression, or has an impossible size."""
+    """Checks the header of an archive's member.
+
+    Raises CorruptSourceError if the member is encrypted, has another compression, or has an impossible size.
+    """
     if info.flag_bits & 1:
         raise CorruptSourceError("is encrypted", file=place, hint="save it without a password")
     if info.compress_type == zipfile.ZIP_STORED:
@@ -184,7 +192,9 @@ def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None) -
 
 
 class ArrayReader:
-    """Reads rows of stored arrays; fastest from front to back. Use it as a context manager.
+    """Reads rows of stored arrays; reading from front to back is fastest.
+
+    Use it as a context manager.
 
     Only the requested rows are in memory: the members of an archive are unpacked while they are read.
     """
@@ -201,7 +211,7 @@ class ArrayReader:
         self._open.close()
 
     def read(self, array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:
-        """Reads the rows [start, stop): [stop - start, *row_shape], native byte order, C-contiguous.
+        """Reads the rows [start, stop).
 
         Raises:
             CorruptSourceError: the file is damaged.
@@ -236,7 +246,10 @@ class ArrayReader:
 
 
 def _fortran_rows(stream: IO[bytes], array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:
-    """Reads rows of an array whose first axis varies fastest: a piece of each of `math.prod(row_shape)` columns."""
+    """Reads rows of an array whose first axis varies fastest.
+
+    The rows are a piece of each of the array's `math.prod(row_shape)` columns.
+    """
     if array.member is not None:
         raise UnsupportedColumnError(
             "is in Fortran order inside an archive, so it cannot be read in pieces",
@@ -276,7 +289,7 @@ def _check_text(values: npt.NDArray[np.str_], place: str, start: int) -> None:
 
 @contextmanager
 def _reading(place: str) -> Iterator[None]:
-    """Raises CorruptSourceError in place of the errors that zipfile and zlib raise for a damaged file."""
+    """Converts the errors of zipfile and zlib to CorruptSourceError."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:

@@ -1,4 +1,6 @@
-"""Source over step arrays: NumPy archives, folders of `.npy` files and TorchRL's memory maps.
+"""Source over the step arrays of one or several files or folders.
+
+NumPy archives, folders of `.npy` files and TorchRL's memory maps use it.
 
 Each of these formats has named arrays of one length, and a rule that says where episodes begin. The format turns each
 file or folder into `StepArrays`; this module reads the episodes.
@@ -40,7 +42,7 @@ class ArraySource:
         findings: FindingLog,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """Opens the first file or folder; its columns become those of the source.
+        """Opens the first file or folder, whose columns the source has.
 
         Args:
             names: of the files or folders.
@@ -101,7 +103,10 @@ class ArraySource:
                     yield read_block(arrays, self.columns, episodes, reader, position, first + end)
 
     def _check_matches_first(self, arrays: StepArrays) -> None:
-        """Raises CorruptSourceError if the columns differ from those of the first file or folder."""
+        """Checks that the columns equal the columns of the first file or folder.
+
+        Raises CorruptSourceError otherwise.
+        """
         both_have_actions = "actions" in arrays.arrays and "actions" in self._model.arrays
         is_shifted = "actions" in arrays.shifted
         if both_have_actions and is_shifted != ("actions" in self._model.shifted):

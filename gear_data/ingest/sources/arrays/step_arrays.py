@@ -70,7 +70,10 @@ class StepArrays:
     seekable: bool = False
 
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """Returns the step columns. Raises UnsupportedColumnError for a dtype that no column has."""
+        """Returns the step columns.
+
+        Raises UnsupportedColumnError for a dtype that no column has.
+        """
         specs = []
         for name, array in self.arrays.items():
             source = self.sources[name]

@@ -1,4 +1,7 @@
-"""Ends of D4RL's episodes: by flags, by jumps between observations, or by a stated length."""
+"""Rule that finds the ends of D4RL's episodes.
+
+Flags, jumps between observations, or a stated length mark the ends.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class EndRule:
-    """The rule that finds the episodes' ends, besides `terminals`.
+    """The rule that finds the episodes' ends.
 
-    The first of `timeouts`, `next_observations` and `max_steps` that is not None applies.
+    Terminal steps always end an episode. For other ends, the first of `timeouts`, `next_observations` and `max_steps`
+    that is not None applies.
 
     Attributes:
         terminals: dataset of the flags of terminal steps.
@@ -38,7 +42,10 @@ class EndRule:
         return self.timeouts is not None or self.next_observations is None
 
     def check(self, file: str) -> None:
-        """Raises UnknownFormatError if nothing says where an episode without a terminal step ends."""
+        """Checks that the rule finds ends of episodes without a terminal step.
+
+        Raises UnknownFormatError otherwise.
+        """
         if self.timeouts is None and self.next_observations is None and self.max_steps is None:
             raise UnknownFormatError(
                 "neither 'timeouts' nor 'next_observations' says where episodes end",
@@ -48,7 +55,9 @@ class EndRule:
             )
 
     def flags(self, file: h5py.File, start: int, stop: int, age: int) -> BoolArray:
-        """Returns bool [stop - start]: whether each step ends its episode, by flags and lengths only.
+        """Returns bool [stop - start], whether each step ends its episode.
+
+        Only flags and lengths count, not observations.
 
         Args:
             file: to read from.
@@ -69,14 +78,20 @@ class EndRule:
 
 
 def age_after(ends: BoolArray, age: int) -> int:
-    """Returns the number of steps since the last end, after these rows; `age` is as in `EndRule.flags`."""
+    """Returns the number of steps since the last end, after these rows.
+
+    `age` is as in `EndRule.flags`.
+    """
     if not ends.any():
         return age + len(ends)
     return int(np.argmax(ends[::-1]))
 
 
 def rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> BoolArray:
-    """Returns bool [n]: whether the rows of two [n, ...] arrays differ; NaN equals NaN."""
+    """Returns bool [n]: whether the rows of two [n, ...] arrays differ.
+
+    NaN equals NaN.
+    """
     different = np.asarray(a != b)
     if a.dtype.kind == "f" and different.any():
         different &= ~((a != a) & (b != b))

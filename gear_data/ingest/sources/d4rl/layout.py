@@ -1,4 +1,7 @@
-"""Columns and end rule of a D4RL source, taken from its first file, and checks of the other files against them."""
+"""Columns and end rule of a D4RL source.
+
+They are taken from the first file with steps, and the other files are checked against them.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +191,10 @@ def _read_metadata(file: h5py.File, others: Mapping[str, str], name: str) -> dic
 
 
 def _max_steps(option: int | None, metadata: Mapping[str, Any], file: str) -> int | None:
-    """Returns the number of steps after which episodes were truncated: from the option, else from the file."""
+    """Returns the number of steps after which episodes were truncated.
+
+    The option comes before the file's metadata.
+    """
     max_steps = metadata.get(_MAX_STEPS) if option is None else option
     if max_steps is None:
         return None

@@ -1,4 +1,4 @@
-"""D4RL HDF5: flat datasets of steps, in which `terminals` and `timeouts` end the episodes.
+"""D4RL HDF5: flat datasets whose `terminals` and `timeouts` end the episodes.
 
 Layout: https://github.com/Farama-Foundation/D4RL: `observations` (N, S), `actions` (N, A), `rewards` and `terminals`
 (N,) or (N, 1), optionally `timeouts`, `next_observations`, `infos/*`, `metadata/*`.
@@ -73,7 +73,10 @@ class D4rlSource:
             self.findings.add(Finding("ends-by-length", message, file=self._layout.file))
 
     def units(self) -> Sequence[Unit]:
-        """Returns runs of episodes of about `UNIT_BYTES`; whole files if only observations show the ends."""
+        """Returns runs of episodes of about `UNIT_BYTES`.
+
+        If only observations show the ends, a unit is a whole file.
+        """
         units = [Unit(BEGIN, 0)]
         min_rows = max(1, UNIT_BYTES // self._layout.row_bytes)
         self.num_rows = 0
@@ -88,7 +91,7 @@ class D4rlSource:
         return (replace(found[0], position=BEGIN), *found[1:]) if found else (placeholder,)
 
     def _unit_starts(self, file: h5py.File, rows: int, min_rows: int, name: str) -> list[int]:
-        """Returns rows at which an episode begins: each is the first one at least `min_rows` after the previous."""
+        """Returns rows at which an episode begins, at least `min_rows` apart."""
         starts, age = [0], 0
         for row in range(0, rows, _FLAG_ROWS):
             stop = min(rows, row + _FLAG_ROWS)
@@ -172,7 +175,7 @@ class D4rlSource:
             row = stop
 
     def _rows_at_once(self, file: h5py.File) -> tuple[int, int]:
-        """Returns the number of rows to read at once, about `_CHUNK_BYTES`, and the rows of the largest HDF5 chunk.
+        """Returns the rows to read at once, and the rows of the largest HDF5 chunk.
 
         The first is a multiple of the second.
         """
@@ -215,7 +218,9 @@ class D4rlSource:
         name: str,
         row: int,
     ) -> None:
-        """Finds jumps: steps after which the next observation differs from the next row's observation.
+        """Marks or reports jumps between observations.
+
+        At a jump, the next observation of a step differs from the observation of the next row.
 
         Without `timeouts`, jumps are marked in `ends`. Otherwise a jump inside an episode makes a finding.
         """
@@ -257,7 +262,10 @@ class D4rlSource:
 
 
 def _first_layout(files: tuple[SourceFile, ...], options: SourceOptions) -> D4rlLayout:
-    """Reads the layout of the first file that has steps. Raises EmptySourceError if no file has steps."""
+    """Reads the layout of the first file that has steps.
+
+    Raises EmptySourceError if no file has steps.
+    """
     layout = None
     for file in files:
         with open_hdf5(file) as opened:

@@ -62,7 +62,10 @@ def _is_readable_text(attribute: h5a.AttrID) -> bool:
 
 
 def plain_value(value: Any) -> str | bool | int | float | None:
-    """Converts an HDF5 scalar to plain Python; None if it is not a number, a flag or a text of bounded size."""
+    """Converts an HDF5 scalar to plain Python.
+
+    Returns None if it is not a number, a flag or a text of bounded size.
+    """
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.shape == ()):
         value = value.item()
     if isinstance(value, bytes):

@@ -89,7 +89,10 @@ def _filter_codes(plist: h5p.PropDCID) -> list[int]:
 
 
 def _applied_filters(filters: list[int], mask: int) -> list[int]:
-    """Returns the filters that a chunk went through: a bit in `mask` marks each filter that was skipped."""
+    """Returns the filters that a chunk went through.
+
+    A bit in `mask` marks each filter that was skipped.
+    """
     return [code for i, code in enumerate(filters) if not mask >> i & 1]
 
 

@@ -1,7 +1,9 @@
-"""Defensive reading of HDF5 datasets: sizes, layouts and types are validated before values are read.
+"""Defensive reading of HDF5 datasets.
 
-No dataset reads another file (no external or virtual storage), no Python object is created except text and bytes, and
-no more memory is allocated than the file has data for.
+Sizes, layouts and types are validated before values are read.
+
+Datasets with external or virtual storage are refused, so no other file is read. No Python object is created except text
+and bytes. No more memory is allocated than the file has data for.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def _check_sizes(
     file: SourceFile,
     column: str,
 ) -> None:
-    """Checks that one row, one chunk and the whole dataset are no larger than the file's data allows."""
+    """Checks the sizes of one row, of one chunk and of the whole dataset."""
     item_bytes = dataset.dtype.itemsize
     claimed, row_bytes = math.prod(shape) * item_bytes, math.prod(shape[1:]) * item_bytes
     chunk_bytes = math.prod(chunk_shape) * item_bytes if chunk_shape is not None else 0
@@ -146,7 +148,7 @@ def read_fixed(dataset: h5d.DatasetID, shape: tuple[int, ...], dtype: np.dtype[A
 
 
 def read_variable(dataset: h5py.Dataset, spec: ColumnSpec) -> pa.Array:
-    """Reads the texts or bytes of all rows, in the type that `EpisodeBlock.variable` holds.
+    """Reads the texts or bytes of all rows, as `EpisodeBlock.variable` holds them.
 
     Raises:
         IrregularRowsError: a row is not UTF-8.

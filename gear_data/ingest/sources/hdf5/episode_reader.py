@@ -34,8 +34,8 @@ class GroupColumn:
     Attributes:
         spec: the column.
         path: of the dataset in the group.
-        final: the dataset whose last row is the final observation; None if there is none. Equal to `path` if the
-            dataset has T + 1 rows; else a dataset of T rows, the observations after each step.
+        final: path of the dataset whose last row is the final observation, or None. It is `path` for a dataset of T + 1
+            rows; otherwise it is a dataset of T rows, the observations after each step.
         reset: the dataset may have T + 1 rows, of which the first belongs to the reset and is dropped.
         encoded: rows of uint8 are encoded images that happen to have the same length.
     """
@@ -149,7 +149,7 @@ class EpisodeReader:
         return self._cast(last.astype(dataset.dtype, copy=False), column, opened)
 
     def _check_matches(self, dataset: _CheckedDataset, column: GroupColumn, opened: _OpenGroup) -> None:
-        """Checks that a dataset has the column's shape per step, and holds numbers if the column does."""
+        """Checks that a dataset has the column's shape and kind of dtype."""
         spec = column.spec
         if not spec.variable_length and dataset.dtype == spec.numpy_dtype and dataset.shape[1:] == spec.shape:
             return
@@ -168,7 +168,7 @@ class EpisodeReader:
             )
 
     def _cast(self, values: npt.NDArray[Any], column: GroupColumn, opened: _OpenGroup) -> npt.NDArray[Any]:
-        """Returns [rows, *shape] in the column's dtype; other dtypes are cast if no value changes.
+        """Returns [rows, *shape] in the column's dtype, cast if no value changes.
 
         Minari writes lists of Python numbers, whose dtype depends on the values of one episode: int64 in one group,
         float64 in the next.
@@ -228,7 +228,10 @@ class _OpenGroup:
         return checked
 
     def check_rows(self, dataset: _CheckedDataset, expected: int, steps: str) -> None:
-        """Checks the number of rows; `steps` is the path of the dataset whose rows are the steps."""
+        """Checks the number of rows.
+
+        `steps` is the path of the dataset whose rows are the steps.
+        """
         if dataset.shape[0] != expected:
             rows = self.datasets[steps].shape[0]
             message = f"has {dataset.shape[0]} rows, where {expected} are expected: '{steps}' has {rows}"

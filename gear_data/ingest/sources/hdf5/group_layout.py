@@ -1,4 +1,7 @@
-"""Layout of HDF5 files that hold one numbered group per episode, such as `episode_12` or `demo_12`."""
+"""Layout of HDF5 files with one numbered group per episode.
+
+The groups have names such as `episode_12` or `demo_12`.
+"""
 
 from __future__ import annotations
 

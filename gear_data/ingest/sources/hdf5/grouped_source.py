@@ -1,4 +1,7 @@
-"""Source over HDF5 files that hold one group per episode. Minari and robomimic share it."""
+"""Source over HDF5 files that hold one group per episode.
+
+Minari and robomimic share it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def open_groups(
     metadata: Mapping[str, Any],
     skip_bad: bool,
 ) -> GroupedEpisodeSource:
-    """Opens a source whose columns are those of the first episode that has steps.
+    """Opens a source with the columns of the first episode that has steps.
 
     Args:
         files: in source order.
@@ -77,7 +80,9 @@ def open_groups(
 
 
 class GroupedEpisodeSource:
-    """An `EpisodeSource` over HDF5 files with one group per episode. `Position.row` is an episode's number.
+    """An `EpisodeSource` over HDF5 files with one group per episode.
+
+    `Position.row` is an episode's number.
 
     Args:
         files: in source order.
@@ -123,7 +128,10 @@ class GroupedEpisodeSource:
             return self._layout.episodes(file, self._files[index].name)
 
     def units(self) -> Sequence[Unit]:
-        """Returns runs of episodes of about `UNIT_BYTES`, as if all episodes had the same length."""
+        """Returns runs of episodes of about `UNIT_BYTES`.
+
+        The size of an episode is estimated as the file's mean.
+        """
         units: list[Unit] = []
         self.num_rows = 0
         for index, file in enumerate(self._files):
@@ -182,7 +190,7 @@ class GroupedEpisodeSource:
             yield self._block(pending, source.name, position, rows_read)
 
     def _skip(self, error: BadEpisodeError) -> None:
-        """Adds a finding for a bad episode, or raises the error unless bad episodes are skipped."""
+        """Adds a finding for a bad episode, or raises its error."""
         if not self._skip_bad:
             error.hint = BAD_EPISODE_HINT
             raise error
@@ -202,7 +210,10 @@ class GroupedEpisodeSource:
         self._layout.check(file, name, len(episodes), steps, self.findings)
 
     def _steps_of(self, parent: h5py.Group, name: str, number: int, key: str) -> int:
-        """Counts the rows of an episode's steps dataset; 0 for a bad episode, which is reported when it is read."""
+        """Counts the rows of an episode's steps dataset.
+
+        Returns 0 for a bad episode, which is reported when it is read.
+        """
         steps = self._layout.steps.encode()
         try:
             with reading(name):
@@ -214,7 +225,10 @@ class GroupedEpisodeSource:
         return 0
 
     def _facts(self, group: h5py.Group, name: str, episode: GroupEpisode) -> dict[str, Any]:
-        """Returns an episode's facts from its attributes; None for attributes that it lacks."""
+        """Returns an episode's facts from its attributes.
+
+        Attributes that the episode lacks are None.
+        """
         with reading(name, row=episode.number):
             found, others = attribute_facts(group, self._layout.ignored)
         declared = found.pop(self._layout.declared, episode.steps)

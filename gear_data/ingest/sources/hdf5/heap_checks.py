@@ -1,4 +1,6 @@
-"""Checks of the global heaps of HDF5 files, which hold text and other values of variable length.
+"""Checks of the global heaps of HDF5 files.
+
+Heaps hold text and other values of variable length.
 
 A damaged heap, whose object sizes do not add up, puts libhdf5 (1.14) into an endless loop that Python cannot stop.
 So heaps are checked first. Layout: HDF5 file format specification, section III.E.
@@ -78,7 +80,7 @@ def _check_references(dataset: h5py.Dataset, path: str, file_bytes: int) -> None
 
 
 def _stored_elements(dataset: h5py.Dataset, path: str, file_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yields runs of a dataset's elements: the expected count, and the bytes with filters undone."""
+    """Yields runs of a dataset's elements: their count, and their unpacked bytes."""
     if dataset.chunks is None:
         offset, length = dataset.id.get_offset(), dataset.id.get_storage_size()
         if offset is not None and offset + length <= file_bytes:
@@ -92,7 +94,7 @@ def _stored_elements(dataset: h5py.Dataset, path: str, file_bytes: int) -> Itera
 
 @lru_cache(maxsize=64)
 def _first_damaged_heap(path: str, size: int, modified_ns: int) -> int | None:
-    """Returns the offset of the first heap whose objects do not fill it; None if there is none.
+    """Returns the offset of the first heap whose objects do not fill it, or None.
 
     `size` and `modified_ns` are part of the cache key: they tell versions of a file apart.
     """
@@ -107,7 +109,7 @@ def _first_damaged_heap(path: str, size: int, modified_ns: int) -> int | None:
 
 
 def _objects_fill(data: mmap.mmap, offset: int, end: int) -> bool:
-    """Returns whether each object's size leads to the next object, up to the end of the heap."""
+    """Returns whether the objects' sizes add up to the end of the heap."""
     while end - offset >= _OBJECT_HEADER:
         index, _, _, size = struct.unpack_from("<HHIQ", data, offset)
         # Object 0 is the free space; its size includes its header.

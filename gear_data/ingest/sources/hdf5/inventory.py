@@ -1,4 +1,4 @@
-"""Inventory of an HDF5 file or group: its datasets, and its entries that cannot be columns.
+"""Inventory of an HDF5 group: datasets, and entries that cannot be columns.
 
 Soft and external links are listed, never followed: nothing outside the file is read.
 """

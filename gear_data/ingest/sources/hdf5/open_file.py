@@ -33,7 +33,7 @@ def open_hdf5(file: SourceFile) -> h5py.File:
 
 @contextmanager
 def reading(file: str, column: str | None = None, row: int | None = None) -> Iterator[None]:
-    """Raises CorruptSourceError in place of the errors that h5py raises for a damaged file.
+    """Converts the errors of h5py to CorruptSourceError.
 
     h5py raises nearly every builtin kind of error: the class depends on the error of the C library, and damaged types
     and texts fail in NumPy and in Python's codecs.

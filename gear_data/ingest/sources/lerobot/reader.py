@@ -127,7 +127,7 @@ class LeRobotSource:
             yield self._complete(block) if len(block) else block
 
     def _complete(self, block: EpisodeBlock) -> EpisodeBlock:
-        """Returns the block with facts and tasks, without columns that only the checks need."""
+        """Returns the block with facts and tasks, without columns only for checks."""
         ids = np.asarray(block.metadata[_EPISODE], np.int64)
         indices = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
         if self._listed is not None:
@@ -154,7 +154,10 @@ def _source(spec: ColumnSpec) -> str:
 
 
 def _facts(listed: EpisodeList | None, indices: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
-    """Returns the listed facts of episodes: name -> values, None for episodes that are not listed."""
+    """Returns the listed facts of episodes: name -> values.
+
+    Values are None for episodes that are not listed.
+    """
     if listed is None:
         return {}
     return {name: [values[i] if i >= 0 else None for i in indices.tolist()] for name, values in listed.facts.items()}

@@ -1,4 +1,6 @@
-"""Minari Arrow and Parquet: one folder per episode with `0/part-0.arrow` and `0/metadata.json`.
+"""Minari Arrow and Parquet: one folder per episode.
+
+The first episode's files are `0/part-0.arrow` and `0/metadata.json`.
 
 Layout: `minari/dataset/_storages/arrow_storage.py` (Minari 0.5). The table of an episode of T steps has T + 1 rows.
 The last row of the observations is the final observation, and the first row of the infos belongs to the reset. In all
@@ -87,7 +89,10 @@ def _roots(location: Location) -> set[str]:
 
 
 def _episodes(location: Location, root: str) -> tuple[EpisodeFiles, ...]:
-    """Lists the episodes by number. `location.files` is sorted so that `part-2` comes before `part-10`."""
+    """Lists the episodes by number.
+
+    `location.files` is sorted so that `part-2` comes before `part-10`.
+    """
     facts = {file.name: file for file in location.files if file.name.endswith(METADATA)}
     tables: dict[str, list[SourceFile]] = {}
     for file in location.files:
@@ -109,12 +114,15 @@ def open_(location: Location, options: SourceOptions) -> MinariArrowSource:
     root = next(iter(roots), "")
     metadata = location.file(f"{root}{METADATA}")
     if not roots or metadata is None:
-        raise UnknownFormatError(f"has no {METADATA} beside numbered folders of Arrow files", file=location.name)
+        raise UnknownFormatError(f"has no {METADATA} next to numbered folders of Arrow files", file=location.name)
     return MinariArrowSource(_episodes(location, root), metadata, options)
 
 
 class MinariArrowSource:
-    """An `EpisodeSource` over the folders of a Minari dataset. `Position.file` is an episode's index."""
+    """An `EpisodeSource` over the folders of a Minari dataset.
+
+    `Position.file` is an episode's index.
+    """
 
     rows_are_steps = False
 
@@ -150,7 +158,10 @@ class MinariArrowSource:
         )
 
     def _groups(self, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-        """Yields runs [first, last) of episodes whose files have at least `size` bytes; the last run may have less."""
+        """Yields runs [first, last) of episodes whose files have at least `size` bytes.
+
+        The last run may have less.
+        """
         total = 0
         for i in range(start, stop):
             total += self._episodes[i].bytes
@@ -167,7 +178,10 @@ class MinariArrowSource:
         return first, [_ReadEpisode.read(files, self._schema) for files in self._episodes[first:last]]
 
     def _block(self, position: int, group: list[_ReadEpisode]) -> EpisodeBlock:
-        """Builds a block. Bad episodes are left out with a finding, or raise BadEpisodeError."""
+        """Builds a block.
+
+        Bad episodes are left out with a finding, or raise BadEpisodeError.
+        """
         count = len(group)
         while True:
             try:
@@ -181,7 +195,10 @@ class MinariArrowSource:
                 group = [episode for i, episode in enumerate(group) if i not in bad.indices]
 
     def _assemble(self, position: int, group: list[_ReadEpisode], count: int) -> EpisodeBlock:
-        """Builds a block. Raises _BadEpisodesError for bad episodes, before any finding is added."""
+        """Builds a block.
+
+        Raises _BadEpisodesError for bad episodes, before any finding is added.
+        """
         reasons = {i: episode.reason for i, episode in enumerate(group) if episode.reason is not None}
         if reasons:
             first = min(reasons)
@@ -212,7 +229,9 @@ class MinariArrowSource:
         )
 
     def _check_padding(self, group: list[_ReadEpisode], has_values: npt.NDArray[np.bool_]) -> None:
-        """Checks the last rows, which should be padding; `has_values` (bool [n]) says for which episodes they are not.
+        """Checks the last rows, which should be padding.
+
+        `has_values` (bool [n]) is True for episodes whose last row holds values.
 
         If an episode's metadata counts such a row as a step, the episode lacks its final observation.
         """
@@ -227,7 +246,7 @@ class MinariArrowSource:
             self.findings.add(Finding("padding-not-zero", message, len(indices), file=first))
 
     def _check_facts(self, group: list[_ReadEpisode]) -> None:
-        """Compares the declared number and length of each episode with its folder and rows."""
+        """Compares each episode's declared number and length with its folder and rows."""
         for key, expected in (
             (_STEPS, [episode.table.num_rows - 1 for episode in group]),
             (_ID, [episode.files.number for episode in group]),
@@ -272,7 +291,10 @@ class _GroupValues:
     variable_finals: dict[str, pa.Array] = field(default_factory=dict)
 
     def add(self, name: str, column: TableColumn, array: pa.Array, masks: _RowMasks) -> None:
-        """Adds a column, of which `array` has the rows of all episodes. Raises IrregularRowsError."""
+        """Adds a column, of which `array` has the rows of all episodes.
+
+        Raises IrregularRowsError.
+        """
         steps = masks.after_first if column.path[0] == INFOS else masks.before_last
         has_final, is_padded = column.path[0] == OBSERVATIONS, column.path[0] not in (OBSERVATIONS, INFOS)
         if column.variable_length:
@@ -314,7 +336,7 @@ class _ReadEpisode:
         tables = [read_table(file) for file in files.tables]
         for file, table in zip(files.tables[1:], tables[1:], strict=True):
             if table.schema != tables[0].schema:
-                raise CorruptSourceError(f"its columns differ from those of {files.name}", file=file.name)
+                raise CorruptSourceError(f"its columns differ from the columns of {files.name}", file=file.name)
         table, cast, reason = cast_table(pa.concat_tables(tables), schema)
         if reason is None and table.num_rows < 2:
             reason = "has no steps"
@@ -322,7 +344,10 @@ class _ReadEpisode:
 
 
 class _BadEpisodesError(Exception):
-    """Some episodes of a group are bad: their `indices` in the group, and the `error` for the first of them."""
+    """Some episodes of a group are bad.
+
+    `indices` are their indices in the group; `error` is the error for the first of them.
+    """
 
     def __init__(
         self, indices: list[int], reason: str, first: _ReadEpisode, column: str | None = None, row: int | None = None
@@ -361,7 +386,9 @@ class _RowMasks:
 
 
 def _variable_at(selected: npt.NDArray[np.bool_], array: pa.Array, dtype: str) -> pa.Array:
-    """Returns the texts or bytes of the selected rows. Other rows, such as padding, are not checked.
+    """Returns the texts or bytes of the selected rows.
+
+    Other rows, such as padding, are not checked.
 
     Raises:
         IrregularRowsError: as `to_variable`; its rows are rows of `array`.
@@ -383,7 +410,10 @@ def _bad_episodes(
 
 
 def _facts(group: list[_ReadEpisode]) -> dict[str, list[Any]]:
-    """Returns the episodes' own facts by name; values that are not single, such as reset options, as JSON text."""
+    """Returns the episodes' own facts by name.
+
+    Values that are not single, such as reset options, become JSON text.
+    """
     found = dict.fromkeys(name for episode in group for name in episode.facts)
     names = [name for name in found if name not in (_ID, _STEPS) and not name.startswith(_REWARDS)]
     return {name: [_fact(episode.facts.get(name)) for episode in group] for name in names}

@@ -1,4 +1,4 @@
-"""Arrow tables of single Minari episodes, with columns flattened to arrays under dotted names.
+"""Arrow tables of single Minari episodes, and their flattened columns.
 
 Layout: https://minari.farama.org/content/dataset_standards and `minari/dataset/_storages/arrow_storage.py`. Dict and
 Tuple spaces are structs. A Box is a fixed-size list of its elements; the dataset's metadata has its shape. The
@@ -49,7 +49,10 @@ class TableColumn:
     stored_shape: tuple[int, ...] = ()
 
     def spec(self, name: str) -> ColumnSpec:
-        """Returns the column under its canonical name. Observations have a final observation."""
+        """Returns the column under its canonical name.
+
+        Observations have a final observation.
+        """
         source = None if name == self.name else self.name
         return ColumnSpec(name, self.dtype, self.shape, source=source, has_final=self.path[0] == OBSERVATIONS)
 
@@ -120,7 +123,10 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
 
 
 def _field(buffer: pa.Buffer, table: int, number: int) -> int:
-    """Returns the offset of a field from its flatbuffer table; 0 if the field is absent."""
+    """Returns the offset of a field from its flatbuffer table.
+
+    Returns 0 if the field is absent.
+    """
     fields = table - _integer(buffer, table, 4)
     entry = 4 + 2 * number
     return _integer(buffer, fields + entry, 2) if entry < _integer(buffer, fields, 2) else 0
@@ -153,7 +159,9 @@ def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str)
 
 
 def reference_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the dataset's schema, given that of its first episode: integer rewards become float64.
+    """Returns the dataset's schema, given the schema of its first episode.
+
+    Integer rewards become float64.
 
     Minari stores rewards as integers if all rewards of an episode are whole.
     """
@@ -198,7 +206,7 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> tuple[pa.Table, tuple[str,
 
 
 def _differ_only_in_numbers(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Returns whether two types are equal, or differ only in the type of their numbers."""
+    """Returns whether two types differ at most in the type of their numbers."""
     if found == expected:
         return True
     if pa.types.is_struct(found) and pa.types.is_struct(expected):
@@ -241,7 +249,10 @@ def _column(path: tuple[str, ...], field: pa.Field, leaves: Mapping[str, SpaceLe
 
 
 def _info_shape(field: pa.Field) -> tuple[int, ...] | None:
-    """Parses the shape in a field's metadata: `b"2,3"`, or `b""` for a single number. None if there is none."""
+    """Parses the shape in a field's metadata, such as `b"2,3"`.
+
+    `b""` is the shape of a single number. Returns None if the metadata has no shape.
+    """
     text = (field.metadata or {}).get(b"shape")
     if text is None:
         return None

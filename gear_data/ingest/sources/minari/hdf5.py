@@ -1,4 +1,4 @@
-"""Minari HDF5: `data/main_data.hdf5` with one group per episode, and `data/metadata.json`.
+"""Minari HDF5: `data/main_data.hdf5` with groups, and `data/metadata.json`.
 
 Layout: https://minari.farama.org/content/dataset_standards (versions 0.4 and 0.5). For an episode of T steps:
 
@@ -98,7 +98,10 @@ def _metadata_file(location: Location, main: SourceFile) -> SourceFile | None:
 
 
 def _root_attributes(file: SourceFile) -> MinariMetadata:
-    """Reads the metadata from the file's attributes, where Minari 0.4 kept it and where `metadata.json` is missing."""
+    """Reads the metadata from the file's attributes.
+
+    Minari 0.4 stores metadata there. They are also used if `metadata.json` is missing.
+    """
     with open_hdf5(file) as opened, reading(file.name):
         facts, _ = attribute_facts(opened, ())
     return parse_metadata(facts, file.name)

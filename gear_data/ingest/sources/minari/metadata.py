@@ -1,4 +1,4 @@
-"""Minari's `metadata.json`: the spaces of observations and actions, and facts about the dataset.
+"""Minari's `metadata.json`: spaces, and facts about the dataset.
 
 Layout: https://minari.farama.org/content/dataset_standards. The file stores each space as JSON text, with bounds for
 every element. Nested Dict and Tuple spaces are flattened to dotted names here, as columns are.
@@ -65,7 +65,10 @@ class MinariMetadata:
     facts: Mapping[str, Any]
 
     def check_counts(self, episodes: int, steps: int | None, findings: FindingLog) -> None:
-        """Adds a finding for each declared total that differs from the count; `steps` is None if not counted."""
+        """Adds a finding for each declared total that differs from the count.
+
+        `steps` is None if not counted.
+        """
         for unit, declared, counted in (
             ("episodes", self.total_episodes, episodes),
             ("steps", self.total_steps, steps),
@@ -86,7 +89,10 @@ def read_metadata(file: SourceFile) -> MinariMetadata:
 
 
 def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
-    """Parses a metadata object; `file` is for errors. Raises CorruptSourceError for an invalid space."""
+    """Parses a metadata object; `file` is for errors.
+
+    Raises CorruptSourceError for an invalid space.
+    """
     # Before the flag existed (Minari 0.5.4) images were always encoded. Readers also look at the stored type.
     jpeg = raw.get("jpeg_encoding", True) is not False
     leaves: dict[str, SpaceLeaf] = {}
@@ -145,7 +151,10 @@ def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[
 
 
 def _is_image(dtype: object, shape: tuple[int, ...], low: object, high: object) -> bool:
-    """Returns whether Minari encodes this space as images (`minari.dataset.minari_storage.is_image_space`)."""
+    """Returns whether Minari encodes this space as images.
+
+    The rule is `minari.dataset.minari_storage.is_image_space`.
+    """
     return (
         dtype == "uint8"
         and len(shape) in (2, 3)
@@ -160,7 +169,10 @@ def _all_equal(values: object, expected: int) -> bool:
 
 
 def _space_summary(space: Any) -> Any:
-    """Returns a space without bounds and character sets. `_leaves` has limited its depth already."""
+    """Returns a space without bounds and character sets.
+
+    `_leaves` has limited its depth already.
+    """
     kept = {key: space[key] for key in _SPACE_FACTS if key in space}
     subspaces = space.get("subspaces")
     if isinstance(subspaces, dict):

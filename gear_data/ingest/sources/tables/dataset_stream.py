@@ -22,7 +22,10 @@ _ONE_TYPE = "give the dataset features (datasets.Features), or convert the colum
 
 
 class DatasetTables:
-    """A `TableStream` over a `datasets.Dataset` or `IterableDataset`, through its Arrow format."""
+    """A `TableStream` over a `datasets.Dataset` or `IterableDataset`.
+
+    It uses the Arrow format of `datasets`.
+    """
 
     def __init__(self, location: Location) -> None:
         self._dataset: Any = location.dataset.with_format("arrow")
@@ -73,7 +76,10 @@ class DatasetTables:
             row += len(table)
 
     def _check_types(self, table: pa.Table, row: int) -> None:
-        """Checks the types of a batch that begins at `row`: without features, `datasets` infers them per batch."""
+        """Checks the types of a batch that begins at `row`.
+
+        Without features, `datasets` infers the types per batch.
+        """
         for field in table.schema:
             expected = self._stored.field(field.name).type
             if field.type != expected:

@@ -1,4 +1,4 @@
-"""Columns of tables with one row per episode: their roles, and the step columns that they become."""
+"""Columns of tables with one row per episode, and their roles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ColumnRoles:
         steps: source name -> canonical name, lists of steps.
         finals: source name -> canonical name of the step column, final observations.
         facts: source name -> name, values that are facts about the episode.
-        order: source name of the list of step numbers; None if there is none.
+        order: source name of the list of step numbers, or None.
         reference: source name of the step column whose lengths the other lists must have.
     """
 
@@ -113,7 +113,7 @@ def assign_roles(
 def _final_columns(
     chosen: Mapping[str, str], lists: Mapping[str, str], types: Mapping[str, pa.DataType]
 ) -> dict[str, str]:
-    """Returns the columns of final values: source name -> canonical name of the step column.
+    """Returns columns of final values: source name -> name of the step column.
 
     A final column needs its step column: `final_reward` without `reward` is a column like others. A final number is
     accepted for observations only; for other columns it is a fact.
@@ -172,7 +172,10 @@ def infer_columns(
 def _check_final_dtypes(
     types: Mapping[str, pa.DataType], roles: ColumnRoles, dtypes: Mapping[str, str], file: str
 ) -> None:
-    """Raises UnsupportedColumnError if final observations have another dtype than their step column."""
+    """Checks that final observations have the dtype of their step column.
+
+    Raises UnsupportedColumnError otherwise.
+    """
     final_dtypes = {source: leaf_dtype(types[source], file=file, column=source) for source in roles.finals}
     for source, name in roles.finals.items():
         steps = next(step for step, column in roles.steps.items() if column == name)

@@ -97,7 +97,10 @@ class EpisodeRowSource:
                 position, rows_read = None, 0
 
     def _block(self, part: TablePart) -> EpisodeBlock | None:
-        """Reads a part. Bad episodes are left out with a finding, or raise BadEpisodeError; None if all are bad."""
+        """Reads a part.
+
+        Bad episodes are left out with a finding, or raise BadEpisodeError; None if all are bad.
+        """
         table, rows, names = part.table, part.rows(), part.names()
         while len(table):
             try:
@@ -123,7 +126,10 @@ class EpisodeRowSource:
         return None
 
     def _read(self, table: pa.Table, rows: npt.NDArray[np.int64], names: list[str], position: Position) -> EpisodeBlock:
-        """Builds the block of all rows. Raises BadRowsError for bad episodes, before any finding is added."""
+        """Builds the block of all rows.
+
+        Raises BadRowsError for bad episodes, before any finding is added.
+        """
         lists = {source: storage_array(table.column(source)) for source in self._roles.lists}
         lengths = self._lengths(lists)
         offsets = offsets_of(lengths)
@@ -165,7 +171,10 @@ class EpisodeRowSource:
         return block
 
     def _lengths(self, lists: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:
-        """Returns int64 [n]: the steps of each episode. Raises BadRowsError for null, unequal or empty lists."""
+        """Returns int64 [n]: the steps of each episode.
+
+        Raises BadRowsError for null, unequal or empty lists.
+        """
         for source, array in lists.items():
             missing = null_rows(array)
             if len(missing):
@@ -185,7 +194,10 @@ class EpisodeRowSource:
         return lengths
 
     def _read_finals(self, table: pa.Table) -> tuple[npt.NDArray[np.bool_], dict[str, npt.NDArray[Any]]]:
-        """Returns bool [n], the episodes that have final observations, and canonical name -> final observations."""
+        """Reads the final observations.
+
+        Returns bool [n], the episodes that have final observations; and canonical name -> final observations.
+        """
         has_final = np.zeros(len(table), np.bool_)
         finals = {}
         shapes = {spec.name: spec.shape for spec in self.columns}

@@ -1,4 +1,6 @@
-"""Flattening of Arrow columns: structs become columns with dotted names, and wrapped types are decoded.
+"""Flattening of Arrow columns.
+
+Structs become columns with dotted names, and wrapped types are decoded.
 
 `observation: struct<state: list<float>>` becomes the column `observation.state`. `steps: list<struct<action:
 list<float>>>`, as exports of RLDS write it, becomes `steps.action: list<list<float>>`. Dictionaries, run-end encodings,
@@ -116,7 +118,10 @@ def _decode(array: pa.Array) -> pa.Array:
 
 
 def _extract_field(array: pa.Array, name: str) -> pa.Array:
-    """Returns a field of an array of (lists of) structs, in the same lists. The field of a null struct is null."""
+    """Returns a field of an array of (lists of) structs, in the same lists.
+
+    The field of a null struct is null.
+    """
     if pa.types.is_struct(array.type):
         return pc.struct_field(array, name)
     return _with_values(array, _extract_field(array.values, name))
@@ -130,7 +135,10 @@ def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def flat_type(type_: pa.DataType) -> pa.DataType:
-    """Returns the type without extension types, dictionaries, run-end encodings and views, at every level."""
+    """Returns the type without wrapping, at every level.
+
+    Wrapping is extension types, dictionaries, run-end encodings and views.
+    """
     if isinstance(type_, pa.BaseExtensionType):
         return flat_type(type_.storage_type)
     if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):

@@ -10,7 +10,9 @@ from gear_data.ingest.sources.tables.to_numpy import leaf_type
 
 
 def leave_out_null_columns(schema: pa.Schema, file: str, options: SourceOptions, findings: FindingLog) -> list[str]:
-    """Returns the names of the columns to read: without null columns, unless `options.columns` names them.
+    """Returns the names of the columns to read.
+
+    Null columns are left out, unless `options.columns` names them.
 
     Adds a finding for each column that is left out, if the user has not chosen columns.
     """

@@ -10,7 +10,10 @@ from gear_data.ingest.sources.tables.stream import TableStream
 
 
 def open_tables(location: Location) -> TableStream | None:
-    """Opens the tables at a location; None if it holds neither Parquet files nor a `datasets` object."""
+    """Opens the tables at a location.
+
+    Returns None if it holds neither Parquet files nor a `datasets` object.
+    """
     if location.dataset is not None:
         return DatasetTables(location)
     files = location.with_suffix(".parquet")
@@ -18,7 +21,7 @@ def open_tables(location: Location) -> TableStream | None:
 
 
 def require_tables(location: Location) -> TableStream:
-    """Opens the tables at a location. Raises UnknownFormatError if there are none."""
+    """Opens the tables at a location, or raises UnknownFormatError."""
     tables = open_tables(location)
     if tables is None:
         raise UnknownFormatError("holds no Parquet file", file=location.name, hint="leave --format out")

@@ -60,7 +60,7 @@ def open_parquet(file: SourceFile) -> pq.ParquetFile:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Raises CorruptSourceError in place of the errors that pyarrow raises for a damaged file."""
+    """Converts the errors of pyarrow to CorruptSourceError."""
     try:
         yield
     except RemoteError:
@@ -72,7 +72,9 @@ def reading(name: str) -> Iterator[None]:
 
 
 def check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequence[SourceFile]) -> None:
-    """Checks that a file has the columns of the first file. Their order and metadata may differ.
+    """Checks that a file has the columns of the first file.
+
+    Their order and metadata may differ.
 
     Args:
         schema, name: of the file.
@@ -127,7 +129,7 @@ def row_groups(parquet: pq.ParquetFile, file: SourceFile) -> RowGroups:
 
 
 class BatchSizer:
-    """Chooses how many rows to decode at once, so that a batch takes about `batch_bytes` in memory.
+    """Chooses how many rows to decode for a batch of about `batch_bytes`.
 
     It starts with one row and follows the sizes of the batches read. The mean of a row group is no guide: long episodes
     may be consecutive, and constants take no bytes in a file.
@@ -174,7 +176,9 @@ def read_batches(
 
 
 def row_group_runs(row_groups: RowGroups, first: int, stop: int | None) -> Iterator[tuple[int, range]]:
-    """Yields runs of row groups that are read at once: the first row of each run, and the numbers of its row groups.
+    """Yields runs of row groups that are read at once.
+
+    A run is its first row, and the numbers of its row groups.
 
     Together they hold the rows [first, stop), and the rows before `first` in the same row group.
     """

@@ -49,7 +49,7 @@ class ParquetTables:
         files: in source order.
 
     Raises:
-        CorruptSourceError: a file is not Parquet, or its columns differ from those of the first file.
+        CorruptSourceError: a file is not Parquet, or its columns differ from the first file's.
         UnsupportedColumnError: two columns have the same name.
     """
 
@@ -66,7 +66,10 @@ class ParquetTables:
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows: exact for files whose footers were read, estimated from the sizes of the other files."""
+        """Number of rows, partly estimated.
+
+        It is exact for files whose footers were read, and estimated from the sizes of the other files.
+        """
         read = sum(self._files[index].size for index in self._rows)
         rows, size = sum(self._rows.values()), sum(file.size for file in self._files)
         return rows * size // read or None
@@ -117,7 +120,10 @@ class ParquetTables:
                 yield flatten_table(pa.Table.from_batches([batch]), {column.name: column}).column(0).combine_chunks()
 
     def _id_range(self, name: str, index: int, groups: range) -> IdRange | None:
-        """Returns the smallest and largest id in row groups; see `SplittableFiles.id_range`."""
+        """Returns the smallest and largest id in row groups.
+
+        See `SplittableFiles.id_range`.
+        """
         extremes: list[Any] = []
         for values in self._id_values(self._columns[name], index, groups):
             if values.null_count:
@@ -126,7 +132,10 @@ class ParquetTables:
         return (min(extremes), max(extremes)) if extremes else None
 
     def _first_start(self, name: str, index: int, group: int) -> FirstEpisodeStart | None:
-        """Finds the first row of a row group at which the id changes; see `SplittableFiles.first_start`."""
+        """Finds the first row of a row group at which the id changes.
+
+        See `SplittableFiles.first_start`.
+        """
         before: list[Any] = []
         after: list[Any] = []
         row = 0
@@ -179,7 +188,10 @@ class ParquetTables:
     def _run_batches(
         self, index: int, parquet: pq.ParquetFile, row: int, groups: range, first: int, last: int | None
     ) -> Iterator[tuple[FileRows, pa.RecordBatch]]:
-        """Yields the rows [first, last) of consecutive row groups; `row` is the first row of the groups."""
+        """Yields the rows [first, last) of consecutive row groups.
+
+        `row` is the first row of the groups.
+        """
         for batch in read_batches(self._files[index], parquet, groups, self._stored_names(), self._batch_sizer):
             skip, stop = max(0, first - row), len(batch) if last is None else min(len(batch), last - row)
             if skip < stop:

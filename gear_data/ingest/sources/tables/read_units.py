@@ -1,4 +1,7 @@
-"""Positions in Parquet files at which reading may begin, independently of the rows before."""
+"""Positions in Parquet files at which reading may begin.
+
+The rows from a position on can be read independently of the rows before.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ class SplittableFiles:
 
 @dataclass(frozen=True)
 class _FilePiece:
-    """A small file, or some row groups of a large one; `groups` is None if the file was not opened."""
+    """A small file, or some row groups of a large one.
+
+    `groups` is None if the file was not opened.
+    """
 
     position: Position
     bytes: int
@@ -75,7 +81,9 @@ class _FilePiece:
 
 
 def episode_spans(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> tuple[ReadSpan, ...]:
-    """Returns spans of tables with one row per episode: one per file, several in large files.
+    """Returns spans of tables with one row per episode.
+
+    A file is one span; large files have several.
 
     Only large files are opened.
     """
@@ -83,7 +91,9 @@ def episode_spans(files: Sequence[SourceFile], footer: Callable[[int], RowGroups
 
 
 def step_spans(source: SplittableFiles) -> tuple[ReadSpan, ...]:
-    """Returns spans of tables with one row per step and rising episode ids; each span begins an episode.
+    """Returns spans of tables with one row per step and rising episode ids.
+
+    Each span begins an episode.
 
     Small files are grouped, and a file is opened only if a span may end there. The ids inside a group are unknown, so a
     reader must compare them with `ReadSpan.low`. In large files all ids are read: they are a small part of the file,
@@ -125,7 +135,7 @@ def step_spans(source: SplittableFiles) -> tuple[ReadSpan, ...]:
 
 
 def _pieces(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> Iterator[_FilePiece]:
-    """Yields small files whole, and large files in runs of row groups of about `UNIT_BYTES`."""
+    """Yields small files, and runs of row groups of large files."""
     for index, file in enumerate(files):
         if file.size <= UNIT_BYTES:
             yield _FilePiece(Position(index, 0), file.size, None)

@@ -68,7 +68,10 @@ def probe(location: Location) -> str | None:
 
 
 def _episode_column(schema: pa.Schema) -> str | None:
-    """Returns the episode column. Integers are preferred, because a text column may hold the kind of episode."""
+    """Returns the episode column.
+
+    Integers are preferred, because a text column may hold the kind of episode.
+    """
     for has_type in (pa.types.is_integer, _is_text):
         for name in EPISODE_COLUMNS:
             if name in schema.names and has_type(schema.field(name).type):
@@ -118,7 +121,10 @@ class StepRowSource:
         self.columns = tuple(self._infer_column(head, source, name) for source, name in self._sources.items())
 
     def _ends_only_by_steps(self) -> bool:
-        """Returns whether only step numbers say where episodes end. Raises UnknownFormatError if nothing does."""
+        """Returns whether only step numbers say where episodes end.
+
+        Raises UnknownFormatError if nothing does.
+        """
         if self._episode is not None or END_FLAGS & set(self._sources.values()):
             return False
         if self._options.step_column is not None:
@@ -191,7 +197,10 @@ class StepRowSource:
                 self.resume_state.clear()  # the next unit has other ids
 
     def _parts(self, start: Position, stop: Position, id_checker: EpisodeIdChecker) -> Iterator[StepPart]:
-        """Yields the steps from `start` up to `stop`, with numbered episodes and check columns."""
+        """Yields the steps from `start` to `stop`, with numbered episodes.
+
+        The steps include the check columns.
+        """
         numbering = EpisodeNumbering()
         for part in read_ahead(self._tables.parts(start, stop)):
             columns, variable, keep, unreadable = self._read_part(part)
@@ -226,7 +235,7 @@ class StepRowSource:
         """Reads the readable rows of a part.
 
         Returns:
-            The columns of a fixed size, those of variable length, bool [n] of the rows that were read, and the
+            The fixed-size columns, the variable-length columns, bool [n] of the rows that were read, and the
             unreadable rows.
         """
         keep = np.ones(len(part.table), np.bool_)
@@ -242,7 +251,7 @@ class StepRowSource:
     def _read(
         self, part: TablePart, keep: npt.NDArray[np.bool_]
     ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
-        """Reads the rows in `keep`: columns of a fixed size, and those of variable length.
+        """Reads the rows in `keep`: fixed-size columns, and variable-length columns.
 
         Raises:
             BadRowsError: rows of the part are unreadable, and bad episodes are skipped.
@@ -303,7 +312,10 @@ class StepRowSource:
         return replace(block, columns=columns)
 
     def _check_crossing(self, block: EpisodeBlock) -> None:
-        """Adds a finding for episodes that cross from one file to the next, unless their step numbers continue."""
+        """Adds a finding for episodes that continue in the next file.
+
+        Episodes whose step numbers continue too are not reported.
+        """
         crossings = block.columns[_FILE_BEGINS].copy()
         crossings[block.offsets[:-1]] = False
         for source in self._orders:
@@ -320,7 +332,10 @@ class StepRowSource:
 
 
 def _ends(columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Returns bool [n]: the rows at which an end flag is set; `columns` has the rows in `keep`."""
+    """Returns bool [n]: the rows at which an end flag is set.
+
+    `columns` has the rows in `keep`.
+    """
     ends = np.zeros(len(keep), np.bool_)
     for name in END_FLAGS & columns.keys():
         ends[keep] |= columns[name].astype(np.bool_)
@@ -348,7 +363,10 @@ def _split_by_file(steps: StepPart, part: TablePart) -> Iterator[StepPart]:
 
 
 def _require_ids(schema: pa.Schema, column: str, file: str) -> None:
-    """Raises UnsupportedColumnError if the episode column holds neither integers nor text."""
+    """Checks that the episode column holds integers or text.
+
+    Raises UnsupportedColumnError otherwise.
+    """
     type_ = schema.field(column).type
     if not (pa.types.is_integer(type_) or _is_text(type_)):
         raise UnsupportedColumnError(

@@ -19,7 +19,10 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True)
 class FileRows:
-    """Consecutive rows of one file: `count` rows from `position` on; `name` is the file's."""
+    """Consecutive rows of one file: `count` rows from `position` on.
+
+    `name` is the file's.
+    """
 
     position: Position
     name: str
@@ -63,7 +66,10 @@ class TablePart:
 
 
 class TableStream(Protocol):
-    """Tables in source order, with flattened columns (`gear_data.ingest.sources.tables.flatten`)."""
+    """Tables in source order, with flattened columns.
+
+    See `gear_data.ingest.sources.tables.flatten`.
+    """
 
     #: Of all columns, selected or not.
     schema: pa.Schema
@@ -86,7 +92,10 @@ class TableStream(Protocol):
         """
 
     def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
-        """Yields all rows from `start` up to `stop`. `start` need not be the first row of a part."""
+        """Yields all rows from `start` up to `stop`.
+
+        `start` need not be the first row of a part.
+        """
 
 
 def read_ahead(parts: Iterator[_Part]) -> Iterator[_Part]:

@@ -72,7 +72,9 @@ def leaf_type(type_: pa.DataType) -> pa.DataType:
 
 
 def leaf_dtype(type_: pa.DataType, *, file: str, column: str) -> str:
-    """Returns the step dtype of a column of numbers; `file` and `column` are for the error.
+    """Returns the step dtype of a column of numbers.
+
+    `file` and `column` are for the error.
 
     Raises:
         UnsupportedColumnError: the column does not hold numbers or booleans.
@@ -92,7 +94,10 @@ def leaf_dtype(type_: pa.DataType, *, file: str, column: str) -> str:
 
 
 def storage_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Returns one plain array: chunks are combined, extension types (such as Array2D of `datasets`) are unwrapped."""
+    """Returns one plain array.
+
+    Chunks are combined. Extension types, such as Array2D of `datasets`, are unwrapped.
+    """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     while isinstance(array, pa.ExtensionArray):

@@ -1,4 +1,4 @@
-"""Arrow columns of text and encoded bytes, converted to the types of a shard's variable-length columns."""
+"""Conversion of Arrow columns of text and encoded bytes to shard columns."""
 
 from __future__ import annotations
 
@@ -55,20 +55,26 @@ def to_variable(array: pa.Array, dtype: str) -> pa.Array:
 
 
 def path_rows(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Returns bool [n]: the rows that hold a path beside the bytes of a file; None if the column holds no files."""
+    """Returns bool [n]: the rows that hold the path of a file and its bytes.
+
+    Returns None if the column holds no files.
+    """
     if not is_file(array.type):
         return None
     return np.asarray(pc.struct_field(array, "path").is_valid())
 
 
 def paths_left_out(count: int, file: str, row: int, column: str) -> Finding:
-    """Returns the finding for paths beside the bytes of files."""
+    """Returns the finding about paths of files that are left out."""
     message = "the files' bytes are kept, their paths are left out"
     return Finding("paths-left-out", message, count, file, row, column)
 
 
 def is_file(type_: pa.DataType) -> bool:
-    """Returns whether a type is the struct of `bytes` and `path` in which `datasets` keeps a file."""
+    """Returns whether a type is the struct in which `datasets` keeps a file.
+
+    The struct has the fields `bytes` and `path`.
+    """
     if not pa.types.is_struct(type_) or {field.name for field in type_} != {"bytes", "path"}:
         return False
     content, path = type_.field("bytes").type, type_.field("path").type
