@@ -1,4 +1,4 @@
-"""convert: from a source to a dataset of GEAR shards."""
+"""Converts a source to a dataset of GEAR shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +15,11 @@ from typing import Any, Literal
 from gear_data.common.progress import pluralize, progress_bar
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ResumeError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
-from gear_data.ingest.destination import check_disjoint, prepare, removed_if_failed
-from gear_data.ingest.engine.processes import Engine, Workers, in_this_process, side_by_side
+from gear_data.ingest.destination import Target, check_disjoint, choose_target, remove_new_folder_on_error
+from gear_data.ingest.engine.local import PoolEngine, SerialEngine, WorkerPool
+from gear_data.ingest.engine.protocol import Engine
 from gear_data.ingest.engine.spec import ConversionSpec
-from gear_data.ingest.engine.tasks import Task, plan
+from gear_data.ingest.engine.tasks import Task, plan_tasks
 from gear_data.ingest.findings.dataset import check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, locate
@@ -27,28 +29,31 @@ from gear_data.storage.atomic import swap_folders
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.files import plain_path
 from gear_data.storage.remote.object_store import open_file_store
-from gear_data.storage.writing.file_store import FileStore, put_text
+from gear_data.storage.writing.file_store import put_text
 from gear_data.storage.writing.progress_files import PROGRESS
 from gear_data.storage.writing.staging import MergedTasks, StagedDataset, TaskResult, difference
 
 MIN_SHARD_BYTES = 1 << 10
 ENGINES = ("local", "ray")
 
-#: Source bytes for which another process is worth starting.
-_BYTES_A_PROCESS = 128 << 20
+#: Source bytes that are worth the start of one more worker process.
+_BYTES_PER_WORKER = 128 << 20
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion did.
+    """The outcome of a conversion.
 
     Attributes:
-        episodes, steps, shards: how many the dataset has.
-        bytes: size of its shards and tables.
-        seconds: wall time.
-        warnings: the findings, one line each.
-        format, reason: the source's format, and why it was taken for that.
-        fingerprint: the dataset's.
+        episodes: The number of episodes in the dataset.
+        steps: The number of steps.
+        shards: The number of shards.
+        bytes: The size of the shards and tables.
+        seconds: The wall time of the conversion.
+        warnings: The findings, one line each.
+        format: The source's format.
+        reason: Why the source was read in that format.
+        fingerprint: The fingerprint of the dataset.
     """
 
     episodes: int
@@ -62,6 +67,7 @@ class ConvertReport:
     fingerprint: str
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the report as JSON."""
         return {**asdict(self), "warnings": list(self.warnings)}
 
 
@@ -87,40 +93,41 @@ def convert(
     jobs: int | None = None,
     progress: bool | None = None,
 ) -> ConvertReport:
-    """Converts a trajectory dataset into GEAR shards.
+    """Converts a trajectory dataset to GEAR shards.
 
     Args:
-        source: a path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset` or
-            `IterableDataset`, or any iterable of episodes in memory (`gear_data.ingest.sources.in_memory`).
-        destination: the dataset's folder, a path or an fsspec URL; must not exist, or be empty.
+        source: A path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset`
+            or `IterableDataset`, or an iterable of episodes in memory (`gear_data.ingest.sources.in_memory`).
+        destination: The folder of the dataset, as a path or an fsspec URL. It must not exist, or be empty.
         format: `auto`, or one of `gear_data.ingest.sources.registry.known_formats()`.
-        split: which split of the source, where it has several.
-        columns: source or canonical names to keep; None keeps all. End flags are always kept.
-        rename: source name -> canonical name, before the usual renaming.
-        episode_column, step_column, end_column: of tables with a row a step: the column that numbers or names the
-            episodes, that which numbers the steps within one, and that which is true at an episode's last step.
-        max_episode_steps: where a source says nothing else, an episode ends after so many steps.
-        keep_encoded: leave PNG, JPEG and other images as they are in the source; without it images of one size become
-            uint8 columns [H, W, C].
-        shard_bytes: size at which a shard is closed, in bytes of column data.
-        on_bad_episode: raise at a malformed episode, or leave it out and report it.
-        strict: anything noticed is an error: NaN and Inf, and all else that `gear-data lint` lists.
-        overwrite: replace a gear dataset at the destination, once the new one is whole.
-        resume: go on with a half-done conversion of the same source and options, or start where there is none.
-        engine: `local`, or `ray`: on the Ray cluster that this process is connected to or that RAY_ADDRESS names, else
-            on one of this machine. The shards are the same to the byte.
-        jobs: processes or Ray tasks at once; None: as many as there are cores, where the source is large enough. The
-            shards do not depend on it.
-        progress: show a bar; None shows one on a terminal.
+        split: The split to read, if the source has several.
+        columns: Source or canonical names of the columns to keep. None keeps all. End flags are always kept.
+        rename: Source name -> canonical name. It applies before the built-in renaming.
+        episode_column: For tables with one row per step: the column that numbers or names the episodes.
+        step_column: For tables with one row per step: the column that numbers the steps of an episode.
+        end_column: For tables with one row per step: the column that is true at the last step of an episode.
+        max_episode_steps: The length of an episode, if the source does not mark the ends of episodes.
+        keep_encoded: Keep PNG, JPEG and other images as the source encodes them. By default, images of one size
+            become uint8 columns [H, W, C].
+        shard_bytes: The size at which a shard is closed, in bytes of column data.
+        on_bad_episode: `error` raises at a malformed episode. `skip` leaves it out and reports it.
+        strict: Raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
+        overwrite: Replace the GEAR dataset at the destination, once the new one is complete.
+        resume: Continue an unfinished conversion of the same source with the same options. If there is none, start.
+        engine: `local`, or `ray`. Ray uses the cluster that this process is connected to, or the cluster of
+            RAY_ADDRESS, or else starts one on this machine. Both engines write the same bytes.
+        jobs: The number of processes or Ray tasks that run at once. None uses all cores if the source is large enough.
+            The shards do not depend on it.
+        progress: Show a progress bar. None shows one on a terminal.
 
     Returns:
-        What was done. The same facts are in the dataset's manifest.
+        The outcome. The dataset's manifest records the same facts.
 
     Raises:
-        GearError: always one of its kinds, naming file, column and row. Nothing that `open` takes for a dataset is
-            left behind; finished shards are, for `resume`.
+        GearError: One of its subclasses, with file, column and row. After an error, `open` finds no dataset at the
+            destination. Finished shards stay there for `resume`.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, engine, jobs)
     options = source_options(
         columns,
@@ -131,67 +138,181 @@ def convert(
         end_column=end_column,
         max_episode_steps=max_episode_steps,
     )
-    wanted, folder = prepare(plain_path(destination), overwrite, resume)
-    store = open_file_store(folder)
+    target = choose_target(plain_path(destination), overwrite, resume)
     location = locate(source, split)
-    check_disjoint(location, wanted)
-    given = plain_path(source) if isinstance(source, str | os.PathLike) else source
-    spec = ConversionSpec(given, split, format, options, keep_encoded, strict, shard_bytes)
-    soon, most = _worker_counts(engine, jobs, spec, location, store)
-    with Workers(spec, store.name, most) as workers:
-        workers.adjust(soon)  # they start while this process opens the source
-        opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
-        spec = replace(spec, format=format_name)
-        identity = _identity(location, spec)
-        if resume and store.size(MANIFEST_NAME) is not None:
-            return _already_done(store, identity, began)
-        if overwrite and folder != wanted:
-            store.remove("")  # what an earlier, failed overwrite left
-        tasks = plan(opened.units(), shard_bytes)
-        noted = {**identity, "tasks": [list(task.start) for task in tasks]}
-        with removed_if_failed(folder):
-            conversion = StagedDataset(store, stored_schema(opened), noted, resume=resume)
+    check_disjoint(location, target.folder)
+    path_or_object = plain_path(source) if isinstance(source, str | os.PathLike) else source
+    spec = ConversionSpec(path_or_object, split, format, options, keep_encoded, strict, shard_bytes)
+    conversion = Conversion(spec, location, target, resume=resume, engine=engine, jobs=jobs, progress=progress)
+    return _report(conversion.run(), time.perf_counter() - start)
+
+
+class Conversion:
+    """One conversion: opens the source, plans tasks, runs them, and publishes the dataset.
+
+    Args:
+        spec: The source and the options.
+        location: The located source.
+        target: The destination.
+        resume: Continue an unfinished conversion at the destination.
+        engine: `local` or `ray`.
+        jobs: The number of processes or Ray tasks that run at once; None chooses.
+        progress: Show a progress bar; None shows one on a terminal.
+    """
+
+    def __init__(
+        self,
+        spec: ConversionSpec,
+        location: Location,
+        target: Target,
+        *,
+        resume: bool,
+        engine: str,
+        jobs: int | None,
+        progress: bool | None,
+    ) -> None:
+        self._spec = spec
+        self._location = location
+        self._target = target
+        self._store = open_file_store(target.staging)
+        self._resume = resume
+        self._engine_name = engine
+        self._jobs = jobs
+        self._progress = progress
+
+    def run(self) -> Manifest:
+        """Converts the source and returns the manifest of the dataset."""
+        early, most = self._worker_counts()
+        with WorkerPool(self._spec, self._store.name, most) as pool:
+            pool.resize(early)  # workers start while this process opens the source
+            source, format_name, reason = self._spec.open(self._location, threads=len(os.sched_getaffinity(0)))
+            self._spec = replace(self._spec, format=format_name)
+            identity = self._identity()
+            if self._resume and self._store.size(MANIFEST_NAME) is not None:
+                return self._finished_manifest(identity)
+            if self._target.replaces:
+                self._store.remove("")  # left by an earlier overwrite that failed
+            tasks = plan_tasks(source.units(), self._spec.shard_bytes)
+            with self._staged(source, {**identity, "tasks": [list(task.start) for task in tasks]}) as staged:
+                pool.resize(len(tasks) - 1)
+                opening_findings = source.findings.to_json()
+                results = self._run_tasks(self._engine(source, pool), source, tasks)
+                merged = staged.merge(results)
+                findings = self._all_findings(opening_findings, results, merged, source.metadata)
+                shard_counts = [[*task.start, len(result.shards)] for task, result in zip(tasks, results, strict=True)]
+                provenance = {
+                    "reason": reason,
+                    **identity,
+                    "tasks": shard_counts,
+                    "metadata": _to_json_value(source.metadata),
+                }
+                manifest = staged.manifest(merged, provenance, findings.to_json())
+                put_text(self._store, CARD_NAME, dataset_card(manifest, merged.episodes))
+                staged.finish(manifest)
+        if self._target.replaces:
+            swap_folders(Path(self._target.staging), Path(self._target.folder))
+            self._store.remove("")  # holds the old dataset now
+        return manifest
+
+    def _worker_counts(self) -> tuple[int, int]:
+        """Returns the number of workers to start before the source is opened, and the most workers to start.
+
+        The first number depends only on the size of the source's files.
+        """
+        if self._engine_name != "local" or not self._is_shareable():
+            return 0, 0
+        useful = sum(file.size for file in self._location.files) // _BYTES_PER_WORKER
+        most = (len(os.sched_getaffinity(0)) if self._jobs is None else self._jobs) - 1
+        return (min(useful, most), min(useful, most) if self._jobs is None else most)
+
+    def _is_shareable(self) -> bool:
+        """Returns whether other processes can read the source and write to the destination.
+
+        They cannot use objects and file systems in the memory of this process.
+        """
+        source = self._spec.source
+        return isinstance(source, str) and not any(name.startswith("memory:") for name in (source, self._store.name))
+
+    def _identity(self) -> dict[str, Any]:
+        """Returns the facts that a resumed conversion must share. The manifest records them as provenance."""
+        return {
+            "format": self._spec.format,
+            "source": self._location.name,
+            "source_files": [[file.name, file.size, file.stamp] for file in self._location.files],
+            "source_fingerprint": getattr(self._location.dataset, "_fingerprint", None),
+            "options": self._spec.to_json(),
+        }
+
+    def _finished_manifest(self, identity: Mapping[str, Any]) -> Manifest:
+        """Returns the manifest of a dataset that an earlier run finished."""
+        file = f"{self._store.name}/{MANIFEST_NAME}"
+        manifest = Manifest.from_text(self._store.read(MANIFEST_NAME).decode("utf-8", "replace"), file)
+        known = {name: manifest.provenance.get(name) for name in identity}
+        change = difference(known, json.loads(json.dumps(identity)))
+        if change is not None:
+            raise ResumeError(
+                f"the finished dataset has another {change}",
+                file=self._store.name,
+                hint="use --overwrite to convert again",
+            )
+        self._store.remove(PROGRESS)
+        return manifest
+
+    @contextmanager
+    def _staged(self, source: EpisodeSource, options: Mapping[str, Any]) -> Iterator[StagedDataset]:
+        """Provides the staged dataset, and abandons it if the body fails."""
+        with remove_new_folder_on_error(self._target.staging):
+            staged = StagedDataset(self._store, stored_schema(source), options, resume=self._resume)
             try:
-                workers.adjust(len(tasks) - 1)
-                run = _engine(engine, jobs, spec, opened, store, workers)
-                manifest = _fill(store, conversion, opened, run, tasks, {"reason": reason, **identity}, progress)
+                yield staged
             except BaseException as error:
-                kept = conversion.abandon()
-                if folder != wanted:
-                    store.remove("")  # the old dataset stays, and the next run is not a resumed one
+                kept = staged.abandon()
+                if self._target.replaces:
+                    self._store.remove("")  # the old dataset stays, and the next run starts from the beginning
                 elif kept and isinstance(error, GearError):
-                    text = f"{pluralize(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: --resume goes on"
+                    text = f"{pluralize(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: "
+                    text += "--resume continues from there"
                     error.hint = f"{error.hint}\n  {text}" if error.hint else text
                 raise
-    if folder != wanted:
-        swap_folders(Path(folder), Path(wanted))
-        store.remove("")  # now the old one
-    return _report(manifest, began)
 
+    def _engine(self, source: EpisodeSource, pool: WorkerPool) -> Engine:
+        if self._engine_name == "ray":
+            if not self._is_shareable():
+                raise InvalidArgumentError(
+                    "Ray cannot read a source or write a destination in the memory of this process",
+                    hint="leave --engine ray out",
+                )
+            from gear_data.ingest.engine.ray_cluster import RayEngine
 
-def _fill(
-    store: FileStore,
-    conversion: StagedDataset,
-    source: EpisodeSource,
-    run: Engine,
-    tasks: Sequence[Task],
-    provenance: Mapping[str, Any],
-    progress: bool | None,
-) -> Manifest:
-    noticed = source.findings.to_json()
-    unit = "step" if source.rows_are_steps else "episode"
-    with progress_bar(source.num_rows, "convert", unit, progress) as bar:
-        results = run(tasks, bar.update)
-    if not any(result.shards for result in results):
-        raise EmptySourceError("the source holds no episode", file=provenance["source"])
-    joined = conversion.merge(results)
-    findings = _all_findings(noticed, results, joined, source.metadata, strict=provenance["options"]["strict"])
-    made = [[*task.start, len(result.shards)] for task, result in zip(tasks, results, strict=True)]
-    facts = {**provenance, "tasks": made, "metadata": _json_able(source.metadata)}
-    manifest = conversion.manifest(joined, facts, findings.to_json())
-    put_text(store, CARD_NAME, dataset_card(manifest, joined.episodes))
-    conversion.finish(manifest)
-    return manifest
+            return RayEngine(self._spec, self._store.name, self._jobs)
+        if not pool.workers:
+            return SerialEngine(self._spec, source, self._store)
+        return PoolEngine(pool, self._spec, source, self._store)
+
+    def _run_tasks(self, engine: Engine, source: EpisodeSource, tasks: Sequence[Task]) -> list[TaskResult]:
+        unit = "step" if source.rows_are_steps else "episode"
+        with progress_bar(source.num_rows, "convert", unit, self._progress) as bar:
+            results = engine.run(tasks, bar.update)
+        if not any(result.shards for result in results):
+            raise EmptySourceError("the source holds no episode", file=self._location.name)
+        return results
+
+    def _all_findings(
+        self,
+        opening_findings: Sequence[Mapping[str, Any]],
+        results: Sequence[TaskResult],
+        merged: MergedTasks,
+        metadata: Mapping[str, Any],
+    ) -> FindingLog:
+        """Merges the findings of opening the source and of all tasks, and adds those about the whole dataset."""
+        findings = FindingLog()
+        findings.restore([*opening_findings, *(finding for result in results for finding in result.findings)])
+        if self._spec.strict:
+            findings.make_strict()
+        files, contents = merged.episodes.column("source"), merged.episodes.column("content").to_pylist()
+        steps = sum(shard.steps for shard in merged.shards)
+        check_dataset(findings, metadata, contents, steps, lambda i: (str(files[i].as_py()), int(merged.rows[i])))
+        return findings
 
 
 def _check_arguments(
@@ -204,108 +325,33 @@ def _check_arguments(
 ) -> None:
     check_count("shard_bytes", shard_bytes, MIN_SHARD_BYTES)
     if on_bad_episode not in ("error", "skip"):
-        raise InvalidArgumentError(f"on_bad_episode is 'error' or 'skip', not {on_bad_episode!r}")
+        raise InvalidArgumentError(f"on_bad_episode must be 'error' or 'skip', not {on_bad_episode!r}")
     if overwrite and resume:
-        raise InvalidArgumentError("overwrite and resume exclude each other")
+        raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if jobs is not None:
         check_count("jobs", jobs, 1)
 
 
-def _identity(location: Location, spec: ConversionSpec) -> dict[str, Any]:
-    """What must be the same for a resumed conversion, and what the manifest says of the source."""
-    return {
-        "format": spec.format,
-        "source": location.name,
-        "source_files": [[file.name, file.size, file.stamp] for file in location.files],
-        "source_fingerprint": getattr(location.dataset, "_fingerprint", None),
-        "options": spec.to_json(),
-    }
-
-
-def _all_findings(
-    noticed: Sequence[Mapping[str, Any]],
-    results: Sequence[TaskResult],
-    joined: MergedTasks,
-    metadata: Mapping[str, Any],
-    *,
-    strict: bool,
-) -> FindingLog:
-    findings = FindingLog()
-    findings.restore([*noticed, *(finding for result in results for finding in result.findings)])
-    if strict:
-        findings.make_strict()
-    files, contents = joined.episodes.column("source"), joined.episodes.column("content").to_pylist()
-    steps = sum(shard.steps for shard in joined.shards)
-    check_dataset(findings, metadata, contents, steps, lambda i: (str(files[i].as_py()), int(joined.rows[i])))
-    return findings
-
-
-def _worker_counts(
-    engine: str, jobs: int | None, spec: ConversionSpec, location: Location, store: FileStore
-) -> tuple[int, int]:
-    """How many processes beside this one are worth starting by the source's size alone, and how many there may be."""
-    if engine != "local" or not _movable(spec, store):
-        return 0, 0
-    soon = sum(file.size for file in location.files) // _BYTES_A_PROCESS
-    most = (len(os.sched_getaffinity(0)) if jobs is None else jobs) - 1
-    return (min(soon, most), min(soon, most) if jobs is None else most)
-
-
-def _movable(spec: ConversionSpec, store: FileStore) -> bool:
-    """An object in memory, and a file system in memory, are this process's alone."""
-    source_is = isinstance(spec.source, str) and not spec.source.startswith("memory:")
-    return source_is and not store.name.startswith("memory:")
-
-
-def _engine(
-    name: str, jobs: int | None, spec: ConversionSpec, source: EpisodeSource, store: FileStore, workers: Workers
-) -> Engine:
-    if name == "ray":
-        if not _movable(spec, store):
-            raise InvalidArgumentError(
-                "a source in the memory of this process cannot be converted by others", hint="leave --engine ray out"
-            )
-        from gear_data.ingest.engine.ray_cluster import on_ray
-
-        return on_ray(spec, store.name, jobs)
-    if not workers.processes:
-        return in_this_process(spec, source, store)
-    return side_by_side(workers, spec, source, store)
-
-
-def _json_able(value: Any) -> Any:
-    """A source's own facts as JSON can hold them: NaN, Inf and what it does not know as text."""
+def _to_json_value(value: Any) -> Any:
+    """Converts a source's metadata to JSON. NaN, Inf and values of unknown types become text."""
     if isinstance(value, Mapping):
-        return {str(key): _json_able(item) for key, item in value.items()}
+        return {str(key): _to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_able(item) for item in value]
+        return [_to_json_value(item) for item in value]
     if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
 
 
-def _already_done(store: FileStore, identity: Mapping[str, Any], started: float) -> ConvertReport:
-    name = f"{store.name}/{MANIFEST_NAME}"
-    manifest = Manifest.from_text(store.read(MANIFEST_NAME).decode("utf-8", "replace"), name)
-    known = {name: manifest.provenance.get(name) for name in identity}
-    change = difference(known, json.loads(json.dumps(identity)))
-    if change is not None:
-        raise ResumeError(
-            f"the finished dataset has another {change}", file=store.name, hint="use --overwrite to convert anew"
-        )
-    store.remove(PROGRESS)
-    return _report(manifest, started)
-
-
-def _report(manifest: Manifest, started: float) -> ConvertReport:
+def _report(manifest: Manifest, seconds: float) -> ConvertReport:
     return ConvertReport(
         episodes=manifest.episodes,
         steps=manifest.steps,
         shards=len(manifest.shards),
         bytes=sum(entry.bytes for entry in manifest.files),
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
         warnings=tuple(str(Finding(**finding)) for finding in manifest.findings),
         format=manifest.provenance["format"],
         reason=manifest.provenance["reason"],

@@ -1,10 +1,11 @@
-"""Where a conversion writes: what may be there already, and what is left of a failed one."""
+"""The destination of a conversion: checks of its present contents, and cleanup after a failure."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentError, UnwritableError
@@ -16,8 +17,8 @@ from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.progress_files import PROGRESS
 
-#: What a dataset's folder may hold; `.gitattributes` is the hub's.
-_OWN = frozenset(
+#: The files that a dataset's folder may hold. The hub adds `.gitattributes`.
+_DATASET_FILES = frozenset(
     (
         MANIFEST_NAME,
         CARD_NAME,
@@ -32,21 +33,39 @@ _OWN = frozenset(
 )
 
 
-def prepare(destination: str, overwrite: bool, resume: bool) -> tuple[str, str]:
-    """Where the dataset is to be, and where to write it: there, or beside it while it holds what is to be replaced.
+@dataclass(frozen=True)
+class Target:
+    """The place of a dataset.
+
+    Attributes:
+        folder: The folder or URL of the finished dataset.
+        staging: The folder or URL to write to. It differs from `folder` if `folder` holds a dataset to replace.
+    """
+
+    folder: str
+    staging: str
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a dataset at `folder` will be replaced."""
+        return self.staging != self.folder
+
+
+def choose_target(destination: str, overwrite: bool, resume: bool) -> Target:
+    """Checks the destination and chooses the folder to write to.
 
     Raises:
-        DestinationExistsError: there is something that is not to be replaced, or not to be gone on with.
-        UnwritableError: what is there cannot be seen, or its name cannot be one.
+        DestinationExistsError: The destination holds files that must not be replaced or resumed.
+        UnwritableError: The destination cannot be listed, or its name is not valid.
     """
     if is_remote(destination):
         _check_remote(open_file_store(destination), overwrite, resume)
-        return destination, destination
+        return Target(destination, destination)
     target = Path(destination)
     try:
         if target.is_symlink():
             target = target.resolve()
-        return str(target), str(_local_folder(target, overwrite, resume))
+        return Target(str(target), str(_local_staging(target, overwrite, resume)))
     except GearError:
         raise
     except OSError as error:
@@ -56,7 +75,11 @@ def prepare(destination: str, overwrite: bool, resume: bool) -> tuple[str, str]:
 
 
 def check_disjoint(location: Location, destination: str) -> None:
-    """Raises InvalidArgumentError where a source on this machine and the destination are one in the other."""
+    """Checks that a local source and a local destination do not contain each other.
+
+    Raises:
+        InvalidArgumentError: One contains the other.
+    """
     if is_remote(destination):
         return
     target = Path(os.path.realpath(destination))
@@ -77,17 +100,20 @@ def _check_remote(store: FileStore, overwrite: bool, resume: bool) -> None:
         return
     hint = "choose another destination, or remove it"
     if overwrite:
-        hint = "remote folders cannot be replaced in one step: remove it yourself"
+        hint = "a remote folder cannot be replaced in one step: remove it yourself"
     elif MANIFEST_NAME not in files and any(name.startswith(f"{PROGRESS}/") for name in files):
-        hint = "it is a half-done conversion: --resume goes on with it"
+        hint = "it is an unfinished conversion: --resume continues it"
     raise DestinationExistsError("the destination exists and is not empty", file=store.name, hint=hint)
 
 
-def _local_folder(target: Path, overwrite: bool, resume: bool) -> Path:
+def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
+    """Returns the folder to write to. Raises DestinationExistsError, or OSError if the target cannot be listed."""
     if not target.exists():
         return target
     if not target.is_dir():
-        raise DestinationExistsError("the destination is a file", file=str(target))
+        raise DestinationExistsError(
+            "the destination is a file, not a folder", file=str(target), hint="choose another destination"
+        )
     if not any(target.iterdir()):
         return target
     is_ours = (target / MANIFEST_NAME).exists() or (target / PROGRESS).exists()
@@ -98,29 +124,29 @@ def _local_folder(target: Path, overwrite: bool, resume: bool) -> Path:
             "a mount point cannot be replaced in one step", file=str(target), hint="convert into a folder inside it"
         )
     if overwrite and is_ours:
-        foreign = sorted(path.name for path in target.iterdir() if path.name not in _OWN)
+        foreign = sorted(path.name for path in target.iterdir() if path.name not in _DATASET_FILES)
         if foreign:
             raise DestinationExistsError(
-                f"holds what is no part of a dataset, and would be lost: {', '.join(foreign[:5])}",
+                f"holds files that are not part of a dataset and would be lost: {', '.join(foreign[:5])}",
                 file=str(target),
                 hint="move it elsewhere first",
             )
         return target.with_name(f".{target.name}.gear-new")
     if overwrite:
         raise DestinationExistsError(
-            "the destination is not a gear dataset; only those are overwritten",
+            "the destination is not a GEAR dataset, and --overwrite replaces only GEAR datasets",
             file=str(target),
             hint="remove it yourself",
         )
     hint = "choose another destination, or --overwrite" if is_ours else "choose another destination"
     if not (target / MANIFEST_NAME).exists() and is_ours:
-        hint = "it is a half-done conversion: --resume goes on with it, --overwrite starts again"
+        hint = "it is an unfinished conversion: --resume continues it, --overwrite starts again"
     raise DestinationExistsError("the destination exists and is not empty", file=str(target), hint=hint)
 
 
 @contextmanager
-def removed_if_failed(folder: str) -> Iterator[None]:
-    """Removes a local folder that the body made and left empty when it failed."""
+def remove_new_folder_on_error(folder: str) -> Iterator[None]:
+    """Removes a local folder if the body created it, failed, and left it empty."""
     existed = os.path.exists(folder)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What to convert and how, in a form that another process can be handed."""
+"""The specification of a conversion, in a form that other processes can receive."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from gear_data.ingest.sources.registry import open_source
 
 @dataclass(frozen=True)
 class ConversionSpec:
-    """Everything a task must know to make the same shards wherever it runs.
+    """All that a task must know to write the same shards in any process.
 
     Attributes:
-        source: a path, a URL, a hub id, or an object in memory, which cannot leave its process.
-        split, format: as in `convert`.
-        options: of the source.
-        keep_encoded: leave images as they are in the source.
-        strict: what is noticed is an error.
-        shard_bytes: size at which a shard is closed.
+        source: A path, a URL, a hub id, or an object in memory. An object in memory cannot leave its process.
+        split: The split of the source, as in `convert`.
+        format: The name of the source's format, as in `convert`.
+        options: The options for reading the source.
+        keep_encoded: Keep images as the source encodes them.
+        strict: Raise an error for every finding.
+        shard_bytes: The size at which a shard is closed, in bytes of column data.
     """
 
     source: Any
@@ -35,27 +36,37 @@ class ConversionSpec:
     shard_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """All but the source, by the names that `convert` gives them."""
+        """Returns all fields except the source, under the names of `convert`'s arguments."""
         options = asdict(self.options)
         on_bad_episode = "skip" if options.pop("skip_bad") else "error"
-        own = {name: getattr(self, name) for name in ("split", "format", "keep_encoded", "strict", "shard_bytes")}
-        return {**own, **options, "on_bad_episode": on_bad_episode}
+        fields = {name: getattr(self, name) for name in ("split", "format", "keep_encoded", "strict", "shard_bytes")}
+        return {**fields, **options, "on_bad_episode": on_bad_episode}
 
     @staticmethod
     def from_json(source: Any, data: Mapping[str, Any]) -> ConversionSpec:
-        """Raises KeyError and TypeError for what `to_json` did not make."""
+        """Restores a specification from `to_json`.
+
+        Raises:
+            KeyError, TypeError: The data is not the output of `to_json`.
+        """
         options = dict(data)
-        own = {name: options.pop(name) for name in ("split", "format", "keep_encoded", "strict", "shard_bytes")}
+        fields = {name: options.pop(name) for name in ("split", "format", "keep_encoded", "strict", "shard_bytes")}
         skip_bad = options.pop("on_bad_episode") == "skip"
         columns = options.pop("columns")
         columns = None if columns is None else tuple(columns)
-        return ConversionSpec(
-            source=source, options=SourceOptions(columns=columns, skip_bad=skip_bad, **options), **own
-        )
+        source_options = SourceOptions(columns=columns, skip_bad=skip_bad, **options)
+        return ConversionSpec(source=source, options=source_options, **fields)
 
     def open(self, location: Location | None = None, *, threads: int = 1) -> tuple[EpisodeSource, str, str]:
-        """The source, its format, and why it is that one. `threads` decode images. Raises as `locate` and `open_source`
-        do."""
+        """Opens the source. Raises the errors of `locate` and `open_source`.
+
+        Args:
+            location: The located source; None locates it.
+            threads: The number of threads that decode images.
+
+        Returns:
+            The source, the name of its format, and the reason why it has that format.
+        """
         location = locate(self.source, self.split) if location is None else location
         source, name, reason = open_source(location, self.format, self.options)
         if self.strict:

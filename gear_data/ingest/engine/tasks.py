@@ -1,7 +1,7 @@
-"""Tasks: a conversion cut into parts that can be done one after another, side by side, or on other machines.
+"""Tasks: consecutive parts of a source that are converted independently.
 
-How a source is cut depends on the source and the size of shards alone, never on how many work at it. So the shards of
-one process, of eight, and of a Ray cluster are the same to the byte.
+The tasks depend only on the source and on the size of shards, not on the number of workers. So one process, eight
+processes and a Ray cluster write the same bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gear_data.errors import ResumeError
 from gear_data.ingest.engine.spec import ConversionSpec
@@ -27,9 +26,10 @@ class Task:
     """A part of a source.
 
     Attributes:
-        prefix: of the names of its files.
-        start, stop: its first episode's position, and that of the next task's first.
-        bytes: about how many bytes of the source it has.
+        prefix: The prefix of its files' names.
+        start: The position of its first episode.
+        stop: The position of the next task's first episode, or `END`.
+        bytes: Its approximate size in the source, in bytes.
     """
 
     prefix: str
@@ -37,21 +37,17 @@ class Task:
     stop: Position
     bytes: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {"prefix": self.prefix, "start": list(self.start), "stop": list(self.stop), "bytes": self.bytes}
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Task:
-        return Task(data["prefix"], Position(*data["start"]), Position(*data["stop"]), data["bytes"])
+def plan_tasks(units: Sequence[Unit], shard_bytes: int) -> tuple[Task, ...]:
+    """Groups consecutive units into tasks of about half a shard's bytes.
 
-
-def plan(units: Sequence[Unit], shard_bytes: int) -> tuple[Task, ...]:
-    """Units taken together to tasks of about half a shard's bytes: they are compressed, as a rule."""
-    wanted = max(UNIT_BYTES, shard_bytes // 2)
+    Half, because sources are usually compressed.
+    """
+    task_bytes = max(UNIT_BYTES, shard_bytes // 2)
     starts: list[Position] = []
     sizes: list[int] = []
     for unit in units:
-        if not starts or sizes[-1] >= wanted:
+        if not starts or sizes[-1] >= task_bytes:
             starts.append(unit.position)
             sizes.append(0)
         sizes[-1] += unit.bytes
@@ -62,11 +58,17 @@ def plan(units: Sequence[Unit], shard_bytes: int) -> tuple[Task, ...]:
 def run_task(
     task: Task, spec: ConversionSpec, source: EpisodeSource, store: FileStore, advance: Callable[[int], object]
 ) -> TaskResult:
-    """Writes a task's shards, or what an earlier run left of them to write. `source` is what the spec opens;
-    `advance` is told of its rows used up.
+    """Writes the shards of a task, or the shards that an earlier run did not write.
+
+    Args:
+        task: The task.
+        spec: The conversion.
+        source: The source, opened by `spec.open`.
+        store: The destination.
+        advance: Called with the number of source rows read since the last call.
 
     Raises:
-        GearError: one of its kinds, for what is wrong with the source or the folder.
+        GearError: The source is malformed, or the destination cannot be written.
     """
     done = f"{PROGRESS}/{task.prefix}done.json"
     if (text := read_progress_file(store, done)) is not None:
@@ -85,7 +87,7 @@ def run_task(
         if start != END:
             for block, state in prepared_blocks(source, start, task.stop, strict=spec.strict):
                 writer.append(block, state, skip)
-                # A block of the resumed run may be cut shorter than the one that the position came from.
+                # A resumed run may cut blocks shorter than the run that saved the position.
                 skip = max(0, skip - len(block))
                 advance(block.source_rows)
         findings = source.findings.to_json()

@@ -1,60 +1,48 @@
-"""A process that does tasks of a conversion: `python -m gear_data.ingest.engine.worker`, started by `ingest.engines`.
+"""A worker process of a conversion, started by `gear_data.ingest.engine.local.WorkerPool`.
 
-It reads a JSON line that says what to convert and where to, opens the source, reads then a line a task, and answers
-with lines: `rows` used up since the last one, a task's `result`, or the `error` it ended with.
+Command line: `python -m gear_data.ingest.engine.worker FD`, where FD is an inherited connection. The worker receives
+(ConversionSpec, destination, threads), opens the source, and then receives tasks. During a task it sends the number of
+source rows that it read (int). It ends a task with a TaskResult or a GearError. It exits when the connection closes.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Any, TextIO
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pyarrow as pa
 
-from gear_data import errors
 from gear_data.errors import GearError
-from gear_data.ingest.engine.spec import ConversionSpec
-from gear_data.ingest.engine.tasks import Task, run_task
+from gear_data.ingest.engine.tasks import run_task
 from gear_data.storage.remote.object_store import open_file_store
 
 
-def main(lines: TextIO, answers: TextIO) -> None:
-    def answer(kind: str, value: Any) -> None:
-        answers.write(json.dumps({kind: value}) + "\n")
-        answers.flush()
+def serve(connection: Connection[Any, Any]) -> None:
+    """Runs the tasks that the connection delivers, until one fails or the connection closes.
 
-    job = json.loads(lines.readline())
-    spec = ConversionSpec.from_json(job["source"], job["options"])
-    pa.set_cpu_count(job["threads"])
-    store = open_file_store(job["destination"])
+    Raises:
+        EOFError, BrokenPipeError: The parent process ended.
+    """
+    spec, destination, threads = connection.recv()
+    pa.set_cpu_count(threads)
+    store = open_file_store(destination)
     try:
-        source, _, _ = spec.open(threads=job["threads"])
+        source, _, _ = spec.open(threads=threads)
     except GearError as error:
-        lines.readline()  # an answer is to a task
-        answer("error", error_to_json(error))
+        connection.recv()  # the parent reads a reply only after it sent a task
+        connection.send(error)
         return
-    for line in lines:
+    while True:
+        task = connection.recv()
         try:
-            task = Task.from_json(json.loads(line))
-            result = run_task(task, spec, source, store, lambda rows: answer("rows", rows))
+            connection.send(run_task(task, spec, source, store, connection.send))
         except GearError as error:
-            answer("error", error_to_json(error))
+            connection.send(error)
             return
-        answer("result", result.to_json())
-
-
-def error_to_json(error: GearError) -> dict[str, Any]:
-    kind = type(error).__name__
-    fields = {name: getattr(error, name) for name in ("message", "file", "column", "row", "hint")}
-    return {"kind": kind, **fields}
-
-
-def error_from_json(data: dict[str, Any]) -> GearError:
-    """The same error, in the process that asked."""
-    kind: type[GearError] = getattr(errors, data["kind"], GearError)
-    return kind(data["message"], file=data["file"], column=data["column"], row=data["row"], hint=data["hint"])
 
 
 if __name__ == "__main__":
-    main(sys.stdin, sys.stdout)
+    with suppress(EOFError, BrokenPipeError), Connection(int(sys.argv[1])) as parent:
+        serve(parent)

@@ -326,7 +326,7 @@ def test_resume_of_a_finished_dataset(source: Path, sources: Any, tmp_path: Path
 
 
 def test_half_done_is_no_free_destination(half_done: Path, source: Path, sources: Any, rollouts: list[Any]) -> None:
-    with pytest.raises(gear_data.errors.DestinationExistsError, match="--resume goes on with it"):
+    with pytest.raises(gear_data.errors.DestinationExistsError, match="--resume continues it"):
         gear_data.convert(source, half_done, shard_bytes=2048)
     with pytest.raises(DatasetNotFoundError, match="--resume"):
         gear_data.open(half_done)

@@ -90,10 +90,10 @@ def kill_one() -> Iterator[Callable[[str], list[int]]]:
 
 def test_plan_takes_units_together() -> None:
     units = [Unit(Position(i, 0), 10) for i in range(7)]
-    planned = tasks.plan(units, shard_bytes=50)
+    planned = tasks.plan_tasks(units, shard_bytes=50)
     assert [(task.start.file, task.stop.file, task.bytes) for task in planned[:-1]] == [(0, 3, 30), (3, 6, 30)]
     assert planned[-1] == tasks.Task("00002-", Position(6, 0), END, 10)
-    assert tasks.plan(units, shard_bytes=1 << 20) == (tasks.Task("", BEGIN, END, 70),)
+    assert tasks.plan_tasks(units, shard_bytes=1 << 20) == (tasks.Task("", BEGIN, END, 70),)
 
 
 def test_shards_do_not_depend_on_the_number_of_processes(
@@ -147,7 +147,7 @@ def test_no_process_is_started_for_what_is_one_task(
     def start(*_: Any, **__: Any) -> None:
         raise OSError("started")
 
-    monkeypatch.setattr("gear_data.ingest.engine.processes.subprocess.Popen", start)
+    monkeypatch.setattr("gear_data.ingest.engine.local.subprocess.Popen", start)
     rollouts = sources.make_rollouts(5)
     gear_data.convert(sources.write_episodes(tmp_path / "s.parquet", rollouts), tmp_path / "d", jobs=64)
     sources.check_dataset(tmp_path / "d", rollouts)
@@ -192,7 +192,7 @@ def test_ray_survives_a_worker_that_dies(sources: Any, kill_one: Callable[[str],
     rollouts = sources.make_rollouts(60, max_length=2000)
     for i in range(20):
         sources.write_episodes(tmp_path / "source" / f"part-{i}.parquet", rollouts[i * 3 : i * 3 + 3])
-    killed = kill_one("ray::_do")
+    killed = kill_one("ray::_convert_task")
     gear_data.convert(tmp_path / "source", tmp_path / "d", engine="ray", jobs=1, **_OPTIONS)
     assert killed
     sources.check_dataset(tmp_path / "d", rollouts)

@@ -1,0 +1,231 @@
+"""Engines of this machine: one process, or this process together with worker processes.
+
+Process pools of libraries (`concurrent.futures`, loky) are not used. Their workers outlive a parent that is killed and
+keep on writing shards, while a resumed conversion writes the same files. The pool of the standard library also imports
+the user's script again, which fails for a script without `if __name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pyarrow as pa
+
+from gear_data.errors import GearError, WorkerError
+from gear_data.ingest.engine.protocol import Advance
+from gear_data.ingest.engine.spec import ConversionSpec
+from gear_data.ingest.engine.tasks import Task, run_task
+from gear_data.ingest.source import EpisodeSource
+from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.staging import TaskResult
+
+
+@dataclass(frozen=True)
+class SerialEngine:
+    """Runs one task after another in this process."""
+
+    spec: ConversionSpec
+    source: EpisodeSource
+    store: FileStore
+
+    def run(self, tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
+        return [run_task(task, self.spec, self.source, self.store, advance) for task in tasks]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker process and the connection to it."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection[Any, Any]
+
+
+class WorkerPool:
+    """Worker processes of this machine, killed when the context exits.
+
+    Workers are started as new processes, not forked: a fork would copy the locks of the readers' threads.
+
+    Args:
+        spec: The conversion that the workers run.
+        destination: The folder or URL that they write to.
+        max_workers: The most workers that may run. This process works beside them.
+
+    Attributes:
+        workers: The running workers.
+        threads: The number of threads of each worker and of this process.
+    """
+
+    def __init__(self, spec: ConversionSpec, destination: str, max_workers: int) -> None:
+        self._spec = spec
+        self._destination = destination
+        self._max_workers = max_workers
+        self.threads = max(1, len(os.sched_getaffinity(0)) // (max_workers + 1))
+        self.workers: list[Worker] = []
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.resize(0)
+
+    def resize(self, count: int) -> None:
+        """Starts or kills workers until `count` run, or `max_workers` if that is less.
+
+        A new worker imports its modules and opens the source before it receives its first task.
+        """
+        count = min(count, self._max_workers)
+        while len(self.workers) < count:
+            self.workers.append(self._start())
+        surplus, self.workers = self.workers[count:], self.workers[:count]
+        for worker in surplus:
+            worker.process.kill()
+        for worker in surplus:
+            worker.process.wait()
+            worker.connection.close()
+
+    def _start(self) -> Worker:
+        ours, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-m", "gear_data.ingest.engine.worker", str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        # A worker that died already is reported when it should run a task.
+        with suppress(OSError):
+            ours.send((self._spec, self._destination, self.threads))
+        return Worker(process, ours)
+
+
+@dataclass(frozen=True)
+class PoolEngine:
+    """Runs tasks in this process, which has opened the source already, and in the workers of a pool."""
+
+    pool: WorkerPool
+    spec: ConversionSpec
+    source: EpisodeSource
+    store: FileStore
+
+    def run(self, tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
+        running = _PoolRun(tasks, self.pool.workers, advance)
+        arrow_threads = pa.cpu_count()
+        pa.set_cpu_count(self.pool.threads)
+        try:
+            while (index := running.next_task()) is not None:
+                try:
+                    running.results[index] = run_task(
+                        tasks[index], self.spec, self.source, self.store, running.advance_own
+                    )
+                except GearError as error:
+                    running.fail(index, error)
+        finally:
+            pa.set_cpu_count(arrow_threads)
+        return running.wait()
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A message about a worker.
+
+    Attributes:
+        task: The index of its task; -1 before its first.
+        value: Source rows read, the task's result, an error, or None if there are no more tasks.
+    """
+
+    task: int
+    value: int | TaskResult | GearError | None
+
+
+class _PoolRun:
+    """The state of one run: pending tasks, messages of the workers, results and errors.
+
+    A thread per worker sends tasks and receives messages. All other work happens in the thread of the engine.
+    """
+
+    def __init__(self, tasks: Sequence[Task], workers: Sequence[Worker], advance: Advance) -> None:
+        self.results: dict[int, TaskResult] = {}
+        self._errors: dict[int, GearError] = {}
+        self._tasks = tasks
+        self._advance = advance
+        self._active_workers = len(workers)
+        self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index in range(len(tasks)):
+            self._pending.put(index)
+        for worker in workers:
+            threading.Thread(target=self._drive, args=(worker,), daemon=True).start()
+
+    def next_task(self) -> int | None:
+        """Takes the index of the next pending task; None if there is none."""
+        try:
+            return self._pending.get_nowait()
+        except queue.Empty:
+            return None
+
+    def fail(self, index: int, error: GearError) -> None:
+        """Records the error of a task and drops all pending tasks.
+
+        Tasks that run already finish, and all tasks before the failed one have started. So the error that `wait` raises
+        does not depend on the speed of the workers.
+        """
+        self._errors[index] = error
+        while self.next_task() is not None:
+            pass
+
+    def advance_own(self, rows: int) -> None:
+        """Reports rows that this process read, and handles the messages that arrived."""
+        self._advance(rows)
+        with suppress(queue.Empty):
+            while True:
+                self._handle(self._messages.get_nowait())
+
+    def wait(self) -> list[TaskResult]:
+        """Waits for the workers' tasks and returns all results. Raises the error of the first task that failed."""
+        while self._active_workers:
+            self._handle(self._messages.get())
+        if self._errors:
+            raise self._errors[min(self._errors)]
+        return [self.results[index] for index in range(len(self._tasks))]
+
+    def _handle(self, message: _Message) -> None:
+        match message.value:
+            case int(rows):
+                self._advance(rows)
+            case TaskResult() as result:
+                self.results[message.task] = result
+            case GearError() as error:
+                self._active_workers -= 1
+                self.fail(message.task, error)
+            case None:
+                self._active_workers -= 1
+
+    def _drive(self, worker: Worker) -> None:
+        """Sends tasks to a worker and passes on its messages, until no task is left or one failed."""
+        index = -1
+        try:
+            while (pending := self.next_task()) is not None:
+                index = pending
+                worker.connection.send(self._tasks[index])
+                value: int | TaskResult | GearError = 0
+                while isinstance(value, int):
+                    value = worker.connection.recv()
+                    self._messages.put(_Message(index, value))
+                if isinstance(value, GearError):
+                    return
+            self._messages.put(_Message(index, None))
+        except (OSError, EOFError):
+            self._messages.put(_Message(index, _worker_died(worker.process.wait())))
+
+
+def _worker_died(status: int) -> WorkerError:
+    return WorkerError(
+        f"a worker process of the conversion ended with status {status}",
+        hint="if it ran out of memory, use fewer workers (--jobs); continue with --resume",
+    )

@@ -1,0 +1,28 @@
+"""The interface of the engines: each runs the tasks of a conversion in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gear_data.ingest.engine.tasks import Task
+from gear_data.storage.writing.staging import TaskResult
+
+#: Called with the number of source rows that were read since the last call.
+Advance = Callable[[int], object]
+
+
+class Engine(Protocol):
+    """Runs tasks: in this process, in several processes of this machine, or on a Ray cluster."""
+
+    def run(self, tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
+        """Runs all tasks and returns their results, in the order of the tasks.
+
+        Args:
+            tasks: The tasks, in the order of the source.
+            advance: Reports progress.
+
+        Raises:
+            GearError: The error of the first task that failed. Tasks that finished keep their shards, and a resumed
+                conversion uses them.
+        """
