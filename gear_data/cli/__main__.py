@@ -1,4 +1,4 @@
-"""`python -m gear_data.cli`."""
+"""Runs the command `gear-data` as `python -m gear_data.cli`."""
 
 import sys
 

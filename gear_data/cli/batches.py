@@ -6,28 +6,29 @@ import argparse
 from typing import Any
 
 import gear_data
-from gear_data.cli.parsing import add_command, add_where, open_dataset, print_json
+from gear_data.cli.arguments import add_command, add_dataset, add_where, open_dataset, print_json
 from gear_data.common.progress import format_bytes, pluralize, progress_bar
 from gear_data.errors import InvalidArgumentError
 
-#: What `feed` and `export` say of batches, where they say nothing else.
+#: Defaults of the batch options of `feed` and `export`.
 _BATCH_DEFAULTS = {"batch_size": 256, "context": 20, "preset": "raw", "seed": 0, "sampler": "uniform"}
 
 
 def add_commands(commands: Any) -> None:
+    """Declares the commands of this group."""
     _add_feed(commands)
     _add_export(commands)
 
 
 def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     add_where(parser)
-    help = "only windows that begin at such a step: SQL over the step columns, such as 'rewards > 0'"
+    help = "use only windows whose first step satisfies SQL over the step columns, such as 'rewards > 0'"
     parser.add_argument("--where-steps", metavar="SQL", help=help)
-    parser.add_argument("--batch-size", type=int, metavar="B", help="windows a batch, default 256")
-    parser.add_argument("--context", type=int, metavar="K", help="steps a window, default 20")
+    parser.add_argument("--batch-size", type=int, metavar="B", help="windows per batch, default 256")
+    parser.add_argument("--context", type=int, metavar="K", help="steps per window, default 20")
     help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot or gato"
     parser.add_argument("--preset", help=help)
-    parser.add_argument("--seed", type=int, help="default 0")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the sampler, default 0")
     parser.add_argument("--sampler", help="uniform (default), shuffle or fifo")
     parser.set_defaults(**_BATCH_DEFAULTS)
 
@@ -51,18 +52,19 @@ def _loader(options: argparse.Namespace, dataset: gear_data.Dataset, **arguments
 
 def _add_feed(commands: Any) -> None:
     example = "gear-data feed hopper/ --batch-size 256 --context 20 --preset decision_transformer --steps 2000"
-    parser = add_command(commands, "feed", _feed, "run the training feed dry and measure it", example)
-    parser.add_argument("dataset", metavar="DST")
+    summary = "make training batches without training, and measure the rate"
+    parser = add_command(commands, "feed", _feed, summary, example)
+    add_dataset(parser)
     _add_batch_options(parser)
-    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="batches, default 1000")
-    parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches made ahead, default 2")
+    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="number of batches, default 1000")
+    parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches to prefetch, default 2")
 
 
 def _feed(options: argparse.Namespace) -> int:
     if options.steps < 1:
         raise InvalidArgumentError(f"steps must be at least 1, not {options.steps}")
     dataset = _open_windows(options)
-    # The first batches compile kernels and fault pages in.
+    # A warm-up: the first batches compile kernels and load pages.
     for _ in _loader(options, dataset, prefetch=options.prefetch, steps=min(options.steps, 20)):
         pass
     loader = _loader(options, dataset, prefetch=options.prefetch, steps=options.steps)
@@ -82,20 +84,20 @@ def _feed(options: argparse.Namespace) -> int:
 
 
 def _add_export(commands: Any) -> None:
-    summary = "write a dataset, or batches of it, in another format"
+    summary = "export a dataset, or batches of it, to another format"
     example = (
         "gear-data export hopper/ hopper-parquet/ --where 'return > 3000'\n"
         "  gear-data export hopper/ hopper.hdf5 --format d4rl\n"
         "  gear-data export hopper/ eval/ --batches 100 --preset decision_transformer --seed 1"
     )
     parser = add_command(commands, "export", _export, summary, example)
-    parser.add_argument("dataset", metavar="DST")
-    parser.add_argument("output", metavar="OUT", help="a folder to be made, or a file .parquet, .hdf5 or .npz")
+    add_dataset(parser)
+    parser.add_argument("output", metavar="OUT", help="folder to create, or a .parquet, .hdf5 or .npz file")
     help = "dataset: parquet (default), d4rl, minari, lerobot or npz; batches: safetensors (default), npz or parquet"
     parser.add_argument("--format", help=help)
-    help = "steps a second, for lerobot; default what the dataset's source said"
+    help = "steps per second, for lerobot; default from the dataset's source"
     parser.add_argument("--fps", type=float, metavar="F", help=help)
-    parser.add_argument("--batches", type=int, metavar="N", help="export so many batches, not the dataset")
+    parser.add_argument("--batches", type=int, metavar="N", help="export N batches instead of the dataset")
     _add_batch_options(parser)
 
 
@@ -106,22 +108,24 @@ def _export(options: argparse.Namespace) -> int:
         ignored = [name for name, default in _BATCH_DEFAULTS.items() if getattr(options, name) != default]
         if ignored:
             flags = ", ".join("--" + name.replace("_", "-") for name in ignored)
-            raise InvalidArgumentError(
-                f"the dataset itself is exported without {flags}", hint="--batches N exports batches"
-            )
+            raise InvalidArgumentError(f"{flags} applies only to batches", hint="add --batches N to export batches")
         report = gear_data.export(dataset, options.output, options.format or "parquet", fps=options.fps)
-        what = f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}"
+        written = f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}"
         if report.left_out:
-            what += f" (left out, having no place there: {', '.join(report.left_out)})"
+            written += f" (not exported, the format has no field for: {', '.join(report.left_out)})"
     else:
         if options.fps is not None:
-            raise InvalidArgumentError("batches have no --fps", hint="it is for --format lerobot, of the whole dataset")
+            raise InvalidArgumentError(
+                "--fps does not apply to batches", hint="use --fps to export a dataset with --format lerobot"
+            )
         report = gear_data.export_batches(
             _loader(options, dataset), options.output, batches=options.batches, format=options.format or "safetensors"
         )
-        what = f"{report.batches:,} batch{'' if report.batches == 1 else 'es'}, {pluralize(report.windows, 'window')}"
+        written = (
+            f"{report.batches:,} batch{'' if report.batches == 1 else 'es'}, {pluralize(report.windows, 'window')}"
+        )
     if options.json:
         print_json(report.to_json())
     else:
-        print(f"{what}, {format_bytes(report.bytes)} in {pluralize(len(report.files), 'file')} -> {options.output}")
+        print(f"{written}, {format_bytes(report.bytes)} in {pluralize(len(report.files), 'file')} -> {options.output}")
     return 0

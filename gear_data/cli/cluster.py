@@ -8,37 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import gear_data
-from gear_data.cli.parsing import add_command, names, print_json, size
+from gear_data.cli.arguments import add_command, add_dataset, names, print_json, size
 from gear_data.cluster.addresses import Address, read_token
 from gear_data.cluster.rdma.transport import AUTO, TRANSPORTS
 
-#: Far above any dataset's, and far below what a list of them would hold.
+#: Largest shard number in --shards: above that of any dataset, and small enough to list all numbers up to it.
 _LAST_SHARD = 1 << 24
 
 
 def add_commands(commands: Any) -> None:
+    """Declares the commands of this group."""
     _add_plan(commands)
     _add_serve(commands)
 
 
 def _add_plan(commands: Any) -> None:
-    summary = "say which node should hold which shards"
+    summary = "plan which node holds which shards"
     example = "gear-data plan hopper/ --nodes 4 --weights 'exp(return / 1000)' --budget 64G"
     parser = add_command(commands, "plan", _plan, summary, example)
-    parser.add_argument("dataset", metavar="DST")
-    help = "how many there are (then they are node-0, node-1, ...), or their names, separated by commas"
+    add_dataset(parser)
+    help = "number of nodes, named node-0, node-1, ...; or their names, separated by commas"
     parser.add_argument("--nodes", type=_nodes, required=True, metavar="N|NAMES", help=help)
-    help = "how often each step is drawn: SQL over the episode table; default all equally often"
+    help = "weight of each episode's steps: SQL over the episode table; default equal weights"
     parser.add_argument("--weights", metavar="SQL", help=help)
-    help = "memory of a node, such as 64G; what is left of it is filled with copies of what is drawn most often"
+    help = "memory per node, such as 64G; free memory is filled with replicas of the shards that are drawn most often"
     parser.add_argument("--budget", type=size, metavar="BYTES", help=help)
 
 
 def _nodes(text: str) -> list[str]:
+    """Parses '3' to ['node-0', 'node-1', 'node-2'], and 'a,b' to ['a', 'b']."""
     if not text.isdecimal():
         return names(text)
     width = len(str(max(0, int(text) - 1)))
-    # Of equal width, so that they are sorted as they are counted.
+    # Numbers of equal width sort by value.
     return [f"node-{number:0{width}}" for number in range(int(text))]
 
 
@@ -54,27 +56,29 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _add_serve(commands: Any) -> None:
-    summary = "let other machines read a dataset's shards from this one"
+    summary = "serve a dataset's shards to other machines"
     example = (
         "gear-data serve hopper/ --shards 0-7 --listen 127.0.0.1:7000\n"
         "  gear-data serve hopper/ --listen 0.0.0.0:7000 --tls-cert node.pem --tls-key node.key --token-file token"
     )
     parser = add_command(commands, "serve", _serve, summary, example)
-    parser.add_argument("dataset", metavar="DST")
-    parser.add_argument("--shards", type=_shards, metavar="RANGES", help="such as 0-7 or 0,3,5-9; default all")
-    help = "where to listen; port 0 takes a free one"
+    add_dataset(parser)
+    parser.add_argument(
+        "--shards", type=_shards, metavar="RANGES", help="shards to serve, such as 0-7 or 0,3,5-9; default all"
+    )
+    help = "address to listen on; port 0 chooses a free port"
     parser.add_argument("--listen", type=Address.parse, required=True, metavar="HOST:PORT", help=help)
-    parser.add_argument("--residency", default="mmap", help="mmap (default) or host: all of them in memory")
-    help = "verbs: clients may read memory by RDMA; flight: they may not; auto: where there is a device (default)"
+    parser.add_argument("--residency", default="mmap", help="mmap (default), or host to load all shards into memory")
+    help = "verbs: clients may read memory by RDMA; flight: TCP only; auto (default): verbs if there is an RDMA device"
     parser.add_argument("--transport", choices=TRANSPORTS, default=AUTO, help=help)
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, PEM")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
-    help = "a file whose text clients must show; make one with: openssl rand -hex 32"
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="TLS certificate, PEM")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of the certificate, PEM")
+    help = "file with the token that clients must present; create one with: openssl rand -hex 32"
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=help)
 
 
 def _shards(text: str) -> list[int]:
-    """'0-3,7' -> [0, 1, 2, 3, 7]"""
+    """Parses '0-3,7' to [0, 1, 2, 3, 7]."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -82,7 +86,9 @@ def _shards(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"expected shards such as 0-7 or 0,3,5-9, not {text!r}")
         begin, end = int(first), int(last or first)
         if end < begin or end > _LAST_SHARD:
-            raise argparse.ArgumentTypeError(f"{part!r} are no shards")
+            raise argparse.ArgumentTypeError(
+                f"expected shards from 0 to {_LAST_SHARD} in ascending ranges, not {part!r}"
+            )
         found.update(range(begin, end + 1))
     return sorted(found)
 
@@ -94,20 +100,20 @@ def _serve(options: argparse.Namespace) -> int:
     from gear_data.storage.dataset_files import open_files
 
     token = None if options.token_file is None else read_token(options.token_file)
-    guard = ServerCredentials.from_files(token, options.tls_cert, options.tls_key)
-    # Before shards are loaded, which may take long.
-    guard.check(options.listen)
-    served = ShardServer(open_files(options.dataset), options.shards, options.residency)
-    memory = open_rdma_server(served, options.transport)
-    server = FlightServer(served, options.listen, guard, memory)
-    at = Address(options.listen.host, server.port)
-    facts = {"listen": str(at), "shards": list(served.shards), "of": len(served.manifest.shards)}
+    credentials = ServerCredentials.from_files(token, options.tls_cert, options.tls_key)
+    # Checked before the shards are loaded, which may take long.
+    credentials.check(options.listen)
+    shards = ShardServer(open_files(options.dataset), options.shards, options.residency)
+    memory = open_rdma_server(shards, options.transport)
+    server = FlightServer(shards, options.listen, credentials, memory)
+    address = Address(options.listen.host, server.port)
+    facts = {"listen": str(address), "shards": list(shards.shards), "of": len(shards.manifest.shards)}
     facts["verbs"] = memory is not None
     if options.json:
         print_json(facts)
     else:
-        how = ", by RDMA too" if memory is not None else ""
-        print(f"{len(served.shards)} of {facts['of']} shards of {options.dataset} at gear://{at}{how}")
+        rdma = ", also by RDMA" if memory is not None else ""
+        print(f"{len(shards.shards)} of {facts['of']} shards of {options.dataset} at gear://{address}{rdma}")
     sys.stdout.flush()
     server.serve()
     return 0

@@ -1,4 +1,4 @@
-"""doctor: what this machine offers to gear-data, and what to do about what it lacks."""
+"""Checks of this machine for `gear-data doctor`, each with a remedy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ from typing import Any
 from gear_data.common.progress import format_bytes
 from gear_data.kernels.cuda.nvml import driver, gpu_count
 
-#: For a probe of the GPU's packages: they import for seconds, and the kernels compile when first used.
+#: Timeout of a probe: GPU packages take seconds to import, and kernels are compiled at the first use.
 _PROBE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Check:
-    """One thing looked at. `remedy` says what to do where it is not ok; nothing here is needed on a CPU-only machine
-    but the first checks."""
+class MachineCheck:
+    """Result of one check. On a machine without a GPU only the first checks matter.
+
+    Attributes:
+        name: name of the check.
+        ok: whether it passed.
+        found: versions and sizes, or the problem.
+        remedy: how to fix the problem; None if `ok`.
+    """
 
     name: str
     ok: bool
@@ -38,21 +44,22 @@ class Check:
         return asdict(self)
 
 
-def examine() -> list[Check]:
-    """All checks. A check that fails says so; none raises."""
-    checks: list[Callable[[], Check]] = [
+def examine() -> list[MachineCheck]:
+    """Runs all checks. A failure is a result; nothing raises."""
+    checks: list[Callable[[], MachineCheck]] = [
         _cpu, _kernels, _torch, _gpu, _cupy, _cuda_kernels, _cudf, _rdma, _pyverbs, _rdma_to_gpu,
         _locked_memory, _shared_memory, _open_files,
     ]  # fmt: skip
     return [check() for check in checks]
 
 
-def _cpu() -> Check:
+def _cpu() -> MachineCheck:
     usable = len(os.sched_getaffinity(0))
-    return Check("cpu", True, f"{usable} of {os.cpu_count()} cores usable")
+    return MachineCheck("cpu", True, f"{usable} of {os.cpu_count()} cores usable")
 
 
-def _kernels() -> Check:
+def _kernels() -> MachineCheck:
+    name = "cpu kernels"
     try:
         import numpy as np
 
@@ -60,113 +67,117 @@ def _kernels() -> Check:
 
         out = np.empty(1, np.int64)
         random.draw_below(np.uint64(0), 0, 0, 1, out)
-    except Exception as error:  # whatever the compiler raises, the machine lacks it
-        return Check("cpu kernels", False, f"do not compile: {error}", "reinstall numba: pip install -U numba llvmlite")
+    except Exception as error:  # any exception of the compiler means that kernels cannot run
+        return MachineCheck(name, False, f"do not compile: {error}", "reinstall Numba: pip install -U numba llvmlite")
     numba = importlib.import_module("numba")
-    return Check("cpu kernels", True, f"Numba {numba.__version__}, cache in {numba.config.CACHE_DIR or '__pycache__'}")
+    return MachineCheck(name, True, f"Numba {numba.__version__}, cache in {numba.config.CACHE_DIR or '__pycache__'}")
 
 
-def _torch() -> Check:
+def _torch() -> MachineCheck:
     import torch
 
     cuda = torch.version.cuda
     found = f"{torch.__version__}, {torch.get_num_threads()} threads, {f'CUDA {cuda}' if cuda else 'no CUDA'}"
     if not cuda and gpu_count():
-        return Check("torch", False, found, "for tensors on the GPU install torch's CUDA build: see pytorch.org")
-    return Check("torch", True, found)
+        return MachineCheck("torch", False, found, "for tensors on the GPU, install torch with CUDA: see pytorch.org")
+    return MachineCheck("torch", True, found)
 
 
-def _gpu() -> Check:
+def _gpu() -> MachineCheck:
     found = driver()
     if found is None:
-        return Check("gpu", False, "no NVIDIA driver", "none is needed; with a GPU, install the NVIDIA driver")
+        return MachineCheck(
+            "gpu", False, "no NVIDIA driver", "a machine without a GPU needs none; otherwise install the NVIDIA driver"
+        )
     names = ", ".join(f"{count} x {name}" for name, count in Counter(found.gpus).items())
     text = f"{names or 'none'}; driver {found.version}, for CUDA up to {'.'.join(map(str, found.cuda))}"
     if found.gpus and not gpu_count():
-        return Check("gpu", False, f"{text}; all hidden", "CUDA_VISIBLE_DEVICES hides them: unset it")
-    remedy = None if found.gpus else "the driver sees none: see nvidia-smi, and whether the container was given one"
-    return Check("gpu", bool(found.gpus), text, remedy)
+        return MachineCheck("gpu", False, f"{text}; all hidden", "unset CUDA_VISIBLE_DEVICES, which hides them")
+    remedy = None if found.gpus else "check nvidia-smi; in a container, check that it was started with a GPU"
+    return MachineCheck("gpu", bool(found.gpus), text, remedy)
 
 
-def _cupy() -> Check:
+def _cupy() -> MachineCheck:
     return _probed("cupy", "cupy", "for GPU kernels: pip install 'gear-data[gpu]'")
 
 
-def _cuda_kernels() -> Check:
+def _cuda_kernels() -> MachineCheck:
     if not gpu_count():
-        return Check("cuda kernels", False, "not tried", "no GPU: see the gpu line")
+        return MachineCheck("cuda kernels", False, "not tried", "no GPU: see the gpu line")
     return _probed("cuda kernels", "cupy", "see the cupy line")
 
 
-def _cudf() -> Check:
+def _cudf() -> MachineCheck:
     name = "cudf"
     if importlib.util.find_spec("cudf_polars") is not None and not gpu_count():
-        return Check(name, False, "installed, not tried", "no GPU: see the gpu line; filters run on the CPU")
-    return _probed(name, "cudf_polars", "for filters on the GPU: pip install 'gear-data[cudf]'; else the CPU does them")
+        return MachineCheck(name, False, "installed, not tried", "no GPU: see the gpu line; filters run on the CPU")
+    return _probed(name, "cudf_polars", "for filters on the GPU: pip install 'gear-data[cudf]'; else the CPU runs them")
 
 
-def _probed(name: str, module: str, missing: str) -> Check:
-    """What `gear_data.cli.gpu_probe` finds in a process of its own."""
+def _probed(name: str, module: str, remedy_if_missing: str) -> MachineCheck:
+    """Runs a probe of `gear_data.cli.gpu_probe` in a process of its own."""
     if importlib.util.find_spec(module) is None:
-        return Check(name, False, "not installed", missing)
+        return MachineCheck(name, False, "not installed", remedy_if_missing)
     command = [sys.executable, "-m", "gear_data.cli.gpu_probe", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        remedy = "see whether nvidia-smi answers; the first use compiles, and a slow disk may need longer"
-        return Check(name, False, f"no answer in {_PROBE_SECONDS:.0f} s", remedy)
+        remedy = "check whether nvidia-smi responds; the first use compiles kernels, which is slow on a slow disk"
+        return MachineCheck(name, False, f"timed out after {_PROBE_SECONDS:.0f} s", remedy)
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or ["nothing said"]
-        found = f"crashed with status {done.returncode}: {said[0]}"
-        return Check(name, False, found, "the driver and the CUDA packages may not go together: see docs/how-to/gpu.md")
-    return Check(name, **json.loads(done.stdout.splitlines()[-1]))
+        message = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        found = f"crashed with status {done.returncode}: {message[0]}"
+        remedy = "the driver and the CUDA packages may not fit together: see docs/how-to/gpu.md"
+        return MachineCheck(name, False, found, remedy)
+    return MachineCheck(name, **json.loads(done.stdout.splitlines()[-1]))
 
 
-def _rdma() -> Check:
+def _rdma() -> MachineCheck:
     folder = Path("/sys/class/infiniband")
     devices = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if devices:
-        return Check("rdma devices", True, ", ".join(devices))
-    remedy = "needed only across servers; soft-RoCE works without hardware: rdma link add rxe0 type rxe netdev eth0"
-    return Check("rdma devices", False, "none", remedy)
+        return MachineCheck("rdma devices", True, ", ".join(devices))
+    remedy = "needed only across servers; without hardware, use soft-RoCE: rdma link add rxe0 type rxe netdev eth0"
+    return MachineCheck("rdma devices", False, "none", remedy)
 
 
-def _pyverbs() -> Check:
+def _pyverbs() -> MachineCheck:
     if importlib.util.find_spec("pyverbs") is not None:
-        return Check("pyverbs", True, "installed")
-    return Check("pyverbs", False, "not installed", "comes with rdma-core; on Debian: apt-get install python3-pyverbs")
+        return MachineCheck("pyverbs", True, "installed")
+    remedy = "pyverbs comes with rdma-core; on Debian: apt-get install python3-pyverbs"
+    return MachineCheck("pyverbs", False, "not installed", remedy)
 
 
-def _rdma_to_gpu() -> Check:
+def _rdma_to_gpu() -> MachineCheck:
     name = "rdma to gpu"
     if not gpu_count():
-        return Check(name, False, "not tried", "no GPU: see the gpu line")
+        return MachineCheck(name, False, "not tried", "no GPU: see the gpu line")
     return _probed(name, "pyverbs", "see the pyverbs line")
 
 
-def _locked_memory() -> Check:
+def _locked_memory() -> MachineCheck:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
-        return Check("locked memory", True, "unlimited")
+        return MachineCheck("locked memory", True, "unlimited")
     # RDMA registers whole shards; GPUs pin them.
     enough = limit >= 1 << 30
     remedy = None if enough else "for RDMA: ulimit -l unlimited, or 'memlock unlimited' in limits.conf"
-    return Check("locked memory", enough, format_bytes(limit), remedy)
+    return MachineCheck("locked memory", enough, format_bytes(limit), remedy)
 
 
-def _shared_memory() -> Check:
+def _shared_memory() -> MachineCheck:
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Check("shared memory", False, "no /dev/shm", "mount a tmpfs at /dev/shm")
+        return MachineCheck("shared memory", False, "no /dev/shm", "mount a tmpfs at /dev/shm")
     usage = shutil.disk_usage(folder)
     enough = usage.free >= 1 << 30
     remedy = None if enough else "DataLoader workers need more: docker run --shm-size=8g, or remount /dev/shm larger"
     found = f"{format_bytes(usage.free)} free of {format_bytes(usage.total)}"
     memfd = hasattr(os, "memfd_create") and ctypes.CDLL(None).memfd_create is not None
-    return Check("shared memory", enough, found + (", memfd" if memfd else ", no memfd"), remedy)
+    return MachineCheck("shared memory", enough, found + (", memfd" if memfd else ", no memfd"), remedy)
 
 
-def _open_files() -> Check:
+def _open_files() -> MachineCheck:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = limit == resource.RLIM_INFINITY or limit >= 1024
-    return Check("open files", enough, str(limit), None if enough else "ulimit -n 4096")
+    return MachineCheck("open files", enough, str(limit), None if enough else "raise the limit: ulimit -n 4096")

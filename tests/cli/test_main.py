@@ -1,4 +1,4 @@
-"""The command line: what it prints, its JSON, its exit statuses."""
+"""The command line: output, JSON and exit statuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def no_json(name: str) -> None:
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: Any, status: int = 0) -> dict[str, Any]:
-    """Runs a command with --json, checks its exit status, and that it prints one JSON object and nothing else."""
+    """Runs a command with --json and checks its exit status.
+
+    The command must print one JSON object and nothing else.
+    """
     assert main([str(argument) for argument in arguments] + ["--json"]) == status
     result: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=no_json)
     return result
@@ -79,7 +82,7 @@ def test_failed_work_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_exit_status_of_the_process(tmp_path: Path) -> None:
-    """The installed entry point and quiet progress: nothing but the message on a pipe."""
+    """A process with its output in a pipe prints only the message, no progress bar."""
     ran = subprocess.run(
         [sys.executable, "-m", "gear_data.cli", "inspect", str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -127,7 +130,7 @@ def test_convert_prints_format_and_findings(
     assert main(["convert", str(source), str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "format episode-rows: a row is an episode" in printed
-    assert "noticed no-truncation-flag" in printed
+    assert "warning: no-truncation-flag" in printed
 
 
 def test_inspect_json(rollouts: list[Any], rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,13 +294,13 @@ def test_where_steps_chooses_windows(
     ("options", "status", "words"),
     [
         (["--where", "lengt > 3"], 2, "did you mean 'length'"),
-        (["--where", "length >"], 2, "no SQL expression"),
+        (["--where", "length >"], 2, "not a valid SQL expression"),
         (["--where", "length > 100"], 1, "length is 1 to 12"),
         (["--where-steps", "reward > 3"], 2, "did you mean 'rewards'"),
         (["--where-steps", "rewards > 0"], 2, "--batches"),
     ],
 )
-def test_where_that_cannot_be(
+def test_invalid_where(
     options: list[str], status: int, words: str, rollouts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(rollouts_path), str(tmp_path / "out"), *options]) == status
@@ -305,7 +308,7 @@ def test_where_that_cannot_be(
     assert not (tmp_path / "out").exists()
 
 
-def test_doctor_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_failed_check_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     checks = {check["name"]: check for check in run_json(capsys, "doctor")["checks"]}
     assert {"cpu kernels", "gpu", "cupy", "cudf", "rdma devices", "locked memory", "shared memory"} <= checks.keys()
     assert checks["cpu kernels"]["ok"]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import gear_data
-from gear_data.cli.inspect import describe, summarize
+from gear_data.cli.description import describe, summarize
 from gear_data.errors import (
     BadEpisodeError,
     CorruptShardError,

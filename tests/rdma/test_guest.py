@@ -125,7 +125,7 @@ def test_two_machines(started, made, protection, tmp_path):
             options = {**variables(made), **tls, "GEAR_DATA_NODE_TIMEOUT": str(timeout)}
             machines.append(guest.Guest(out, command, options, number, wire))
             # The second must find the first's end of the wire.
-            machines[-1].wait_for("by RDMA too" if number == 1 else "equal", 180)
+            machines[-1].wait_for("also by RDMA" if number == 1 else "equal", 180)
         node, client = machines
         node.kill()
         assert client.wait(3 * timeout) == 0, client.log

@@ -1,4 +1,4 @@
-"""What the commands share: how they are declared, and how they print."""
+"""Parts that all commands share: declaring a command, argument types, printing JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def add_command(commands: Any, name: str, run: Command, summary: str, example: str) -> argparse.ArgumentParser:
+    """Declares a command and returns its parser.
+
+    Args:
+        commands: the subparsers of `gear-data`.
+        name: name of the command.
+        run: runs the command and returns its exit status.
+        summary: one line of help, which starts with a verb in lower case.
+        example: a command line, or several.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -22,35 +31,30 @@ def add_command(commands: Any, name: str, run: Command, summary: str, example: s
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
-    # `failed`: what the command's JSON has besides the error when it failed.
-    parser.set_defaults(run=run, failed={})
+    # `json_on_error`: keys that the command's JSON has, beside the error, if the command fails.
+    parser.set_defaults(run=run, json_on_error={})
     return parser
 
 
-def print_json(data: Any) -> None:
-    print(json.dumps(_finite(data), allow_nan=False))
-
-
-def _finite(data: Any) -> Any:
-    """NaN and infinities become null: JSON has no such numbers."""
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+def add_dataset(parser: argparse.ArgumentParser) -> None:
+    """Declares the argument DATASET."""
+    parser.add_argument("dataset", metavar="DATASET", help="folder or URL of a GEAR dataset")
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
-    help = "only these episodes: SQL over the episode table, such as 'return > 100 AND length >= 20'"
+    """Declares the option --where."""
+    help = "use only the episodes that satisfy SQL over the episode table, such as 'return > 100 AND length >= 20'"
     parser.add_argument("--where", metavar="SQL", help=help)
 
 
 def open_dataset(options: argparse.Namespace) -> gear_data.Dataset:
+    """Opens the dataset of the arguments DATASET and --where."""
     dataset = gear_data.open(options.dataset)
     return dataset if options.where is None else dataset.filter(options.where)
 
 
 def names(text: str) -> list[str]:
+    """Parses 'A,B' to ['A', 'B']."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise argparse.ArgumentTypeError(f"expected names separated by commas, not {text!r}")
@@ -58,6 +62,7 @@ def names(text: str) -> list[str]:
 
 
 def renaming(text: str) -> tuple[str, str]:
+    """Parses 'OLD=NEW' to ('OLD', 'NEW')."""
     old, separator, new = text.partition("=")
     if not (old and separator and new):
         raise argparse.ArgumentTypeError(f"expected OLD=NEW, not {text!r}")
@@ -65,10 +70,23 @@ def renaming(text: str) -> tuple[str, str]:
 
 
 def size(text: str) -> int:
-    """'512M' -> 512 MiB; a plain number is bytes."""
+    """Parses '512M' to 512 MiB; a plain number is bytes."""
     units = {"K": 10, "M": 20, "G": 30}
     number, shift = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 0)
     try:
         return int(number) << shift
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected bytes, such as 1000000 or 512M, not {text!r}") from error
+
+
+def print_json(data: Any) -> None:
+    """Prints one JSON object. NaN and infinities become null, because JSON has no such numbers."""
+    print(json.dumps(_finite(data), allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

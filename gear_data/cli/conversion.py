@@ -1,4 +1,4 @@
-"""`gear-data convert`, `lint`, `repair`."""
+"""`gear-data convert`, `lint` and `repair`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 from typing import Any
 
 import gear_data
-from gear_data.cli.parsing import add_command, names, print_json, renaming, size
+from gear_data.cli.arguments import add_command, add_dataset, names, print_json, renaming, size
 from gear_data.common.progress import format_bytes, pluralize
 
 
 def add_commands(commands: Any) -> None:
+    """Declares the commands of this group."""
     _add_convert(commands)
     _add_lint(commands)
     _add_repair(commands)
@@ -20,40 +21,37 @@ def _add_convert(commands: Any) -> None:
     example = "gear-data convert edbeeching/decision_transformer_gym_replay-hopper/ hopper/"
     parser = add_command(commands, "convert", _convert, "convert a trajectory dataset into GEAR shards", example)
     _add_source(parser)
-    parser.add_argument("destination", metavar="DST", help="the dataset's folder or URL, to be made")
-    parser.add_argument("--shard-bytes", type=size, default=512 << 20, metavar="N", help="default 512M")
-    parser.add_argument("--on-bad-episode", choices=("error", "skip"), default="error", help="default error")
-    parser.add_argument("--strict", action="store_true", help="refuse NaN and Inf, and all else that lint lists")
-    parser.add_argument("--overwrite", action="store_true", help="replace the gear dataset at DST")
-    parser.add_argument("--resume", action="store_true", help="go on with a half-done conversion")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="default local")
-    parser.add_argument(
-        "--jobs", type=int, metavar="N", help="processes or Ray tasks at once, default as many as cores"
-    )
+    parser.add_argument("destination", metavar="DST", help="folder or URL to create for the dataset")
+    parser.add_argument("--shard-bytes", type=size, default=512 << 20, metavar="N", help="largest shard, default 512M")
+    help = "stop at a malformed episode (error, default), or leave it out with a warning (skip)"
+    parser.add_argument("--on-bad-episode", choices=("error", "skip"), default="error", help=help)
+    parser.add_argument("--strict", action="store_true", help="fail on NaN, Inf and every other finding of lint")
+    parser.add_argument("--overwrite", action="store_true", help="replace the GEAR dataset at DST")
+    parser.add_argument("--resume", action="store_true", help="continue an unfinished conversion")
+    help = "run in processes of this machine (local, default) or on a Ray cluster (ray)"
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help=help)
+    help = "parallel processes or Ray tasks, default the number of cores"
+    parser.add_argument("--jobs", type=int, metavar="N", help=help)
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source", metavar="SRC", help="a file, a folder, a URL (hf://datasets/..., s3://...), or a hub id"
-    )
-    # Written out, since finding them out brings every reader and the packages it needs.
+    help = "file, folder, URL (hf://datasets/..., s3://...) or hub id of the source"
+    parser.add_argument("source", metavar="SRC", help=help)
+    # A literal list, because reading it from the registry imports every reader and the packages it needs.
     help = "auto (default), d4rl, episode-rows, lerobot, minari, minari-arrow, npz, numpy, rlds, robomimic, step-rows "
-    help += "or torchrl; docs/reference/formats.md says what each is"
+    help += "or torchrl; docs/reference/formats.md describes each"
     parser.add_argument("--format", default="auto", help=help)
-    parser.add_argument("--split", help="which split of the source, where it has several")
+    parser.add_argument("--split", help="split of the source, if it has several")
     parser.add_argument("--columns", type=names, metavar="A,B", help="columns to keep, by source or canonical name")
-    parser.add_argument(
-        "--rename", type=renaming, action="append", default=[], metavar="A=B", help="source column A becomes B"
-    )
-    parser.add_argument(
-        "--episode-column", metavar="A", help="where a row is a step: the column that tells the episodes"
-    )
-    parser.add_argument("--step-column", metavar="A", help="the column that numbers the steps within an episode")
-    parser.add_argument("--end-column", metavar="A", help="the column that is true at an episode's last step")
-    parser.add_argument(
-        "--max-episode-steps", type=int, metavar="N", help="where the source says nothing else, an episode has N steps"
-    )
-    parser.add_argument("--keep-encoded", action="store_true", help="leave PNG and JPEG images as they are")
+    help = "rename source column OLD to NEW; may be repeated"
+    parser.add_argument("--rename", type=renaming, action="append", default=[], metavar="OLD=NEW", help=help)
+    help = "column that identifies the episode of a step, for sources with one row per step"
+    parser.add_argument("--episode-column", metavar="A", help=help)
+    parser.add_argument("--step-column", metavar="A", help="column that numbers the steps of an episode")
+    parser.add_argument("--end-column", metavar="A", help="column that is true at the last step of an episode")
+    help = "end episodes after N steps, for sources that mark no ends"
+    parser.add_argument("--max-episode-steps", type=int, metavar="N", help=help)
+    parser.add_argument("--keep-encoded", action="store_true", help="keep PNG and JPEG images encoded")
 
 
 def _source_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def _convert(options: argparse.Namespace) -> int:
         return 0
     print(f"format {report.format}: {report.reason}")
     for warning in report.warnings:
-        print(f"noticed {warning}")
+        print(f"warning: {warning}")
     rate = format_bytes(report.bytes / max(report.seconds, 1e-9))
     print(
         f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}, "
@@ -91,7 +89,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _add_lint(commands: Any) -> None:
-    summary = "say what is odd about a trajectory dataset, without converting it; exit status 1 where something is"
+    summary = "report problems of a trajectory dataset without converting it; exit status 1 if there are any"
     parser = add_command(commands, "lint", _lint, summary, "gear-data lint hopper.hdf5")
     _add_source(parser)
 
@@ -110,10 +108,11 @@ def _lint(options: argparse.Namespace) -> int:
 
 
 def _add_repair(commands: Any) -> None:
-    summary = "make a dataset's damaged shards again from its source"
+    summary = "rebuild the damaged shards of a dataset from its source"
     parser = add_command(commands, "repair", _repair, summary, "gear-data repair hopper/ --source hopper.parquet")
-    parser.add_argument("dataset", metavar="DST")
-    parser.add_argument("--source", required=True, metavar="SRC", help="what the dataset was converted from")
+    add_dataset(parser)
+    help = "source that the dataset was converted from"
+    parser.add_argument("--source", required=True, metavar="SRC", help=help)
 
 
 def _repair(options: argparse.Namespace) -> int:
@@ -121,7 +120,7 @@ def _repair(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_json())
     elif report.shards:
-        print(f"made again: {', '.join(report.shards)} ({pluralize(report.episodes, 'episode')})")
+        print(f"rebuilt {', '.join(report.shards)} ({pluralize(report.episodes, 'episode')})")
     else:
         print("the dataset is sound; nothing was changed")
     return 0

@@ -1,4 +1,4 @@
-"""inspect: what a dataset holds, for scripts and for people."""
+"""Description of a dataset for `gear-data inspect`: as JSON and as text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _BAR_WIDTH = 40
 
 
 def summarize(dataset: Dataset) -> dict[str, Any]:
-    """Counts, columns, the range of returns and lengths, fingerprint and source, JSON-able. `return` is of the
-    finite ones, and null where there are none."""
+    """Returns counts, columns, ranges, fingerprint and source, JSON-able.
+
+    `return` is the range of the finite returns, and null if there are none.
+    """
     return {
         "episodes": dataset.num_episodes,
         "steps": dataset.num_steps,
@@ -34,7 +36,10 @@ def summarize(dataset: Dataset) -> dict[str, Any]:
 
 
 def describe(dataset: Dataset) -> str:
-    """The same as text: a table of columns with statistics, and histograms of returns and lengths."""
+    """Returns text: a table of columns with statistics, and histograms.
+
+    The histograms are of the episodes' returns and lengths.
+    """
     facts = summarize(dataset)
     lines = [
         f"{dataset.path}: {pluralize(facts['episodes'], 'episode')}, {pluralize(facts['steps'], 'step')}, "
@@ -47,12 +52,12 @@ def describe(dataset: Dataset) -> str:
         if len(values):
             lines += ["", f"{name} of an episode", *histogram(values)]
     if facts["findings"]:
-        lines += ["", "noticed at conversion", *(f"  {_finding(finding)}" for finding in facts["findings"])]
+        lines += ["", "findings of the conversion", *(f"  {_finding(finding)}" for finding in facts["findings"])]
     return "\n".join(lines)
 
 
 def histogram(values: npt.NDArray[np.float64]) -> list[str]:
-    """A line a bin: its lower edge, a bar, its count."""
+    """Returns one line per bin: its lower edge, a bar and its count."""
     counts, edges = np.histogram(values, bins=_BARS if values.min() < values.max() else 1)
     widest = counts.max()
     return [
@@ -62,7 +67,7 @@ def histogram(values: npt.NDArray[np.float64]) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as aligned columns, the first row underlined."""
+    """Returns rows as aligned columns, with the first row underlined."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [lines[0], "  ".join("─" * width for width in widths), *lines[1:]]
@@ -74,7 +79,7 @@ def _columns_table(dataset: Dataset) -> list[str]:
         note = "derived" if spec.derived else f"from {spec.source}" if spec.source else ""
         if spec.variable_length:
             total = sum(shard.variable[spec.name].bytes for shard in dataset.manifest.shards)
-            shape = f"{format_bytes(total / dataset.manifest.steps)} a step"
+            shape = f"{format_bytes(total / dataset.manifest.steps)} per step"
             rows.append([spec.name, spec.dtype, shape, "", "", "", "", note])
             continue
         stats = dataset.statistics[spec.name]
@@ -82,7 +87,7 @@ def _columns_table(dataset: Dataset) -> list[str]:
         if len(stats.mean) == 1:
             numbers = [f"{float(v[0]):.4g}" for v in (stats.mean, stats.std, stats.min, stats.max)]
         else:
-            # Per element there are too many to show; the range over all of them says enough.
+            # A vector has too many elements to show; the range is over all of them.
             numbers = ["…", "…", f"{np.nanmin(stats.min):.4g}", f"{np.nanmax(stats.max):.4g}"]
         rows.append([spec.name, spec.dtype, shape, *numbers, note])
     return table(rows)

@@ -1,4 +1,4 @@
-"""`gear-data doctor` and `demo`."""
+"""`gear-data doctor` and `demo`: commands for a new machine."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gear_data.cli.parsing import add_command, print_json
+from gear_data.cli.arguments import add_command, print_json
 
 
 def add_commands(commands: Any) -> None:
+    """Declares the commands of this group."""
     _add_doctor(commands)
     _add_demo(commands)
 
 
 def _add_doctor(commands: Any) -> None:
-    add_command(
-        commands, "doctor", _doctor, "say what this machine offers and what to do about the rest", "gear-data doctor"
-    )
+    summary = "check this machine's CPU, GPU, RDMA and limits, and print how to fix problems"
+    add_command(commands, "doctor", _doctor, summary, "gear-data doctor")
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -34,10 +34,11 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _add_demo(commands: Any) -> None:
-    summary = "run the main job: roll out, convert, train, export"
+    summary = "run all jobs on generated rollouts: convert, feed, train, export"
     parser = add_command(commands, "demo", _demo, summary, "gear-data demo --out demo-output --seconds 60")
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="default demo-output")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of training, default 60")
+    help = "folder for all files, default demo-output"
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), metavar="OUT", help=help)
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="time to train, default 60")
 
 
 def _demo(options: argparse.Namespace) -> int:

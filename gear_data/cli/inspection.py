@@ -6,22 +6,24 @@ import argparse
 from typing import Any
 
 import gear_data
-from gear_data.cli.parsing import add_command, add_where, open_dataset, print_json
+from gear_data.cli.arguments import add_command, add_dataset, add_where, open_dataset, print_json
 
 
 def add_commands(commands: Any) -> None:
+    """Declares the commands of this group."""
     _add_inspect(commands)
     _add_verify(commands)
 
 
 def _add_inspect(commands: Any) -> None:
-    parser = add_command(commands, "inspect", _inspect, "show what a dataset holds", "gear-data inspect hopper/")
-    parser.add_argument("dataset", metavar="DST")
+    summary = "show the columns, statistics, returns and lengths of a dataset"
+    parser = add_command(commands, "inspect", _inspect, summary, "gear-data inspect hopper/")
+    add_dataset(parser)
     add_where(parser)
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from gear_data.cli.inspect import describe, summarize
+    from gear_data.cli.description import describe, summarize
 
     dataset = open_dataset(options)
     if options.json:
@@ -32,10 +34,10 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _add_verify(commands: Any) -> None:
-    summary = "read a whole dataset and check it against its manifest"
+    summary = "read a whole dataset and check every file against the manifest; exit status 1 if one is damaged"
     parser = add_command(commands, "verify", _verify, summary, "gear-data verify hopper/")
-    parser.set_defaults(failed={"ok": False, "shards": []})
-    parser.add_argument("dataset", metavar="DST")
+    parser.set_defaults(json_on_error={"ok": False, "shards": []})
+    add_dataset(parser)
 
 
 def _verify(options: argparse.Namespace) -> int:
