@@ -1,4 +1,4 @@
-"""Ways to damage a source, for tests/fuzz/readers.py. Not a test."""
+"""Damage to the files of a source, for tests/fuzz/readers.py. Not a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tests.fuzz import damage_formats as formats
 
 _JSON = (None, True, -1, 0, 1 << 70, 1e308, "", "x", "../../etc/passwd", "\0", [], {}, [[]], {"a": {}}, float("nan"))
-#: By how a file's name ends, or what it has in it: the ways that know the format, and how often one is taken.
+#: Part of a file's name -> damage that knows the format, and its weight.
 _KNOWN: tuple[tuple[str, Callable[[Path, random.Random], str], int], ...] = (
     (".hdf5", formats.damage_hdf5, 6),
     (".parquet", formats.damage_table, 5),
@@ -24,7 +24,7 @@ _KNOWN: tuple[tuple[str, Callable[[Path, random.Random], str], int], ...] = (
 
 
 def damage(folder: Path, rng: random.Random) -> str:
-    """Damages one file of a folder or a few; what was done."""
+    """Damages one file of a folder or several, and returns a description."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     done: list[str] = []
     damaged: list[Path] = []
@@ -34,12 +34,12 @@ def damage(folder: Path, rng: random.Random) -> str:
         ways += [lambda path, rng: damage_files(path, rng.choice(files), rng)]
         if path not in damaged and ".json" in path.suffix:
             ways += [damage_json] * 8
-        if path not in damaged:  # what knows the format reads with the libraries that damage may crash
+        if path not in damaged:  # such damage uses the format's library, which a damaged file may crash
             ways += [way for ending, way, weight in _KNOWN if ending in path.name for _ in range(weight)]
         if path.is_file():
             try:
                 what = rng.choice(ways)(path, rng)
-            except Exception as error:  # such as a column cast to what Parquet cannot hold
+            except Exception as error:  # such as a column cast to a type that Parquet lacks
                 what = f"not all of it done ({type(error).__name__})"
             done.append(f"{path.relative_to(folder)}: {what}")
             damaged += files if done[-1].endswith("swap file") else [path]
@@ -80,7 +80,10 @@ def damage_bytes(path: Path, rng: random.Random) -> str:
 
 
 def _place(size: int, rng: random.Random) -> int:
-    """Where a format keeps what it knows of itself, more often than elsewhere."""
+    """Returns a random offset, more often near the file's beginning or end.
+
+    Formats keep their headers and footers there.
+    """
     if size == 0:
         return 0
     near = min(size, 768)
@@ -114,7 +117,10 @@ def damage_json(path: Path, rng: random.Random) -> str:
 
 
 def _damaged_json(text: str, rng: random.Random) -> tuple[str, str]:
-    """JSON with one value changed, removed, renamed or repeated, and what was done."""
+    """Changes, removes, renames or repeats one value of a JSON text.
+
+    Returns the new text, and a description.
+    """
     data = json.loads(text)
     holders: list[tuple[Any, Any]] = []
 
@@ -130,7 +136,7 @@ def _damaged_json(text: str, rng: random.Random) -> tuple[str, str]:
     holder, key = rng.choice(holders)
     value, done = holder[key], f"key {key!r}"
     draw = rng.random()
-    if isinstance(value, str) and value.startswith('{"'):  # JSON in JSON
+    if isinstance(value, str) and value.startswith('{"'):  # a JSON text inside JSON
         holder[key], inner = _damaged_json(value, rng)
         done += f", {inner}"
     elif draw < 0.15:

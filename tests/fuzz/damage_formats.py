@@ -1,5 +1,6 @@
-"""Ways to damage a source that know its format, and so get past its checksums and first bytes; tests/fuzz/damage.py
-chooses among them. Not a test.
+"""Damage to a source that its checksums and magic bytes do not reveal.
+
+tests/fuzz/damage.py chooses among these functions. Not a test.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-#: Counts, sizes and places that hurt.
+#: Counts, sizes and offsets that often break readers.
 INTEGERS = (0, 1, -1, 255, 1 << 15, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1)
 _DTYPES = (np.uint8, np.int64, np.float16, np.float64, np.complex128, "S3", ">f4", np.dtype([("a", "f4")]))
 _DESCRIPTIONS = (
@@ -48,7 +49,7 @@ Damage = Callable[[bytearray, random.Random], str]
 
 
 def damage_table(path: Path, rng: random.Random) -> str:
-    """Parquet or Arrow: the table is changed, or only the way it is written, which brings other readers to work."""
+    """Changes a Parquet or Arrow table, or writes it with other options."""
     way = rng.choice(("drop", "nulls", "text", "cast", "repeat", "empty", "rename", "order", "metadata", "rewrite"))
     table = _changed(_read_table(path), way, rng)
     if path.suffix == ".parquet":
@@ -166,7 +167,10 @@ def damage_hdf5(path: Path, rng: random.Random) -> str:
 
 
 def _damaged_chunk(file: h5py.File, name: str, values: Any, kind: Any, rng: random.Random) -> str:
-    """Bytes that decompress well, and are not those of the values; often of text, which points into a heap."""
+    """Writes a chunk that decompresses, but to other bytes than the values.
+
+    The values are often text, so the bytes are references into a heap.
+    """
     if rng.random() < 0.4:
         values, kind = np.array([f"step {i}" for i in range(len(values))], object), h5py.string_dtype()
     packing = rng.choice((None, "gzip", "gzip", "lzf"))
@@ -200,7 +204,7 @@ def _damaged_bytes(data: bytearray, rng: random.Random) -> str:
 
 
 def _repacked(path: Path) -> str:
-    """The same objects as the newest version of the format lays them out, for further damage to find."""
+    """Writes the same objects in the newest version of the format."""
     new = path.with_name("new")
     with h5py.File(path) as file, h5py.File(new, "w", libver="latest", track_order=True) as copy:
         copy.attrs.update(file.attrs)
@@ -232,7 +236,7 @@ def damage_npz(path: Path, rng: random.Random) -> str:
 
 
 def _damage_members(path: Path, rng: random.Random) -> str:
-    """The bytes of a member, under a right checksum; or how the members are packed and named."""
+    """Changes a member's bytes, with a correct checksum, or its packing or name."""
     with zipfile.ZipFile(path) as archive:
         members = {name: bytearray(archive.read(name)) for name in archive.namelist()}
     name = rng.choice(list(members))
@@ -260,7 +264,7 @@ def damage_npy(path: Path, rng: random.Random) -> str:
 
 
 def _damaged_header(data: bytearray, rng: random.Random) -> str:
-    """A header that parses, or nearly, and is not that of the values."""
+    """Writes a header that can (almost) be parsed, but does not fit the values."""
     stream = io.BytesIO(data)
     np.lib.format.read_magic(stream)
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -298,7 +302,7 @@ def _damaged_header(data: bytearray, rng: random.Random) -> str:
 
 
 def damage_records(path: Path, rng: random.Random) -> str:
-    """TFRecords: protocol buffers changed under right checksums."""
+    """Changes the protocol buffers in TFRecords, with correct checksums."""
     data, records, at = path.read_bytes(), [], 0
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
@@ -343,9 +347,10 @@ def _masked_crc(data: bytes | bytearray) -> bytes:
 
 
 def settle(path: Path) -> bool:
-    """Gives the manifest of a gear dataset the sizes and checksums that its files have after damage; whether it is one.
+    """Writes the damaged files' sizes and checksums to a gear dataset's manifest.
 
-    Else nearly all damage to the files would end at their sizes."""
+    Returns whether the file is such a manifest. Otherwise nearly all damage would end at the check of sizes.
+    """
     try:
         manifest = json.loads(path.read_bytes())
         entries = [*manifest["shards"], *manifest["tables"].values()]

@@ -1,9 +1,10 @@
-"""Damages sources of every format and converts them: `python tests/fuzz/readers.py --seconds 600`.
+"""Fuzzer of the readers: `python -m tests.fuzz.readers --seconds 600`.
 
-Every case runs in a process of its own. It passes if the conversion succeeds and what it made verifies, or if it ends
-with a GearError; any other exception, a crash, `TIME_LIMIT` seconds or `MEMORY_LIMIT` bytes fail. A failed case is kept
-in a folder and printed with the line that runs it again. Cases depend on the seed, the format and their number alone.
-Not a test: tests/fuzz/test_smoke.py runs it for a moment.
+Each case damages a source and converts it in a separate process. The case passes if the conversion succeeds and the
+dataset verifies, or if the conversion ends with a GearError. It fails at any other exception, a crash, more than
+`TIME_LIMIT` seconds or more than `MEMORY_LIMIT` bytes. A failed case is kept in a folder and printed with the options
+that run it again. A case depends only on the seed, the format and its number. Not a test: tests/fuzz/test_smoke.py runs
+it for a few seconds.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from tests.support.rollouts import make_rollouts
 
 TIME_LIMIT = 20
 MEMORY_LIMIT = 512 << 20
-_ADDRESSES = 4 << 30  # more than the memory: threads reserve some, and use little of it
+_ADDRESSES = 4 << 30  # above the memory limit: threads reserve addresses that they do not use
 
-#: How a case ended, by its process's exit status.
+#: Exit statuses of a case's process.
 _CONVERTED, _REFUSED, _FAILED = 0, 3, 4
 
 
 @dataclass(frozen=True)
 class Case:
-    """One source damaged in one way."""
+    """One source with one damage."""
 
     seed: int
     format: str
@@ -57,13 +58,16 @@ class Case:
 
 
 def in_child(body: Callable[[], int], log: Path, time_limit: int) -> tuple[int, resource.struct_rusage]:
-    """Runs `body` in a forked process whose output goes to `log`; its wait status, and what it used."""
+    """Runs `body` in a forked process; its output goes to `log`.
+
+    Returns the wait status and the used resources.
+    """
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         status = _FAILED
         try:
-            signal.alarm(time_limit)  # kills, whatever C code is running
+            signal.alarm(time_limit)  # ends the process even inside C code
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + _ADDRESSES,) * 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -82,7 +86,7 @@ def in_child(body: Callable[[], int], log: Path, time_limit: int) -> tuple[int, 
 
 
 def convert(name: str, source: Path, destination: Path, rng: random.Random) -> int:
-    """Converts a source, now and then with other options, or as what it is not."""
+    """Converts a source with random options, sometimes as another format."""
     chosen = rng.choices(("auto", _format(name), rng.choice(list(known_formats()))), (5, 4, 1))[0]
     try:
         gear_data.convert(
@@ -99,13 +103,13 @@ def convert(name: str, source: Path, destination: Path, rng: random.Random) -> i
         print(f"{type(error).__name__}: {error}")
         return _REFUSED
     if not gear_data.verify(destination, progress=False).ok:
-        print("what was made does not verify")
+        print("the converted dataset does not verify")
         return _FAILED
     return _CONVERTED
 
 
 def _format(name: str) -> str:
-    """The format of a maker's source."""
+    """Returns the format of a maker's source."""
     return max((known for known in known_formats() if name.startswith(known)), key=len, default="episode-rows")
 
 
@@ -134,7 +138,7 @@ def check(name: str, source: Path, destination: Path, rng: random.Random) -> int
 
 
 def run(case: Case, source: Path, keep: Path) -> str:
-    """Runs a case; `converted`, `refused`, or `failed`."""
+    """Runs a case, and returns `converted`, `refused` or `failed`."""
     rng = case.rng()
     with tempfile.TemporaryDirectory(prefix="gear-fuzz-") as scratch:
         work = Path(scratch)
@@ -167,8 +171,11 @@ def run(case: Case, source: Path, keep: Path) -> str:
 
 
 def make_sources(names: list[str], folder: Path) -> dict[str, Path]:
-    """Format -> folder of a source, seen to be valid. Made in other processes: Arrow's threads must not be forked."""
-    made = {}
+    """Returns format -> folder of a valid source.
+
+    The sources are written in other processes, because Arrow's threads must not be forked.
+    """
+    sources = {}
     for name in names:
 
         def body(name: str = name) -> int:
@@ -182,14 +189,17 @@ def make_sources(names: list[str], folder: Path) -> dict[str, Path]:
         log = folder / f"{name}.log"
         status, _ = in_child(body, log, 120)
         if status == 0:
-            made[name] = folder / name
+            sources[name] = folder / name
         else:
             print(f"no source of format {name}: {log.read_text().strip().splitlines()[-1:]}")
-    return made
+    return sources
 
 
 def warm_up(names: list[str]) -> None:
-    """Imports what a case needs, so that a fork has it; nothing that would start a thread is done."""
+    """Imports the modules that a case needs, so that a fork has them.
+
+    Nothing here may start a thread.
+    """
     for module in ("h5py", "gear_data.ingest.convert", "gear_data.dataset.open", "gear_data.storage.verify"):
         importlib.import_module(module)
     known_formats()
@@ -206,11 +216,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="default 60")
     parser.add_argument("--seed", type=int, default=0, help="default 0")
     parser.add_argument("--format", action="append", choices=sorted(source_makers.MAKERS), help="default all")
-    parser.add_argument("--case", type=int, help="run this one alone")
-    parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "gear-fuzz", help="failed cases")
+    parser.add_argument("--case", type=int, help="run only this case")
+    parser.add_argument(
+        "--keep", type=Path, default=Path(tempfile.gettempdir()) / "gear-fuzz", help="folder for failed cases"
+    )
     options = parser.parse_args()
     names = options.format or list(source_makers.MAKERS)
-    os.fsync = lambda _: None  # nothing here need outlive a power cut, and it takes most of a case's time
+    os.fsync = lambda _: None  # durability is not needed, and fsync takes most of a case's time
     warm_up(names)
     counts = {name: Counter[str]() for name in names}
     with tempfile.TemporaryDirectory(prefix="gear-fuzz-") as scratch:
@@ -219,8 +231,8 @@ def main() -> int:
         spent = dict.fromkeys(sources, 0.0)
         while sources and (
             time.monotonic() < end or not all(spent.values())
-        ):  # each one once, on however slow a machine
-            name = min(spent, key=lambda name: spent[name])  # the same time for all
+        ):  # every format at least once, even on a slow machine
+            name = min(spent, key=lambda name: spent[name])  # equal time for all formats
             number = options.case if options.case is not None else counts[name].total()
             started = time.monotonic()
             counts[name][run(Case(options.seed, name, number), sources[name], options.keep)] += 1

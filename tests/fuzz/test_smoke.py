@@ -1,4 +1,7 @@
-"""The fuzzer of readers runs, and finds nothing in a moment; CONTRIBUTING.md has the command for longer."""
+"""Runs the fuzzer of the readers for a few seconds.
+
+CONTRIBUTING.md has the command for a longer run.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Small valid sources of every format, for tests/ingest/sources/test_invariants.py, and for
-tests/fuzz/readers.py to damage.
+"""Makers of small valid sources, one per format. Not a test.
 
-Not a test.
+tests/ingest/sources/test_invariants.py converts the sources, and tests/fuzz/readers.py damages them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NumPy archives and folders of arrays: where episodes are, what becomes of the rest, what is refused."""
+"""Tests of NumPy archives and folders of arrays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def imitation_arrays(rollouts: Any) -> Arrays:
 
 
 def as_terminated(rollouts: Any) -> Any:
-    """As they come out of a source that has one end flag alone."""
+    """Returns the rollouts as a source with only one end flag gives them."""
     return [
         r.with_columns(terminated=np.arange(len(r)) == len(r) - 1, truncated=np.zeros(len(r), np.bool_))
         for r in rollouts
@@ -57,7 +57,7 @@ def as_terminated(rollouts: Any) -> Any:
 
 
 def codes(report: Any) -> set[str]:
-    """What was found, but for what is true of the rollouts themselves."""
+    """Returns the codes of the findings, without findings that the rollouts cause."""
     return {warning.split(":")[0] for warning in report.warnings} - {"one-step-episode"}
 
 
@@ -68,7 +68,7 @@ def test_d4rl_names(sources: Any, tmp_path: Path, save: Any) -> None:
     report = gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
     assert report.format == "npz"
     sources.check_dataset(tmp_path / "out", rollouts, final=True)
-    # The same rollouts from D4RL's own format are the same dataset.
+    # The same rollouts in D4RL's HDF5 give the same dataset.
     sources.write_d4rl(tmp_path / "a.hdf5", rollouts)
     assert report.fingerprint == gear_data.convert(tmp_path / "a.hdf5", tmp_path / "d4rl").fingerprint
 
@@ -147,7 +147,7 @@ def test_a_file_an_episode(sources: Any, tmp_path: Path, flags: bool) -> None:
         np.savez(tmp_path / f"in/episode_{i}.npz", observations=observations, **columns, success=np.bool_(i % 3 == 0))
     report = gear_data.convert(tmp_path / "in", tmp_path / "out")
     dataset = gear_data.open(tmp_path / "out")
-    assert dataset.episodes["source"].to_list() == [f"episode_{i}.npz" for i in range(12)]  # 10 after 9
+    assert dataset.episodes["source"].to_list() == [f"episode_{i}.npz" for i in range(12)]  # file 10 comes after file 9
     assert dataset.episodes["success"].to_list() == [i % 3 == 0 for i in range(12)]
     if flags:
         sources.check_dataset(tmp_path / "out", rollouts, final=True)
@@ -159,7 +159,10 @@ def test_a_file_an_episode(sources: Any, tmp_path: Path, flags: bool) -> None:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_dreamer(sources: Any, tmp_path: Path, version: int) -> None:
-    """A row is an observation with what led to it; V3 has the action taken at it, V2 the one before it."""
+    """A row is an observation and the reward that came with it.
+
+    In V3 the row's action follows the observation; in V2 it comes before.
+    """
     rollouts = sources.make_rollouts()
     rows: dict[str, list[Any]] = {n: [] for n in ("vector", "action", "reward", "is_first", "is_last", "is_terminal")}
     for r in rollouts:
@@ -276,7 +279,7 @@ def test_text_columns(sources: Any, tmp_path: Path) -> None:
     assert found == texts.tolist()
 
 
-def test_one_step_whose_end_its_next_observation_tells(sources: Any, tmp_path: Path) -> None:
+def test_next_observation_ends_an_episode_of_one_step(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(1)
     arrays = flat(rollouts)
     del arrays["truncated"]
@@ -288,7 +291,7 @@ def test_one_step_whose_end_its_next_observation_tells(sources: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("code", [0xD800, 0xDFFF, 0x110000, 0xFFFFFFFF])
-def test_text_that_is_none(code: int, tmp_path: Path) -> None:
+def test_text_with_invalid_characters(code: int, tmp_path: Path) -> None:
     """NumPy reads any four bytes as a character."""
     names = np.array(["ab", "cd", "ef"])
     names.view(np.uint32)[3] = code
@@ -362,7 +365,7 @@ def test_every_cut_and_many_flips_give_typed_errors(sources: Any, tmp_path: Path
 
 
 def test_members_are_read_side_by_side_in_pieces(tmp_path: Path) -> None:
-    """64 MB that pack to 64 KB: what is held is a block, not the member."""
+    """A member of 64 MB in 64 KB is never completely in memory, only a block of it."""
     import tracemalloc
 
     rows = 1 << 20
@@ -385,4 +388,4 @@ def test_members_are_read_side_by_side_in_pieces(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert steps == rows
-    assert peak < 80 << 20  # int64 lengths of a million episodes of one step among them
+    assert peak < 80 << 20  # includes the int64 lengths of a million episodes of one step

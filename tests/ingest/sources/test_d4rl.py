@@ -1,5 +1,7 @@
-"""D4RL HDF5: where episodes end, cases beyond those of tests/ingest/convert/test_formats.py; and
-what must not be read."""
+"""Tests of D4RL HDF5: ends of episodes, and files that must be refused.
+
+The usual cases are in tests/ingest/convert/test_formats.py.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ Rollouts = list[Any]
 
 
 def read(source: Path, **options: Any) -> tuple[list[int], dict[str, int], Any]:
-    """Lengths of episodes, findings' counts by code, and the source."""
+    """Returns the lengths of episodes, the findings' counts by code, and the source."""
     opened = d4rl.open_(locate(str(source), None), SourceOptions(**options))
     lengths = [int(length) for block in opened.blocks(BEGIN, END) for length in block.lengths]
     return lengths, {finding.code: finding.count for finding in opened.findings}, opened
 
 
 def write_flat(path: Path, terminals: list[int], **datasets: Any) -> Path:
-    """Numbered steps that terminate at the given rows of 30."""
+    """Writes 30 numbered steps that terminate at the given rows."""
     flags = np.zeros(30, np.bool_)
     flags[terminals] = True
     steps = np.arange(30, dtype=np.float32)
@@ -42,7 +44,7 @@ def write_flat(path: Path, terminals: list[int], **datasets: Any) -> Path:
 
 
 def expected_lengths(terminals: list[int], longest: int) -> list[int]:
-    """Counted step by step."""
+    """Counts the lengths step by step."""
     lengths, age = [], 0
     for row in range(30):
         age += 1
@@ -71,7 +73,7 @@ def test_ends_by_stated_length(
 
 
 @pytest.mark.parametrize("place", ["metadata", "attribute"])
-def test_length_that_the_file_states(place: str, tmp_path: Path) -> None:
+def test_length_stated_by_the_file(place: str, tmp_path: Path) -> None:
     source = write_flat(tmp_path / "s.hdf5", [3])
     with h5py.File(source, "r+") as file:
         if place == "attribute":
@@ -82,7 +84,7 @@ def test_length_that_the_file_states(place: str, tmp_path: Path) -> None:
     assert read(source, max_episode_steps=5)[0] == expected_lengths([3], 5)
 
 
-def test_stated_length_stands_back_where_the_data_tells(sources: Any, tmp_path: Path) -> None:
+def test_stated_length_is_ignored_if_the_data_has_ends(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(9, seed=3)
     lengths = [len(rollout) for rollout in rollouts]
     for name, options in {"timeouts": {"following": False}, "next": {"timeouts": False}}.items():
@@ -97,7 +99,7 @@ def test_nothing_says_where_episodes_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stated", [0, -3, 2.5])
-def test_length_that_is_none(stated: float, tmp_path: Path) -> None:
+def test_invalid_length(stated: float, tmp_path: Path) -> None:
     source = write_flat(tmp_path / "s.hdf5", [3], **{"metadata/max_episode_steps": stated})
     with pytest.raises(CorruptSourceError, match="not a number of steps"):
         read(source)
@@ -121,7 +123,7 @@ def test_units_are_the_whole(options: Any, sources: Any, tmp_path: Path, monkeyp
 
 
 def test_rows_are_read_by_whole_chunks(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a chunk would be decompressed once for every piece that is read of it."""
+    """Otherwise a chunk would be decompressed once for each piece that is read of it."""
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 1)
     rollouts = sources.make_rollouts(30, seed=6)
     source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, following=False, compression="gzip")
@@ -188,7 +190,7 @@ def test_soccer_with_its_empty_files(shared_data: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal((ds.final(i) or {})["observations"], flat["next_observations"][end])
 
 
-# What must not be read.
+# Files that must be refused.
 
 
 @pytest.fixture
@@ -249,7 +251,7 @@ def test_absurd_sizes_are_not_allocated(options: Any, spoil: Any) -> None:
 
 @pytest.mark.parametrize("packing", [None, "gzip"])
 def test_chunks_that_are_too_short(packing: str | None, spoil: Any) -> None:
-    """libhdf5 reads on behind them: other memory, or a crash."""
+    """libhdf5 reads past the end of such chunks, and may crash."""
 
     def short(file: h5py.File, rows: int) -> None:
         shapes = {"shape": (rows, 2), "maxshape": (None, 2), "chunks": (1 << 12, 2)}

@@ -1,4 +1,7 @@
-"""Episodes in memory: mappings, Minari's and d3rlpy's episodes, generators; what is refused, with the episode named."""
+"""Tests of episodes in memory.
+
+They are mappings, Minari's and d3rlpy's episodes, and generators.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from gear_data.storage.block import BEGIN, END
 
 
 def codes(report: Any) -> list[str]:
-    """What was found, but for what is true of the rollouts themselves."""
+    """Returns the codes of the findings, without findings that the rollouts cause."""
     return [w.split(":")[0] for w in report.warnings if not w.startswith("one-step-episode")]
 
 
@@ -117,7 +120,7 @@ def test_nested_spaces_infos_and_facts(tmp_path: Path) -> None:
     first = dataset.episode(0)
     assert first["observations.image"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert (dataset.final(0) or {})["observations.pose.1"].tolist() == [3]
-    # infos[0] came from reset: step t has infos[t + 1].
+    # infos[0] belongs to the reset: step t has infos[t + 1].
     assert first["infos.qpos"].tolist() == [2.0, 4.0, 6.0]
     assert first["terminated"].tolist() == [False, False, True]
     assert dataset.episodes["task"].to_list() == ["task 0", "task 1"]
@@ -157,7 +160,7 @@ def test_an_iterator_is_streamed_and_read_once(sources: Any, monkeypatch: pytest
     assert sum(map(len, [first, *rest])) == 20
     with pytest.raises(InvalidArgumentError, match="read already"):
         list(source.blocks(BEGIN, END))
-    # What can be read again starts anywhere.
+    # A list can be read again from any position.
     source, _, _ = open_source(locate(generate, None), "auto", SourceOptions())
     again = list(source.blocks(rest[0].position, END))
     np.testing.assert_array_equal(
@@ -202,6 +205,6 @@ def test_bad_episodes_are_named(sources: Any, tmp_path: Path, change: dict[str, 
         (b"path", InvalidArgumentError, "not bytes"),
     ],
 )
-def test_what_is_no_source(tmp_path: Path, source: Any, error: Any, words: str) -> None:
+def test_invalid_sources(tmp_path: Path, source: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         gear_data.convert(source, tmp_path / "out")

@@ -1,4 +1,7 @@
-"""What holds of every source format alike: `tests/support/source_makers.py` writes a small source of each."""
+"""Tests that every source format must pass.
+
+`tests/support/source_makers.py` writes a small source of each format.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from gear_data.storage.writing.shard_writer import ShardWriter
 from tests.support.source_makers import MAKERS
 
 _IN_MEMORY = "in-memory"
-#: Maker -> the format it writes, where that has another name.
+#: Maker -> format, if they have different names.
 _FORMATS = {
     "images": "episode-rows",
     "d4rl-no-timeouts": "d4rl",
@@ -29,7 +32,7 @@ _FORMATS = {
     "npz-imitation": "npz",
 }
 _NEEDS = {"torchrl": "tensordict", "rlds": "tensorflow_datasets"}
-#: What bounds units and blocks, here so small that there are many.
+#: Small sizes of units and blocks, so that there are many.
 _SIZES = {"UNIT_BYTES": 1, "_BLOCK_BYTES": 600, "_BATCH_BYTES": 600, "_CHUNK_BYTES": 600}
 _OPTIONS: dict[str, Any] = {"shard_bytes": 1024, "jobs": 1, "progress": False}
 
@@ -37,7 +40,7 @@ MEMBERS = (_IN_MEMORY, *(name for name in MAKERS if name != "gear"))
 
 
 def _write(name: str, folder: Path, rollouts: Sequence[Any]) -> Any:
-    """A source with these rollouts: a folder, or a list."""
+    """Writes a source with these rollouts: a folder, or a list."""
     if name == _IN_MEMORY:
         return [dict(rollout.columns) for rollout in rollouts]
     MAKERS[name](folder, rollouts)
@@ -46,7 +49,10 @@ def _write(name: str, folder: Path, rollouts: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Member:
-    """A source, what it was written from, and a dataset with its findings, made of small blocks in one task."""
+    """A source, its rollouts, and the dataset and report of its conversion.
+
+    The conversion used small blocks and one task.
+    """
 
     name: str
     source: Any
@@ -104,14 +110,14 @@ def test_no_format_is_left_out() -> None:
 
 def test_every_episode_is_what_was_written(member: Member) -> None:
     ds = gear_data.open(member.dataset)
-    copies, rest = divmod(ds.num_episodes, len(member.rollouts))  # some makers write two files of the same
+    copies, rest = divmod(ds.num_episodes, len(member.rollouts))  # some makers write the rollouts to two files
     assert (copies in (1, 2), rest) == (True, 0)
     assert member.report.shards > 1
     states = next(name for name in ("observations", "observations.state") if name in ds.schema.names)
     for i in range(ds.num_episodes):
         episode, final = ds.episode(i), ds.final(i)
         rollout = member.rollouts[i % len(member.rollouts)]
-        if member.name == "rlds":  # its writer shuffles
+        if member.name == "rlds":  # the writer of RLDS shuffles
             rollout = next(r for r in member.rollouts if np.array_equal(r.columns["rewards"], episode["rewards"]))
         for name, values in rollout.columns.items():
             np.testing.assert_array_equal(episode[states if name == "observations" else name], values, f"{i} {name}")
@@ -147,7 +153,7 @@ def test_many_tasks_make_what_one_makes(member: Member, tmp_path: Path) -> None:
 
 
 def _stop_at(patch: pytest.MonkeyPatch, shard: int) -> None:
-    """Makes writing that shard, of all tasks', fail."""
+    """Makes writing of a shard fail, counted over all tasks."""
     write_shard = ShardWriter._write_shard
     written = 0
 
@@ -189,7 +195,7 @@ def test_stopped_in_a_task_it_resumes_to_the_same_bytes(member: Member, sources:
 
 def test_another_source_is_not_resumed(member: Member, tmp_path: Path) -> None:
     if member.name == _IN_MEMORY:
-        pytest.skip("what is in memory has no size")
+        pytest.skip("episodes in memory have no size")
     source = _write(member.name, tmp_path / "source", member.rollouts)
     mine = Member(member.name, source, member.rollouts, member.dataset, member.report)
     path = _stopped(mine, tmp_path / "d", 1)
@@ -197,7 +203,7 @@ def test_another_source_is_not_resumed(member: Member, tmp_path: Path) -> None:
     largest.write_bytes(largest.read_bytes() + b"\0")
     with pytest.raises(GearError) as error:
         mine.convert(path, resume=True)
-    # Where a longer file is no longer a whole one, that is what is said.
+    # A file that is too long may also be refused as damaged.
     assert isinstance(error.value, ResumeError) or error.value.file
     assert not (path / "manifest.json").exists()
 
@@ -226,7 +232,7 @@ def _largest(folder: Path) -> Path:
 @pytest.mark.parametrize("part", [0.5, 0.95])
 def test_a_file_cut_off_is_a_typed_error(part: float, member: Member, tmp_path: Path) -> None:
     if member.name == _IN_MEMORY:
-        pytest.skip("what is in memory has no file")
+        pytest.skip("episodes in memory have no file")
     source = _write(member.name, tmp_path / "source", member.rollouts)
     largest = _largest(source)
     largest.write_bytes(largest.read_bytes()[: int(part * largest.stat().st_size)])

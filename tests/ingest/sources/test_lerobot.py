@@ -1,4 +1,4 @@
-"""LeRobot v2.1 and v3.0: what comes out, and every trap of the two layouts."""
+"""Tests of LeRobot v2.1 and v3.0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TASKS = ("pick", "place")
 
 
 def frames(s: Any, rollouts: Rollouts) -> pa.Table:
-    """All frames, as LeRobot's own `datasets` features would have them."""
+    """Returns all frames with LeRobot's own `datasets` features."""
     lengths = [len(r) for r in rollouts]
     number = s.episode_numbers(rollouts)
     within = np.concatenate([np.arange(n) for n in lengths])
@@ -76,7 +76,10 @@ def write_v3(
     index_name: str | None = None,
     entries: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda entries: entries,
 ) -> Path:
-    """A v3.0 folder; `cuts` are the rows at which a new data file begins, two files to a chunk."""
+    """Writes a v3.0 folder with two data files per chunk.
+
+    `cuts` are the rows at which a new data file begins.
+    """
     table = frames(s, rollouts) if table is None else table
     ends = np.cumsum([len(r) for r in rollouts]).tolist()
     borders = [0, *cuts, len(table)]
@@ -124,7 +127,10 @@ def write_v3(
 
 
 def converted(source: Path, destination: Path, **options: Any) -> tuple[Any, dict[tuple[str, str | None], Any]]:
-    """The dataset, and its findings by code and column; not those that any format's episodes may have."""
+    """Converts a source; returns the dataset, and findings by code and column.
+
+    Findings that episodes of any format may have are left out.
+    """
     gear_data.convert(source, destination, **options)
     ds = gear_data.open(destination)
     return ds, {(f["code"], f["column"]): f for f in ds.manifest.findings if f["code"] not in LINT}
@@ -137,7 +143,7 @@ def without_extras(ds: Any) -> set[str]:
 @pytest.mark.parametrize("index_name", [None, "task"])
 def test_v3_comes_out_as_it_went_in(index_name: str | None, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     ends = np.cumsum([len(r) for r in rollouts])
-    # The second cut is inside an episode: LeRobot does not write so, and nothing rests on it.
+    # The second cut is inside an episode. LeRobot does not write such files, but they can be read.
     source = write_v3(sources, tmp_path / "s", rollouts, cuts=(int(ends[4]), int(ends[9]) + 1), index_name=index_name)
     ds, findings = converted(source, tmp_path / "d")
     assert without_extras(ds) == {"observations", "actions", "rewards", "terminated", "truncated"}
@@ -149,7 +155,7 @@ def test_v3_comes_out_as_it_went_in(index_name: str | None, sources: Any, rollou
     assert table["task"].to_list() == [TASKS[i % 2] for i in range(len(rollouts))]
     assert table["operator"].to_list() == [f"person {i % 3}" for i in range(len(rollouts))]
     assert table["episode_index"].to_list() == list(range(len(rollouts)))
-    # Where LeRobot keeps an episode, and statistics, are not facts about it.
+    # Positions in LeRobot's files, and statistics, are not facts about an episode.
     assert not [name for name in table.columns if "/" in name or name.startswith("dataset_")]
     assert table["source"][10] == "data/chunk-000/file-001.parquet"
     assert table["source"][12] == "data/chunk-001/file-000.parquet"
@@ -213,17 +219,17 @@ def test_rows_are_trusted_over_the_list_of_episodes(sources: Any, rollouts: Roll
     starts = np.cumsum([0, *(len(r) for r in rollouts)])
     found = {column: (f["count"], f["row"]) for (code, column), f in findings.items() if code == "metadata-disagrees"}
     assert found.pop("length") == (2, starts[3])
-    # Entry 8 begins where 7 should end; 10 follows a gap.
+    # Entry 8 begins before entry 7 ends; entry 10 follows a gap.
     assert found.pop("dataset_from_index") == (2, 8)
     assert found.pop("dataset_to_index") == (1, starts[7])
     assert found.pop("total_episodes") == (1, None)
     assert found.pop("total_frames") == (1, None)
-    # One that is not listed, and one listed twice.
+    # One episode is not listed, and one is listed twice.
     assert found.pop("episode_index")[0] == 2
     assert found == {}
 
 
-def test_a_file_that_is_listed_and_not_there(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_a_listed_file_is_missing(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     ends = np.cumsum([len(r) for r in rollouts]).tolist()
     source = write_v3(sources, tmp_path / "s", rollouts, cuts=(ends[3], ends[8]))
     (source / "data/chunk-000/file-001.parquet").unlink()
@@ -255,7 +261,10 @@ def test_v21_facts_and_lengths(sources: Any, rollouts: Rollouts, tmp_path: Path)
 
 
 def test_tasks(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """Several in one episode, and one without a text; what the list of episodes says helps out."""
+    """One episode has several tasks, and one task has no text.
+
+    The list of episodes then gives the text.
+    """
     some = [r for r in rollouts if len(r) > 2][:4]
     table = frames(sources, some)
     ends = np.cumsum([len(r) for r in some]).tolist()
@@ -270,7 +279,7 @@ def test_tasks(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
 
     source = write_v3(sources, tmp_path / "s", some, table=table, entries=change)
     ds, findings = converted(source, tmp_path / "d", columns=["observations", "actions", "rewards"])
-    assert without_extras(ds) == set(ds.schema.names) - {"returns_to_go"}  # task_index itself was not asked for
+    assert without_extras(ds) == set(ds.schema.names) - {"returns_to_go"}  # task_index was not requested
     assert ds.episodes["task"].to_list() == ["pick", "pick", "pick", None]
     assert (findings["several-tasks", "task_index"]["count"], findings["several-tasks", "task_index"]["row"]) == (
         1,
@@ -282,7 +291,7 @@ def test_tasks(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     )
 
 
-def test_columns_asked_for_and_no_more(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_only_requested_columns(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     source = write_v3(sources, tmp_path / "s", rollouts[:3])
     ds, _ = converted(source, tmp_path / "d", columns=["action", "time"], rename={"timestamp": "time"})
     assert set(ds.schema.names) == {"actions", "time", "terminated", "truncated"}
@@ -291,7 +300,7 @@ def test_columns_asked_for_and_no_more(sources: Any, rollouts: Rollouts, tmp_pat
 
 @pytest.mark.parametrize(("shift", "irregular"), [(0.00005, False), (0.002, True), (float("nan"), True)])
 def test_timestamps(shift: float, irregular: bool, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """LeRobot's own tolerance is 1e-4 s, also late in an episode, where float32 is coarser than that."""
+    """LeRobot's tolerance is 1e-4 s. Late in an episode, float32 is coarser."""
     some = [r for r in rollouts if len(r) > 2][:3]
     table = frames(sources, some)
     stamps = np.concatenate([5000 + np.arange(len(r)) / FPS for r in some]).astype(np.float32)
@@ -336,7 +345,7 @@ def test_features_are_checked(sources: Any, rollouts: Rollouts, tmp_path: Path) 
 
 
 def test_columns_as_the_library_types_them(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """Pictures, matrices and single numbers, written by `datasets` with the features LeRobot gives them."""
+    """Images, matrices and numbers, written by `datasets` with LeRobot's features."""
     some = rollouts[:3]
     steps = sum(len(r) for r in some)
     rng = np.random.default_rng(0)
@@ -369,11 +378,11 @@ def test_columns_as_the_library_types_them(sources: Any, rollouts: Rollouts, tmp
     assert pa.types.is_struct(pq.read_schema(written).field("observation.images.top").type)
     ds, findings = converted(source, tmp_path / "d", keep_encoded=True)
     assert ds.schema["observations"].shape == (3,)
-    assert ds.schema["actions"].shape == ()  # a shape of [1] is a scalar in LeRobot's files
+    assert ds.schema["actions"].shape == ()  # LeRobot's files store the shape [1] as a scalar
     assert ds.schema["observations.images.top"].dtype == "binary"
     np.testing.assert_array_equal(np.concatenate([ds.episode(i)["observations.grid"] for i in range(3)]), matrices)
     np.testing.assert_array_equal(np.concatenate([ds.episode(i)["actions"] for i in range(3)]), single)
-    # No rewards and no flags: how episodes end is unknown, so they count as cut off.
+    # Without rewards and flags the ends are unknown, so episodes count as truncated.
     assert "rewards" not in ds.schema.names
     assert ds.episodes["truncated"].all()
     assert not ds.episodes["terminated"].any()
@@ -381,7 +390,7 @@ def test_columns_as_the_library_types_them(sources: Any, rollouts: Rollouts, tmp
 
 
 def test_templates_are_not_followed(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """A path in info.json that leaves the folder, and an index that would."""
+    """A path template in info.json leaves the folder, and so does a file index."""
     write_v3(sources, tmp_path / "other", rollouts[:2])
 
     def change(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -394,7 +403,7 @@ def test_templates_are_not_followed(sources: Any, rollouts: Rollouts, tmp_path: 
     assert findings["listed-episode-absent", None]["count"] == 4
 
 
-def test_old_layout_is_refused_with_the_way_out(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_old_layout_is_refused_with_a_hint(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     sources.write_parquet(tmp_path / "s/data/train-00000-of-00001.parquet", frames(sources, rollouts))
     (tmp_path / "s/meta_data").mkdir()
     (tmp_path / "s/meta_data/info.json").write_text('{"codebase_version": "v1.6", "fps": 30}')

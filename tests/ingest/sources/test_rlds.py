@@ -1,4 +1,4 @@
-"""RLDS, written by tensorflow_datasets itself."""
+"""Tests of RLDS, written by tensorflow_datasets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gear_data.storage.block import BEGIN, END
 
 
 def codes(report: Any) -> list[str]:
-    """What was found, but for what is true of the rollouts themselves."""
+    """Returns the codes of the findings, without findings that the rollouts cause."""
     return [w.split(":")[0] for w in report.warnings if not w.startswith("one-step-episode")]
 
 
@@ -29,7 +29,7 @@ def tfds() -> Any:
 
 
 def rlds_steps(rollout: Any) -> list[dict[str, Any]]:
-    """T + 1 steps: the last has the observation after the last action, and an action and a reward of no meaning."""
+    """Returns T + 1 steps. The last has the final observation, and invalid values."""
     length = len(rollout)
     steps = []
     for t in range(length + 1):
@@ -52,7 +52,7 @@ def rlds_steps(rollout: Any) -> list[dict[str, Any]]:
 
 
 def write_rlds(tfds: Any, folder: Path, episodes: list[list[dict[str, Any]]]) -> Path:
-    """A dataset folder of three episodes a shard."""
+    """Writes a dataset folder with three episodes per shard."""
     features = tfds.features.FeaturesDict(
         {
             "steps": tfds.features.Dataset(

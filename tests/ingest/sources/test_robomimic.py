@@ -1,4 +1,7 @@
-"""robomimic HDF5: layout of https://robomimic.github.io/docs/datasets/overview.html, and what it should not be."""
+"""Tests of robomimic HDF5, valid and damaged.
+
+Layout: https://robomimic.github.io/docs/datasets/overview.html.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ Demo = dict[str, Any]
 
 
 def make_demos(lengths: Sequence[int] = (3, 1, 4, 2), seed: int = 0) -> list[Demo]:
-    """Demonstrations with a vector and an image; `dones` is set at the last step of every other one."""
+    """Returns demonstrations with a vector and an image.
+
+    `dones` is set at the last step of every second demonstration.
+    """
     rng = np.random.default_rng(seed)
     demos = []
     for i, steps in enumerate(lengths):
@@ -100,7 +106,7 @@ def test_numbers_with_gaps_in_their_order(tmp_path: Path) -> None:
     assert (found["gapped-episodes"].count, found["gapped-episodes"].row) == (26, 10)
 
 
-def test_attributes_that_lie(tmp_path: Path) -> None:
+def test_wrong_attributes(tmp_path: Path) -> None:
     def lie(file: h5py.File) -> None:
         file["data/demo_1"].attrs["num_samples"] = 99
         file["data"].attrs["total"] = 7
@@ -124,8 +130,8 @@ def test_filters_become_a_fact(tmp_path: Path) -> None:
     assert gear_data.open(tmp_path / "d").episodes["mask"].to_list() == ["train", "valid", "20_percent,train", None]
 
 
-def test_states_and_actions_alone(tmp_path: Path) -> None:
-    """As collected, before observations are made of the states."""
+def test_states_and_actions_only(tmp_path: Path) -> None:
+    """Files as collected, before observations are computed from the states."""
     demos = [{name: demo[name] for name in ("actions", "states")} for demo in make_demos()]
     gear_data.convert(write(tmp_path / "demo.hdf5", demos), tmp_path / "d")
     ds = gear_data.open(tmp_path / "d")

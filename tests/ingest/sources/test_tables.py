@@ -1,4 +1,4 @@
-"""Tables that nobody prepared for us: columns named by the user, structs, encodings, and where a table can be cut."""
+"""Tests of tables: named columns, structs, encodings, and units."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Rollouts = list[Any]
 
 
 def _flat(sources: Any, rollouts: Rollouts, **more: Any) -> pa.Table:
-    """A row a step, without anything that tells episodes apart."""
+    """Returns one row per step, without a column that separates the episodes."""
     columns = [{n: r.columns[n] for n in ("observations", "actions", "rewards")} for r in rollouts]
     table: pa.Table = sources.step_table(columns, **more)
     return table
@@ -51,7 +51,7 @@ def _names(rollouts: Rollouts, form: str = "run-{:04d}") -> list[str]:
 
 
 def _truncated(rollouts: Rollouts) -> Rollouts:
-    """As they come out of a source that has no end flags."""
+    """Returns the rollouts as a source without end flags gives them."""
     return [
         r.with_columns(terminated=np.zeros(len(r), np.bool_), truncated=np.arange(len(r)) == len(r) - 1)
         for r in rollouts
@@ -59,7 +59,7 @@ def _truncated(rollouts: Rollouts) -> Rollouts:
 
 
 def _terminated(rollouts: Rollouts) -> Rollouts:
-    """As they come out of a source that has one end flag."""
+    """Returns the rollouts as a source with one end flag gives them."""
     return [
         r.with_columns(terminated=np.arange(len(r)) == len(r) - 1, truncated=np.zeros(len(r), np.bool_))
         for r in rollouts
@@ -71,7 +71,7 @@ def _codes(path: Path) -> dict[str, int]:
     return {code: count for code, count in found.items() if code != "one-step-episode"}
 
 
-# Columns named by the user.
+# Columns that the user names.
 
 
 @pytest.mark.parametrize("names", [False, True], ids=["numbers", "names"])
@@ -161,7 +161,7 @@ def test_end_column_of_nested_rows(sources: Any, rollouts: Rollouts, tmp_path: P
 
 
 @pytest.mark.parametrize("first", [0, 1, 17])
-def test_step_column_alone_begins_episodes_anew(
+def test_step_column_begins_episodes(
     first: int, sources: Any, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", 200)
@@ -194,7 +194,7 @@ def test_a_column_of_the_wrong_kind(option: str, column: str, sources: Any, roll
     assert error.value.column == column
 
 
-# Numbers of steps.
+# Step numbers.
 
 
 @pytest.mark.parametrize("batch_bytes", [150, 1 << 20])
@@ -207,7 +207,7 @@ def test_step_numbers_are_compared_with_the_rows(
     steps = np.array(_steps(rollouts))
     gap, fall, late = starts[long[0]] + 3, starts[long[1]] + 4, starts[long[2]]
     steps[gap : starts[long[0] + 1]] += 5  # one gap
-    steps[fall] -= 2  # falls here, and is followed by a gap
+    steps[fall] -= 2  # falls here; a gap follows
     steps[late : starts[long[2] + 1]] += 1  # does not begin with 0
     clean = _flat(sources, rollouts, episode=sources.episode_numbers(rollouts), frame_index=_steps(rollouts))
     table = _flat(sources, rollouts, episode=sources.episode_numbers(rollouts), frame_index=steps)
@@ -221,7 +221,7 @@ def test_step_numbers_are_compared_with_the_rows(
     assert "first at step 3 of its episode" in found["steps-gapped"]["message"]
     assert "first at step 4 of its episode" in found["steps-not-monotonic"]["message"]
     assert found["steps-gapped"]["column"] == "frame_index"
-    # By another name it may begin with any number.
+    # A column with another name may begin with any number.
     gear_data.convert(
         sources.write_parquet(tmp_path / "t.parquet", table.rename_columns([*table.column_names[:-1], "t"])),
         tmp_path / "t",
@@ -242,7 +242,7 @@ def test_order_columns_with_nulls_are_noted(sources: Any, rollouts: Rollouts, tm
 
 
 def test_structs_of_steps(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """`observation: struct<state, image: struct<bytes, path>, camera: struct<depth>>`, a row a step."""
+    """Row per step: `observation: struct<state, image: struct<bytes, path>, ...>`."""
     depth = [r.with_columns(**{"observations.camera.depth": r.columns["actions"] * 2}) for r in rollouts]
     rows = [
         {
@@ -270,7 +270,7 @@ def test_structs_of_steps(sources: Any, rollouts: Rollouts, tmp_path: Path) -> N
     gear_data.convert(source, tmp_path / "e", keep_encoded=True)
     ds = gear_data.open(tmp_path / "e")
     assert set(ds.episode(3)["observations.image"]) == {b"not an image"}
-    # The same from a datasets object.
+    # A `datasets` object gives the same.
     loaded = datasets.Dataset(pq.read_table(source))
     fingerprint = gear_data.convert(loaded, tmp_path / "f", **options).fingerprint
     assert fingerprint == gear_data.open(tmp_path / "d").manifest.fingerprint
@@ -281,7 +281,10 @@ def test_structs_of_steps(sources: Any, rollouts: Rollouts, tmp_path: Path) -> N
 def test_a_list_of_structs_an_episode(
     outer: str, batch_bytes: int, sources: Any, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`steps: list<struct<observation: struct<...>, action, reward, ...>>`, as exports of RLDS have it."""
+    """Row per episode: `steps: list<struct<observation: struct<...>, action, ...>>`.
+
+    Exports of RLDS have this layout.
+    """
     monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", batch_bytes)
     make = {"list": pa.list_, "large_list": pa.large_list, "list_view": pa.list_view}[outer]
     step = pa.struct(
@@ -336,7 +339,7 @@ def test_two_columns_of_one_name(sources: Any, tmp_path: Path) -> None:
     assert error.value.column == "a.b"
 
 
-# What datasets calls features, and what Arrow calls the same in other ways.
+# Features of `datasets`, and equivalent Arrow types.
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["object", "parquet"])
@@ -379,7 +382,7 @@ def test_features_of_datasets(stored: bool, sources: Any, rollouts: Rollouts, tm
 
 
 def test_arrow_types_that_mean_the_same(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """Equal to the byte, whatever lists and encodings held it."""
+    """Datasets are equal to the byte, whatever the list types and encodings."""
     columns = [r.columns for r in rollouts]
     ids, words = sources.episode_numbers(rollouts), ["up", "down"] * sum(_lengths(rollouts))
     table = sources.step_table(columns, episode=ids, word=words[: len(ids)])
@@ -409,7 +412,7 @@ def test_arrow_types_that_mean_the_same(sources: Any, rollouts: Rollouts, tmp_pa
             assert gear_data.convert(source, tmp_path / f"{name}{i}").fingerprint == known, array.type
 
 
-def test_columns_of_nothing(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_null_columns(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     nothing = pa.array([[None] * len(r) for r in rollouts], pa.list_(pa.null()))
     table = sources.episode_table([r.columns for r in rollouts], infos=nothing, seed=pa.nulls(len(rollouts)))
     source = sources.write_parquet(tmp_path / "s.parquet", table)
@@ -426,8 +429,10 @@ def test_columns_of_nothing(sources: Any, rollouts: Rollouts, tmp_path: Path) ->
 
 
 def _read(source: Any, options: SourceOptions, cuts: list[Any] | None = None) -> tuple[list[Any], list[Any]]:
-    """Every episode as (source, row, facts, values by column), and the findings; read unit by unit or, with `cuts`
-    given as its positions, as one."""
+    """Reads a source unit by unit; or, with `cuts`, between these positions.
+
+    Returns every episode as (source, row, facts, values by column), and the findings.
+    """
     opened, _, _ = open_source(locate(source, None), "auto", options)
     starts = [unit.position for unit in opened.units()] if cuts is None else cuts
     episodes = []
@@ -444,7 +449,7 @@ def _read(source: Any, options: SourceOptions, cuts: list[Any] | None = None) ->
 
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units of a few hundred bytes, files that are large from 3 kB on."""
+    """Units of a few hundred bytes; files above 3 kB count as large."""
     monkeypatch.setattr(parquet_units, "UNIT_BYTES", 3000)
 
 
@@ -503,8 +508,8 @@ def test_tables_that_cannot_be_cut(sources: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_units")
-def test_an_episode_that_goes_on_in_another_unit_is_refused(sources: Any, tmp_path: Path) -> None:
-    """In files that were not looked at when the source was cut: their neighbours seemed in order."""
+def test_an_episode_that_continues_in_another_unit_is_refused(sources: Any, tmp_path: Path) -> None:
+    """The files with the error were not opened when the units were found."""
     for i in range(60):
         number = {31: 2, 32: 32}.get(i, i)
         table = pa.table({"observations": [[1.0, 2.0]] * 4, "rewards": [1.0] * 4, "episode": [number] * 4})
@@ -528,7 +533,7 @@ def test_an_episode_that_goes_on_in_another_unit_is_refused(sources: Any, tmp_pa
 def test_small_files_are_read_together(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     source = sources.write_lerobot(tmp_path / "s", rollouts)
     opened, _, _ = open_source(locate(source, None), "lerobot", SourceOptions())
-    # The last episode might go on.
+    # The last episode might continue.
     block, last = opened.blocks(BEGIN, END)
     assert (len(block), len(last)) == (len(rollouts) - 1, 1)
     assert block.sources[7] == "data/chunk-000/episode_000007.parquet"
@@ -559,7 +564,7 @@ def test_errors_name_the_file_though_files_are_read_together(sources: Any, rollo
 
 
 def test_a_constant_column_is_as_large_in_memory_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes next to nothing in the file, and the first rows are short."""
+    """A constant column takes few bytes in the file, and its first rows are short."""
     monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", 100_000)
     lengths = [1] * 64 + [500] * 600
     table = pa.table(
@@ -576,10 +581,8 @@ def test_a_constant_column_is_as_large_in_memory_as_any(tmp_path: Path, monkeypa
     assert max(part.table.nbytes for part in parts) < 5 * 100_000
 
 
-def test_batches_are_bounded_where_long_episodes_stand_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mean of a row group says nothing of its last rows."""
+def test_batches_are_bounded_for_consecutive_long_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean size of a row group's rows does not predict its last rows."""
     monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", 400_000)
     lengths = [10] * 4000 + [2000] * 100
     rng = np.random.default_rng(0)
@@ -591,9 +594,12 @@ def test_batches_are_bounded_where_long_episodes_stand_together(
     assert max(part.table.nbytes for part in parts) < 3 * 400_000
 
 
-@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 21, reason="pyarrow reads lists of 32-bit offsets alone")
+@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 21, reason="this pyarrow reads only lists with 32-bit offsets")
 def test_lists_have_offsets_of_64_bits(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """An episode may have more elements than those of 32 reach (test_huge_row_group has a whole row group of them)."""
+    """An episode may have more elements than 32-bit offsets can address.
+
+    test_huge_row_group has a whole row group of such episodes.
+    """
     columns = sources.episode_table([r.columns for r in rollouts])
     source = tmp_path / "s.parquet"
     pq.write_table(columns, source, row_group_size=16, store_schema=False)
@@ -616,7 +622,10 @@ def test_a_later_file_with_a_column_twice(sources: Any, rollouts: Rollouts, tmp_
 
 @pytest.mark.usefixtures("small_units")
 def test_a_damaged_footer_does_not_end_the_process(sources: Any, tmp_path: Path) -> None:
-    """pyarrow's own way to the metadata of columns, `row_group(i).column(j)`, does, and no test goes on then."""
+    """pyarrow's own access to column metadata ends the process.
+
+    That access is `row_group(i).column(j)`; no test could continue after it.
+    """
     source = sources.write_steps(tmp_path / "s.parquet", sources.make_rollouts(40, seed=3), row_group=40)
     whole = source.read_bytes()
     footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")

@@ -1,4 +1,4 @@
-"""TorchRL's memory maps, written by tensordict and torchrl themselves."""
+"""Tests of TorchRL's memory maps, written by tensordict and torchrl."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ tensordict = pytest.importorskip("tensordict")
 
 
 def codes(report: Any) -> list[str]:
-    """What was found, but for what is true of the rollouts themselves."""
+    """Returns the codes of the findings, without findings that the rollouts cause."""
     return [w.split(":")[0] for w in report.warnings if not w.startswith("one-step-episode")]
 
 
 def ted(rollouts: Any, **more: Any) -> Any:
-    """TorchRL's episode data format: what a step led to stands under `next`; root flags are the step's before."""
+    """Returns rollouts in TorchRL's episode data format.
+
+    The outcome of a step is under `next`; root flags belong to the previous step.
+    """
     flat = {name: torch.from_numpy(np.concatenate([r.columns[name] for r in rollouts])) for name in rollouts[0].columns}
     following = torch.from_numpy(np.concatenate([r.next_observations for r in rollouts]))
     flags = {name: flat[name][:, None] for name in ("terminated", "truncated")}
@@ -65,7 +68,7 @@ def test_memory_map(sources: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left_out", [["collector"], ["collector", ("next", "done")], [("next", "terminated")]])
-def test_less_to_go_by(sources: Any, tmp_path: Path, left_out: list[Any]) -> None:
+def test_fewer_end_markers(sources: Any, tmp_path: Path, left_out: list[Any]) -> None:
     rollouts = sources.make_rollouts()
     ted(rollouts).exclude(*left_out).memmap(tmp_path / "in")
     gear_data.convert(tmp_path / "in", tmp_path / "out")
@@ -73,7 +76,7 @@ def test_less_to_go_by(sources: Any, tmp_path: Path, left_out: list[Any]) -> Non
 
 
 def test_trajectories_below_each_other(sources: Any, tmp_path: Path) -> None:
-    """Batch [trajectories, steps]: an edge ends an episode, flag or not."""
+    """In a batch of [trajectories, steps], the end of a row ends an episode."""
     rollouts = [r for r in sources.make_rollouts(60, max_length=6) if len(r) == 6][:4]
     unflagged = [r.with_columns(terminated=np.zeros(6, bool), truncated=np.zeros(6, bool)) for r in rollouts]
     ted(unflagged).exclude("collector").reshape(4, 6).memmap(tmp_path / "in")
@@ -116,7 +119,7 @@ def test_replay_buffer_partly_filled(sources: Any, tmp_path: Path) -> None:
     assert gear_data.convert(folder / "storage", tmp_path / "storage").fingerprint == report.fingerprint
 
 
-def test_replay_buffer_written_round_begins_with_its_oldest(sources: Any, tmp_path: Path) -> None:
+def test_full_ring_buffer_begins_with_its_oldest_step(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts()
     data = ted(rollouts)
     capacity = 40
@@ -180,8 +183,8 @@ def test_claims_are_checked(sources: Any, tmp_path: Path, change: Any, error: An
         gear_data.convert(tmp_path / "in", tmp_path / "out", format="torchrl")
 
 
-def test_a_name_leads_out_of_no_folder(sources: Any, tmp_path: Path) -> None:
-    """Nor by another name that the user gives it."""
+def test_names_cannot_leave_the_folder(sources: Any, tmp_path: Path) -> None:
+    """Another name given by the user does not help either."""
     ted(sources.make_rollouts()).memmap(tmp_path / "in" / "buffer")
     path = tmp_path / "in/buffer/meta.json"
     meta = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Minari's Arrow layout, written by the minari library, and every trap of it."""
+"""Tests of Minari's Arrow layout, written by the minari library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gear_data.ingest.sources.minari import arrow as minari_arrow
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.block import BEGIN, END
 
-# The library would have more said about a dataset.
+# The library recommends more metadata.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")
 
 Rollouts = Sequence[Any]
@@ -71,7 +71,7 @@ def buffers(rollouts: Rollouts) -> list[EpisodeBuffer]:
 def write(
     folder: Path, episodes: Sequence[EpisodeBuffer], spaces: tuple[gym.Space, gym.Space], data_format: str = "arrow"
 ) -> Path:
-    """A dataset as the library writes it; gives its folder."""
+    """Writes a dataset with the library, and returns its folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(folder))
         minari.create_dataset_from_buffers(
@@ -95,12 +95,12 @@ def written(rollouts: Rollouts, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def source(written: Path, tmp_path: Path) -> Path:
-    """A dataset to spoil."""
+    """A dataset that a test may damage."""
     return Path(shutil.copytree(written, tmp_path / "s/tests/some-v0"))
 
 
 def load(folder: Path) -> list[Any]:
-    """Its episodes as the library reads them."""
+    """Reads the episodes with the library."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(folder.parents[1]))
         dataset = minari.load_dataset("tests/some-v0")
@@ -108,7 +108,10 @@ def load(folder: Path) -> list[Any]:
 
 
 def converted(source: Path, destination: Path, **options: Any) -> tuple[Any, dict[tuple[str, str | None], Any]]:
-    """The dataset, and its findings by code and column; not those that any format's episodes may have."""
+    """Converts a source; returns the dataset, and findings by code and column.
+
+    Findings that episodes of any format may have are left out.
+    """
     gear_data.convert(source, destination, **options)
     ds = gear_data.open(destination)
     return ds, {(f["code"], f["column"]): f for f in ds.manifest.findings if f["code"] not in LINT}
@@ -125,7 +128,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) 
 
 
 def as_written(rollouts: Rollouts) -> list[Any]:
-    """Minari keeps rewards as float64."""
+    """Returns the rollout with float64 rewards, as Minari stores them."""
     return [r.with_columns(rewards=r.columns["rewards"].astype(np.float64)) for r in rollouts]
 
 
@@ -137,7 +140,7 @@ def test_comes_out_as_it_went_in(
     ds, findings = converted(source / inside, tmp_path / "d")
     assert ds.manifest.provenance["format"] == "minari-arrow"
     assert findings == {}
-    # More than ten episodes: by number, 2 comes before 10.
+    # More than ten episodes, so that the order of names (10 before 2) would be wrong.
     sources.check_dataset(tmp_path / "d", as_written(rollouts), final=True)
     assert ds.episodes["seed"].to_list() == [100 + i for i in range(len(rollouts))]
     assert ds.episodes["options"].to_list()[:4] == [None, '{"level": 1}', None, '{"level": 3}']
@@ -217,7 +220,7 @@ def test_nested_spaces_text_images_and_infos(data_format: str, tmp_path: Path) -
         assert list(ours["observations.mission"]) == episode.observations["mission"][:-1]
         np.testing.assert_array_equal(ours["actions.0"], episode.actions[0])
         assert list(ours["actions.1"]) == episode.actions[1]
-        # A step's info is what the environment gave back for it; the reset's comes before.
+        # The info of a step is the step's own; the info of the reset comes before.
         np.testing.assert_array_equal(ours["infos.position"], episode.infos["position"][1:])
         np.testing.assert_array_equal(ours["infos.lives"], episode.infos["lives"][1:])
         assert ours["infos.inner.ok"].tolist() == episode.infos["inner"]["ok"][1:]
@@ -274,7 +277,7 @@ def test_units_and_blocks_are_the_whole(source: Path, rollouts: Rollouts, monkey
     assert len({position for *_, position in whole}) > len(units)
     parts = [row for pair in zip(units, [*units[1:], END], strict=True) for row in read(*pair)]
     assert [row[:3] for row in parts] == [row[:3] for row in whole]
-    # From where a block was, the same episodes.
+    # Reading from a block's position gives the same episodes.
     place = whole[20][3]
     again = read(place, END)
     assert [row[:3] for row in again] == [row[:3] for row in whole if row[3] >= place]
@@ -290,8 +293,8 @@ def test_several_parts_of_an_episode(source: Path, sources: Any, rollouts: Rollo
     sources.check_dataset(tmp_path / "d", as_written(rollouts), final=True)
 
 
-def test_types_that_a_list_of_numbers_happens_to_have(tmp_path: Path) -> None:
-    """Minari keeps Python numbers as they come: whole rewards as int64, and infos likewise."""
+def test_number_types_differ_between_episodes(tmp_path: Path) -> None:
+    """Minari stores Python numbers as they are: whole rewards and infos as int64."""
     rewards = ([1, 2], [0.5, 1.5], [3, 4])
     levels = ([0.5, 1.0, 2.0], [1, 2, 3], [7, 8, 9])
     episodes = [
@@ -345,8 +348,11 @@ def test_metadata_that_disagrees(source: Path, rollouts: Rollouts, tmp_path: Pat
     assert ds.episodes["list"][4] == "[1, 2]"
 
 
-def test_padding_that_is_none(source: Path, rollouts: Rollouts, tmp_path: Path) -> None:
-    """Values in the last row are left out and noted; where the metadata counts that row as a step, it is one."""
+def test_values_in_the_padding(source: Path, rollouts: Rollouts, tmp_path: Path) -> None:
+    """Values in the last row are left out, with a finding.
+
+    If the metadata counts the row as a step, the episode is bad.
+    """
 
     def pad_with_ones(table: pa.Table) -> pa.Table:
         rewards = [*table.column("rewards").to_pylist()[:-1], 1.0]
@@ -427,7 +433,7 @@ def test_blocks_without_a_good_episode(
     sources.check_dataset(tmp_path / "d", as_written([r for i, r in enumerate(rollouts) if i != 1]), final=True)
 
 
-def test_shape_that_is_not_that_of_the_space(source: Path, tmp_path: Path) -> None:
+def test_shape_differs_from_the_space(source: Path, tmp_path: Path) -> None:
     path = source / "data/metadata.json"
     facts = json.loads(path.read_text())
     facts["observation_space"] = facts["observation_space"].replace('"shape": [3]', '"shape": [100000, 100000]')
@@ -469,7 +475,7 @@ def test_damaged_files(source: Path, tmp_path: Path) -> None:
 
 
 def test_compressed_buffers_are_not_unpacked(source: Path, tmp_path: Path) -> None:
-    """A buffer that claims to become 2^40 bytes: nothing is allocated for it."""
+    """No memory is allocated for a buffer that claims to unpack to 2^40 bytes."""
     path = table_of(source, 0)
     rewrite(path, lambda table: pa.concat_tables([table] * 500).combine_chunks(), compression="zstd")
     data = path.read_bytes()
@@ -481,7 +487,7 @@ def test_compressed_buffers_are_not_unpacked(source: Path, tmp_path: Path) -> No
 
 
 def test_more_rows_than_a_file_can_hold(source: Path, tmp_path: Path) -> None:
-    """Nulls take no bytes: a column of them may claim any length."""
+    """A column of nulls takes no bytes, so it may claim any length."""
     path = table_of(source, 0)
     batch = pa.record_batch({"rewards": pa.Array.from_buffers(pa.null(), 1 << 40, [None])})
     with pa.ipc.new_file(path, batch.schema, options=pa.ipc.IpcWriteOptions(allow_64bit=True)) as writer:
@@ -510,7 +516,7 @@ def test_mutated_files_give_typed_errors(source: Path) -> None:
     assert refused > 0
 
 
-def test_several_datasets_and_none(source: Path, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_several_datasets_or_no_dataset(source: Path, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     shutil.copytree(source, source.with_name("other-v0"))
     with pytest.raises(UnknownFormatError, match="several Minari datasets"):
         gear_data.convert(source.parent, tmp_path / "d", format="minari-arrow")

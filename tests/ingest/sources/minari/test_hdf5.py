@@ -1,4 +1,4 @@
-"""Minari HDF5, as the library writes it and as it should not be written."""
+"""Tests of Minari HDF5: files that the library writes, and damaged files."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ METADATA = "data/metadata.json"
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Has the library write a dataset; its folder."""
+    """Writes a dataset with the library, and returns its folder."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
 
     def create(buffers: list[EpisodeBuffer], observation: Any, action: Any, **options: Any) -> Path:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # no author, no code: that is so
+            warnings.simplefilter("ignore")  # warnings about a missing author and code are expected
             minari.create_dataset_from_buffers(
                 "test/rollouts-v0",
                 buffer=buffers,
@@ -97,14 +97,17 @@ def episode(
 
 
 def plain(write: Write, lengths: tuple[int, ...] = (3, 1, 4), **options: Any) -> Path:
-    """A dataset of vectors; every number in it is another."""
+    """A dataset of vectors, in which all numbers are different."""
     rng = np.random.default_rng(0)
     buffers = [episode(n, rng.normal(size=(n + 1, 2)), seed=i, **options) for i, n in enumerate(lengths)]
     return write(buffers, spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(99))
 
 
 def blocks(source: Path, **options: Any) -> tuple[EpisodeBlock, dict[str, Any]]:
-    """A source that fits one block; and its findings by code and column, those of opening it included."""
+    """Reads a source that fits one block; returns it, and findings by code and column.
+
+    The findings include those made when the source was opened.
+    """
     opened = minari_format.open_(locate(str(source), None), SourceOptions(**options))
     (block,) = list(opened.blocks(BEGIN, END))
     return block, {f.code if f.column is None else f"{f.code} {f.column}": f for f in opened.findings}
@@ -112,7 +115,7 @@ def blocks(source: Path, **options: Any) -> tuple[EpisodeBlock, dict[str, Any]]:
 
 @pytest.fixture
 def edit(write: Write) -> Iterator[Callable[[], tuple[Path, h5py.File]]]:
-    """A dataset of three episodes, and its file opened to be spoilt."""
+    """A dataset of three episodes, and its file, open for editing."""
     files = []
 
     def opened() -> tuple[Path, h5py.File]:
@@ -126,7 +129,7 @@ def edit(write: Write) -> Iterator[Callable[[], tuple[Path, h5py.File]]]:
 
 
 def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The library's dicts and tuples to dotted names."""
+    """Flattens the library's dicts and tuples to dotted names."""
     if isinstance(value, dict | tuple):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
@@ -136,7 +139,10 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_against_library(folder: Path, destination: Path) -> int:
-    """That a converted dataset has what the library reads from the source, step for step; the number of steps."""
+    """Compares a converted dataset with the library's view of the source.
+
+    Returns the number of steps.
+    """
     ds, dataset = gear_data.open(destination), minari.MinariDataset(folder / "data")
     assert ds.num_episodes == dataset.total_episodes
     for i, theirs in enumerate(dataset.iterate_episodes()):
@@ -153,7 +159,7 @@ def check_against_library(folder: Path, destination: Path) -> int:
         final = ds.final(i) or {}
         for name, values in flatten(theirs.observations, "observations"):
             if ds.schema[name].dtype == "binary":
-                continue  # encoded images: compared where they are decoded
+                continue  # encoded images are compared in tests that decode them
             assert len(values) == steps + 1
             np.testing.assert_array_equal(ours[name], values[:steps])
             assert isinstance(values, list) or ours[name].dtype == values.dtype
@@ -162,11 +168,11 @@ def check_against_library(folder: Path, destination: Path) -> int:
     return int(ds.num_steps)
 
 
-# As the library writes it.
+# Files that the library writes.
 
 
 def test_cartpole_step_for_step(write: Write, tmp_path: Path) -> None:
-    buffers = cartpole(23)  # past ten: by name, episode_10 would come before episode_2
+    buffers = cartpole(23)  # more than ten, so that the order of names (episode_10 before episode_2) would be wrong
     source = write(buffers, spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2))
     report = gear_data.convert(source, tmp_path / "d")
     assert report.format == "minari"
@@ -240,16 +246,16 @@ def test_metadata_without_bounds_is_kept(write: Write, tmp_path: Path) -> None:
     assert kept["action_space"]["subspaces"][0]["n"] == 9
 
 
-def test_infos_without_one_of_the_reset(write: Write) -> None:
+def test_infos_without_a_reset_row(write: Write) -> None:
     source = plain(write, (2, 2), infos={"x": [4.0, 5.0]})
     block, findings = blocks(source)
     assert block.columns["infos.x"].tolist() == [4.0, 5.0, 4.0, 5.0]
     assert not findings
 
 
-def test_whole_rewards_are_floats_whatever_the_first_episode_has(write: Write) -> None:
+def test_whole_rewards_become_floats(write: Write) -> None:
     rng = np.random.default_rng(0)
-    rewards = ([1, 0], [0.5, 1], [2, 3])  # to h5py int64, float64, int64
+    rewards = ([1, 0], [0.5, 1], [2, 3])  # h5py writes int64, float64, int64
     buffers = [episode(2, rng.normal(size=(3, 2)), rewards=r) for r in rewards]
     block, findings = blocks(write(buffers, spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(9)))
     assert block.columns["rewards"].dtype == np.float64
@@ -258,7 +264,7 @@ def test_whole_rewards_are_floats_whatever_the_first_episode_has(write: Write) -
 
 
 def frames(count: int, *, noisy: bool) -> Any:
-    """JPEG files of noise differ in length; those of even grey do not."""
+    """Returns frames whose JPEG files have equal lengths (grey) or not (noise)."""
     rng = np.random.default_rng(2)
     grey = np.full((count, 40, 48, 3), 90, np.uint8)
     return rng.integers(0, 256, grey.shape, np.uint8) if noisy else grey
@@ -272,7 +278,7 @@ def pixels(encoded: bytes) -> Any:
 def test_jpeg_frames_are_bytes_also_of_equal_length(noisy: bool, write: Write, tmp_path: Path) -> None:
     space = spaces.Box(0, 255, (40, 48, 3), np.uint8)
     source = write([episode(n, frames(n + 1, noisy=noisy)) for n in (2, 3)], space, spaces.Discrete(9))
-    with h5py.File(source / MAIN, "r") as file:  # the trap: a dataset of [T + 1, bytes]
+    with h5py.File(source / MAIN, "r") as file:  # the library writes a dataset of [T + 1, bytes]
         assert (file["episode_0/observations"].ndim == 2) == (not noisy)
     block, findings = blocks(source)
     theirs = [e.observations for e in minari.MinariDataset(source / "data").iterate_episodes()]
@@ -301,7 +307,7 @@ def test_finals_of_images_that_stay_encoded_are_left_out(write: Write, tmp_path:
 
 
 @pytest.mark.parametrize("keep_encoded", [False, True])
-def test_finals_of_images_beside_those_of_text_and_vectors(keep_encoded: bool, write: Write, tmp_path: Path) -> None:
+def test_finals_of_images_text_and_vectors(keep_encoded: bool, write: Write, tmp_path: Path) -> None:
     parts = {
         "camera": spaces.Box(0, 255, (40, 48, 3), np.uint8),
         "joints": spaces.Box(-9, 9, (2,), np.float64),
@@ -399,10 +405,10 @@ def test_pong_keeps_its_final_frames_and_becomes_minari_again(shared_data: Path,
     assert gear_data.convert(tmp_path / "pong-v0", tmp_path / "again").fingerprint == report.fingerprint
 
 
-# What the file says of itself and is not so.
+# Wrong metadata.
 
 
-def test_counts_that_are_not_so(edit: Any) -> None:
+def test_wrong_counts(edit: Any) -> None:
     source, file = edit()
     file["episode_1"].attrs["total_steps"] = 17
     file.close()
@@ -425,7 +431,7 @@ def test_gapped_numbers(edit: Any) -> None:
     assert (findings["gapped-episodes"].count, findings["gapped-episodes"].row) == (8, 2)
 
 
-def test_two_episodes_of_one_number(edit: Any) -> None:
+def test_two_episodes_with_the_same_number(edit: Any) -> None:
     source, file = edit()
     file.copy("episode_1", "episode_01")
     file.close()
@@ -457,7 +463,7 @@ def test_rows_that_do_not_fit(column: str, rows: int, message: str, edit: Any, t
     assert findings[f"bad-episode {column}"].row == 2
 
 
-def test_infos_of_neither_length(write: Write, tmp_path: Path) -> None:
+def test_infos_of_another_length(write: Write, tmp_path: Path) -> None:
     source = plain(write, (2, 2), infos={"x": [1.0, 2.0, 3.0, 4.0]})
     with pytest.raises(BadEpisodeError, match=r"infos/x.*has 4 rows"):
         gear_data.convert(source, tmp_path / "d")
@@ -506,7 +512,7 @@ def test_several_datasets_are_not_one(write: Write, tmp_path: Path) -> None:
         gear_data.convert(folder, tmp_path / "d")
 
 
-# What must not be read.
+# Files that must be refused.
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"observation_space": "[]"}', "[" * 100_000, '{"action_space": 3}'])
@@ -605,8 +611,8 @@ def test_absurd_sizes_are_not_allocated(options: Any, edit: Any) -> None:
 
 
 @pytest.mark.parametrize("place", ["element", "heap"])
-def test_text_that_points_nowhere(place: str, edit: Any) -> None:
-    """Either keeps libhdf5 in an endless loop."""
+def test_damaged_heap_references(place: str, edit: Any) -> None:
+    """Both kinds of damage put libhdf5 into an endless loop."""
     source, file = edit()
     for i, steps in enumerate((3, 1, 4)):
         values = file.create_dataset(f"episode_{i}/infos/text", data=["fine"] * steps, dtype=h5py.string_dtype())
@@ -614,7 +620,7 @@ def test_text_that_points_nowhere(place: str, edit: Any) -> None:
     file.close()
     content = bytearray((source / MAIN).read_bytes())
     if place == "heap":
-        at = content.index(b"GCOL") + 16  # the first object's number, count and size
+        at = content.index(b"GCOL") + 16  # index, reference count and size of the first object
     content[at : at + 16] = b"\0" * 16 if place == "heap" else b"\xff" * 8 + content[at + 8 : at + 16]
     (source / MAIN).write_bytes(content)
     with pytest.raises(CorruptSourceError, match="is damaged" if place == "heap" else "points outside the file"):
@@ -622,7 +628,10 @@ def test_text_that_points_nowhere(place: str, edit: Any) -> None:
 
 
 def packed_text(file: h5py.File, filters: Any, damage: Callable[[Any], bytes] = bytes) -> list[str]:
-    """Texts of every episode in a packed chunk each, whose pointers are changed; the first episode's."""
+    """Adds one compressed chunk of text per episode, with damaged references.
+
+    Returns the texts of the first episode.
+    """
     for i, steps in enumerate((3, 1, 4)):
         texts = [f"step {t} of {i}" for t in range(steps)]
         values = file.create_dataset(
@@ -652,7 +661,7 @@ def test_packed_text(shuffle: bool | None, edit: Any) -> None:
         (lambda data: data[:4] + b"\xff" * 8 + data[12:], "points outside the file"),
     ],
 )
-def test_packed_text_that_points_nowhere(damage: Any, message: str, edit: Any) -> None:
+def test_damaged_heap_references_in_chunks(damage: Any, message: str, edit: Any) -> None:
     source, file = edit()
     packed_text(file, {"compression": "gzip"}, damage)
     file.close()
@@ -660,7 +669,7 @@ def test_packed_text_that_points_nowhere(damage: Any, message: str, edit: Any) -
         blocks(source)
 
 
-def test_text_packed_in_another_way_is_refused(edit: Any) -> None:
+def test_text_behind_an_unknown_filter_is_refused(edit: Any) -> None:
     source, file = edit()
     packed_text(file, {"compression": "lzf"})
     file.close()
