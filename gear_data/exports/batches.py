@@ -1,4 +1,7 @@
-"""Batches -> files with a manifest, so that an evaluation can be repeated bit for bit."""
+"""Export of batches to files with a manifest.
+
+An evaluation that reads the files is reproducible bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,16 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class BatchExportReport:
-    """What was written: file names in the destination's folder, and their bytes together."""
+    """Result of an export of batches.
+
+    Attributes:
+        files: file names in the destination's folder.
+        bytes: size of the batch files together.
+        batches: number of batches.
+        windows: number of windows in all batches.
+        seed: seed of the loader.
+        first_step: step of the first batch.
+    """
 
     files: tuple[str, ...]
     bytes: int
@@ -44,6 +56,7 @@ class BatchExportReport:
     first_step: int
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the report as JSON."""
         return {**asdict(self), "files": list(self.files)}
 
 
@@ -55,28 +68,33 @@ def export_batches(
     format: str = "safetensors",
     progress: bool | None = None,
 ) -> BatchExportReport:
-    """Writes a loader's batches, from step 0 or the state it was given last, a file each, and `batches.json`: dataset
-    fingerprint, every argument of the loader, and for each file its step, keys, dtypes, shapes, size and checksum.
+    """Writes a loader's batches, one file each, and the manifest `batches.json`.
+
+    The manifest has the dataset's fingerprint, every argument of the loader, and for each file its step, keys, dtypes,
+    shapes, size and checksum. The first batch is step 0, or the step of the state that was loaded last.
 
     Args:
-        loader: iterated anew: where it was iterated before, that is not gone on with.
+        loader: loader of the batches. A new iteration starts; an earlier iteration is not continued.
         destination: a folder that does not exist or is empty.
-        batches: how many; a loader that ends sooner gives fewer.
-        format: `safetensors`, `npz` or `parquet` (a row a window, lists as nested as the array). Tensors of unlike
-            lengths become two, `KEY.values` and `KEY.offsets`, but in Parquet; text and bytes go into Parquet alone.
-        progress: show a bar; None shows one on a terminal.
+        batches: number of batches. If the loader ends earlier, there are fewer.
+        format: `safetensors`, `npz` or `parquet` (a row per window, with lists as nested as the array). In safetensors
+            and npz, tensors of different lengths become `KEY.values` and `KEY.offsets`. Only Parquet stores text and
+            bytes.
+        progress: show a bar; None shows one only on a terminal.
 
     Raises:
-        UnknownNameError: no such format.
-        InvalidArgumentError: `batches` below 1, bfloat16 tensors in npz or parquet, which have no such type, or text
-            in safetensors or npz.
-        EmptySourceError: the loader has no batch left.
-        DestinationExistsError, StorageFullError: the destination cannot be written.
+        UnknownNameError: the format does not exist.
+        InvalidArgumentError: `batches` is below 1; npz or parquet cannot store bfloat16 tensors; safetensors or npz
+            cannot store text.
+        EmptySourceError: the loader has no more batches.
+        DestinationExistsError: the destination is not empty.
+        StorageFullError: the disk is full.
+        UnwritableError: the system refuses the write.
     """
     if format not in BATCH_WRITERS:
         raise unknown_name("batch format", format, BATCH_WRITERS)
     if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
-        raise InvalidArgumentError(f"batches must be at least 1, not {batches!r}")
+        raise InvalidArgumentError(f"batches must be an int of at least 1, not {batches!r}")
     target = Path(plain_path(destination))
     entries: list[dict[str, Any]] = []
     with atomic_folder(target) as folder, progress_bar(batches, "export", "batch", progress) as bar:
@@ -88,7 +106,11 @@ def export_batches(
             entries.append(_entry(on_host, folder / name, step))
             bar.update(1)
         if not entries:
-            raise EmptySourceError("the loader has no batch left to export", file=str(target))
+            raise EmptySourceError(
+                "the loader has no batch left to export",
+                file=str(target),
+                hint="load an earlier state, or give more epochs",
+            )
         manifest = {"format": "gear-batches", "version": _VERSION, **loader.spec(), "files": entries}
         (folder / BATCHES_MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return BatchExportReport(
@@ -137,10 +159,12 @@ def _write_parquet(batch: Batch, path: Path) -> None:
 
 
 def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """Without lists: B tensors of unlike lengths become `KEY.values`, one after the other, and `KEY.offsets` [B + 1].
+    """Converts lists of tensors to single tensors.
+
+    B tensors of different lengths become `KEY.values`, their concatenation, and `KEY.offsets`, int64 [B + 1].
 
     Raises:
-        InvalidArgumentError: text or bytes.
+        InvalidArgumentError: a value is text or bytes.
     """
     tensors = {}
     for key, value in batch.items():
@@ -150,19 +174,19 @@ def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
             tensors[f"{key}.values"], tensors[f"{key}.offsets"] = torch.cat(value), torch.from_numpy(_offsets(value))
         else:
             raise InvalidArgumentError(
-                "text and bytes go into Parquet alone", column=key, hint="use --format parquet, or give a decoder"
+                "only Parquet stores text and bytes", column=key, hint="use --format parquet, or give a decoder"
             )
     return tensors
 
 
 def _rows(value: Any, key: str) -> pa.Array:
-    """A row a window."""
+    """Converts a value of a batch to one row per window."""
     if isinstance(value, torch.Tensor):
         return nested_rows(_array(value, key), key)
     if _are_tensors(value):
         return nested_episodes(_array(torch.cat(value), key), _offsets(value), key)
     array = pa.array(value)
-    # Where no window has a value there is nothing to tell text from bytes by.
+    # If no window has a value, text and bytes cannot be distinguished. Text is assumed.
     return array.cast(pa.list_(pa.string())) if array.type == pa.list_(pa.null()) else array
 
 
@@ -177,7 +201,7 @@ def _offsets(value: list[torch.Tensor]) -> npt.NDArray[np.int64]:
 def _array(tensor: torch.Tensor, key: str) -> npt.NDArray[Any]:
     if tensor.dtype == torch.bfloat16:
         raise InvalidArgumentError(
-            "NumPy and Parquet have no bfloat16", column=key, hint="use --format safetensors, or another dtype"
+            "NumPy and Parquet cannot store bfloat16", column=key, hint="use --format safetensors, or another dtype"
         )
     return tensor.numpy()
 

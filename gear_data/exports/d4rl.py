@@ -1,4 +1,7 @@
-"""Dataset -> one D4RL HDF5 file: flat arrays of all steps, see `gear_data.exports.flat`."""
+"""Export to one D4RL HDF5 file.
+
+It has flat arrays of all steps; see `gear_data.exports.flat`.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,13 @@ from gear_data.exports.metadata import metadata_names, source_metadata
 
 
 def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
-    """Writes the destination if it ends in .hdf5 or .h5, else `data.hdf5` in it. Facts of the source about itself
-    become `metadata/NAME`, where they are text or numbers.
+    """Writes the destination if it ends in .hdf5 or .h5, otherwise `data.hdf5` in it.
+
+    Text and numbers of the source's metadata become `metadata/NAME`.
 
     Raises:
-        MissingColumnError, UnsupportedColumnError: see `flat_columns`.
+        MissingColumnError: see `flat_columns`.
+        UnsupportedColumnError: see `flat_columns`.
     """
     with atomic_file_or_folder(destination, (".hdf5", ".h5"), "data.hdf5") as path:
         columns = flat_columns(dataset, "D4RL")
@@ -39,7 +44,7 @@ def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> 
 
 
 def _write_metadata(file: h5py.File, metadata: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the texts and numbers that HDF5 has no name or type for."""
+    """Writes metadata, and returns the names that HDF5 cannot store."""
     left_out = []
     for name, value in metadata.items():
         if isinstance(value, str | int | float):

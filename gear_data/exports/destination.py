@@ -1,4 +1,4 @@
-"""Writing a folder, or a file, so that it is there whole or not at all."""
+"""Destinations that are complete or missing: folders and files."""
 
 from __future__ import annotations
 
@@ -13,30 +13,36 @@ from gear_data.storage.atomic import atomic_file, typed_write_errors
 
 
 def refuse_existing(destination: Path) -> None:
-    """Raises DestinationExistsError unless there is nothing, or an empty folder."""
+    """Checks that the destination is missing or an empty folder.
+
+    Raises DestinationExistsError otherwise, and for a mount point.
+    """
     if destination.is_dir() and not any(destination.iterdir()):
         if os.path.ismount(destination):
             raise DestinationExistsError(
-                "the destination is a mount point, which nothing can be renamed to",
+                "the destination is a mount point, and no folder can be renamed to it",
                 file=str(destination),
                 hint=f"name a folder inside it, such as {destination / 'export'}",
             )
         return
     if destination.exists():
         raise DestinationExistsError(
-            "the destination exists", file=str(destination), hint="choose another one, or remove it"
+            "the destination already exists", file=str(destination), hint="choose another one, or remove it"
         )
 
 
 @contextmanager
 def atomic_folder(destination: Path) -> Iterator[Path]:
-    """Yields a folder to fill, beside the destination; renames it there when the body succeeds, else removes it.
+    """Yields a temporary folder.
+
+    Renames it to the destination on success, and removes it on failure.
 
     Raises:
-        DestinationExistsError: there is something at the destination.
+        DestinationExistsError: the destination is not empty.
         StorageFullError: the disk is full.
+        UnwritableError: the system refuses the write.
     """
-    # A link to an empty folder stays, and the folder it leads to is filled.
+    # If the destination is a link to an empty folder, that folder is filled and the link stays.
     with typed_write_errors(destination):
         destination = destination.resolve()
         refuse_existing(destination)
@@ -54,8 +60,15 @@ def atomic_folder(destination: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_file_or_folder(destination: Path, suffixes: tuple[str, ...], name: str) -> Iterator[Path]:
-    """Yields a file to write, which becomes the destination where that ends in one of `suffixes`, else the file `name`
-    of a folder there. Raises as `atomic_folder` does."""
+    """Yields a temporary file, which becomes the destination or a file in it.
+
+    Raises the errors of `atomic_folder`.
+
+    Args:
+        destination: a file if it ends in one of `suffixes`, otherwise a folder.
+        suffixes: file suffixes of the format.
+        name: name of the file if the destination is a folder.
+    """
     if destination.suffix not in suffixes:
         with atomic_folder(destination) as folder:
             yield folder / name

@@ -1,4 +1,4 @@
-"""What every export format takes and gives back, and how it walks through a dataset."""
+"""The interface of all exporters, and how they iterate over a dataset."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.episode_blocks import block_ranges
 from gear_data.errors import MissingColumnError
 
-#: Column bytes that are read and written together; in Parquet, of a row group: small enough for streaming readers,
-#: large enough to compress.
+#: Column bytes that are read and written together. In Parquet this is the size of a row group: small enough for
+#: streaming readers, large enough to compress well.
 BLOCK_BYTES = 32 << 20
-#: Columns without which D4RL's and Minari's readers take a dataset for none.
+#: Columns that D4RL's and Minari's readers require.
 REQUIRED = ("observations", "actions", "rewards")
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What the user asked for.
+    """Options of the user.
 
     Attributes:
-        progress: show a bar; None shows one on a terminal.
-        fps: steps a second, for formats with a clock.
+        progress: show a bar; None shows one only on a terminal.
+        fps: steps per second, for formats with a clock.
     """
 
     progress: bool | None = None
@@ -32,12 +32,12 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportedFiles:
-    """What an exporter wrote.
+    """Result of an exporter.
 
     Attributes:
-        files: relative to the destination; of a destination that is a file, its name.
-        bytes: of all files together.
-        left_out: episode facts that the format has no place for.
+        files: paths relative to the destination; if the destination is a file, its name.
+        bytes: size of all files together.
+        left_out: names of episode metadata that the format cannot store.
     """
 
     files: tuple[str, ...]
@@ -49,25 +49,37 @@ Exporter = Callable[[Dataset, Path, ExportOptions], ExportedFiles]
 
 
 def episode_blocks(dataset: Dataset, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
-    """Runs of whole episodes among the first-th to last-th, of at most `BLOCK_BYTES` unless one alone is larger."""
+    """Yields ranges of whole episodes between positions `first` and `last`.
+
+    A range has at most `BLOCK_BYTES`, or is a single larger episode.
+    """
     stop = dataset.num_episodes if last is None else last
     for start, end in block_ranges(dataset.sizes(first, stop), 1, BLOCK_BYTES):
         yield first + start, first + end
 
 
 def require_columns(dataset: Dataset, known: Container[str], format: str) -> None:
-    """Raises MissingColumnError, if one of `REQUIRED` is not known."""
+    """Checks that the columns `REQUIRED` exist.
+
+    Args:
+        dataset: dataset to export.
+        known: names of the columns that count.
+        format: name of the format, for the error.
+
+    Raises:
+        MissingColumnError: a column is missing.
+    """
     for name in REQUIRED:
         if name not in known:
             raise MissingColumnError(
-                f"{format} has {', '.join(REQUIRED)}; the dataset's columns are {', '.join(dataset.schema.names)}",
+                f"{format} needs {', '.join(REQUIRED)}; the dataset's columns are {', '.join(dataset.schema.names)}",
                 column=name,
-                hint="export to Parquet, which needs none of them",
+                hint="export to Parquet, which does not need them",
             )
 
 
 def exported_files(destination: Path, left_out: list[str] | None = None) -> ExportedFiles:
-    """Of a file, or of every file of a folder, that was written."""
+    """Lists the written file, or all files of the written folder."""
     if destination.is_file():
         return ExportedFiles((destination.name,), destination.stat().st_size, tuple(left_out or ()))
     paths = sorted(path for path in destination.rglob("*") if path.is_file())

@@ -1,6 +1,8 @@
-"""Datasets as flat arrays, all steps one after another: what D4RL's HDF5 files and npz files hold.
+"""Datasets as flat arrays with the steps of all episodes.
 
-Names are D4RL's (https://github.com/Farama-Foundation/D4RL): `terminals`, `timeouts`, `next_observations` and
+D4RL's HDF5 files and npz files store them.
+
+Array names follow D4RL (https://github.com/Farama-Foundation/D4RL): `terminals`, `timeouts`, `next_observations` and
 `infos/NAME`.
 """
 
@@ -23,7 +25,7 @@ from gear_data.storage.block import offsets_of
 
 _NEXT = "next_observations"
 _NAMES = {"terminated": "terminals", "truncated": "timeouts"}
-_USE_PARQUET = "export to Parquet, which holds it"
+_USE_PARQUET = "export to Parquet, which can store it"
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,10 @@ class FlatColumn:
     """One array of all steps.
 
     Attributes:
-        name: as the format has it.
-        dtype: of the elements.
-        shape: of all of it, [steps, ...].
-        read: the steps of the first-th to last-th episode, [n, ...].
+        name: name in the file.
+        dtype: dtype of the elements.
+        shape: shape of the whole array, [steps, ...].
+        read: returns the steps of the episodes from one position to another, [n, ...].
     """
 
     name: str
@@ -44,17 +46,20 @@ class FlatColumn:
 
     @property
     def bytes(self) -> int:
+        """Size of the whole array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def flat_columns(dataset: Dataset, format: str) -> list[FlatColumn]:
-    """The arrays of a dataset. What cannot be told from them again is refused before anything is written.
+    """Returns the arrays of a dataset.
+
+    Data that a reader could not recover from the arrays raises an error before any file is written.
 
     Raises:
-        MissingColumnError: no observations, actions or rewards.
-        UnsupportedColumnError: text or bytes; a column of a name that the format gives a meaning; final observations
-            that some episodes lack, or that are of other columns; end flags that are not at an episode's last step
-            alone, or both set there.
+        MissingColumnError: observations, actions or rewards are missing.
+        UnsupportedColumnError: a column holds text or bytes, or has a name with another meaning in the format; final
+            observations are missing in some episodes, or have other columns than `observations`; end flags are set
+            elsewhere than at the last step of an episode, or both are set there.
     """
     _check_columns(dataset, format)
     _check_flags(dataset, format)
@@ -71,47 +76,49 @@ def _check_columns(dataset: Dataset, format: str) -> None:
     for spec in schema.source_columns:
         if spec.variable_length:
             raise UnsupportedColumnError(
-                f"{format} holds numbers, and these are {spec.dtype} values", column=spec.name, hint=_USE_PARQUET
+                f"{format} stores only numbers, but the column has {spec.dtype} values",
+                column=spec.name,
+                hint=_USE_PARQUET,
             )
         if spec.has_final and spec.name != "observations":
             raise UnsupportedColumnError(
-                f"{format} holds final observations of 'observations' alone", column=spec.name, hint=_USE_PARQUET
+                f"{format} stores final observations only of 'observations'", column=spec.name, hint=_USE_PARQUET
             )
         if spec.name in (_NEXT, "infos", "metadata"):
             raise UnsupportedColumnError(
-                f"'{spec.name}' stands for something else in {format}",
+                f"the name '{spec.name}' has another meaning in {format}",
                 column=spec.name,
                 hint="give it another name at conversion: --rename",
             )
 
 
 def _check_flags(dataset: Dataset, format: str) -> None:
-    """In a flat array nothing but the flags tells episodes apart."""
+    """Checks the end flags. In flat arrays, only they separate episodes."""
     for first, last in episode_blocks(dataset):
         terminated, truncated = (dataset.steps(name, first, last) for name in ("terminated", "truncated"))
         ends = np.zeros(len(terminated), np.bool_)
         ends[np.cumsum(dataset.lengths[first:last]) - 1] = True
         wrong = np.flatnonzero((terminated ^ truncated) != ends)
         if len(wrong):
-            place = int(wrong[0])
+            position = int(wrong[0])
             offsets = offsets_of(dataset.lengths[first:last])
-            episode = int(np.searchsorted(offsets, place, side="right")) - 1
-            where = f"step {place - offsets[episode]} of episode {episode_id(dataset, first + episode)}"
+            episode = int(np.searchsorted(offsets, position, side="right")) - 1
+            where = f"step {position - offsets[episode]} of episode {episode_id(dataset, first + episode)}"
             raise UnsupportedColumnError(
-                f"{format} ends an episode where one of the end flags is set, and at {where} they are "
-                f"{bool(terminated[place])} and {bool(truncated[place])}",
-                column="truncated" if truncated[place] else "terminated",
+                f"{format} needs exactly one end flag at each last step and none elsewhere; at {where}, terminated is "
+                f"{bool(terminated[position])} and truncated is {bool(truncated[position])}",
+                column="truncated" if truncated[position] else "terminated",
                 hint=_USE_PARQUET,
             )
 
 
 def _check_finals(dataset: Dataset, format: str) -> None:
     for first, last in episode_blocks(dataset):
-        for place, final in enumerate(final_observations(dataset, first, last)):
+        for position, final in enumerate(final_observations(dataset, first, last)):
             if final is None:
                 raise UnsupportedColumnError(
-                    f"episode {episode_id(dataset, first + place)} has no final observation and others have one; "
-                    f"{format} has '{_NEXT}' for all or none",
+                    f"episode {episode_id(dataset, first + position)} has no final observation but others have one; "
+                    f"{format} stores '{_NEXT}' for all episodes or for none",
                     column="observations",
                     hint=_USE_PARQUET,
                 )
@@ -129,16 +136,20 @@ def _next_observations(dataset: Dataset) -> FlatColumn:
     spec = dataset.schema["observations"]
 
     def read(first: int, last: int) -> npt.NDArray[Any]:
-        following = np.empty_like(observations := dataset.steps(spec.name, first, last))
-        following[:-1] = observations[1:]
+        observations = dataset.steps(spec.name, first, last)
+        shifted = np.empty_like(observations)
+        shifted[:-1] = observations[1:]
         finals = [final[spec.name] for final in final_observations(dataset, first, last) if final is not None]
-        following[np.cumsum(dataset.lengths[first:last]) - 1] = finals
-        return following
+        shifted[np.cumsum(dataset.lengths[first:last]) - 1] = finals
+        return shifted
 
     return FlatColumn(_NEXT, spec.numpy_dtype, (dataset.num_steps, *spec.shape), read)
 
 
 def flat_blocks(dataset: Dataset, column: FlatColumn) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """A column in order, piece by piece: number of the first step, steps [n, ...] C-contiguous."""
+    """Yields a column in pieces.
+
+    A piece is the position of its first step, and its steps, [n, ...] C-contiguous.
+    """
     for first, last in episode_blocks(dataset):
         yield int(dataset.offsets[first]), np.ascontiguousarray(column.read(first, last))

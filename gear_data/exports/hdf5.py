@@ -1,4 +1,4 @@
-"""HDF5 files to write."""
+"""Creation of HDF5 files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from gear_data.errors import StorageFullError
 
 @contextmanager
 def create_hdf5(path: Path, needed: int) -> Iterator[h5py.File]:
-    """A new file. HDF5 may crash the process when the disk runs full under it, so room is looked for first.
+    """Creates an HDF5 file after checking the free disk space.
+
+    A full disk may crash the process inside HDF5.
 
     Args:
-        path: in a folder that exists.
-        needed: about how many bytes the file will have.
+        path: new file in an existing folder.
+        needed: estimated size of the file in bytes.
 
     Raises:
-        StorageFullError: there is not so much room.
+        StorageFullError: less space is free than needed.
     """
     free = shutil.disk_usage(path.parent).free
     if free < needed:

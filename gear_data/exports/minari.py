@@ -1,7 +1,7 @@
-"""Dataset -> a Minari dataset: `data/main_data.hdf5`, a group an episode, and `data/metadata.json`.
+"""Export to a Minari dataset: `data/main_data.hdf5` and `data/metadata.json`.
 
-Layout: https://minari.farama.org/content/dataset_standards, and `minari.dataset` of Minari 0.5.4. Images are stored as
-they are (`jpeg_encoding` false), since JPEG would change them.
+The HDF5 file has one group per episode. Layout: https://minari.farama.org/content/dataset_standards, and
+`minari.dataset` of Minari 0.5.4. Images are stored without JPEG (`jpeg_encoding` false), which would change them.
 """
 
 from __future__ import annotations
@@ -34,39 +34,41 @@ from gear_data.exports.metadata import episode_id, episode_metadata, final_obser
 from gear_data.exports.spaces import space
 from gear_data.schema import ColumnSpec
 
-#: The version whose layout this is; Minari refuses those it does not know.
+#: Version of the layout. Minari refuses unknown versions.
 _VERSION = "0.5.4"
 _DATASET_ID = re.compile(r"[-_\w]+-v\d+")
 _FLAGS = {"terminated": "terminations", "truncated": "truncations"}
-#: Facts of a dataset that Minari has a place for.
+#: Metadata of a dataset that Minari stores.
 _TEXTS = ("env_spec", "eval_env_spec", "algorithm_name", "code_permalink", "description")
 _LISTS = ("author", "author_email")
-#: Attributes of an episode that say what the file says anyway.
+#: Attributes of an episode that this exporter writes itself.
 _OWN_ATTRIBUTES = ("id", "total_steps")
-#: An HDF5 object header has 64 KiB for all of an object's attributes.
+#: Limit of the attributes of one HDF5 object, whose header has 64 KiB.
 _MAX_ATTRIBUTES = 60_000
-#: What HDF5 adds for each dataset and each group of a few, measured and rounded up.
+#: Overhead of HDF5 per dataset and per group with a few datasets, measured and rounded up.
 _DATASET_BYTES = 512
 _GROUP_BYTES = 4096
-_ZERO_BYTE = "HDF5 holds no text with a zero byte in it"
+_ZERO_BYTE = "the text has a zero byte, which HDF5 cannot store"
 
 
 def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
-    """Writes a folder that `minari.load_dataset(NAME)` reads where $MINARI_DATASETS_PATH is the folder it is in.
+    """Writes a folder that `minari.load_dataset(NAME)` reads.
 
-    Observations have T + 1 rows, the final observation the last of them; `infos` have a row a step, as the dataset has
-    them: nothing is invented for the reset. Episode facts become attributes of the episode's group.
+    $MINARI_DATASETS_PATH must be its parent folder.
+
+    Observations have T + 1 rows; the last one is the final observation. `infos` have one row per step and none for the
+    reset, like the dataset. Episode metadata becomes attributes of the episode's group.
 
     Raises:
-        InvalidArgumentError: the destination's name is not NAME-vN, which Minari's names are.
-        MissingColumnError: no observations, actions or rewards.
-        UnsupportedColumnError: a column that Minari has no place for, or whose name and another's exclude each other;
-            observations of text or bytes; an episode without a final observation; facts too long for attributes.
+        InvalidArgumentError: the destination's name is not NAME-vN, as Minari requires.
+        MissingColumnError: observations, actions or rewards are missing.
+        UnsupportedColumnError: Minari cannot store a column, or two columns exclude each other by their names;
+            observations are text or bytes; an episode has no final observation; metadata is too long for attributes.
     """
     if not _DATASET_ID.fullmatch(destination.name):
         raise InvalidArgumentError(
-            f"Minari's datasets are called NAME-vN, and the destination '{destination.name}'",
-            hint=f"such as {destination.name or 'hopper'}-v0",
+            f"Minari needs a name like NAME-vN, but the destination is called '{destination.name}'",
+            hint=f"use a name such as {destination.name or 'hopper'}-v0",
         )
     paths = _paths(dataset)
     with (
@@ -81,19 +83,22 @@ def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -
         size = (folder / "data" / "main_data.hdf5").stat().st_size
         metadata = {**_metadata(dataset, destination.name), "dataset_size": round(size / 1e6, 1)}
         (folder / "data" / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
-    facts = episode_metadata(dataset, 0, 0)
-    return exported_files(destination, [name for name in facts if name not in _attribute_names(facts)])
+    names = episode_metadata(dataset, 0, 0)
+    return exported_files(destination, [name for name in names if name not in _attribute_names(names)])
 
 
 def _size(dataset: Dataset, columns: int) -> int:
-    """About how many bytes the HDF5 file will have, rather too many."""
+    """Estimates the size of the HDF5 file in bytes, rounded up."""
     steps = int(dataset.sizes(0, dataset.num_episodes).sum())
     finals = sum(spec.row_bytes for spec in dataset.schema.final_columns)
     return steps + dataset.num_episodes * (finals + columns * _DATASET_BYTES + _GROUP_BYTES)
 
 
 def _paths(dataset: Dataset) -> dict[str, str]:
-    """Column -> the path of its HDF5 dataset in an episode's group; the columns in order of their names."""
+    """Returns column -> path of its HDF5 dataset in an episode's group.
+
+    Columns are in the order of their names.
+    """
     specs = {spec.name: spec for spec in dataset.schema.source_columns}
     require_columns(dataset, {name.split(".", 1)[0] for name in specs}, "Minari")
     paths = {}
@@ -101,29 +106,29 @@ def _paths(dataset: Dataset) -> dict[str, str]:
         group = name.split(".", 1)[0]
         if (name not in (*REQUIRED, *_FLAGS) and group not in ("observations", "actions", "infos")) or name == "infos":
             raise UnsupportedColumnError(
-                "Minari has no place for it", column=name, hint=f"call it infos.{name} at conversion: --rename"
+                "Minari cannot store this column", column=name, hint=f"call it infos.{name} at conversion: --rename"
             )
         above = next((other for other in specs if name.startswith(f"{other}.")), None)
         if above is not None:
             raise UnsupportedColumnError(
-                f"there is '{above}' too, and what Minari holds is either an array or a Dict of arrays",
+                f"there is also a column '{above}', but a name in Minari is either an array or a Dict of arrays",
                 column=name,
                 hint=f"call it infos.{name} at conversion: --rename",
             )
         if spec.dtype == "binary":
             raise UnsupportedColumnError(
-                "Minari holds text and numbers, and these are bytes", column=name, hint="export to Parquet"
+                "Minari stores only text and numbers, but the column has bytes", column=name, hint="export to Parquet"
             )
         if group == "observations" and not spec.has_final:
-            what = f"{spec.dtype} values have none here" if spec.variable_length else "it has none"
+            reason = f"{spec.dtype} columns cannot have one" if spec.variable_length else "the column has none"
             raise UnsupportedColumnError(
-                f"Minari's observations end with the one after the last step, and {what}",
+                f"Minari's observations include the final observation, but {reason}",
                 column=name,
                 hint="export to Parquet, which needs none",
             )
         if spec.has_final and group != "observations":
             raise UnsupportedColumnError(
-                "only observations have a final value in Minari", column=name, hint="export to Parquet"
+                "Minari stores final values only of observations", column=name, hint="export to Parquet"
             )
         paths[name] = _FLAGS.get(name, name.replace(".", "/"))
     return paths
@@ -132,26 +137,26 @@ def _paths(dataset: Dataset) -> dict[str, str]:
 def _write_episodes(dataset: Dataset, file: h5py.File, paths: Mapping[str, str], first: int, last: int) -> None:
     columns = {name: dataset.steps(name, first, last) for name in paths}
     finals = final_observations(dataset, first, last)
-    facts = episode_metadata(dataset, first, last)
-    attributes = {name: facts[name].to_pylist() for name in _attribute_names(facts)}
+    metadata = episode_metadata(dataset, first, last)
+    attributes = {name: metadata[name].to_pylist() for name in _attribute_names(metadata)}
     start = 0
-    for place, length in enumerate(dataset.lengths[first:last].tolist()):
-        group = file.create_group(f"episode_{first + place}")
-        final = finals[place]
+    for position, length in enumerate(dataset.lengths[first:last].tolist()):
+        group = file.create_group(f"episode_{first + position}")
+        final = finals[position]
         for name, path in paths.items():
             values = columns[name][start : start + length]
             if dataset.schema[name].has_final:
                 if final is None:
                     raise UnsupportedColumnError(
-                        f"Minari's observations end with the one after the last step, and episode "
-                        f"{episode_id(dataset, first + place)} has none",
+                        f"Minari's observations include the final observation, but episode "
+                        f"{episode_id(dataset, first + position)} has none",
                         column=name,
                         hint="export to Parquet, which needs none",
                     )
                 values = np.concatenate([values, final[name][None]])
             _write_values(group, path, values, dataset.schema[name])
-        _write_attributes(group, {name: values[place] for name, values in attributes.items()})
-        group.attrs["id"], group.attrs["total_steps"] = first + place, length
+        _write_attributes(group, {name: values[position] for name, values in attributes.items()})
+        group.attrs["id"], group.attrs["total_steps"] = first + position, length
         start += length
 
 
@@ -164,8 +169,8 @@ def _write_values(group: h5py.Group, path: str, values: npt.NDArray[Any], spec: 
     group.create_dataset(path, data=values, dtype=h5py.string_dtype())
 
 
-def _attribute_names(facts: Mapping[str, pa.Array]) -> list[str]:
-    """The facts that can be attributes: texts, numbers and booleans."""
+def _attribute_names(metadata: Mapping[str, pa.Array]) -> list[str]:
+    """Returns the metadata that attributes can store: text, numbers and booleans."""
     kinds = (
         pa.types.is_string,
         pa.types.is_large_string,
@@ -173,8 +178,8 @@ def _attribute_names(facts: Mapping[str, pa.Array]) -> list[str]:
         pa.types.is_floating,
         pa.types.is_boolean,
     )
-    others = {name: values.type for name, values in facts.items() if name not in _OWN_ATTRIBUTES}
-    return [name for name, type_ in others.items() if any(is_kind(type_) for is_kind in kinds)]
+    types = {name: values.type for name, values in metadata.items() if name not in _OWN_ATTRIBUTES}
+    return [name for name, type_ in types.items() if any(is_kind(type_) for is_kind in kinds)]
 
 
 def _write_attributes(group: h5py.Group, values: Mapping[str, Any]) -> None:
@@ -185,7 +190,7 @@ def _write_attributes(group: h5py.Group, values: Mapping[str, Any]) -> None:
     sizes = {name: len(value.encode()) if isinstance(value, str) else 8 for name, value in known.items()}
     if sum(sizes.values()) > _MAX_ATTRIBUTES:
         raise UnsupportedColumnError(
-            f"{sum(sizes.values()):,} bytes of facts about one episode, more than HDF5 attributes hold",
+            f"one episode has {sum(sizes.values()):,} bytes of metadata, but HDF5 attributes hold {_MAX_ATTRIBUTES:,}",
             column=max(sizes, key=lambda name: sizes[name]),
             hint="export to Parquet",
         )

@@ -1,4 +1,4 @@
-"""NumPy arrays as nested Arrow lists, the form that HuggingFace datasets have."""
+"""Conversion of NumPy arrays to nested Arrow lists, as in HuggingFace datasets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ _MAX_OFFSET = (1 << 31) - 1
 
 
 def nested_rows(values: npt.NDArray[Any], name: str | None = None) -> pa.Array:
-    """[n, *shape] as n (lists of lists of) values; scalars where shape is ().
+    """Converts [n, *shape] to n nested lists, or to n scalars if the shape is ().
+
+    Args:
+        values: array to convert.
+        name: name of the column, for the error.
 
     Raises:
-        UnsupportedColumnError: 2^31 elements or more; it names the column `name`.
+        UnsupportedColumnError: the array has 2^31 elements or more.
     """
     if values.ndim > 1:
         _check_offsets(values.size, name)
@@ -34,36 +38,52 @@ def nested_rows(values: npt.NDArray[Any], name: str | None = None) -> pa.Array:
 
 
 def nested_episodes(steps: npt.NDArray[Any], offsets: npt.NDArray[np.int64], name: str | None = None) -> pa.Array:
-    """Steps [sum, *shape] as one list of steps an episode. Raises as `nested_rows` does."""
+    """Converts steps [sum, *shape] to one list of steps per episode.
+
+    Raises the errors of `nested_rows`.
+    """
     _check_offsets(int(offsets[-1]), name)
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), nested_rows(steps, name))
 
 
 def nested_values(values: pa.Array, offsets: npt.NDArray[np.int64], name: str | None = None) -> pa.Array:
-    """Text or bytes, as `large_string` or `large_binary`, as one list of them an episode.
+    """Converts text or bytes to one list of values per episode.
+
+    Args:
+        values: `large_string` or `large_binary` array.
+        offsets: int64 [episodes + 1], first step of each episode.
+        name: name of the column, for the error.
 
     Raises:
-        UnsupportedColumnError: 2^31 bytes or more; it names the column `name`.
+        UnsupportedColumnError: the values have 2^31 bytes or more.
     """
-    places = value_offsets(values)
-    _check_offsets(int(places[-1] - places[0]), name, "bytes")
-    # A slice begins in the middle of its buffer, perhaps past what 32 bits reach.
-    compact = pa.concat_arrays([values, values[:0]]) if places[0] else values
+    bounds = value_offsets(values)
+    _check_offsets(int(bounds[-1] - bounds[0]), name, "bytes")
+    # A slice begins in the middle of its buffer, where offsets may exceed 32 bits.
+    compact = pa.concat_arrays([values, values[:0]]) if bounds[0] else values
     array = compact.cast(pa.string() if pa.types.is_large_string(values.type) else pa.binary())
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), array)
 
 
 def nested_finals(finals: Sequence[Mapping[str, npt.NDArray[Any]] | None], spec: ColumnSpec) -> pa.Array:
-    """A column's part of final observations, column name -> [*shape], as nested lists; null where there is none."""
+    """Converts one column of final observations to nested lists.
+
+    Args:
+        finals: column name -> [*shape] for each episode; None becomes null.
+        spec: the column.
+    """
     type_ = nested_rows(np.empty((0, *spec.shape), spec.dtype)).type
     return pa.array([None if final is None else final[spec.name].tolist() for final in finals], type_)
 
 
-def _check_offsets(last: int, name: str | None, what: str = "elements") -> None:
-    """Lists have 32-bit offsets, since `datasets` reads no others; NumPy would wrap larger ones silently."""
+def _check_offsets(last: int, name: str | None, unit: str = "elements") -> None:
+    """Checks that offsets fit 32 bits, the only ones that `datasets` reads.
+
+    Without this check, NumPy would wrap larger offsets silently.
+    """
     if last > _MAX_OFFSET:
         raise UnsupportedColumnError(
-            f"{last:,} {what} in one Parquet list column of a row group, more than 32-bit offsets reach",
+            f"{last:,} {unit} in one list column of a Parquet row group exceed its 32-bit offsets",
             column=name,
             hint="leave the column out at conversion (--columns), or export smaller batches",
         )

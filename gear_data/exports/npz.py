@@ -1,4 +1,4 @@
-"""Dataset -> one npz file: flat arrays of all steps under D4RL's names, see `gear_data.exports.flat`."""
+"""Export to one npz file with flat arrays of all steps (`gear_data.exports.flat`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from gear_data.exports.metadata import metadata_names
 
 
 def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
-    """Writes the destination if it ends in .npz, else `data.npz` in it; uncompressed, as `numpy.savez` does, but never
-    holding a whole array.
+    """Writes the destination if it ends in .npz, otherwise `data.npz` in it.
+
+    The file is uncompressed, as from `numpy.savez`. No array is in memory as a whole.
 
     Raises:
-        MissingColumnError, UnsupportedColumnError: see `flat_columns`.
+        MissingColumnError: see `flat_columns`.
+        UnsupportedColumnError: see `flat_columns`.
     """
     with atomic_file_or_folder(destination, (".npz",), "data.npz") as path:
         columns = flat_columns(dataset, "npz")
@@ -28,7 +30,7 @@ def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> E
         with progress_bar(total, "export", "row", options.progress) as bar, zipfile.ZipFile(path, "w") as archive:
             for column in columns:
                 header = {"descr": npy.dtype_to_descr(column.dtype), "fortran_order": False, "shape": column.shape}
-                # zipfile does not know beforehand whether a member passes 2 GiB.
+                # zipfile must know in advance if a member may exceed 2 GiB.
                 with archive.open(zipfile.ZipInfo(f"{column.name}.npy"), "w", force_zip64=True) as member:
                     npy.write_array_header_1_0(member, header)
                     for _, values in flat_blocks(dataset, column):

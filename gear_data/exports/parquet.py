@@ -1,4 +1,4 @@
-"""Dataset -> Parquet, a row an episode: list columns of steps, scalar columns of episode facts."""
+"""Export to Parquet with a row per episode: lists of steps, and episode metadata."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from gear_data.storage.block import offsets_of
 
 
 def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
-    """Writes one file to a destination that ends in .parquet, else `data/train-00000-of-0000N.parquet`, a file a shard
-    that has some of the episodes, as the HuggingFace hub names them."""
+    """Writes the destination if it ends in .parquet, otherwise a folder.
+
+    The folder has one file `data/train-00000-of-0000N.parquet` for each shard with exported episodes. The HuggingFace
+    hub uses these names.
+    """
     shards = _shard_runs(dataset)
     with progress_bar(dataset.num_steps, "export", "step", options.progress) as bar:
         if destination.suffix == ".parquet":
@@ -39,7 +42,7 @@ def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) 
 
 
 def _shard_runs(dataset: Dataset) -> list[tuple[int, int]]:
-    """For every shard that has some of the dataset's episodes, which ones: first to last."""
+    """Returns the ranges of consecutive episodes that are in one shard."""
     changes = np.flatnonzero(np.diff(dataset.episode_table.column("shard").to_numpy())) + 1
     ends = [*changes.tolist(), dataset.num_episodes]
     return list(zip([0, *ends[:-1]], ends, strict=True))
@@ -59,7 +62,7 @@ def _tables(dataset: Dataset, runs: Sequence[tuple[int, int]]) -> Iterator[tuple
 
 
 def _episode_table(dataset: Dataset, first: int, last: int) -> tuple[pa.Table, int]:
-    """Episodes first to last as rows; and their steps."""
+    """Returns the episodes `first` to `last` as rows, and their number of steps."""
     offsets = offsets_of(dataset.lengths[first:last])
     columns: dict[str, pa.Array] = {}
     for spec in dataset.schema.source_columns:

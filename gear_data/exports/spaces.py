@@ -1,4 +1,7 @@
-"""Gymnasium spaces for a dataset's columns, in the JSON form that Minari keeps them in (`minari.serialization`)."""
+"""Gymnasium spaces of a dataset's columns, as JSON for Minari.
+
+The format is in `minari.serialization`.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ import numpy as np
 from gear_data.dataset.dataset import Dataset
 from gear_data.schema import ColumnSpec
 
-#: More values than this are numbers to reckon with, not choices.
+#: Integers with more values than this are numbers, not choices.
 _MAX_CHOICES = 1 << 20
-#: Of texts, whose characters nothing here knows.
+#: Character set of texts. The dataset does not store the real one.
 _CHARACTERS = "".join(chr(code) for code in range(32, 127))
 _MAX_TEXT = 1 << 20
 
 
 def space(dataset: Dataset, name: str) -> dict[str, Any]:
-    """The space of a column, or the Dict of the columns `NAME.KEY`, nested as their names are.
+    """Returns the space of a column, or the nested Dict of the columns `NAME.KEY`.
 
-    An int64 scalar is Discrete, with as many values as occur; everything else is a Box of all that its dtype holds,
-    since a dataset does not say what bounds the environment had.
+    An int64 scalar is Discrete and covers the values of the dataset. Text is Text. Every other column is a Box with
+    the range of its dtype, because a dataset does not store the environment's bounds.
     """
     if name in dataset.schema:
         return _leaf(dataset, dataset.schema[name])

@@ -1,4 +1,4 @@
-"""Parquet files that are written table by table."""
+"""Writer of Parquet files, table by table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pyarrow.parquet as pq
 
 
 class TableWriter:
-    """A Parquet file with the columns of the first table that is written; there is no file before that. A table is a
-    row group."""
+    """Writer of one Parquet file. Each table becomes a row group.
+
+    The first table creates the file and determines its columns.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,10 +25,12 @@ class TableWriter:
         self.close()
 
     def write(self, table: pa.Table) -> None:
+        """Appends a table."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, table.schema)
         self._writer.write_table(table, row_group_size=len(table))
 
     def close(self) -> None:
+        """Completes the file."""
         if self._writer is not None:
             self._writer.close()

@@ -257,7 +257,7 @@ def test_batches_of_text(format: str, tmp_path: Path) -> None:
     gear_data.convert(tmp_path / "source.parquet", tmp_path / "dataset", format="episode-rows", progress=False)
     loader = gear_data.SequenceLoader(gear_data.open(tmp_path / "dataset"), batch_size=6, context=2, seed=1)
     if format != "parquet":
-        with pytest.raises(InvalidArgumentError, match="Parquet alone"):
+        with pytest.raises(InvalidArgumentError, match="only Parquet"):
             gear_data.export_batches(loader, tmp_path / "out", batches=1, format=format)
         assert not (tmp_path / "out").exists()
         return

@@ -104,8 +104,8 @@ def test_small_blocks_write_the_same(
     """Blocks of one episode, and in LeRobot several row groups an episode and a file for every few of them."""
     ds = converted(tmp_path, sources, wide(sources))
     monkeypatch.setattr("gear_data.exports.exporter.BLOCK_BYTES", 100)
-    monkeypatch.setattr("gear_data.exports.lerobot.dataset.BLOCK_BYTES", 10)
-    monkeypatch.setattr("gear_data.exports.lerobot.dataset.DATA_MB", 0)
+    monkeypatch.setattr("gear_data.exports.lerobot.data_files.BLOCK_BYTES", 10)
+    monkeypatch.setattr("gear_data.exports.lerobot.data_files.DATA_MB", 0)
     path = exported(ds, tmp_path, format)
     assert again(path, tmp_path).fingerprint == ds.fingerprint
     if format == "lerobot":

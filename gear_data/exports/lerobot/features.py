@@ -1,7 +1,9 @@
-"""A dataset's columns as LeRobot features: their names, what `meta/info.json` says of them, and their Arrow values.
+"""LeRobot features of a dataset's columns.
 
-Layout: LeRobot v3.0 (https://github.com/huggingface/lerobot, `lerobot/datasets/utils.py`). A feature of shape (1,) is a
-scalar in Parquet, and a scalar has the shape (1,); arrays of more axes are nested lists.
+A feature has a name, an entry in `meta/info.json`, and Arrow values.
+
+Layout: LeRobot v3.0 (https://github.com/huggingface/lerobot, `lerobot/datasets/utils.py`). LeRobot has no shape ():
+scalars have the shape (1,) in `meta/info.json` and are scalars in Parquet. Arrays with more axes are nested lists.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from gear_data.exports.nested import nested_rows
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.schema import ColumnSpec
 
-#: Columns of LeRobot's own; a dataset may bring the first two along.
+#: LeRobot's own columns. A dataset may have the first two.
 CLOCK, TASK = "timestamp", "task_index"
 ORDER = ("frame_index", "episode_index", "index")
 DONE = "next.done"
-#: What a column of a dataset cannot be called: it would be taken for the order of steps.
+#: Names that a dataset's column must not have, because readers take them for the order of steps.
 _STRUCTURE = frozenset({*ORDER, DONE, "step_index", "step_id"})
 _NAMES = {
     "observations": "observation.state",
@@ -33,19 +35,19 @@ _NAMES = {
     "truncated": "next.truncated",
 }
 _PREFIXES = (("observations.", "observation."), ("actions.", "action."))
-#: `datasets` has arrays of 2 to 5 axes.
+#: Largest number of axes of an array in `datasets`.
 _MAX_AXES = 5
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One column on its way.
+    """One column as a LeRobot feature.
 
     Attributes:
-        name: LeRobot's, such as `observation.state`.
-        spec: of the dataset's column.
-        declared: its entry in `meta/info.json`.
-        to_arrow: steps, [n, *shape] or an array of variable length, to what stands in Parquet.
+        name: LeRobot's name, such as `observation.state`.
+        spec: the dataset's column.
+        declared: entry in `meta/info.json`.
+        to_arrow: converts steps, [n, *shape] or a variable-length array, to the values in Parquet.
     """
 
     name: str
@@ -55,24 +57,26 @@ class Feature:
 
 
 def features(dataset: Dataset) -> list[Feature]:
-    """The features of a dataset's source columns.
+    """Returns the features of a dataset's source columns.
 
     Raises:
-        UnsupportedColumnError: a column whose name LeRobot uses, or that could not be told from another's; more axes
-            than `datasets` has; bytes that are not images.
+        UnsupportedColumnError: a column has a name that LeRobot reserves, or more axes than `datasets` supports, or
+            bytes that are not images.
     """
     names = feature_names(dataset)
     return [_feature(dataset, spec, names[spec.name]) for spec in dataset.schema.source_columns]
 
 
 def feature_names(dataset: Dataset) -> dict[str, str]:
-    """Column -> feature: LeRobot's name where the column's can be told from it again, else its own."""
-    own = dataset.schema.source_columns
+    """Returns column -> feature name.
+
+    This is LeRobot's usual name if reading it back gives the column's name, otherwise the column's name.
+    """
     names: dict[str, str] = {}
-    for spec in own:
+    for spec in dataset.schema.source_columns:
         if spec.name in _STRUCTURE or "/" in spec.name:
             raise UnsupportedColumnError(
-                f"LeRobot cannot have a feature '{spec.name}' beside its own",
+                f"LeRobot reserves the name '{spec.name}'",
                 column=spec.name,
                 hint="give it another name at conversion: --rename",
             )
@@ -86,9 +90,13 @@ def feature_names(dataset: Dataset) -> dict[str, str]:
 
 def _feature(dataset: Dataset, spec: ColumnSpec, name: str) -> Feature:
     if spec.name == TASK and (spec.dtype, spec.shape) != ("int64", ()):
-        raise UnsupportedColumnError(f"LeRobot's {TASK} is one int64 a step", column=TASK, hint="rename it: --rename")
+        raise UnsupportedColumnError(
+            f"LeRobot's {TASK} must be one int64 per step", column=TASK, hint="rename it: --rename"
+        )
     if spec.name == CLOCK and (spec.numpy_dtype.kind, spec.shape) != ("f", ()):
-        raise UnsupportedColumnError(f"LeRobot's {CLOCK} is seconds", column=CLOCK, hint="rename it: --rename")
+        raise UnsupportedColumnError(
+            f"LeRobot's {CLOCK} must be one float per step, in seconds", column=CLOCK, hint="rename it: --rename"
+        )
     if spec.dtype == "string":
         return Feature(name, spec, _declared("string", (1,)), lambda values: values.cast(pa.string()))
     if spec.dtype == "binary":
@@ -97,7 +105,7 @@ def _feature(dataset: Dataset, spec: ColumnSpec, name: str) -> Feature:
         return Feature(name, spec, declared, _image_files)
     if len(spec.shape) > _MAX_AXES:
         raise UnsupportedColumnError(
-            f"has {len(spec.shape)} axes, and LeRobot's features have {_MAX_AXES} at most",
+            f"has {len(spec.shape)} axes, but LeRobot's features have at most {_MAX_AXES}",
             column=spec.name,
             hint="export to Parquet",
         )
@@ -117,12 +125,12 @@ def _fixed_lists(values: Any) -> pa.Array:
 
 
 def _image_files(values: pa.Array) -> pa.Array:
-    """As `datasets.Image` has them."""
+    """Converts encoded images to the struct of `datasets.Image`."""
     return pa.StructArray.from_arrays([values.cast(pa.binary()), pa.nulls(len(values), pa.string())], ["bytes", "path"])
 
 
 def _image_shape(dataset: Dataset, spec: ColumnSpec) -> tuple[int, int, int]:
-    """Height, width and channels of the first image. LeRobot has no other bytes than images."""
+    """Returns (height, width, channels) of the first image."""
     from PIL import Image, UnidentifiedImageError
 
     first = dataset.values(spec.name, 0, 1)[0].as_py()
@@ -131,7 +139,7 @@ def _image_shape(dataset: Dataset, spec: ColumnSpec) -> tuple[int, int, int]:
             return image.height, image.width, len(image.getbands())
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
         raise UnsupportedColumnError(
-            f"LeRobot holds bytes of images alone, and these are none: {error}",
+            f"LeRobot stores bytes only of images, but the first value is not an image: {error}",
             column=spec.name,
             hint="export to Parquet",
         ) from error

@@ -1,6 +1,8 @@
-"""What stands under `meta/` of a LeRobot v3.0 dataset: `info.json`, `stats.json`, the tasks and the list of episodes.
+"""Files under `meta/` of a LeRobot v3.0 dataset.
 
-What LeRobot has no place for and an equal dataset needs stands beside them, see
+They are `info.json`, `stats.json`, and the tables of tasks and episodes.
+
+Further files store data that LeRobot lacks and that an equal dataset needs; see
 `gear_data.ingest.sources.lerobot.export_notes`.
 """
 
@@ -25,10 +27,10 @@ from gear_data.ingest.sources.lerobot.export_notes import FINALS, NOTES, ExportN
 from gear_data.schema import ColumnSpec
 from gear_data.storage.statistics import ColumnStatistics
 
-#: Column bytes of a data file, as LeRobot's default is.
+#: Limit of a data file's column bytes in MB, LeRobot's default.
 DATA_MB = 100
-#: Columns of LeRobot's own list of episodes: facts of these names are left out.
-LISTED = ("episode_index", "tasks", "dataset_from_index", "dataset_to_index")
+#: Columns of LeRobot's table of episodes. Episode metadata with these names is left out.
+EPISODE_COLUMNS = ("episode_index", "tasks", "dataset_from_index", "dataset_to_index")
 _VERSION = "v3.0"
 _VIDEO_MB = 200
 _CHUNK_FILES = 1000
@@ -37,7 +39,7 @@ _EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 
 
 def data_path(number: int) -> str:
-    """Where the data file of a number stands."""
+    """Returns the path of a data file."""
     return f"data/{_PATTERN}".format(chunk_index=number // _CHUNK_FILES, file_index=number % _CHUNK_FILES)
 
 
@@ -45,24 +47,27 @@ def write_meta(
     folder: Path,
     dataset: Dataset,
     columns: Sequence[Feature],
-    made: Sequence[ColumnSpec],
+    generated: Sequence[ColumnSpec],
     statistics: Mapping[str, ColumnStatistics],
     tasks: Sequence[str],
     files: Sequence[int],
     fps: float,
 ) -> None:
-    """Writes all of it.
+    """Writes all files under `meta/`.
 
     Args:
-        folder: the dataset's.
-        columns: the dataset's own features.
-        made: LeRobot's columns that the dataset has not, and their `statistics`.
-        tasks: texts by `task_index`.
-        files: for each episode, the number of its data file.
+        folder: folder of the LeRobot dataset.
+        dataset: the exported dataset.
+        columns: features of the dataset's columns.
+        generated: LeRobot's own columns that the dataset lacks.
+        statistics: statistics of the generated columns.
+        tasks: text of each `task_index`.
+        files: number of the data file of each episode.
+        fps: steps per second.
     """
     (folder / _EPISODES).parent.mkdir(parents=True)
     declared = {feature.name: feature.declared for feature in columns}
-    declared.update({spec.name: {"dtype": spec.dtype, "shape": [1], "names": None} for spec in made})
+    declared.update({spec.name: {"dtype": spec.dtype, "shape": [1], "names": None} for spec in generated})
     info = {
         "codebase_version": _VERSION,
         "robot_type": source_metadata(dataset).get("robot_type"),
@@ -88,7 +93,7 @@ def write_meta(
     if finals:
         _write_finals(folder / FINALS, dataset, finals)
     notes = ExportNotes(
-        added=tuple(spec.name for spec in made if spec.name in (CLOCK, TASK)),
+        added=tuple(spec.name for spec in generated if spec.name in (CLOCK, TASK)),
         vectors=tuple(feature.name for feature in columns if feature.spec.shape == (1,)),
         finals=tuple(feature.name for feature in finals),
     )
@@ -105,7 +110,10 @@ def _stats(dataset: Dataset, found: ColumnStatistics) -> dict[str, Any]:
 
 
 def _write_tasks(path: Path, texts: Sequence[str]) -> None:
-    """A table that pandas reads with the texts as its index, which is how LeRobot looks them up."""
+    """Writes the table of tasks.
+
+    pandas reads it with the texts as its index, as LeRobot expects.
+    """
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
         for name, kind, dtype in ((TASK, "int64", "int64"), ("task", "unicode", "object"))
@@ -117,7 +125,7 @@ def _write_tasks(path: Path, texts: Sequence[str]) -> None:
 
 def _write_episodes(path: Path, dataset: Dataset, files: Any) -> None:
     zeros = np.zeros(dataset.num_episodes, np.int64)
-    facts = episode_metadata(dataset, 0, dataset.num_episodes)
+    metadata = episode_metadata(dataset, 0, dataset.num_episodes)
     texts = dataset.episode_table.column("task").to_pylist()
     columns: dict[str, Any] = {
         "episode_index": np.arange(dataset.num_episodes),
@@ -130,7 +138,7 @@ def _write_episodes(path: Path, dataset: Dataset, files: Any) -> None:
         "dataset_from_index": dataset.offsets[:-1],
         "dataset_to_index": dataset.offsets[1:],
     }
-    others = {name: values for name, values in facts.items() if name not in (*LISTED, "task")}
+    others = {name: values for name, values in metadata.items() if name not in (*EPISODE_COLUMNS, "task")}
     pq.write_table(pa.table({**others, **columns}), path)
 
 

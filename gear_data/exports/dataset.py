@@ -1,0 +1,103 @@
+"""Export of datasets and views: the public `export`, and the table of formats."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gear_data.dataset.dataset import Dataset
+from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.exports.d4rl import export_d4rl
+from gear_data.exports.exporter import Exporter, ExportOptions
+from gear_data.exports.lerobot.exporter import export_lerobot
+from gear_data.exports.minari import export_minari
+from gear_data.exports.npz import export_npz
+from gear_data.exports.parquet import export_parquet
+from gear_data.storage.remote.files import plain_path
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """Result of an export.
+
+    Attributes:
+        files: paths relative to the destination's folder.
+        bytes: size of all files together.
+        episodes: number of episodes.
+        steps: number of steps.
+        left_out: names of episode metadata that the format cannot store.
+    """
+
+    files: tuple[str, ...]
+    bytes: int
+    episodes: int
+    steps: int
+    left_out: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as JSON."""
+        return {**asdict(self), "files": list(self.files), "left_out": list(self.left_out)}
+
+
+#: Name -> exporter, as `format=` takes them.
+EXPORTERS: dict[str, Exporter] = {
+    "parquet": export_parquet,
+    "d4rl": export_d4rl,
+    "minari": export_minari,
+    "lerobot": export_lerobot,
+    "npz": export_npz,
+}
+
+
+def export(
+    dataset: Dataset,
+    destination: str | os.PathLike[str],
+    format: str = "parquet",
+    *,
+    fps: float | None = None,
+    progress: bool | None = None,
+) -> ExportReport:
+    """Writes the episodes of a dataset or view in another format.
+
+    Derived columns (return-to-go) are left out. Converting the result again gives a dataset with an equal fingerprint.
+    If the format cannot hold some of the data, the export raises an error and leaves no files.
+
+    Args:
+        dataset: dataset or view. Whole episodes are exported.
+        destination: a folder that does not exist or is empty. `parquet`, `d4rl` and `npz` also take the name of one
+            file that ends in .parquet, .hdf5 or .npz. For `minari` the name must be NAME-vN.
+        format: `parquet`: a row per episode, as `datasets.load_dataset("parquet", ...)` reads it; `d4rl`: HDF5; `npz`;
+            `minari`: as `minari.load_dataset` reads it; `lerobot`: v3.0.
+        fps: steps per second, only for `lerobot`. None takes the value of the dataset's source.
+        progress: show a bar; None shows one only on a terminal.
+
+    Raises:
+        UnknownNameError: the format does not exist.
+        InvalidArgumentError: `dataset` or `destination` has the wrong type; the view filters steps; `fps` is given for
+            another format or is missing for `lerobot`; the format does not allow this destination.
+        MissingColumnError: the format needs a column that the dataset lacks.
+        UnsupportedColumnError: the format cannot hold a column, the final observations or the end flags.
+        DestinationExistsError: the destination is not empty.
+        StorageFullError: the disk is full.
+        UnwritableError: the system refuses the write.
+    """
+    if not isinstance(dataset, Dataset):
+        raise InvalidArgumentError(f"export takes a Dataset, not {dataset!r}", hint="open it with gear_data.open(path)")
+    target = Path(plain_path(destination))
+    if format not in EXPORTERS:
+        raise unknown_name("export format", format, EXPORTERS)
+    if dataset.step_mask is not None:
+        raise InvalidArgumentError(
+            "the view has a step filter, but export writes whole episodes",
+            hint="export the dataset without filter_steps, or export batches of it (export_batches, --batches)",
+        )
+    if fps is not None and (format != "lerobot" or not 0 < fps < math.inf):
+        raise InvalidArgumentError(
+            f"fps={fps!r} is not allowed for the format {format}",
+            hint="give fps only for lerobot, as a positive number",
+        )
+    written = EXPORTERS[format](dataset, target, ExportOptions(progress, fps))
+    return ExportReport(written.files, written.bytes, dataset.num_episodes, dataset.num_steps, written.left_out)

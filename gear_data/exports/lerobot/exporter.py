@@ -1,0 +1,94 @@
+"""Export to LeRobot v3.0, without videos.
+
+Layout: https://github.com/huggingface/lerobot, `lerobot/datasets/utils.py` and `lerobot_dataset.py` (0.4.4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.common.progress import progress_bar
+from gear_data.dataset.dataset import Dataset
+from gear_data.errors import InvalidArgumentError
+from gear_data.exports.destination import atomic_folder
+from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
+from gear_data.exports.lerobot.data_files import DataFilesWriter
+from gear_data.exports.lerobot.features import TASK, features
+from gear_data.exports.lerobot.meta import EPISODE_COLUMNS, write_meta
+from gear_data.exports.metadata import metadata_names, source_metadata
+
+
+def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
+    """Writes a folder that `LeRobotDataset(repo_id, root=...)` reads.
+
+    `timestamp` and `task_index` are the dataset's columns if it has them. Otherwise `timestamp` is the number of the
+    step divided by `fps`, and `task_index` numbers the episodes' `task` texts in order of appearance. Episodes without
+    a task get the empty text.
+
+    Raises:
+        InvalidArgumentError: `fps` is neither given nor known from the source; `task_index` has impossible values.
+        UnsupportedColumnError: see `features`.
+    """
+    fps = _fps(dataset, options)
+    columns = features(dataset)
+    tasks = _tasks(dataset)
+    bar = progress_bar(dataset.num_steps, "export", "step", options.progress)
+    with (
+        atomic_folder(destination) as folder,
+        bar,
+        DataFilesWriter(folder, dataset, columns, tasks.numbers, fps) as writer,
+    ):
+        for first, last in episode_blocks(dataset):
+            writer.write(first, last)
+            bar.update(int(dataset.offsets[last] - dataset.offsets[first]))
+        write_meta(folder, dataset, columns, writer.generated, writer.statistics(), tasks.texts, writer.files, fps)
+    return exported_files(destination, [name for name in metadata_names(dataset) if name in EPISODE_COLUMNS])
+
+
+def _fps(dataset: Dataset, options: ExportOptions) -> float:
+    fps = options.fps if options.fps is not None else source_metadata(dataset).get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
+        raise InvalidArgumentError(
+            "LeRobot needs the number of steps per second, which the dataset's source did not store",
+            hint="give fps=30 (--fps 30)",
+        )
+    return int(fps) if float(fps).is_integer() else float(fps)
+
+
+@dataclass(frozen=True)
+class _Tasks:
+    """Tasks of the episodes.
+
+    Attributes:
+        texts: text of each `task_index`.
+        numbers: int64 [episodes], `task_index` of each episode; None if the dataset has this column.
+    """
+
+    texts: list[str]
+    numbers: npt.NDArray[np.int64] | None
+
+
+def _tasks(dataset: Dataset) -> _Tasks:
+    values = ["" if text is None else text for text in dataset.episode_table.column("task").to_pylist()]
+    if TASK not in dataset.schema:
+        indices = {text: i for i, text in enumerate(dict.fromkeys(values))}
+        return _Tasks(list(indices), np.array([indices[text] for text in values], np.int64))
+    texts: dict[int, str] = {}
+    count = 0
+    for first, last in episode_blocks(dataset):
+        numbers = dataset.steps(TASK, first, last)
+        # LeRobot looks up texts by position, so every number up to the largest needs a text.
+        if numbers.min() < 0 or numbers.max() >= max(dataset.num_steps, 1 << 20):
+            raise InvalidArgumentError(
+                f"'{TASK}' has values from {numbers.min()} to {numbers.max()}, which cannot be numbers of tasks",
+                hint=f"give '{TASK}' another name at conversion: --rename",
+            )
+        count = max(count, int(numbers.max()) + 1)
+        begins = dataset.offsets[first:last] - dataset.offsets[first]
+        for number, text in zip(numbers[begins].tolist(), values[first:last], strict=True):
+            texts[number] = texts.get(number) or text
+    return _Tasks([texts.get(i, "") for i in range(count)], None)
