@@ -52,7 +52,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
     formatter = parser._get_formatter()
-    for action in parser._actions:
+    for action in sorted(parser._actions, key=lambda action: bool(action.option_strings)):
         if isinstance(action, argparse._HelpAction):
             continue
         names = ", ".join(action.option_strings)
