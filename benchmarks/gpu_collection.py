@@ -15,8 +15,9 @@ from gear_data.collection.collector import Collector
 from gear_data.collection.output import MASK, TIMESTEPS, Output
 from gear_data.collection.plan import CollectSource
 from gear_data.collection.reader import OutputBuffers
-from gear_data.kernels.cpu import collect as cpu
+from gear_data.kernels import cpu
 from gear_data.kernels.cuda import launches
+from gear_data.kernels.output_plan import OUTPUT_PLAN, OutputPlanArray
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.windows import Windows
 
@@ -116,7 +117,7 @@ class Steps:
         #: int64 [1, columns], from the buffer's first byte on.
         self.places = np.array([np.cumsum([0, *sizes[:-1]])], np.int64)
         self.raw = raw
-        self.plan: npt.NDArray[np.int64] = np.zeros((0, cpu.PLAN_FIELDS), np.int64)
+        self.plan: OutputPlanArray = np.zeros(0, OUTPUT_PLAN)
 
     def final_address(self, column: str) -> int:
         return 0
@@ -131,7 +132,7 @@ class Steps:
     def collect(self, windows: Windows, outputs: npt.NDArray[np.int64]) -> None:
         """Fills arrays at these addresses on the CPU."""
         none = np.empty(0, np.int64)
-        cpu.collect(
+        cpu.collect.collect(
             windows.episode_id, windows.start, windows.length, none, self.shards, self.bases, self.lengths, none,
             self.places + self.raw.ctypes.data, self.plan, outputs, max(1, len(windows)), np.zeros(1, np.int64),
         )  # fmt: skip
@@ -168,9 +169,9 @@ class Collection:
         plan = self.steps.plan.copy()
         for buffer in launches.plan_buffers(self.steps.plan):
             template = (np.ctypeslib.ctypes.c_uint8 * buffer.nbytes).from_address(buffer.address)
-            plan[buffer.row, buffer.field] = gpu.put(np.frombuffer(template, np.uint8))
+            plan[buffer.field][buffer.output] = gpu.put(np.frombuffer(template, np.uint8))
         pieces = launches.piece_counts(plan)
-        self._plan = launches.OutputPlan(gpu.put(plan), len(plan), gpu.put(pieces), int(pieces[-1]))
+        self._plan = launches.PlanTables(gpu.put(plan), len(plan), gpu.put(pieces), int(pieces[-1]))
         self._tables = launches.EpisodeTables(
             gpu.put(self.steps.shards), gpu.put(self.steps.bases), gpu.put(self.steps.lengths), 0,
             gpu.put(self.steps.places + base), len(schema.columns),

@@ -13,6 +13,19 @@ from gear_data.collection.buffers import ALIGNMENT
 from gear_data.collection.output import TIMESTEPS, Output, Padding, check_batch_bytes
 from gear_data.collection.reader import ColumnReader
 from gear_data.errors import UnsupportedColumnError
+from gear_data.kernels import cpu
+from gear_data.kernels.output_plan import (
+    KIND_CONSTANT,
+    KIND_CONVERT,
+    KIND_COPY,
+    KIND_DISCOUNTED,
+    KIND_TIMESTEP,
+    OUT_TYPES,
+    OUTPUT_PLAN,
+    SOURCE_TYPES,
+    TIMESTEP_TYPES,
+    OutputPlanArray,
+)
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 
@@ -57,8 +70,8 @@ class BatchPlan:
         batches: the most batches that share a buffer.
 
     Attributes:
-        plans: int64 [outputs, PLAN_FIELDS] for each source, see `gear_data.kernels.cpu.collect`. They hold addresses
-            of arrays that live as long as this plan.
+        plans: OUTPUT_PLAN [outputs] for each source, see `gear_data.kernels.output_plan`. They hold addresses of arrays
+            that live as long as this plan.
         arrays: the layout of each output.
         offsets: int64 [outputs], the first byte of each array in a buffer.
         size: bytes of a buffer.
@@ -85,65 +98,63 @@ class BatchPlan:
             for output, offset in zip(outputs, self.offsets.tolist(), strict=True)
         ]
 
-    def _plan(self, source: CollectSource) -> Int64Array:
-        """Returns int64 [outputs, PLAN_FIELDS]."""
-        from gear_data.kernels.cpu import collect as cpu
-
-        plan = np.array([self._plan_row(output, source) for output in source.outputs], np.int64)
-        plan = plan.reshape(-1, cpu.PLAN_FIELDS)
+    def _plan(self, source: CollectSource) -> OutputPlanArray:
+        """Returns OUTPUT_PLAN [outputs]."""
+        plan = np.zeros(len(source.outputs), OUTPUT_PLAN)
         alike: dict[tuple[int, ...], int] = {}
-        for number, row in enumerate(plan):
-            key = tuple(row[[cpu.FIRST, cpu.WIDTH, cpu.PAD_LEFT, cpu.WITHIN, cpu.SHIFT]].tolist())
-            row[cpu.LIKE] = alike.setdefault((*key, int(row[cpu.FINALS] != 0)), number)
+        for index, (record, output) in enumerate(zip(plan, source.outputs, strict=True)):
+            self._fill_steps(record, output, source)
+            if output.column:
+                self._fill_column(record, output, source.schema)
+            elif output.source == TIMESTEPS:
+                record["kind"], record["origin"] = KIND_TIMESTEP, output.origin
+                record["out_type"] = TIMESTEP_TYPES.index(output.dtype)
+            else:
+                record["kind"] = KIND_CONSTANT
+                record["valid"] = self._template(output, output.valid, constant=True)
+            located = record[["first", "width", "pad_left", "within", "shift"]].tolist()
+            record["like"] = alike.setdefault((*located, int(record["finals"] != 0)), index)
         return plan
 
-    def _plan_row(self, output: Output, source: CollectSource) -> list[int]:
-        from gear_data.kernels.cpu import collect as cpu
-
-        row = [0] * cpu.PLAN_FIELDS
-        row[cpu.OUT_BYTES] = output.step_bytes
-        row[cpu.FIRST], row[cpu.WIDTH], row[cpu.PAD_LEFT] = output.first, output.width, int(output.pad_left)
-        row[cpu.WITHIN], row[cpu.SHIFT] = int(output.within_window), output.shift
-        row[cpu.PADDING] = tuple(Padding).index(output.padding)
-        row[cpu.FILL] = self._template(output, output.fill)
+    def _fill_steps(self, record: Any, output: Output, source: CollectSource) -> None:
+        """Fills the fields that every kind of output has: the wanted steps, and the padding."""
+        record["out_bytes"] = output.step_bytes
+        record["first"], record["width"], record["pad_left"] = output.first, output.width, output.pad_left
+        record["within"], record["shift"] = output.within_window, output.shift
+        record["padding"] = tuple(Padding).index(output.padding)
+        record["fill"] = self._template(output, output.fill)
         final_column = output.source if output.column else output.mask_column
         if output.shift > 0 and final_column is not None:
-            row[cpu.FINALS] = source.reader.final_address(final_column)
-        if not output.column:
-            if output.source == TIMESTEPS:
-                row[cpu.KIND], row[cpu.ORIGIN] = cpu.KIND_TIMESTEP, output.origin
-                row[cpu.OUT_TYPE] = cpu.TIMESTEP_TYPES.index(output.dtype)
-            else:
-                row[cpu.KIND] = cpu.KIND_CONSTANT
-                row[cpu.VALID] = self._template(output, output.valid, constant=True)
-            return row
-        spec = source.schema[output.source]
-        row[cpu.COLUMN] = source.schema.index(output.source)
-        row[cpu.SOURCE_BYTES] = spec.row_bytes
+            record["finals"] = source.reader.final_address(final_column)
+
+    def _fill_column(self, record: Any, output: Output, schema: Schema) -> None:
+        """Fills the fields of an output that reads a column: copied, converted, or summed with discounts."""
+        spec = schema[output.source]
+        record["column"] = schema.index(output.source)
+        record["source_bytes"] = spec.row_bytes
         unchanged = output.mean is None and output.discounts is None and output.half is None
         if unchanged and np.dtype(output.dtype) == spec.numpy_dtype:
-            row[cpu.KIND] = cpu.KIND_COPY
-            return row
+            record["kind"] = KIND_COPY
+            return
         source_type = str(spec.storage_dtype)
         out_type = output.half or output.dtype
-        if source_type not in cpu.SOURCE_TYPES or out_type not in cpu.OUT_TYPES:
+        if source_type not in SOURCE_TYPES or out_type not in OUT_TYPES:
             raise UnsupportedColumnError(f"cannot be turned from {spec.dtype} into {out_type}", column=spec.name)
-        row[cpu.ELEMENTS] = spec.size
-        row[cpu.SOURCE_TYPE] = cpu.SOURCE_TYPES.index(source_type)
-        row[cpu.OUT_TYPE] = cpu.OUT_TYPES.index(out_type)
+        record["elements"] = spec.size
+        record["source_type"] = SOURCE_TYPES.index(source_type)
+        record["out_type"] = OUT_TYPES.index(out_type)
         if output.discounts is not None:
-            row[cpu.KIND] = cpu.KIND_DISCOUNTED
-            row[cpu.DISCOUNTS] = self._keep(np.array(output.discounts, np.float64))
-            row[cpu.HORIZON] = len(output.discounts)
-            return row
-        row[cpu.KIND] = cpu.KIND_CONVERT
+            record["kind"] = KIND_DISCOUNTED
+            record["discounts"] = self._keep(np.array(output.discounts, np.float64))
+            record["horizon"] = len(output.discounts)
+            return
+        record["kind"] = KIND_CONVERT
         # Repeated for several rows: a long loop over elements lets the kernel use vector instructions.
         repeats = max(1, min(output.width, _AFFINE_ELEMENTS // spec.size))
         affine = np.empty((2, repeats, spec.size))
         affine[0] = 0.0 if output.mean is None else np.ravel(output.mean)
         affine[1] = 1.0 if output.scale is None else np.ravel(output.scale)
-        row[cpu.AFFINE], row[cpu.AFFINE_ROWS] = self._keep(affine), repeats
-        return row
+        record["affine"], record["affine_rows"] = self._keep(affine), repeats
 
     def _template(self, output: Output, step: Any, *, constant: bool = False) -> int:
         """Returns the address of `width` copies of a step.
@@ -155,7 +166,9 @@ class BatchPlan:
         if output.half == "float16":
             rows = rows.astype(np.float16)
         elif output.half is not None:
-            rows = _bfloat16_bits(rows)
+            bits = np.empty(rows.shape, np.uint16)
+            cpu.convert.round_to_bfloat16(rows.reshape(-1), bits.reshape(-1))
+            rows = bits
         if not constant and not rows.view(np.uint8).any():
             return 0
         return self._keep(rows)
@@ -164,9 +177,3 @@ class BatchPlan:
         """Keeps an array alive, and returns its address."""
         self._templates.append(array)
         return int(array.ctypes.data)
-
-
-def _bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Rounds finite numbers to the nearest bfloat16, ties to even."""
-    bits = values.view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.selection.windows import Int64Array, Windows
 
 
@@ -17,7 +18,7 @@ class OutputBuffers:
     """The memory that a reader fills, and the plan it follows: see `gear_data.kernels.cpu.collect.collect`.
 
     Attributes:
-        plan: int64 [outputs, PLAN_FIELDS].
+        plan: OUTPUT_PLAN [outputs], see `gear_data.kernels.output_plan`.
         addresses: int64 [outputs].
         rows: int64 [B], the output row of each window; empty: window b goes to row b.
         per: windows of one batch, if the read fills several batches.
@@ -25,7 +26,7 @@ class OutputBuffers:
         memory: the whole buffer that holds the outputs, if other batches use it again; else None.
     """
 
-    plan: Int64Array
+    plan: OutputPlanArray
     addresses: Int64Array
     rows: Int64Array
     per: int

@@ -11,6 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
+from gear_data.kernels import cpu
+from gear_data.kernels.output_plan import COLUMN_KINDS, OutputPlanArray
 from gear_data.selection.windows import Int64Array, Windows
 
 
@@ -34,10 +36,8 @@ class ColumnReads:
 
     def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
         """int64 [B] each: the first row of the episode, which has `total`, and how many."""
-        from gear_data.kernels.cpu.row_ranges import reached_rows
-
         low, count = np.empty((2, len(total)), np.int64)
-        reached_rows(windows.start, windows.length, total, self._numbers, low, count)
+        cpu.row_ranges.reached_rows(windows.start, windows.length, total, self._numbers, low, count)
         return low, count
 
     @cached_property
@@ -52,23 +52,19 @@ class ColumnReads:
         return last - min(reach.first + min(reach.shift, 0) for reach in self.reaches)
 
 
-def column_reads(plan: Int64Array) -> tuple[ColumnReads, ...]:
+def column_reads(plan: OutputPlanArray) -> tuple[ColumnReads, ...]:
     """What a plan of `gear_data.kernels.cpu.collect` reads: each of its source columns is in one of these."""
-    from gear_data.kernels.cpu import collect as cpu
-
-    reaches: dict[int, set[RowRange]] = {}
-    for row in plan[np.isin(plan[:, cpu.KIND], (cpu.KIND_COPY, cpu.KIND_CONVERT, cpu.KIND_DISCOUNTED))]:
-        first, width, within, shift = row[[cpu.FIRST, cpu.WIDTH, cpu.WITHIN, cpu.SHIFT]].tolist()
-        reach = RowRange(first, width, bool(within), shift, max(1, int(row[cpu.HORIZON])))
-        reaches.setdefault(int(row[cpu.COLUMN]), set()).add(reach)
-    alike: dict[frozenset[RowRange], list[int]] = {}
-    for column, found in reaches.items():
-        alike.setdefault(frozenset(found), []).append(column)
-    return tuple(ColumnReads(tuple(columns), tuple(found)) for found, columns in alike.items())
+    ranges: dict[int, set[RowRange]] = {}
+    for output in plan[np.isin(plan["kind"], COLUMN_KINDS)]:
+        first, width, within, shift, horizon = output[["first", "width", "within", "shift", "horizon"]].tolist()
+        row_range = RowRange(first, width, bool(within), shift, max(1, horizon))
+        ranges.setdefault(int(output["column"]), set()).add(row_range)
+    columns_of: dict[frozenset[RowRange], list[int]] = {}
+    for column, of_column in ranges.items():
+        columns_of.setdefault(frozenset(of_column), []).append(column)
+    return tuple(ColumnReads(tuple(columns), tuple(of_column)) for of_column, columns in columns_of.items())
 
 
-def row_sizes(plan: Int64Array) -> dict[int, int]:
+def row_sizes(plan: OutputPlanArray) -> dict[int, int]:
     """Column -> bytes of a row."""
-    from gear_data.kernels.cpu import collect as cpu
-
-    return dict(plan[:, [cpu.COLUMN, cpu.SOURCE_BYTES]][plan[:, cpu.SOURCE_BYTES] > 0].tolist())
+    return dict(plan[["column", "source_bytes"]][plan["source_bytes"] > 0].tolist())

@@ -1,4 +1,4 @@
-"""How Numba kernels reach raw memory: addresses as pointers, libc's memcpy and memset, and the compile cache."""
+"""What Numba kernels share: pointers from addresses, libc's memcpy and memset, and a folder for the compile cache."""
 
 from __future__ import annotations
 
@@ -65,3 +65,17 @@ def pointer(typing_context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(address), generate
+
+
+def njit_named(name: str) -> Any:
+    """Returns `njit` for one of several functions with the same source, with a qualified name of its own.
+
+    Numba names machine code by the qualified name and a number that every process counts from 1. Two closures with one
+    qualified name, compiled by two processes and loaded from the cache, would be mistaken for each other.
+    """
+
+    def decorate(function: Any) -> Any:
+        function.__name__ = function.__qualname__ = name
+        return numba.njit(nogil=True)(function)
+
+    return decorate

@@ -37,8 +37,9 @@ enum { PAD_FILL, PAD_EDGE, PAD_FIRST, PAD_RUN_ON };
 enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16 };
 enum { STEP_INT64, STEP_INT32, STEP_FLOAT32, STEP_FLOAT64 };
 
-// A row of the plan: the fields of gear_data.kernels.cpu.collect, in their order. Rows of a template are all equal.
-struct Plan {
+// A record of gear_data.kernels.output_plan.OUTPUT_PLAN: the same fields in the same order. All rows of a template are
+// equal.
+struct OutputPlan {
     i64 kind, column, source_bytes, out_bytes, elements, source_type, out_type;
     i64 first, width, pad_left, within, padding;
     const u8 *fill, *valid;
@@ -48,27 +49,27 @@ struct Plan {
     const double *discounts;
     i64 horizon, like;
 };
-static_assert(sizeof(Plan) == 22 * sizeof(i64), "a row of the plan");
+static_assert(sizeof(OutputPlan) == 22 * sizeof(i64), "a record of OUTPUT_PLAN");
 
-// Where a window's steps are in an output: its first step, its rows, the rows before them, and the row of the final
-// observation that its last one is (-1: none).
-struct Place {
-    i64 low, rows, head, final;
+// The valid rows of a window in an output: the first step in the episode, the number of valid rows, the padding rows
+// before them, and the row of the final observation if that is the last valid row, else -1.
+struct Span {
+    i64 first, count, head, final;
 };
 
-__device__ Place place_of(const Plan &plan, i64 start, i64 length, i64 total, i64 episode, const i64 *finals) {
-    i64 first = start + plan.first, width = plan.width;
-    i64 low = plan.within ? max(first, start) : max(first, 0LL);
-    i64 high = min(first + width, plan.within ? start + length : total);
+__device__ Span locate(const OutputPlan &plan, i64 start, i64 length, i64 total, i64 episode, const i64 *finals) {
+    i64 wanted = start + plan.first, width = plan.width;
+    i64 first = plan.within ? max(wanted, start) : max(wanted, 0LL);
+    i64 last = min(wanted + width, plan.within ? start + length : total);
     i64 final = -1, missing = 0;
-    if (plan.shift > 0 && high == total && high > low) {
+    if (plan.shift > 0 && last == total && last > first) {
         if (plan.finals) final = finals[episode];
         missing = final < 0;
     }
-    i64 rows = max(high - low - missing, 0LL);
-    // The place of a row that is missing stays: the others stand beside those of their own step.
-    i64 head = rows == 0 ? width : plan.pad_left ? width - rows - missing : low - first;
-    return Place{low, rows, head, final};
+    i64 count = max(last - first - missing, 0LL);
+    // A missing final observation leaves its row empty, so that the other rows stay with their own steps.
+    i64 head = count == 0 ? width : plan.pad_left ? width - count - missing : first - wanted;
+    return Span{first, count, head, final};
 }
 
 // Bytes
@@ -268,7 +269,7 @@ __device__ __noinline__ double number_at(i64 type, const u8 *place) {
 
 // `count` elements from element `first` of the rows that `source` and `target` are of.
 template <class T>
-__device__ __noinline__ void convert(const Plan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first, i64 count) {
+__device__ __noinline__ void convert(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first, i64 count) {
     const double *mean = plan.affine, *scale = plan.affine + plan.affine_rows * plan.elements;
     i64 elements = plan.elements, type = plan.out_type;
     // Of a lane's elements the place in their rows, without a division each.
@@ -288,7 +289,7 @@ __device__ __noinline__ void convert(const Plan &plan, u32 lane, u8 *stage, u8 *
     }
 }
 
-__device__ void convert_any(const Plan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first, i64 count) {
+__device__ void convert_any(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first, i64 count) {
 #define CONVERT_FROM(T) convert<T>(plan, lane, stage, target, source, first, count)
     switch (plan.source_type) {
     case 0: CONVERT_FROM(u8); break;
@@ -307,7 +308,7 @@ __device__ void convert_any(const Plan &plan, u32 lane, u8 *stage, u8 *target, c
 }
 
 // The discounted sum from the element at `place` on, over at most `left` rows.
-__device__ double discounted(const Plan &plan, const u8 *place, i64 left) {
+__device__ double discounted(const OutputPlan &plan, const u8 *place, i64 left) {
     double total = 0.0;
     for (i64 j = 0; j < min(plan.horizon, left); j++, place += plan.source_bytes) {
         double value = number_at(plan.source_type, place), part = __dmul_rn(plan.discounts[j], value);
@@ -321,7 +322,7 @@ __device__ double discounted(const Plan &plan, const u8 *place, i64 left) {
 // Rows, counted from the first of a part of a window, of which `target` and `source` are the first
 
 // Steps are numbered through from `step` on; a stride of 0 gives all the same number.
-__device__ void count_rows(const Plan &plan, u32 lane, u8 *target, i64 first, i64 last, i64 step, i64 stride) {
+__device__ void count_rows(const OutputPlan &plan, u32 lane, u8 *target, i64 first, i64 last, i64 step, i64 stride) {
     for (i64 row = first + lane; row < last; row += LANES) {
         i64 number = plan.origin + step + row * stride;
         switch (plan.out_type) {
@@ -355,7 +356,7 @@ __device__ void repeat_row(u32 lane, u8 *target, const u8 *source, i64 row_bytes
 
 // Elements first to last that are discounted sums, or where `repeat` the first row's number over again. `left`: steps
 // of the episode from the first row's on.
-__device__ void element_rows(const Plan &plan, u32 lane, u8 *target, const u8 *source, i64 first, i64 last, i64 left,
+__device__ void element_rows(const OutputPlan &plan, u32 lane, u8 *target, const u8 *source, i64 first, i64 last, i64 left,
                              bool repeat) {
     i64 elements = plan.elements, source_item = plan.source_bytes / elements;
     const double *scale = plan.affine + plan.affine_rows * elements;
@@ -370,7 +371,7 @@ __device__ void element_rows(const Plan &plan, u32 lane, u8 *target, const u8 *s
 }
 
 // Bytes first to last of a part whose rows are not copied as they are. Not inlined: a copy would have fewer registers.
-__device__ __noinline__ void make_rows(const Plan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first,
+__device__ __noinline__ void make_rows(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first,
                                        i64 last, i64 step, i64 left, bool repeat) {
     if (plan.kind == TIMESTEP) {
         count_rows(plan, lane, target, first / plan.out_bytes, last / plan.out_bytes, step, !repeat);
@@ -389,12 +390,12 @@ __device__ __noinline__ void make_rows(const Plan &plan, u32 lane, u8 *stage, u8
 }
 
 // Bytes lo to hi of the output `out` of a window. `source`: of its first step's row.
-__device__ void fill_piece(const Plan &plan, const Place &place, u32 lane, u8 *stage, u8 *out, const u8 *source, i64 lo,
+__device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u8 *stage, u8 *out, const u8 *source, i64 lo,
                            i64 hi, i64 left) {
-    i64 head = place.head, rows = place.rows, end = head + rows, padding = plan.padding;
+    i64 head = span.head, rows = span.count, end = head + rows, padding = plan.padding;
     bool reads = plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED;
     // Whether the first valid row is padding, there being no step before; and whether the last is a final observation.
-    i64 blank = rows > 0 && reads && plan.shift < 0 && place.low == 0, final = rows > 0 && reads && place.final >= 0;
+    i64 blank = rows > 0 && reads && plan.shift < 0 && span.first == 0, final = rows > 0 && reads && span.final >= 0;
     // In order: padding, the row without a step, rows of steps, the final observation, padding. Most pieces are of the
     // third alone.
     u32 part = lo >= (head + blank) * plan.out_bytes ? 2 : 0, parts = hi <= (end - final) * plan.out_bytes ? 3 : 5;
@@ -417,7 +418,7 @@ __device__ void fill_piece(const Plan &plan, const Place &place, u32 lane, u8 *s
         }
         u64 here = fill                     ? (u64)plan.fill
                    : !reads                 ? (u64)plan.valid + row * plan.out_bytes
-                   : final && row == rows - 1 ? (u64)plan.finals + place.final * plan.source_bytes
+                   : final && row == rows - 1 ? (u64)plan.finals + span.final * plan.source_bytes
                                             : (u64)source + row * plan.source_bytes;
         u8 *target = out + from * plan.out_bytes;
         if (fill && !here) {
@@ -425,7 +426,7 @@ __device__ void fill_piece(const Plan &plan, const Place &place, u32 lane, u8 *s
         } else if (fill || (!repeat && (plan.kind == COPY || plan.kind == CONSTANT))) {
             copy(lane, stage, target + first, (const u8 *)here + first, last - first);
         } else {
-            make_rows(plan, lane, stage, target, (const u8 *)here, first, last, place.low + row, left - row, repeat);
+            make_rows(plan, lane, stage, target, (const u8 *)here, first, last, span.first + row, left - row, repeat);
         }
     }
 }
@@ -444,7 +445,7 @@ __device__ void fill_piece(const Plan &plan, const Place &place, u32 lane, u8 *s
 extern "C" __global__ void __launch_bounds__(512, 2)
 gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *rows_of, i64 count,
              const i64 *shards, const i64 *bases, const i64 *lengths, const i64 *finals, const i64 *addresses,
-             i64 columns, const Plan *plans, i64 outputs_count, const i64 *outputs, const i64 *pieces, i64 per,
+             i64 columns, const OutputPlan *plans, i64 outputs_count, const i64 *outputs, const i64 *pieces, i64 per,
              u64 *valid) {
     __shared__ Word stages[MOST_WARPS][STAGE / sizeof(Word) + 1];
     u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
@@ -464,25 +465,25 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
             // A lane an output.
             u64 bytes = 0;
             for (i64 i = lane; i < outputs_count; i += LANES) {
-                bytes += place_of(plans[i], start[b], length[b], total, e, finals).rows * plans[i].out_bytes;
+                bytes += locate(plans[i], start[b], length[b], total, e, finals).count * plans[i].out_bytes;
             }
             for (u32 apart = LANES / 2; apart; apart /= 2) bytes += __shfl_xor_sync(0xFFFFFFFF, bytes, apart);
             if (lane == 0) atomicAdd(valid + b / per, bytes);
         }
-        const Plan &plan = plans[k];
+        const OutputPlan &plan = plans[k];
         i64 size = plan.width * plan.out_bytes, at = (number - pieces[k]) * PIECE;
-        Place place = place_of(plan, start[b], length[b], total, e, finals);
+        Span span = locate(plan, start[b], length[b], total, e, finals);
         u8 *out = (u8 *)outputs[k] + (rows_of ? rows_of[b] : b) * size;
         u64 source = 0;
         i64 phase = 0;
-        if (place.rows && (plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED)) {
+        if (span.count && (plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED)) {
             // As an integer: the row before an episode's first may be none of the column.
             source = (u64)addresses[shards[e] * columns + plan.column] +
-                     (u64)((bases[e] + place.low + plan.shift) * plan.source_bytes);
+                     (u64)((bases[e] + span.first + plan.shift) * plan.source_bytes);
             // Pieces of a copy are cut where a line of the source begins.
-            if (plan.kind == COPY) phase = (i64)((source - (u64)(place.head * plan.out_bytes)) & (LINE - 1));
+            if (plan.kind == COPY) phase = (i64)((source - (u64)(span.head * plan.out_bytes)) & (LINE - 1));
         }
-        fill_piece(plan, place, lane, (u8 *)stages[warp], out, (const u8 *)source, max(at - phase, 0LL),
-                   min(at + PIECE - phase, size), total - place.low);
+        fill_piece(plan, span, lane, (u8 *)stages[warp], out, (const u8 *)source, max(at - phase, 0LL),
+                   min(at + PIECE - phase, size), total - span.first);
     }
 }

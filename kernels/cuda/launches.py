@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.kernels.cpu import collect as cpu
+from gear_data.kernels.output_plan import OutputPlanArray
 
 #: Bytes of an output's window that a warp of `gear_collect` takes at a time, and of a line of memory.
 PIECE_BYTES = 8192
@@ -55,37 +55,37 @@ class PlanBuffer:
     """Memory that a plan points to.
 
     Attributes:
-        row, field: where in the plan its address is.
-        address, nbytes: which bytes of this process.
+        output, field: the record and the field of the plan that hold the address.
+        address, nbytes: the memory in this process.
     """
 
-    row: int
-    field: int
+    output: int
+    field: str
     address: int
     nbytes: int
 
 
-def plan_buffers(plan: npt.NDArray[np.int64]) -> Iterator[PlanBuffer]:
+def plan_buffers(plan: OutputPlanArray) -> Iterator[PlanBuffer]:
     """What a plan of `gear_data.kernels.cpu.collect.collect` points to, final observations left
     out: to be copied to where the
     device can read it, and its address put in the plan."""
-    for number, row in enumerate(plan.tolist()):
-        template = row[cpu.WIDTH] * row[cpu.OUT_BYTES]
+    for index, output in enumerate(plan):
+        template = output["width"] * output["out_bytes"]
         sizes = {
-            cpu.FILL: template,
-            cpu.VALID: template,
-            cpu.AFFINE: 2 * 8 * row[cpu.AFFINE_ROWS] * row[cpu.ELEMENTS],
-            cpu.DISCOUNTS: 8 * row[cpu.HORIZON],
+            "fill": template,
+            "valid": template,
+            "affine": 2 * 8 * output["affine_rows"] * output["elements"],
+            "discounts": 8 * output["horizon"],
         }
         for field, nbytes in sizes.items():
-            if row[field]:
-                yield PlanBuffer(number, field, row[field], nbytes)
+            if output[field]:
+                yield PlanBuffer(index, field, int(output[field]), int(nbytes))
 
 
-def piece_counts(plan: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def piece_counts(plan: OutputPlanArray) -> npt.NDArray[np.int64]:
     """int64 [outputs + 1]: pieces of a window before each output, as `gear_collect` takes them."""
     # Pieces begin where a line of the source does, so a window may begin up to a line inside its first.
-    sizes = plan[:, cpu.WIDTH] * plan[:, cpu.OUT_BYTES] + LINE_BYTES - 1
+    sizes = plan["width"] * plan["out_bytes"] + LINE_BYTES - 1
     out = np.zeros(len(plan) + 1, np.int64)
     np.cumsum(-(-sizes // PIECE_BYTES), out=out[1:])
     return out
@@ -106,7 +106,7 @@ class EpisodeTables:
 
 
 @dataclass(frozen=True)
-class OutputPlan:
+class PlanTables:
     """Address of a plan, int64 [outputs, PLAN_FIELDS], and of its `piece_counts`, of which `pieces_per_window` is the
     last."""
 
@@ -134,7 +134,7 @@ class WindowRows:
 def collect(
     launcher: Launcher,
     tables: EpisodeTables,
-    plan: OutputPlan,
+    plan: PlanTables,
     windows: WindowRows,
     outputs: int,
     *,

@@ -18,6 +18,7 @@ from gear_data.cluster.client.zero_copy import copied_to, target_rows
 from gear_data.cluster.protocol import ColumnGroup, FetchedSpans, Request
 from gear_data.cluster.rdma.span_read import WriteTargets
 from gear_data.collection.reader import OutputBuffers
+from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reader import Finals
 from gear_data.residency.row_ranges import ColumnReads, column_reads, row_sizes
@@ -41,7 +42,7 @@ class _Columns:
     row_bytes: Int64Array
 
 
-def _columns(plan: Int64Array) -> tuple[_Columns, ...]:
+def _columns(plan: OutputPlanArray) -> tuple[_Columns, ...]:
     """What a plan of `gear_data.kernels.cpu.collect` reads."""
     sizes = row_sizes(plan)
     return tuple(

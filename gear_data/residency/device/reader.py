@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
+from gear_data.kernels import cpu
 from gear_data.kernels.cuda import launches
+from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.residency.device.columns import DeviceColumns, find_extents
 from gear_data.residency.device.memory import PIECE_BYTES, TO_DEVICE, DeviceBuffer, PinnedBuffer, Uploader
 from gear_data.residency.device.staging import StagedRows, StagingBuffer, StagingReader
@@ -68,7 +70,7 @@ class DeviceReader:
     Args:
         reader: reads the same columns on the CPU.
         columns: where kernels read them.
-        plan: int64 [outputs, PLAN_FIELDS], see `gear_data.collection.plan.BatchPlan`, which is kept.
+        plan: OUTPUT_PLAN [outputs], see `gear_data.collection.plan.BatchPlan`, which is kept.
 
     Attributes:
         all_placed: whether kernels read all in place.
@@ -76,11 +78,8 @@ class DeviceReader:
         words: numbers that one window needs of an `UploadBuffer`, at most.
     """
 
-    def __init__(self, reader: StagingReader, columns: DeviceColumns, plan: Int64Array) -> None:
-        from gear_data.kernels.cpu.collect import count_valid
-
+    def __init__(self, reader: StagingReader, columns: DeviceColumns, plan: OutputPlanArray) -> None:
         columns.check_process()
-        self._count_valid = count_valid
         self._reader, self._columns, self._plan = reader, columns, plan
         extents = columns.shard, columns.first, columns.last
         self._extent = find_extents(extents, reader.shard, reader.start, reader.length)
@@ -98,23 +97,21 @@ class DeviceReader:
 
     def _upload_tables(self) -> None:
         """What launches read that stays the same, in device memory."""
-        from gear_data.kernels.cpu import collect as cpu
-
         plan, pieces = self._plan.copy(), launches.piece_counts(self._plan)
         finals = self._reader.final_rows
         arrays: list[npt.NDArray[Any]] = [
             plan, pieces, self._extent, self._base, self._reader.length, self._columns.addresses, finals,
         ]  # fmt: skip
-        pointed = [(b.row, b.field, _bytes_at(b.address, b.nbytes)) for b in launches.plan_buffers(self._plan)]
-        for row, address in enumerate(self._plan[:, cpu.FINALS].tolist()):
+        pointed = [(b.output, b.field, _bytes_at(b.address, b.nbytes)) for b in launches.plan_buffers(self._plan)]
+        for output, address in enumerate(self._plan["finals"].tolist()):
             if address:
-                pointed.append((row, cpu.FINALS, self._reader.final_values(address)))
+                pointed.append((output, "finals", self._reader.final_values(address)))
         arrays += [array for _, _, array in pointed]
         sizes = np.array([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays], np.int64)
         self._memory = DeviceBuffer(int(sizes.sum()))
         places = (self._memory.address + np.cumsum(sizes) - sizes).tolist()
-        for (row, field, _), place in zip(pointed, places[7:], strict=True):
-            plan[row, field] = place
+        for (output, field, _), place in zip(pointed, places[7:], strict=True):
+            plan[field][output] = place
         sender = Uploader(min(PIECE_BYTES, int(sizes.max())))
         for array, place in zip(arrays, places, strict=True):
             sender.send(array, place)
@@ -124,12 +121,12 @@ class DeviceReader:
         self._tables = launches.EpisodeTables(
             extent, base, length, at_finals if len(finals) else 0, addresses, self._columns.addresses.shape[1]
         )
-        self._output_plan = launches.OutputPlan(at_plan, len(plan), at_pieces, int(pieces[-1]))
+        self._output_plan = launches.PlanTables(at_plan, len(plan), at_pieces, int(pieces[-1]))
 
     def valid_bytes(self, windows: Windows, per: int, valid: Int64Array) -> None:
         """Fills int64 [batches]: the bytes of valid rows, of every `per` windows on their own."""
         reader = self._reader
-        self._count_valid(
+        cpu.collect.count_valid(
             windows.episode_id, windows.start, windows.length, reader.length, reader.final_rows, self._plan, per, valid
         )
 

@@ -70,7 +70,8 @@ def test_a_folder_that_others_could_have_filled_is_not_used(planted: str, tmp_pa
 CONVERSIONS = """
 import sys
 import numba, numpy as np
-from gear_data.kernels.cpu import collect as cpu
+from gear_data.kernels.cpu.collect import collect
+from gear_data.kernels.output_plan import KIND_CONVERT, OUTPUT_PLAN, SOURCE_TYPES
 
 shift, *kinds = sys.argv[1:]
 for i in range(int(shift)):
@@ -80,23 +81,23 @@ affine = np.repeat([0.0, 1.0], elements)
 for kind in kinds:
     lengths = np.array([steps])
     lengths.flags.writeable = kind == "writable"
-    for source_type, name in enumerate(cpu.SOURCE_TYPES):
+    for source_type, name in enumerate(SOURCE_TYPES):
         source = np.arange(steps * elements).reshape(steps, elements).astype(name)
         for out_type, out in enumerate(("float32", "float64")):
             target = np.zeros((steps, elements), out)
-            plan = np.zeros((1, cpu.PLAN_FIELDS), np.int64)
+            plan = np.zeros(1, OUTPUT_PLAN)
             fields = {
-                cpu.KIND: cpu.KIND_CONVERT, cpu.SOURCE_BYTES: source[0].nbytes, cpu.OUT_BYTES: target[0].nbytes,
-                cpu.ELEMENTS: elements, cpu.SOURCE_TYPE: source_type, cpu.OUT_TYPE: out_type, cpu.WIDTH: steps,
-                cpu.WITHIN: 1, cpu.AFFINE: affine.ctypes.data, cpu.AFFINE_ROWS: 1,
+                "kind": KIND_CONVERT, "source_bytes": source[0].nbytes, "out_bytes": target[0].nbytes,
+                "elements": elements, "source_type": source_type, "out_type": out_type, "width": steps,
+                "within": 1, "affine": affine.ctypes.data, "affine_rows": 1,
             }
             for field, value in fields.items():
-                plan[0, field] = value
+                plan[field] = value
             places = np.array([[source.ctypes.data]]), plan, np.array([target.ctypes.data])
             windows = zeros, zeros, np.array([steps])
-            cpu.collect(*windows, none, zeros, zeros, lengths, none, *places, 1, np.zeros(1, np.int64))
+            collect(*windows, none, zeros, zeros, lengths, none, *places, 1, np.zeros(1, np.int64))
             assert (target == source).all(), (kind, name, out)
-    assert bool(cpu.collect.stats.cache_hits) is (len(kinds) == 2)
+    assert bool(collect.stats.cache_hits) is (len(kinds) == 2)
 """
 
 

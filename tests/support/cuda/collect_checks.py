@@ -15,8 +15,9 @@ from gear_data.collection.collector import Collector
 from gear_data.collection.output import MASK, TIMESTEPS, Output, Padding
 from gear_data.collection.plan import CollectSource
 from gear_data.collection.reader import OutputBuffers
-from gear_data.kernels.cpu import collect as cpu
-from gear_data.kernels.cuda.launches import EpisodeTables, OutputPlan, WindowRows, collect, piece_counts, plan_buffers
+from gear_data.kernels import cpu
+from gear_data.kernels.cuda.launches import EpisodeTables, PlanTables, WindowRows, collect, piece_counts, plan_buffers
+from gear_data.kernels.output_plan import TIMESTEP_TYPES
 from gear_data.schema import DTYPES, ColumnSpec, Schema
 from gear_data.selection.windows import Windows
 from tests.support.cuda.runner import Runner
@@ -79,7 +80,7 @@ class Columns:
         raise NotImplementedError
 
     def read(self, windows: Windows, places: OutputBuffers) -> None:
-        cpu.collect(
+        cpu.collect.collect(
             windows.episode_id, windows.start, windows.length, places.rows, self.shards, self.bases,
             np.array(self.lengths, np.int64), self.finals, self.addresses, places.plan, places.addresses, places.per,
             places.valid,
@@ -100,11 +101,11 @@ class Columns:
     def _read_on_device(self, windows: Windows, places: OutputBuffers) -> None:
         plan = places.plan.copy()
         for buffer in plan_buffers(places.plan):
-            plan[buffer.row, buffer.field] = self._put_bytes(buffer.address, buffer.nbytes)
+            plan[buffer.field][buffer.output] = self._put_bytes(buffer.address, buffer.nbytes)
         for number, output in enumerate(self.outputs):
-            if places.plan[number, cpu.FINALS]:
+            if places.plan["finals"][number]:
                 column = self.final_columns[output.source if output.column else str(output.mask_column)]
-                plan[number, cpu.FINALS] = self._put_column(column)
+                plan["finals"][number] = self._put_column(column)
         addresses = np.array([[self._put_column(array) for array in shard] for shard in self.columns], np.int64)
         rows = len(windows) if self.launch.rows_of is None else max(self.launch.rows_of, default=-1) + 1
         # What is not written stays 0xA5.
@@ -121,7 +122,7 @@ class Columns:
                 *map(self._put, (self.shards, self.bases, np.array(self.lengths, np.int64), self.finals, addresses)),
                 addresses.shape[1],
             ),
-            OutputPlan(self._put(plan), len(plan), self._put(pieces), int(pieces[-1])),
+            PlanTables(self._put(plan), len(plan), self._put(pieces), int(pieces[-1])),
             WindowRows(*map(self._put, (windows.episode_id, windows.start, windows.length)), len(windows)),
             self._put(np.array(targets, np.int64)),
             rows_of=rows_of,
@@ -225,7 +226,7 @@ def batches(draw: Any) -> tuple[dict[str, Any], list[Output], list[tuple[int, in
     ]
     outputs.append(
         Output(
-            "steps", TIMESTEPS, draw(st.sampled_from(cpu.TIMESTEP_TYPES)), (), draw(st.integers(-3, 3)), 7,
+            "steps", TIMESTEPS, draw(st.sampled_from(TIMESTEP_TYPES)), (), draw(st.integers(-3, 3)), 7,
             draw(st.booleans()), column=False, within_window=draw(st.booleans()), origin=draw(st.integers(0, 1)),
             padding=draw(st.sampled_from(list(Padding))), fill=draw(st.sampled_from([0, 9])),
         )
