@@ -13,12 +13,12 @@ from gpu_device import Gpu
 from gpu_report import Row, Section
 
 from gear_data.errors import DeviceMemoryError
-from gear_data.kernels.cpu import windows as kernels
 from gear_data.kernels.cuda import launches
+from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale, scale_factors
-from gear_data.selection.orders import Permuted
 from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.samplers.orders import Permuted
 from gear_data.selection.window_sampler import WindowSampler
 from gear_data.selection.windows import WindowRule
 
@@ -62,11 +62,11 @@ def _measure(gpu: Gpu, episodes: int, empty: float) -> list[Row]:
 
 def make_sampler(kind: str, anchors: Anchors, weights: npt.NDArray[np.float64]) -> WindowSampler:
     if kind == "uniform by step":
-        return WindowSampler(anchors, PrefixTable(anchors.prefix), SEED, 1, kernels.WITHIN_OFFSET)
+        return WindowSampler(anchors, PrefixTable(anchors.prefix), SEED, 1, WITHIN_OFFSET)
     by_step = kind == "weighted by step"
     scale = int_weight_scale(weights, anchors.prefix, by_step)
     table = PrefixTable(int_weight_prefix(weights, anchors.prefix, by_step, scale))
-    within = kernels.WITHIN_QUOTIENT if by_step else kernels.WITHIN_DRAWN
+    within = WITHIN_QUOTIENT if by_step else WITHIN_DRAWN
     return WindowSampler(anchors, table, SEED, 1, within, probability=True)
 
 

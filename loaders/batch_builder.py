@@ -17,7 +17,7 @@ from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import VariableColumns
 from gear_data.loaders.window_source import Draw, WindowSource
 from gear_data.residency.device.collector import Later
-from gear_data.selection.weighted import WeightedSelector
+from gear_data.selection.samplers.weighted import WeightedSelector
 from gear_data.selection.windows import Int64Array, Windows
 
 #: Lists of B tensors are what presets give whose samples are not padded, lists of B lists what text is.

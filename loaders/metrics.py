@@ -12,7 +12,7 @@ import numpy as np
 from gear_data.loaders.batch_builder import BuiltBatch
 from gear_data.residency.device.collector import Later
 from gear_data.selection.samplers import Selector
-from gear_data.selection.weighted import WeightedSelector
+from gear_data.selection.samplers.weighted import WeightedSelector
 
 
 class Meter:

@@ -44,7 +44,7 @@ from gear_data.loaders.state import check_state, make_state, workers_know
 from gear_data.loaders.weight_updates import check_updatable, spread_update
 from gear_data.loaders.window_source import make_window_source
 from gear_data.selection.samplers import Sampler
-from gear_data.selection.weighted import WeightedSelector
+from gear_data.selection.samplers.weighted import WeightedSelector
 from gear_data.selection.windows import WindowRule
 
 #: After an update of weights, `windows` knows so many steps behind the next one.

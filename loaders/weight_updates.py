@@ -14,7 +14,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import check_range
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.shared_state import SharedResumeState
-from gear_data.selection.weighted import WeightedSelector
+from gear_data.selection.samplers.weighted import WeightedSelector
 
 #: int64 [n] and float64 [n].
 Update = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]

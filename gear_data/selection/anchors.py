@@ -1,31 +1,34 @@
-"""Anchors: the steps that windows hang on, numbered through over a set of episodes."""
+"""Anchors: the steps that position windows, indexed over a set of episodes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from gear_data.errors import InvalidArgumentError
+from gear_data.kernels import cpu
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array, WindowRule
 from gear_data.storage.block import offsets_of
 
 
 class Anchors:
-    """The anchor steps of k episodes, in order. Where every step is one, nothing is stored beside the offsets.
+    """The anchor steps of k episodes, in order. Each window is positioned by an anchor step.
+
+    If every step is an anchor, only the offsets are stored.
 
     Args:
         lengths: int64 [k], steps of each episode.
-        offsets: int64 [k + 1], running sums of the lengths from 0; None: they are made.
+        offsets: int64 [k + 1], running sums of the lengths from 0; None: computed here.
         ids: int64 [k], the episodes' ids; None: 0 to k - 1.
-        first: int64 [k], the step of the whole dataset that each episode begins at; None: offsets[:-1].
+        first: int64 [k], the index in the whole dataset of each episode's first step; None: offsets[:-1].
         rule: which steps are anchors.
-        eligible: anchors are steps of this mask alone (see `StepMask.anchors`); None: any.
+        eligible: only steps of this mask are anchors (see `StepMask.anchors`); None: any step.
 
     Attributes:
         prefix: int64 [k + 1], anchors before each episode.
 
     Raises:
-        InvalidArgumentError: no anchor at all.
+        InvalidArgumentError: there is no anchor.
     """
 
     def __init__(
@@ -52,21 +55,21 @@ class Anchors:
         else:
             self.prefix = offsets_of(rule.anchor_counts(lengths))
         if not self.total:
-            raise self._none(lengths)
+            raise self._no_anchor(lengths)
 
     def __len__(self) -> int:
         return len(self.prefix) - 1
 
     @property
     def total(self) -> int:
-        """How many anchors there are."""
+        """The number of anchors."""
         return int(self.prefix[-1])
 
     def counts(self) -> Int64Array:
-        """int64 [k]: anchors of each episode."""
+        """Returns the anchors of each episode, int64 [k]."""
         return np.diff(self.prefix)
 
-    def _none(self, lengths: Int64Array) -> InvalidArgumentError:
+    def _no_anchor(self, lengths: Int64Array) -> InvalidArgumentError:
         if not len(lengths):
             return InvalidArgumentError("there is no episode to draw from")
         if not self.rule.short and lengths.max() < self.rule.context:
@@ -78,9 +81,9 @@ class Anchors:
 
 
 def _on_grid(mask: StepMask, first: Int64Array, lengths: Int64Array, rule: WindowRule) -> StepMask:
-    """The steps of the mask that are anchors of the rule."""
-    from gear_data.kernels.cpu.step_mask import keep_grid
-
+    """Returns the steps of the mask that are anchors of the rule."""
     words = np.zeros_like(mask.words)
-    keep_grid(mask.words, first, lengths, rule.first_anchor, rule.stride, rule.anchor_counts(lengths), words)
+    cpu.step_mask.keep_grid(
+        mask.words, first, lengths, rule.first_anchor, rule.stride, rule.anchor_counts(lengths), words
+    )
     return StepMask(mask.num_steps, words)

@@ -1,4 +1,4 @@
-"""Whose turn it is: a cycle of turns that keeps every part's share exact at any time."""
+"""Cycle: deals turns to parts so that every part has its share at any time. Mixtures of datasets use it."""
 
 from __future__ import annotations
 
@@ -9,71 +9,70 @@ from fractions import Fraction
 import numpy as np
 
 from gear_data.errors import InvalidArgumentError
+from gear_data.kernels import cpu
 from gear_data.selection.windows import Int64Array
 
-#: Longest cycle; shares that would need a longer one are rounded to whole parts of it.
+#: Longest cycle. Shares that need a longer cycle are rounded to whole turns of this one.
 MAX_CYCLE = 1 << 20
 
 
 class Cycle:
-    """Turns 0, 1, 2, ... dealt to m parts; turn t costs O(1).
+    """Turns 0, 1, 2, ... dealt to m parts. Looking up turn t costs O(1).
 
-    After any number t of turns, part i has had its share of them to within less than one turn: |turns - t * share| <=
+    After any number t of turns, each part has its share of them to within less than one turn: |turns - t * share| <=
     1 - 1 / (2 m - 2) (Tijdeman, "The chairman assignment problem", 1980).
 
     Args:
-        proportions: positive numbers, one a part; only their ratios count. Decimal fractions are taken at their word.
+        proportions: positive numbers, one for each part; only their ratios matter. 0.1 means exactly one tenth.
 
     Attributes:
-        length: turns of a cycle, at most `MAX_CYCLE`. Where no such cycle holds the ratios exactly, each share is that
-            given to within m / length.
+        length: turns of a cycle, at most `MAX_CYCLE`. If no such cycle has the exact ratios, each share differs from
+            the given one by less than m / length.
 
     Raises:
-        InvalidArgumentError: no proportions, or one that is not a positive number.
+        InvalidArgumentError: there are no proportions, or one is not a positive number.
     """
 
     def __init__(self, proportions: Sequence[float]) -> None:
-        from gear_data.kernels.cpu.turns import deal
-
         turns = _turns(proportions)
         self.length = sum(turns)
         self._turns = np.array(turns, np.int64)
         self._order = np.zeros(self.length, np.int64)
         self._before = np.arange(self.length, dtype=np.int64)
         if len(turns) > 1:
-            deal(self._turns, self._order, self._before)
+            cpu.turns.deal(self._turns, self._order, self._before)
 
     def identity(self) -> list[int]:
-        """Turns of each part in a cycle."""
+        """Returns the turns of each part in a cycle."""
         return [int(count) for count in self._turns]
 
-    def turn(self, number: int) -> tuple[int, int]:
-        """(whose turn it is, how many turns that part had before)."""
-        cycle, place = divmod(number, self.length)
-        part = int(self._order[place])
-        return part, cycle * int(self._turns[part]) + int(self._before[place])
+    def turn(self, turn: int) -> tuple[int, int]:
+        """Returns (the part that has this turn, the part's turns before it)."""
+        cycle, position = divmod(turn, self.length)
+        part = int(self._order[position])
+        return part, cycle * int(self._turns[part]) + int(self._before[position])
 
-    def count_before(self, part: int, number: int) -> int:
-        """How many of the turns before turn `number` were this part's."""
-        cycle, place = divmod(number, self.length)
-        return cycle * int(self._turns[part]) + int(np.count_nonzero(self._order[:place] == part))
+    def count_before(self, part: int, turn: int) -> int:
+        """Returns the number of turns of a part before `turn`."""
+        cycle, position = divmod(turn, self.length)
+        return cycle * int(self._turns[part]) + int(np.count_nonzero(self._order[:position] == part))
 
-    def turn_after(self, part: int, before: int) -> int:
-        """The first turn of all before which this part had had so many turns."""
-        if before == 0:
+    def turn_after(self, part: int, count: int) -> int:
+        """Returns the first turn before which a part has had `count` turns."""
+        if count == 0:
             return 0
-        cycle, place = divmod(before - 1, int(self._turns[part]))
-        return cycle * self.length + int(np.flatnonzero(self._order == part)[place]) + 1
+        cycle, position = divmod(count - 1, int(self._turns[part]))
+        return cycle * self.length + int(np.flatnonzero(self._order == part)[position]) + 1
 
     def turns(self, first: int, count: int) -> tuple[Int64Array, Int64Array]:
-        """int64 [count] each, of turns `first` on: what `turn` gives."""
-        cycle, place = np.divmod(first + np.arange(count), self.length)
-        part = self._order[place]
-        return part, cycle * self._turns[part] + self._before[place]
+        """Returns the results of `turn` for the turns first to first + count, int64 [count] each."""
+        cycle, position = np.divmod(first + np.arange(count), self.length)
+        part = self._order[position]
+        return part, cycle * self._turns[part] + self._before[position]
 
 
 def _turns(proportions: Sequence[float]) -> list[int]:
-    """Turns of each part in a cycle."""
+    """Returns the turns of each part in a cycle."""
     if not proportions:
         raise InvalidArgumentError("there are no proportions")
     for value in proportions:
@@ -85,17 +84,17 @@ def _turns(proportions: Sequence[float]) -> list[int]:
     length = math.lcm(*(share.denominator for share in shares))
     if length <= MAX_CYCLE:
         return [int(share * length) for share in shares]
-    # One turn each, and the others by largest remainder.
-    others = MAX_CYCLE - len(shares)
-    turns = [1 + int(share * others) for share in shares]
-    order = sorted(range(len(shares)), key=lambda i: (turns[i] - shares[i] * others, i))
+    # One turn for each part; the remaining turns by largest remainder.
+    remaining = MAX_CYCLE - len(shares)
+    turns = [1 + int(share * remaining) for share in shares]
+    order = sorted(range(len(shares)), key=lambda i: (turns[i] - shares[i] * remaining, i))
     for i in order[: MAX_CYCLE - sum(turns)]:
         turns[i] += 1
     return turns
 
 
 def _fraction(value: float) -> Fraction:
-    """0.1 is a tenth, and 1 / 3 a third: the simple fraction that the number was made from, if there is one."""
+    """Returns the simple fraction that a number stands for: 0.1 is one tenth, the float of 1 / 3 is one third."""
     written = Fraction(str(value))
     simple = written.limit_denominator(MAX_CYCLE)
     return simple if abs(simple - written) <= written * Fraction(1, 10**12) else written

@@ -1,4 +1,4 @@
-"""WeightHistory: weights that change at given steps, with the weights of every step at hand."""
+"""WeightHistory: weights that change at given steps, and that can be restored for any step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class _Update:
     from_step: int
     rows: Int64Array  # [m]
     values: Float64Array  # [m]
-    before: Float64Array  # [m], the weights it replaced
-    exponents: tuple[int, int]  # before and after
+    before: Float64Array  # [m], the replaced weights
+    exponents: tuple[int, int]  # the scale's exponent before and after the update
 
 
 class WeightHistory:
     """A tree of weights that can be moved to the version of any step, forwards and backwards.
 
-    Version v holds the first v updates. What came before a step can be folded into the base, after which older steps
-    cannot be had any more.
+    Version v holds the first v updates. `compact` folds old updates into the base; earlier steps are then no longer
+    available.
 
     Not thread-safe: the caller holds a lock from `go_to` until it has drawn.
 
@@ -42,10 +42,10 @@ class WeightHistory:
         self._initial = initial
         self._initial_exponent = exponent
         self.tree = WeightTree(initial.copy(), prefix, by_anchor, exponent)
-        # Updates that are not folded; how many of them the tree holds; how many were folded, and up to which step;
-        # whether an episode's weight was changed by one of those.
+        # Updates that are not folded, and the number of them that the tree holds.
         self._updates: list[_Update] = []
         self._applied = 0
+        # The number of folded updates, the first step after them, and the episodes whose weights they changed.
         self._folded = 0
         self._first_step = 0
         self._changed: npt.NDArray[np.bool_] = np.zeros(len(initial), np.bool_)
@@ -53,26 +53,34 @@ class WeightHistory:
     def _updates_at(self, step: int) -> int:
         if step < self._first_step:
             raise InvalidArgumentError(
-                f"the weights of step {step} are gone: those before step {self._first_step} were folded",
-                hint="go on with one endless pass, or from a state that was saved",
+                f"the weights of step {step} are no longer kept: step {self._first_step} is the first that is",
+                hint="continue the current iteration, or load a saved state",
             )
         return bisect.bisect_right(self._updates, step, key=lambda update: update.from_step)
 
     @property
     def soonest(self) -> int:
-        """The first step that another update may hold from: updates are in the order of their steps."""
+        """The first step from which another update may hold: updates must come in the order of their steps."""
         return self._updates[-1].from_step if self._updates else self._first_step
 
     def version(self, step: int) -> int:
-        """How many updates hold at a step. Raises InvalidArgumentError for a step before what was folded."""
+        """Returns the number of updates that hold at a step.
+
+        Raises:
+            InvalidArgumentError: a step before the folded updates' end.
+        """
         return self._folded + self._updates_at(step)
 
     def go_to(self, step: int) -> None:
-        """Makes the tree that of a step. Raises InvalidArgumentError for a step before what was folded."""
+        """Moves the tree to a step.
+
+        Raises:
+            InvalidArgumentError: a step before the folded updates' end.
+        """
         self._move(self._updates_at(step))
 
     def go_to_last(self) -> None:
-        """Makes the tree that of the last update."""
+        """Moves the tree to the last update."""
         self._move(len(self._updates))
 
     def _move(self, target: int) -> None:
@@ -82,7 +90,7 @@ class WeightHistory:
             self._applied += 1
         while self._applied > target:
             update = self._updates[self._applied - 1]
-            # In reverse: where an episode comes twice, what was there at first is put back last.
+            # In reverse order: if an episode occurs twice, its first replaced weight is put back last.
             self._put(update.rows[::-1].copy(), update.before[::-1].copy(), update.exponents[0])
             self._applied -= 1
 
@@ -92,12 +100,15 @@ class WeightHistory:
             self.tree.rescale(exponent)
 
     def update(self, from_step: int, rows: Int64Array, values: Float64Array) -> None:
-        """Sets the weights of episodes with these numbers, int64 [m], to values, float64 [m], finite and not negative,
-        from a step on; the last value of one counts. The scale is chosen anew where the total leaves its range.
+        """Sets weights from a step on. If the total leaves its range, a new scale is chosen.
+
+        Args:
+            from_step: not before the last update's step.
+            rows: int64 [m], indices of episodes; if an index occurs twice, its last value counts.
+            values: float64 [m], finite, not negative.
 
         Raises:
-            InvalidArgumentError: a step before the last update's or before what was folded; or no weight would be
-                positive. Nothing is changed then.
+            InvalidArgumentError: a step before the last update's, or no weight would be positive. Nothing is changed.
         """
         if from_step < self.soonest:
             raise InvalidArgumentError(
@@ -117,7 +128,7 @@ class WeightHistory:
         self._applied += 1
 
     def compact(self, step: int) -> None:
-        """Folds the updates that hold at `step` into the base: steps before it cannot be had any more."""
+        """Folds the updates that hold at `step` into the base. Earlier steps are no longer available."""
         if step <= self._first_step:
             return
         count = self._updates_at(step)
@@ -130,7 +141,7 @@ class WeightHistory:
         self._first_step = step
 
     def state(self) -> dict[str, Any]:
-        """JSON-able: the weights of the base that differ from the initial ones, and the updates since."""
+        """Returns, JSON-able, the base weights that differ from the initial ones, and the updates since."""
         self._move(0)
         changed = np.flatnonzero(self._changed)
         return {
@@ -150,14 +161,14 @@ class WeightHistory:
         }
 
     def reset(self) -> None:
-        """Forgets all updates."""
+        """Drops all updates."""
         self._begin(np.empty(0, np.int64), np.empty(0), self._initial_exponent, 0, 0)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state of a history with the same initial weights, whatever came before.
+        """Continues from the state of a history with the same initial weights; the current updates are dropped.
 
         Raises:
-            StateMismatchError: a malformed state, or one of other episodes.
+            StateMismatchError: a malformed state, or the state of other episodes.
         """
         try:
             rows, values = _decode(state["rows"], "<i8"), _decode(state["values"], "<f8")
@@ -178,7 +189,7 @@ class WeightHistory:
             self.update(*update)
 
     def _begin(self, rows: Int64Array, values: Float64Array, exponent: int, folded: int, first_step: int) -> None:
-        """Makes a base of the initial weights with some others, and no updates."""
+        """Starts from the initial weights with some replaced, and without updates."""
         self._updates, self._applied = [], 0
         self._folded, self._first_step = folded, first_step
         self._changed[:] = False

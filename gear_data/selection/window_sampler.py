@@ -1,4 +1,4 @@
-"""WindowSampler: from quanta of episodes, drawn or given, to windows."""
+"""WindowSampler: draws windows from episodes with integer weights."""
 
 from __future__ import annotations
 
@@ -9,72 +9,74 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.kernels import cpu
+from gear_data.kernels.window_plan import WINDOW_PLAN, WindowPlanArray
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.windows import ANCHORS, Float64Array, Int64Array, Windows
 
 
 class IntWeightTable(Protocol):
-    """Episodes' integer weights, where a kernel finds them: a PrefixTable or a WeightTree. An episode without an anchor
-    has none."""
+    """The episodes' integer weights, in a form that kernels search: a `PrefixTable` or a `WeightTree`.
 
-    def plan_fields(self) -> dict[int, int | npt.NDArray[Any]]:
-        """The fields of a plan that say where they are: numbers, and arrays, which stand for their addresses."""
+    An episode without an anchor has the weight 0.
+    """
+
+    def plan_fields(self) -> dict[str, int | npt.NDArray[Any]]:
+        """Returns the fields of WINDOW_PLAN that describe the table. An array stands for its address."""
 
     def shares(self) -> Float64Array:
-        """float64 [k], 1 in sum: each episode's part of the quanta."""
+        """Returns each episode's share of the total weight, float64 [k], with a sum of 1."""
 
 
 class WindowSampler:
-    """Draws windows: a quantum, uniform below their number, leads to an episode, and to an anchor of it.
+    """Draws windows: a uniform point below the total integer weight leads to an episode, and to one of its anchors.
 
-    Episodes so come in proportion to their quanta, whatever order those were summed in.
+    The integer weights of all episodes, laid end to end, divide the points into one interval for each episode. So
+    episodes are drawn in proportion to their weights, in whatever order the weights were summed.
 
     Args:
         anchors: the episodes and their anchors.
-        source: the episodes' quanta.
+        table: the episodes' integer weights.
         seed: 0 to 2^64 - 1.
-        domain: of the random numbers, see `gear_data.kernels.cpu.random`.
-        within: how a quantum leads to an anchor of its episode, `gear_data.kernels.cpu.windows.WITHIN_...`.
-        distinct: whether no episode comes twice in one batch.
-        probability: whether drawn windows come with their probability; not with WITHIN_OFFSET.
+        domain: the random domain of the first draw, see `gear_data.kernels.cpu.random`.
+        within: WITHIN_... of `gear_data.kernels.window_plan`: how a point leads to an anchor of its episode.
+        distinct: whether no episode occurs twice in one batch.
+        probability: whether drawn windows carry their probability; not with WITHIN_OFFSET.
 
     Attributes:
-        rows: of what is drawn: 3, or 4 with the probability.
+        rows: rows of a draw: 3, or 4 with the probability.
         distinct: see above.
-        arrays: field of the plan -> the array whose address it has.
+        arrays: field of WINDOW_PLAN -> the array whose address it holds.
     """
 
     def __init__(
         self,
         anchors: Anchors,
-        source: IntWeightTable,
+        table: IntWeightTable,
         seed: int,
         domain: int,
         within: int,
         distinct: bool = False,
         probability: bool = False,
     ) -> None:
-        # Bound here: importing in `draw` would cost as much as several draws.
-        from gear_data.kernels.cpu.windows import PLAN_FIELDS, draw_windows
-
-        self._draw_windows = draw_windows
-        self._arguments = anchors, source, seed, domain, within, distinct, probability
-        self._source = source
+        self._arguments = anchors, table, seed, domain, within, distinct, probability
+        self._table = table
         self.rows = 4 if probability else 3
         self.distinct = distinct
-        fields = _plan_fields(anchors, source, seed, domain, within, distinct)
+        fields = _plan_fields(anchors, table, seed, domain, within, distinct)
         self.arrays = {field: value for field, value in fields.items() if isinstance(value, np.ndarray)}
-        self._plan = plan = np.zeros(PLAN_FIELDS, np.int64)
+        self._plan: WindowPlanArray = np.zeros(1, WINDOW_PLAN)
         for field, value in fields.items():
-            plan[field] = value.ctypes.data if isinstance(value, np.ndarray) else value
+            self._plan[field] = value.ctypes.data if isinstance(value, np.ndarray) else value
+        self._plan_address = self._plan.ctypes.data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A plan holds addresses.
+        # The plan holds addresses, so it is built again.
         return (WindowSampler, self._arguments)
 
     def shares(self) -> Float64Array:
-        """float64 [k], 1 in sum: how much of what is drawn comes from each of the anchors' episodes."""
-        return self._source.shares()
+        """Returns each episode's share of the drawn windows, float64 [k], with a sum of 1."""
+        return self._table.shares()
 
     def draw(self, step: int, count: int) -> Windows:
         """Draws the windows of slots 0 to count - 1 of `step`.
@@ -83,20 +85,18 @@ class WindowSampler:
         before it.
         """
         out = np.empty((self.rows, count), np.int64)
-        self._draw_windows(self._plan, step, out)
+        cpu.windows.draw_windows(self._plan_address, step, out)
         return Windows(out[0], out[1], out[2], out[3].view(np.float64) if self.rows == 4 else None)
 
-    def windows(self, numbers: Int64Array, step: int) -> Windows:
-        """The windows of the quanta with these numbers, int64 [B], in slots 0 to B - 1 of `step`."""
-        from gear_data.kernels.cpu.windows import windows_of_anchors
-
-        out = np.empty((3, len(numbers)), np.int64)
-        out[1] = numbers
-        windows_of_anchors(self._plan, step, out)
+    def windows(self, points: Int64Array, step: int) -> Windows:
+        """Returns the windows of given points, int64 [B], in slots 0 to B - 1 of `step`."""
+        out = np.empty((3, len(points)), np.int64)
+        out[1] = points
+        cpu.windows.windows_of_points(self._plan_address, step, out)
         return Windows(out[0], out[1], out[2])
 
-    def plan_at(self, addresses: Mapping[int, int]) -> Int64Array:
-        """int64 [PLAN_FIELDS]: the plan where the arrays are elsewhere: field -> address."""
+    def plan_at(self, addresses: Mapping[str, int]) -> WindowPlanArray:
+        """Returns the plan for copies of the arrays at other addresses: field -> address."""
         plan = self._plan.copy()
         for field, address in addresses.items():
             plan[field] = address
@@ -105,12 +105,13 @@ class WindowSampler:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How the windows of a selector are drawn, for those who draw them elsewhere.
+    """Everything that a device needs to draw the windows of a selector.
 
     Attributes:
-        sampler: what from.
-        order: order(epoch, first, count) -> the quanta at these places of an epoch; None: every slot draws one.
-        total: quanta of an epoch, where there is an order.
+        sampler: the window sampler.
+        order: order(epoch, first, count) -> the points at positions first to first + count of an epoch; None: every
+            slot draws a point.
+        total: points of an epoch, if there is an order.
     """
 
     sampler: WindowSampler
@@ -118,7 +119,7 @@ class SamplingPlan:
     total: int = 0
 
     def spans(self, position: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """(epoch, first place there, how many) of so many slots from `position` on."""
+        """Yields (epoch, first position in the epoch, count) for the slots position to position + count."""
         last = position + count
         while position < last:
             epoch, first = divmod(position, self.total)
@@ -128,30 +129,28 @@ class SamplingPlan:
 
 
 def _plan_fields(
-    anchors: Anchors, source: IntWeightTable, seed: int, domain: int, within: int, distinct: bool
-) -> dict[int, int | npt.NDArray[Any]]:
-    from gear_data.kernels.cpu import windows as kernels
-
+    anchors: Anchors, table: IntWeightTable, seed: int, domain: int, within: int, distinct: bool
+) -> dict[str, int | npt.NDArray[Any]]:
     rule, mask = anchors.rule, anchors.eligible
-    fields: dict[int, int | npt.NDArray[Any]] = {
-        **source.plan_fields(),
-        kernels.SEED: int(np.uint64(seed).astype(np.int64)),
-        kernels.DOMAIN: domain,
-        kernels.EPISODES: len(anchors),
-        kernels.DISTINCT: distinct,
-        kernels.WITHIN: within,
-        kernels.COUNTS: anchors.prefix,
-        kernels.OFFSETS: anchors.offsets,
-        kernels.CONTEXT: rule.context,
-        kernels.STRIDE: rule.stride,
-        kernels.ORIGIN: rule.first_anchor,
-        kernels.ANCHOR: ANCHORS.index(rule.anchor),
-        kernels.SHORT: rule.short,
+    fields: dict[str, int | npt.NDArray[Any]] = {
+        **table.plan_fields(),
+        "seed": int(np.uint64(seed).astype(np.int64)),
+        "domain": domain,
+        "episodes": len(anchors),
+        "distinct": distinct,
+        "within": within,
+        "counts": anchors.prefix,
+        "offsets": anchors.offsets,
+        "context": rule.context,
+        "stride": rule.stride,
+        "origin": rule.first_anchor,
+        "anchor": ANCHORS.index(rule.anchor),
+        "allow_short": rule.short,
     }
     if anchors.ids is not None:
-        fields[kernels.IDS] = anchors.ids
+        fields["ids"] = anchors.ids
     if mask is not None:
-        fields[kernels.WORDS] = mask.words
-        fields[kernels.RANKS] = mask.ranks
-        fields[kernels.FIRST] = anchors.first
+        fields["words"] = mask.words
+        fields["ranks"] = mask.ranks
+        fields["first"] = anchors.first
     return fields

@@ -1,4 +1,4 @@
-"""Windows: (episode, first step, length), and the rule that cuts them from episodes."""
+"""Windows: (episode, first step, length), and the rule by which episodes are cut into windows."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gear_data.errors import InvalidArgumentError, unknown_name
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
-#: Where in its window an anchor step stands.
+#: The place of the anchor step in its window.
 ANCHORS = ("start", "end", "random")
 
 
-# Not frozen, like all values that are made for every batch: a frozen one takes several times as long to make, since its
-# fields are set through `object.__setattr__`. Nothing changes them.
+# Not frozen, like all values that are built for every batch: building a frozen dataclass takes several times as long,
+# because its fields are set through `object.__setattr__`. Nothing changes them.
 @dataclass(slots=True)
 class Windows:
     """B windows, each array [B].
 
     Attributes:
         episode_id: int64, the episode.
-        start: int64, its first step in the episode.
-        length: int64, valid steps, at most the context: less where the episode ends (or begins) inside it.
-        probability: float64, of drawing the window's anchor step in one slot (the first draw, without replacement).
-            Its inverse, over the number of anchors, is the importance weight. None where no weights drew it.
+        start: int64, the window's first step in the episode.
+        length: int64, valid steps, at most the context; fewer if the episode ends or begins inside the window.
+        probability: float64, the probability of drawing the window's anchor step in one slot; without replacement, in
+            the first slot. 1 / (probability * number of anchors) is the importance weight. None: drawn without weights.
     """
 
     episode_id: Int64Array
@@ -46,20 +46,20 @@ class Windows:
 
 @dataclass(frozen=True)
 class WindowRule:
-    """Which steps of an episode of T steps are anchors, and the window of each.
+    """The rule that selects the anchor steps of an episode of T steps, and cuts the window of each anchor.
 
     Attributes:
         context: longest window, in steps.
         stride: every stride-th step of an episode is an anchor.
-        anchor: the window of anchor a: `start`, steps a to min(a + context, T); `end`, steps max(0, a + 1 - context) to
-            a + 1; `random`, steps a - j to a - j + context cut to the episode, j drawn from 0 to context - 1.
-        short: whether a window may have fewer steps than the context. If not: `start` has anchors up to T - context,
-            `end` from context - 1 on, `random` moves a window into the episode; episodes shorter than the context have
-            no anchor.
+        anchor: the window of anchor a. `start`: steps a to min(a + context, T). `end`: steps max(0, a + 1 - context) to
+            a + 1. `random`: steps a - j to a - j + context, cut to the episode; j is drawn from 0 to context - 1.
+        short: whether a window may have fewer steps than the context. If not, `start` has anchors up to T - context,
+            `end` has anchors from context - 1 on, and `random` moves a window into the episode. Episodes shorter than
+            the context then have no anchor.
 
     Raises:
         InvalidArgumentError: context or stride below 1.
-        UnknownNameError: no such anchor.
+        UnknownNameError: unknown anchor.
     """
 
     context: int
@@ -76,20 +76,20 @@ class WindowRule:
 
     @property
     def first_anchor(self) -> int:
-        """The first anchor step of an episode."""
+        """The first step of an episode that can be an anchor."""
         return self.context - 1 if self.anchor == "end" and not self.short else 0
 
     def every_step(self) -> bool:
-        """Whether all steps of all episodes are anchors."""
+        """Returns whether all steps of all episodes are anchors."""
         return self.stride == 1 and self.short
 
     def anchor_counts(self, lengths: Int64Array) -> Int64Array:
-        """int64 [k]: anchors of episodes of these lengths, int64 [k]."""
+        """Returns the anchors of episodes of these lengths, int64 [k]."""
         if self.short:
             return -(-lengths // self.stride)
         last = lengths if self.anchor == "random" else lengths - self.context + 1
         return np.where(lengths >= self.context, -(-last // self.stride), 0)
 
     def identity(self) -> dict[str, Any]:
-        """JSON-able: what the windows of given steps depend on."""
+        """Returns the fields of the rule, JSON-able."""
         return {"context": self.context, "stride": self.stride, "anchor": self.anchor, "short_windows": self.short}

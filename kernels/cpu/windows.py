@@ -1,8 +1,8 @@
-"""A batch's windows in one `nogil` call: draw, find the episode, find the anchor in it, cut the window.
+"""The windows of a batch in one `nogil` call: draw a point, find its episode, find the anchor, cut the window.
 
-What does not change between batches is in a plan, int64 [PLAN_FIELDS]: Numba spends as long on unpacking an array
-argument as on drawing twenty windows. Loops are staged: one asks for the cache lines that the next reads, so that
-draws from a table larger than the caches wait together.
+Everything that stays the same between batches is in one record, `gear_data.kernels.window_plan.WINDOW_PLAN`, whose
+address the kernels take: unpacking an array argument takes Numba as long as twenty draws. Each function loops over all slots and prefetches the cache
+lines that the next function reads, so that draws from a table larger than the caches wait together.
 """
 
 from __future__ import annotations
@@ -22,46 +22,18 @@ from gear_data.kernels.cpu.random import (
 )
 from gear_data.kernels.cpu.step_mask import rank, select
 from gear_data.kernels.cpu.weight_tree import find
+from gear_data.kernels.window_plan import (
+    ANCHOR_END,
+    ANCHOR_START,
+    WINDOW_PLAN,
+    WITHIN_DRAWN,
+    WITHIN_OFFSET,
+    WITHIN_QUOTIENT,
+)
 
-#: How the anchor in an episode is found.
-WITHIN_OFFSET = 0  # the drawn point is the anchor's number
-WITHIN_QUOTIENT = 1  # the episode's quanta are divided evenly among its anchors
-WITHIN_DRAWN = 2  # by a second draw
-
-#: Which place an anchor has in its window, in the order of `gear_data.selection.windows.ANCHORS`.
-ANCHOR_START, ANCHOR_END, ANCHOR_RANDOM = range(3)
-
-#: Fields of a plan. Addresses are of int64 arrays where nothing else is said.
-(
-    SEED,
-    DOMAIN,  # of the first draw
-    EPISODES,  # how many: k
-    TOTAL,  # address of the number of quanta
-    PREFIX,  # address of [k + 1]: quanta before each episode; 0: they are in a tree
-    GUIDE,  # address of uint32: the episode of point b << SHIFT, for every b, and last that of the last point
-    SHIFT,
-    NODES,  # address of a tree's nodes (see gear_data.kernels.cpu.weight_tree)
-    STARTS,  # address of the first node of each of its levels
-    LEVELS,  # how many levels it has
-    DISTINCT,  # 1: no episode twice in one batch
-    WITHIN,  # WITHIN_...
-    COUNTS,  # address of [k + 1]: anchors before each episode
-    OFFSETS,  # address of [k + 1]: steps before each episode
-    IDS,  # address of [k]; 0: an episode's id is its number
-    WORDS,  # address of a mask's uint64 words: anchors are its steps; 0: anchors are evenly spaced
-    RANKS,  # address of its running counts
-    FIRST,  # address of [k]: the mask's step that each episode begins at
-    CONTEXT,
-    STRIDE,
-    ORIGIN,  # an episode's first anchor
-    ANCHOR,  # ANCHOR_...
-    SHORT,  # 1: windows may be shorter than the context
-    PLAN_FIELDS,
-) = range(24)
-
-#: Rejected repeats after which a slot draws from what the earlier slots have left.
+#: After this many rejected repeats a slot draws from the weight that the earlier slots left.
 MAX_REPEATS = 32
-#: Tables of fewer episodes lie in the cache: nothing is fetched ahead.
+#: Tables of fewer episodes fit the cache and are not prefetched.
 _CACHED_EPISODES = 4096
 
 
@@ -70,9 +42,14 @@ def _int64s(address, size):  # type: ignore[no-untyped-def]
     return carray(pointer(address), (size,), np.int64)
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _record(address):  # type: ignore[no-untyped-def]
+    return carray(pointer(address), (1,), WINDOW_PLAN)[0]
+
+
 @njit(nogil=True, cache=True)
 def fill_guide(prefix, shift, guide):  # type: ignore[no-untyped-def]
-    """guide[b] = the episode of point b << shift, the last point's at the end."""
+    """guide[b] = the episode of point b << shift; the last entry is the episode of the last point."""
     episode, last = 0, prefix[len(prefix) - 1] - 1
     for b in range(len(guide)):
         point = min(b << shift, last)
@@ -83,18 +60,18 @@ def fill_guide(prefix, shift, guide):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _find_episodes(plan, out):  # type: ignore[no-untyped-def]
-    """out[0] = the episodes of the quanta out[1], out[2] = how many quanta each has before it in its episode."""
-    if plan[NODES]:
-        find(plan[NODES], _int64s(plan[STARTS], plan[LEVELS]), out)
+    """Finds the episodes of the points out[1]: out[0] = the episode, out[2] = the point's offset in its interval."""
+    if plan.nodes:
+        find(plan.nodes, _int64s(plan.starts, plan.levels), out)
         return
-    count, shift, ahead = out.shape[1], plan[SHIFT], plan[EPISODES] >= _CACHED_EPISODES
-    prefix = _int64s(plan[PREFIX], plan[EPISODES] + 1)
-    guide = carray(pointer(plan[GUIDE]), (1 << 40,), np.uint32)
+    count, shift, ahead = out.shape[1], plan.shift, plan.episodes >= _CACHED_EPISODES
+    prefix = _int64s(plan.prefix, plan.episodes + 1)
+    guide = carray(pointer(plan.guide), (1 << 40,), np.uint32)
     if ahead:
         for i in range(count):
-            prefetch(plan[GUIDE] + 4 * (out[1, i] >> shift))
+            prefetch(plan.guide + 4 * (out[1, i] >> shift))
         for i in range(count):
-            prefetch(plan[PREFIX] + 8 * np.int64(guide[out[1, i] >> shift]))
+            prefetch(plan.prefix + 8 * np.int64(guide[out[1, i] >> shift]))
     for i in range(count):
         point = out[1, i]
         low, high = np.int64(guide[point >> shift]), np.int64(guide[(point >> shift) + 1])
@@ -109,15 +86,15 @@ def _find_episodes(plan, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def _int_weight_of(plan, episode):  # type: ignore[no-untyped-def]
-    if plan[NODES]:
-        return _int64s(plan[NODES], plan[EPISODES])[episode]
-    prefix = _int64s(plan[PREFIX], plan[EPISODES] + 1)
+    if plan.nodes:
+        return _int64s(plan.nodes, plan.episodes)[episode]
+    prefix = _int64s(plan.prefix, plan.episodes + 1)
     return prefix[episode + 1] - prefix[episode]
 
 
 @njit(nogil=True, cache=True, inline="always")
 def _add(table, number):  # type: ignore[no-untyped-def]
-    """Puts a number into an open hash table; whether it was not there."""
+    """Adds a number to an open hash table. Returns whether the number is new."""
     place = (uint64(number) * uint64(0x9E3779B97F4A7C15)) >> uint64(20)
     while True:
         place &= uint64(len(table) - 1)
@@ -131,18 +108,19 @@ def _add(table, number):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
-    """Draws anew every slot whose episode an earlier one has: successive sampling, in proportion to what is left.
+    """Draws again for every slot whose episode an earlier slot has.
 
-    A slot takes the first point of an episode not taken from a stream of its own, counted by the attempt. After
-    MAX_REPEATS repeats it draws once from the quanta not taken, laid end to end: the same distribution, in bounded time
-    where few episodes hold most of the weight.
+    This is successive sampling: each slot draws in proportion to the weight that is left. A slot takes the first point
+    of a free episode from a stream of its own, counted by the attempt. After MAX_REPEATS repeats the slot draws once
+    from the free points, laid end to end. The distribution is the same, and the time is bounded even if few episodes
+    hold most of the weight.
     """
-    count, seed, domain = out.shape[1], uint64(plan[SEED]), uint64(plan[DOMAIN])
+    count, seed, domain = out.shape[1], uint64(plan.seed), uint64(plan.domain)
     size = 4
     while size < 2 * count:
         size <<= 1
     table = np.full(size, -1, np.int64)
-    # First point and end of the first `kept` slots' episodes, in order; kept up from the first slot that needs it on.
+    # The intervals of the first `kept` slots' episodes, sorted; extended when a slot needs them.
     one = np.empty((3, 1), np.int64)
     begins, ends, kept = np.empty(count, np.int64), np.empty(count, np.int64), 0
     for i in range(count):
@@ -182,22 +160,24 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
-    """out[1] = the anchor steps in the episodes out[0] that the quanta fall on; the fourth row of `out`, if there is
-    one, their probabilities as float64."""
-    count, episodes, within = out.shape[1], plan[EPISODES], plan[WITHIN]
-    counts = _int64s(plan[COUNTS], episodes + 1)
-    # Not `view`, which takes Numba seconds to compile.
+    """Finds the anchors: out[1] = the anchor step in the episode out[0] at the offset out[2].
+
+    If `out` has a fourth row, it receives the anchors' probabilities as float64.
+    """
+    count, episodes, within = out.shape[1], plan.episodes, plan.within
+    counts = _int64s(plan.counts, episodes + 1)
+    # A pointer, because Numba takes seconds to compile `view`.
     probability = carray(pointer(out.ctypes.data + 3 * 8 * count), (count,), np.float64)
     if episodes >= _CACHED_EPISODES:
         for i in range(count):
-            prefetch(plan[COUNTS] + 8 * out[0, i])
-            prefetch(plan[OFFSETS] + 8 * out[0, i])
-            if plan[IDS]:
-                prefetch(plan[IDS] + 8 * out[0, i])
-            if plan[FIRST]:
-                prefetch(plan[FIRST] + 8 * out[0, i])
+            prefetch(plan.counts + 8 * out[0, i])
+            prefetch(plan.offsets + 8 * out[0, i])
+            if plan.ids:
+                prefetch(plan.ids + 8 * out[0, i])
+            if plan.first:
+                prefetch(plan.first + 8 * out[0, i])
     if within == WITHIN_DRAWN:
-        draw_words(uint64(plan[SEED]), uint64(DOMAIN_ANCHOR), step, out[2])
+        draw_words(uint64(plan.seed), uint64(DOMAIN_ANCHOR), step, out[2])
     if within == WITHIN_OFFSET:
         for i in range(count):
             out[1, i] = out[2, i]
@@ -206,35 +186,35 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
             episode = out[0, i]
             int_weight, anchors = _int_weight_of(plan, episode), counts[episode + 1] - counts[episode]
             if within == WITHIN_QUOTIENT:
-                number = out[2, i] // (int_weight // anchors)
+                index = out[2, i] // (int_weight // anchors)
             else:
                 high, low = multiply_high(uint64(out[2, i]), uint64(anchors))
-                number = np.int64(high)
+                index = np.int64(high)
                 if low < uint64(anchors):
-                    number = below(uint64(plan[SEED]), uint64(DOMAIN_ANCHOR), step, i, anchors)
-            out[1, i] = number
+                    index = below(uint64(plan.seed), uint64(DOMAIN_ANCHOR), step, i, anchors)
+            out[1, i] = index
             if out.shape[0] > 3:
                 probability[i] = np.float64(int_weight) / np.float64(total) / np.float64(anchors)
-    if plan[WORDS]:
-        # The arrays' ends are not known here; nothing beyond them is read.
-        words = carray(pointer(plan[WORDS]), (1 << 40,), np.uint64)
-        ranks, first = _int64s(plan[RANKS], 1 << 40), _int64s(plan[FIRST], episodes)
-        offsets = _int64s(plan[OFFSETS], episodes + 1)
+    if plan.words:
+        # The sizes of these arrays are unknown here; the kernel reads only valid indices.
+        words = carray(pointer(plan.words), (1 << 40,), np.uint64)
+        ranks, first = _int64s(plan.ranks, 1 << 40), _int64s(plan.first, episodes)
+        offsets = _int64s(plan.offsets, episodes + 1)
         for i in range(count):
             episode = out[0, i]
             begin, length = first[episode], offsets[episode + 1] - offsets[episode]
-            number = rank(words, ranks, begin) + out[1, i]
-            out[1, i] = select(words, ranks, begin, begin + length, number) - begin
-    elif plan[STRIDE] > 1 or plan[ORIGIN]:
+            index = rank(words, ranks, begin) + out[1, i]
+            out[1, i] = select(words, ranks, begin, begin + length, index) - begin
+    elif plan.stride > 1 or plan.origin:
         for i in range(count):
-            out[1, i] = plan[ORIGIN] + out[1, i] * plan[STRIDE]
+            out[1, i] = plan.origin + out[1, i] * plan.stride
 
 
 @njit(nogil=True, cache=True)
 def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
-    """out[0:3] = episode id, first step and length of the windows of anchors out[1] in episodes out[0]."""
-    count, context, anchor = out.shape[1], plan[CONTEXT], plan[ANCHOR]
-    offsets = _int64s(plan[OFFSETS], plan[EPISODES] + 1)
+    """Cuts windows: out[0:3] = episode id, first step and length, from episodes out[0] and anchors out[1]."""
+    count, context, anchor = out.shape[1], plan.context, plan.anchor
+    offsets = _int64s(plan.offsets, plan.episodes + 1)
     if anchor == ANCHOR_START:
         for i in range(count):
             episode = out[0, i]
@@ -245,40 +225,46 @@ def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
             out[1, i] = max(0, last - context)
             out[2, i] = last - out[1, i]
     else:
-        draw_below(uint64(plan[SEED]), uint64(DOMAIN_PLACE), step, context, out[2])
+        draw_below(uint64(plan.seed), uint64(DOMAIN_PLACE), step, context, out[2])
         for i in range(count):
             episode, begin = out[0, i], out[1, i] - out[2, i]
             length = offsets[episode + 1] - offsets[episode]
-            if plan[SHORT]:
+            if plan.allow_short:
                 out[1, i] = max(0, begin)
                 out[2, i] = min(length, begin + context) - out[1, i]
             else:
                 out[1, i] = min(max(0, begin), length - context)
                 out[2, i] = context
-    if plan[IDS]:
-        ids = _int64s(plan[IDS], plan[EPISODES])
+    if plan.ids:
+        ids = _int64s(plan.ids, plan.episodes)
         for i in range(count):
             out[0, i] = ids[out[0, i]]
 
 
 @njit(nogil=True, cache=True)
 def draw_windows(plan, step, out):  # type: ignore[no-untyped-def]
-    """The windows that a plan draws for the slots 0 to B - 1 of `step`, B >= 1.
+    """Draws the windows of slots 0 to B - 1 of `step`, B >= 1.
 
-    out, int64 [3 or 4, B]: episode ids, first steps, lengths, and probabilities (float64) where there is a fourth row.
+    Args:
+        plan: address of a WINDOW_PLAN.
+        step: the batch's step.
+        out: int64 [3 or 4, B], receives episode ids, first steps, lengths, and in a fourth row the probabilities
+            (float64).
     """
-    total = _int64s(plan[TOTAL], 1)[0]
-    draw_below(uint64(plan[SEED]), uint64(plan[DOMAIN]), step, total, out[1])
-    _find_episodes(plan, out)
-    if plan[DISTINCT]:
-        _make_distinct(plan, step, total, out)
-    _find_anchors(plan, step, total, out)
-    _cut_windows(plan, step, out)
+    record = _record(plan)
+    total = _int64s(record.total, 1)[0]
+    draw_below(uint64(record.seed), uint64(record.domain), step, total, out[1])
+    _find_episodes(record, out)
+    if record.distinct:
+        _make_distinct(record, step, total, out)
+    _find_anchors(record, step, total, out)
+    _cut_windows(record, step, out)
 
 
 @njit(nogil=True, cache=True)
-def windows_of_anchors(plan, step, out):  # type: ignore[no-untyped-def]
-    """The windows of the anchors with the numbers out[1], in slots 0 to B - 1 of `step`; out as for draw_windows."""
-    _find_episodes(plan, out)
-    _find_anchors(plan, step, _int64s(plan[TOTAL], 1)[0], out)
-    _cut_windows(plan, step, out)
+def windows_of_points(plan, step, out):  # type: ignore[no-untyped-def]
+    """Finds the windows of the points out[1], in slots 0 to B - 1 of `step`; arguments as for `draw_windows`."""
+    record = _record(plan)
+    _find_episodes(record, out)
+    _find_anchors(record, step, _int64s(record.total, 1)[0], out)
+    _cut_windows(record, step, out)

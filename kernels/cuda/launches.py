@@ -180,9 +180,9 @@ def draw_distinct_windows(
     _launch(launcher, "gear_finish_windows", count, plan, step, out, count, rows)
 
 
-def windows_of_anchors(launcher: Launcher, plan: int, step: int, out: int, count: int) -> None:
+def windows_of_points(launcher: Launcher, plan: int, step: int, out: int, count: int) -> None:
     """The windows of the quanta with the numbers in the second row of `out`, int64 [3, count]."""
-    _launch(launcher, "gear_windows_of_anchors", count, plan, step, out, count)
+    _launch(launcher, "gear_windows_of_points", count, plan, step, out, count)
 
 
 def in_order(launcher: Launcher, first: int, out: int, count: int) -> None:

@@ -26,7 +26,7 @@ const u32 MAX_REPEATS = 32;
 const u32 ARITY_BITS = 4;
 const i64 BLOCK_BITS = 512, BLOCK_WORDS = BLOCK_BITS / 64;
 
-struct Plan {
+struct WindowPlan {
     u64 seed;
     i64 domain, episodes;
     const i64 *total, *prefix;
@@ -37,9 +37,9 @@ struct Plan {
     const i64 *counts, *offsets, *ids;
     const u64 *words;
     const i64 *ranks, *first;
-    i64 context, stride, origin, anchor, may_be_short;
+    i64 context, stride, origin, anchor, allow_short;
 };
-static_assert(sizeof(Plan) == 23 * sizeof(i64), "a plan");
+static_assert(sizeof(WindowPlan) == 23 * sizeof(i64), "a plan");
 
 __device__ i64 thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ i64 thread_count() { return (i64)gridDim.x * blockDim.x; }
@@ -80,7 +80,7 @@ __device__ i64 below(u64 seed, i64 domain, i64 step, i64 slot, i64 bound) {
 
 // Tables
 
-__device__ void find_in_tree(const Plan &plan, i64 point, i64 &episode, i64 &rest) {
+__device__ void find_in_tree(const WindowPlan &plan, i64 point, i64 &episode, i64 &rest) {
     i64 node = 0;
     for (i64 level = plan.levels - 2; level >= 0; level--) {
         const i64 *nodes = plan.nodes + plan.starts[level];
@@ -90,7 +90,7 @@ __device__ void find_in_tree(const Plan &plan, i64 point, i64 &episode, i64 &res
 }
 
 // The episode of a point, and how many quanta it has before that one.
-__device__ void find(const Plan &plan, i64 point, i64 &episode, i64 &rest) {
+__device__ void find(const WindowPlan &plan, i64 point, i64 &episode, i64 &rest) {
     if (plan.nodes) {
         find_in_tree(plan, point, episode, rest);
         return;
@@ -107,12 +107,12 @@ __device__ void find(const Plan &plan, i64 point, i64 &episode, i64 &rest) {
     episode = low, rest = point - plan.prefix[low];
 }
 
-__device__ i64 int_weight_of(const Plan &plan, i64 episode) {
+__device__ i64 int_weight_of(const WindowPlan &plan, i64 episode) {
     return plan.nodes ? plan.nodes[episode] : plan.prefix[episode + 1] - plan.prefix[episode];
 }
 
 // How many bits before `place` are set.
-__device__ i64 rank(const Plan &plan, i64 place) {
+__device__ i64 rank(const WindowPlan &plan, i64 place) {
     i64 block = place / BLOCK_BITS, count = plan.ranks[block];
     for (i64 word = block * BLOCK_WORDS; word < place >> 6; word++) count += __popcll(plan.words[word]);
     if (place & 63) count += __popcll(plan.words[place >> 6] << (64 - (place & 63)));
@@ -120,7 +120,7 @@ __device__ i64 rank(const Plan &plan, i64 place) {
 }
 
 // The place of set bit `number`, counted over the whole mask, known to lie in first to last - 1.
-__device__ i64 select(const Plan &plan, i64 first, i64 last, i64 number) {
+__device__ i64 select(const WindowPlan &plan, i64 first, i64 last, i64 number) {
     i64 low = first / BLOCK_BITS, high = (last - 1) / BLOCK_BITS;
     while (low < high) {
         i64 middle = (low + high + 1) >> 1;
@@ -138,7 +138,7 @@ __device__ i64 select(const Plan &plan, i64 first, i64 last, i64 number) {
 }
 
 // From an episode and quanta before the drawn one in it to the slot's window.
-__device__ void finish(const Plan &plan, i64 step, i64 slot, i64 episode, i64 rest, i64 *out, i64 count, i64 rows) {
+__device__ void finish(const WindowPlan &plan, i64 step, i64 slot, i64 episode, i64 rest, i64 *out, i64 count, i64 rows) {
     i64 begin = plan.offsets[episode], length = plan.offsets[episode + 1] - begin, number = rest;
     if (plan.within != WITHIN_OFFSET) {
         i64 int_weight = int_weight_of(plan, episode), anchors = plan.counts[episode + 1] - plan.counts[episode];
@@ -159,8 +159,8 @@ __device__ void finish(const Plan &plan, i64 step, i64 slot, i64 episode, i64 re
         taken = anchor + 1 - start;
     } else if (plan.anchor == ANCHOR_RANDOM) {
         i64 place = anchor - below(plan.seed, DOMAIN_PLACE, step, slot, plan.context);
-        start = plan.may_be_short ? max(0LL, place) : min(max(0LL, place), length - plan.context);
-        taken = plan.may_be_short ? min(length, place + plan.context) - start : plan.context;
+        start = plan.allow_short ? max(0LL, place) : min(max(0LL, place), length - plan.context);
+        taken = plan.allow_short ? min(length, place + plan.context) - start : plan.context;
     }
     out[slot] = plan.ids ? plan.ids[episode] : episode;
     out[count + slot] = start;
@@ -207,7 +207,7 @@ __device__ void take(const Holders &holders, i64 *out, i64 count, i64 slot, i64 
 }
 
 // Draws a slot anew, by a whole warp: a lane an attempt. All slots before it are as they will be.
-__device__ void draw_again(const Plan &plan, const Holders &holders, i64 step, i64 *out, i64 count, i64 slot, u32 lane) {
+__device__ void draw_again(const WindowPlan &plan, const Holders &holders, i64 step, i64 *out, i64 count, i64 slot, u32 lane) {
     u32 attempt = 0, repeats = 0;
     i64 total = *plan.total, point, episode, rest;
     while (repeats < MAX_REPEATS) {
@@ -285,7 +285,7 @@ extern "C" __global__ void gear_philox(const u32 *given, u32 *out, i64 count) {
 }
 
 // The windows that a plan draws for slots 0 to count - 1 of `step`, with replacement.
-extern "C" __global__ void gear_draw_windows(const Plan *plan, i64 step, i64 *out, i64 count, i64 rows) {
+extern "C" __global__ void gear_draw_windows(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
         i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
         find(*plan, point, episode, rest);
@@ -294,7 +294,7 @@ extern "C" __global__ void gear_draw_windows(const Plan *plan, i64 step, i64 *ou
 }
 
 // out[0:3] = the episodes that the slots draw, the quanta, and the quanta before those in the episodes.
-extern "C" __global__ void gear_draw_episodes(const Plan *plan, i64 step, i64 *out, i64 count) {
+extern "C" __global__ void gear_draw_episodes(const WindowPlan *plan, i64 step, i64 *out, i64 count) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
         i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
         find(*plan, point, episode, rest);
@@ -307,7 +307,7 @@ extern "C" __global__ void gear_draw_episodes(const Plan *plan, i64 step, i64 *o
 //
 // One slot after the other would be what this means. But a slot that nobody before it is in the way of stays as it is:
 // only the others are gone through, in order, and those that one of these newly is in the way of.
-extern "C" __global__ void gear_make_distinct(const Plan *plan, i64 step, i64 *out, i64 count, u64 *table, i64 size) {
+extern "C" __global__ void gear_make_distinct(const WindowPlan *plan, i64 step, i64 *out, i64 count, u64 *table, i64 size) {
     Holders holders = {table, table + size, (u64)size - 1};
     for (i64 i = threadIdx.x; i < 2 * size; i += blockDim.x) table[i] = NOBODY;
     __syncthreads();
@@ -327,14 +327,14 @@ extern "C" __global__ void gear_make_distinct(const Plan *plan, i64 step, i64 *o
 }
 
 // The windows of what gear_draw_episodes gave, perhaps made distinct, in its place.
-extern "C" __global__ void gear_finish_windows(const Plan *plan, i64 step, i64 *out, i64 count, i64 rows) {
+extern "C" __global__ void gear_finish_windows(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
         finish(*plan, step, slot, out[slot], out[2 * count + slot], out, count, rows);
     }
 }
 
 // The windows of the quanta with the numbers out[1], in slots 0 to count - 1 of `step`.
-extern "C" __global__ void gear_windows_of_anchors(const Plan *plan, i64 step, i64 *out, i64 count) {
+extern "C" __global__ void gear_windows_of_points(const WindowPlan *plan, i64 step, i64 *out, i64 count) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
         i64 episode, rest;
         find(*plan, out[count + slot], episode, rest);

@@ -254,10 +254,10 @@ def test_steps_whose_weights_are_gone_are_refused(dataset, monkeypatch):
     list(itertools.islice(iterator, 10))
     loader.update_weights([0], [2.0])
     assert ref.as_windows(loader.windows(16)) != expected
-    with pytest.raises(InvalidArgumentError, match="weights of step 3 are gone"):
+    with pytest.raises(InvalidArgumentError, match="weights of step 3 are no longer kept"):
         loader.windows(3)
     # A pass begun anew would need those of step 0.
-    with pytest.raises(InvalidArgumentError, match="weights of step 0 are gone"):
+    with pytest.raises(InvalidArgumentError, match="weights of step 0 are no longer kept"):
         next(iter(loader))
 
 

@@ -191,7 +191,7 @@ def test_wrong_arguments_of_samplers():
     for make in (lambda: Uniform("steps"), lambda: Weighted("v", by="row"), lambda: TopK("v", 3, by="")):
         with pytest.raises(UnknownNameError, match="known: episode, step"):
             make()
-    with pytest.raises(InvalidArgumentError, match="k is 0, not an integer from 1 on"):
+    with pytest.raises(InvalidArgumentError, match="k is 0, not an integer of 1 or more"):
         TopK("v", 0)
 
 

@@ -341,7 +341,7 @@ def test_updates_hold_from_their_step_on_in_any_order_of_asking(history, by, rep
     fresh.load(json.loads(json.dumps(selector.state())))
     for copy in (selector, fresh):
         check(copy, updates, [first + step for step in steps])
-        with pytest.raises(InvalidArgumentError, match=f"weights of step {first - 1} are gone"):
+        with pytest.raises(InvalidArgumentError, match=f"weights of step {first - 1} are no longer kept"):
             copy.select(first - 1, 1, 0)
         with pytest.raises(InvalidArgumentError, match="from_step"):
             copy.update(first - 1, [1], [1.0])

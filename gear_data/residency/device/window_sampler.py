@@ -7,7 +7,7 @@ import numpy as np
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.kernels.cuda import launches
 from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, Uploader
-from gear_data.selection.orders import Permuted
+from gear_data.selection.samplers.orders import Permuted
 from gear_data.selection.window_sampler import SamplingPlan
 
 
@@ -62,4 +62,4 @@ class DeviceWindowSampler:
             else:
                 launches.in_order(launcher, first, numbers, taken)
             numbers += 8 * taken
-        launches.windows_of_anchors(launcher, self._plan, step, out, count)
+        launches.windows_of_points(launcher, self._plan, step, out, count)

@@ -86,7 +86,7 @@ DRAWING = {
     "weighted": {"gear_draw_windows"},
     "weighted-step": {"gear_draw_windows"},
     "topk": {"gear_draw_windows"},
-    "fifo": {"gear_in_order", "gear_windows_of_anchors"},
+    "fifo": {"gear_in_order", "gear_windows_of_points"},
     # Of few windows there is a permutation as a whole, which the CPU has.
     "shuffle": set(),
 }

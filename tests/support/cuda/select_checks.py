@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gear_data.kernels.cpu import random as random_kernels
-from gear_data.kernels.cpu import windows as kernels
 from gear_data.kernels.cuda import launches
+from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale
-from gear_data.selection.orders import Permuted
 from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.samplers.orders import Permuted
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.weight_tree import WeightTree
 from gear_data.selection.window_sampler import WindowSampler
@@ -24,28 +24,28 @@ from gear_data.storage.block import offsets_of
 from tests.support.cuda.runner import Runner
 from tests.support.philox_answers import KNOWN_ANSWERS
 
-WITHIN = (kernels.WITHIN_OFFSET, kernels.WITHIN_QUOTIENT, kernels.WITHIN_DRAWN)
+WITHIN = (WITHIN_OFFSET, WITHIN_QUOTIENT, WITHIN_DRAWN)
 
 
 def put_plan(runner: Runner, anchors: Anchors, source: PrefixTable | WeightTree, sampler: WindowSampler) -> int:
     """Address of a window sampler's plan, and of all that it points to, in the runner's memory."""
     plan = sampler._plan.copy()
     if isinstance(source, PrefixTable):
-        plan[kernels.PREFIX] = runner.put(source.prefix)
-        plan[kernels.TOTAL] = plan[kernels.PREFIX] + source.prefix.nbytes - 8
-        plan[kernels.GUIDE] = runner.put(source._guide)
+        plan["prefix"] = runner.put(source.prefix)
+        plan["total"] = plan["prefix"] + source.prefix.nbytes - 8
+        plan["guide"] = runner.put(source._guide)
     else:
-        plan[kernels.NODES] = runner.put(source._nodes)
-        plan[kernels.STARTS] = runner.put(source._starts)
-        plan[kernels.TOTAL] = plan[kernels.NODES] + 8 * int(source._starts[-1])
-    plan[kernels.COUNTS] = runner.put(anchors.prefix)
-    plan[kernels.OFFSETS] = runner.put(anchors.offsets)
+        plan["nodes"] = runner.put(source._nodes)
+        plan["starts"] = runner.put(source._starts)
+        plan["total"] = plan["nodes"] + 8 * int(source._starts[-1])
+    plan["counts"] = runner.put(anchors.prefix)
+    plan["offsets"] = runner.put(anchors.offsets)
     if anchors.ids is not None:
-        plan[kernels.IDS] = runner.put(anchors.ids)
+        plan["ids"] = runner.put(anchors.ids)
     if anchors.eligible is not None:
-        plan[kernels.WORDS] = runner.put(anchors.eligible.words)
-        plan[kernels.RANKS] = runner.put(anchors.eligible.ranks)
-        plan[kernels.FIRST] = runner.put(anchors.first)
+        plan["words"] = runner.put(anchors.eligible.words)
+        plan["ranks"] = runner.put(anchors.eligible.ranks)
+        plan["first"] = runner.put(anchors.first)
     return runner.put(plan)
 
 
@@ -57,16 +57,16 @@ class Drawing:
         runner: Runner,
         anchors: Anchors,
         weights: np.ndarray | None = None,
-        within: int = kernels.WITHIN_DRAWN,
+        within: int = WITHIN_DRAWN,
         *,
         tree: bool = False,
         distinct: bool = False,
         seed: int = 3,
     ) -> None:
-        self.runner, self.distinct, self.probability = runner, distinct, within != kernels.WITHIN_OFFSET
-        by_anchor = within != kernels.WITHIN_DRAWN
+        self.runner, self.distinct, self.probability = runner, distinct, within != WITHIN_OFFSET
+        by_anchor = within != WITHIN_DRAWN
         source: PrefixTable | WeightTree
-        if within == kernels.WITHIN_OFFSET:
+        if within == WITHIN_OFFSET:
             source = PrefixTable(anchors.prefix)
         else:
             assert weights is not None
@@ -102,7 +102,7 @@ class Drawing:
         given_out = np.full((3, len(numbers)), -7, np.int64)
         given_out[1] = numbers
         out = self.runner.put(given_out)
-        launches.windows_of_anchors(self.runner, self.plan, step, out, len(numbers))
+        launches.windows_of_points(self.runner, self.plan, step, out, len(numbers))
         got = self.runner.get(out, (3, len(numbers)), np.int64)
         np.testing.assert_array_equal(got, np.stack([expected.episode_id, expected.start, expected.length]))
 
@@ -156,7 +156,7 @@ class SelectChecks:
         anchors, arguments = drawn
         drawing = Drawing(runner, anchors, **arguments)
         drawing.check(step, count)
-        if arguments["within"] == kernels.WITHIN_OFFSET:
+        if arguments["within"] == WITHIN_OFFSET:
             rng = np.random.default_rng(count)
             drawing.check_numbers(rng.integers(0, anchors.total, count), step)
         runner.clear()
@@ -165,8 +165,8 @@ class SelectChecks:
     @settings(max_examples=60, deadline=None, derandomize=True)
     def test_any_draw_without_replacement(self, runner: Runner, drawn: Any, step: int, count: int) -> None:
         anchors, arguments = drawn
-        if arguments["within"] == kernels.WITHIN_OFFSET:
-            arguments["within"] = kernels.WITHIN_DRAWN
+        if arguments["within"] == WITHIN_OFFSET:
+            arguments["within"] = WITHIN_DRAWN
         count = min(count, int(((arguments["weights"] > 0) & (anchors.counts() > 0)).sum()))
         Drawing(runner, anchors, **arguments, distinct=True).check(step, count)
         runner.clear()
@@ -191,7 +191,7 @@ class SelectChecks:
         for tree in (False, True):
             weights = rng.exponential(1.0, 20_000) ** 5
             Drawing(runner, anchors, weights, tree=tree).check(2**40 + 1, 3000)
-        Drawing(runner, anchors, within=kernels.WITHIN_OFFSET).check(1, 3000)
+        Drawing(runner, anchors, within=WITHIN_OFFSET).check(1, 3000)
         Drawing(runner, anchors, np.ones(20_000), distinct=True).check(1, 3000)
         runner.clear()
 

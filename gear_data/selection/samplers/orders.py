@@ -1,4 +1,4 @@
-"""Orders: every anchor once an epoch, as the dataset has them or permuted."""
+"""Fifo and Shuffle: every anchor once an epoch, in the dataset's order or in a permuted order."""
 
 from __future__ import annotations
 
@@ -10,32 +10,58 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.kernels import cpu
+from gear_data.kernels.window_plan import WITHIN_OFFSET
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.samplers.sampler import Candidates, Selector
 from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
 _FEISTEL_ROUNDS = 12
-#: Below this many anchors an epoch's order is a stored permutation: Feistel networks over few bits are biased.
+#: With fewer anchors, an epoch's order is a stored permutation: a Feistel network over few bits is biased.
 _FISHER_YATES_BELOW = 1 << 16
 
 
+@dataclass(frozen=True)
+class Fifo:
+    """Selects every anchor once an epoch, in the order of the dataset."""
+
+    name = "fifo"
+
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        return OrderSelector(candidates.anchors, seed, in_order, self.name)
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """Selects every anchor once an epoch, in a new order every epoch. Batches run across the ends of epochs.
+
+    The order is a keyed permutation computed in place (a Feistel network), so 10^11 anchors take no memory.
+    """
+
+    name = "shuffle"
+
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        anchors = candidates.anchors
+        return OrderSelector(anchors, seed, Permuted(seed, anchors.total), self.name)
+
+
 class OrderSelector:
-    """Goes through the anchors in an order, every one once an epoch.
+    """A `Selector` that goes through the anchors in an order, every anchor once an epoch.
 
     Args:
         anchors: the episodes and their anchors.
-        seed: 0 to 2^64 - 1, for windows with a drawn place.
-        order: order(epoch, first, count) -> int64 [count], the anchors at places first to first + count of an epoch.
-        name: the sampler's.
+        seed: 0 to 2^64 - 1, for windows whose anchor has a drawn place.
+        order: order(epoch, first, count) -> int64 [count], the indices of the anchors at positions first to first +
+            count of an epoch.
+        name: the sampler's name.
     """
 
     def __init__(self, anchors: Anchors, seed: int, order: Callable[[int, int, int], Int64Array], name: str) -> None:
-        from gear_data.kernels.cpu.random import DOMAIN_SHUFFLE
-        from gear_data.kernels.cpu.windows import WITHIN_OFFSET
-
+        table = PrefixTable(anchors.prefix)
         self._total = anchors.total
-        self._sampler = WindowSampler(anchors, PrefixTable(anchors.prefix), seed, DOMAIN_SHUFFLE, WITHIN_OFFSET)
+        self._sampler = WindowSampler(anchors, table, seed, cpu.random.DOMAIN_SHUFFLE, WITHIN_OFFSET)
         self._order = order
         self._sampling_plan = SamplingPlan(self._sampler, order, self._total)
         self._name = name
@@ -45,7 +71,7 @@ class OrderSelector:
         return self._sampler.windows(parts[0] if len(parts) == 1 else np.concatenate(parts), step)
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
-        # A stored permutation is made as a whole.
+        # A device cannot compute a part of a stored permutation.
         stored = isinstance(self._order, Permuted) and self._order.is_stored
         return None if stored else self._sampling_plan
 
@@ -60,47 +86,41 @@ class OrderSelector:
 
 
 def in_order(epoch: int, first: int, count: int) -> Int64Array:
-    """Anchors in the order of the dataset."""
+    """Returns the anchors at positions first to first + count, in the order of the dataset."""
     return np.arange(first, first + count, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Permuted:
-    """Anchors 0 to size - 1, permuted anew for every epoch."""
+    """The anchors 0 to size - 1, in a new order every epoch."""
 
     seed: int
     size: int
 
     @property
     def is_stored(self) -> bool:
-        """Whether an epoch's order is kept as a whole."""
+        """Whether an epoch's order is stored as a whole."""
         return self.size < _FISHER_YATES_BELOW
 
     def __call__(self, epoch: int, first: int, count: int) -> Int64Array:
-        """Places first to first + count of an epoch."""
-        from gear_data.kernels.cpu.random import permuted
-
+        """Returns the anchors at positions first to first + count of an epoch."""
         if self.is_stored:
             return _stored_permutation(self.seed, epoch, self.size)[first : first + count]
         out = np.empty(count, np.int64)
-        permuted(first, _round_keys(self.seed, epoch), self.size, out)
+        cpu.random.permuted(first, _round_keys(self.seed, epoch), self.size, out)
         return out
 
 
 @lru_cache(maxsize=8)
 def _stored_permutation(seed: int, epoch: int, size: int) -> Int64Array:
-    from gear_data.kernels.cpu.random import DOMAIN_SHUFFLE, shuffled
-
     out = np.empty(size, np.int64)
-    shuffled(np.uint64(seed), DOMAIN_SHUFFLE, epoch, out)
+    cpu.random.shuffled(np.uint64(seed), cpu.random.DOMAIN_SHUFFLE, epoch, out)
     out.flags.writeable = False
     return out
 
 
 @lru_cache(maxsize=8)
 def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
-    from gear_data.kernels.cpu.random import DOMAIN_FEISTEL, round_keys
-
     keys = np.empty(_FEISTEL_ROUNDS, np.uint64)
-    round_keys(np.uint64(seed), DOMAIN_FEISTEL, epoch, keys)
+    cpu.random.round_keys(np.uint64(seed), cpu.random.DOMAIN_FEISTEL, epoch, keys)
     return keys

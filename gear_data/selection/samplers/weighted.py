@@ -1,36 +1,78 @@
-"""WeightedSelector: windows in proportion to weights of their episodes, which may change from a step on."""
+"""Weighted: episodes or steps in proportion to weights, which may change from a step on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.errors import InvalidArgumentError
+from gear_data.kernels import cpu
+from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_QUOTIENT
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.integer_weights import check_weights, int_weight_prefix, int_weight_scale
 from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.samplers.sampler import Candidates, check_by
 from gear_data.selection.weight_history import WeightHistory
 from gear_data.selection.window_sampler import IntWeightTable, SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """Draws episodes, or steps, in proportion to weights.
+
+    Attributes:
+        expression: the weight of an episode over the episode table, a Polars expression or SQL; finite, not negative.
+        by: `episode`: an episode is drawn in proportion to its weight, and then each of its anchors is equally likely;
+            `step`: each anchor is drawn in proportion to the weight of its episode.
+        replacement: False: no episode occurs twice in one batch. Slots then take episodes one after another, in
+            proportion to the weights of the episodes that are left.
+
+    Raises:
+        UnknownNameError: another `by`.
+    """
+
+    expression: str | pl.Expr
+    by: str = "episode"
+    replacement: bool = True
+    name = "weighted"
+
+    def __post_init__(self) -> None:
+        check_by(self.by)
+
+    def bind(self, candidates: Candidates, seed: int) -> WeightedSelector:
+        """Returns the selector for these candidates.
+
+        Raises:
+            InvalidArgumentError: a weight is null, NaN, infinite or negative, or all weights are zero.
+        """
+        weights = candidates.evaluate(self.expression, "weight")
+        check_weights(weights, "weight", candidates.anchors.ids)
+        return WeightedSelector(candidates.anchors, weights, seed, self.by == "step", self.replacement)
 
 
 class WeightedSelector:
     """A `Weighted` sampler bound to anchors, weights and a seed.
 
-    The weights are a static table until the first update, and a tree from then on; both draw alike. Threads may select
-    and update at once.
+    The weights are a static table until the first update, and a tree afterwards; both draw the same windows. Threads
+    may select and update at the same time.
 
     Args:
         anchors: the episodes and their anchors.
         weights: float64 [k], finite, not negative; not changed.
         seed: 0 to 2^64 - 1.
-        by_step: a weight is of each anchor of an episode; else of the episode.
-        replacement: if not, no episode comes twice in one batch.
+        by_step: True: a weight applies to each anchor of an episode; False: to the episode.
+        replacement: False: no episode occurs twice in one batch.
 
     Raises:
         InvalidArgumentError: no episode with an anchor has a positive weight.
@@ -43,7 +85,7 @@ class WeightedSelector:
         self._by_step = by_step
         self._replacement = replacement
         self._scale = int_weight_scale(weights, anchors.prefix, by_step)
-        # None from the first update on.
+        # None after the first update.
         self._table: PrefixTable | None = PrefixTable(int_weight_prefix(weights, anchors.prefix, by_step, self._scale))
         self._history: WeightHistory | None = None
         self._sampler = self._make_sampler(self._table)
@@ -57,18 +99,16 @@ class WeightedSelector:
         self.__dict__.update(state)
         self._lock = fork_safe_lock()
 
-    def _make_sampler(self, source: IntWeightTable) -> WindowSampler:
-        from gear_data.kernels.cpu.random import DOMAIN_EPISODE
-        from gear_data.kernels.cpu.windows import WITHIN_DRAWN, WITHIN_QUOTIENT
-
+    def _make_sampler(self, table: IntWeightTable) -> WindowSampler:
         within = WITHIN_QUOTIENT if self._by_step else WITHIN_DRAWN
-        return WindowSampler(self._anchors, source, self._seed, DOMAIN_EPISODE, within, not self._replacement, True)
+        domain = cpu.random.DOMAIN_EPISODE
+        return WindowSampler(self._anchors, table, self._seed, domain, within, not self._replacement, True)
 
     def select(self, step: int, count: int, position: int) -> Windows:
-        """The windows of slots 0 to count - 1 of batch `step`, by the weights that hold there.
+        """Selects the windows of slots 0 to count - 1 of batch `step`, by the weights that hold at that step.
 
         Raises:
-            InvalidArgumentError: without replacement, more slots than episodes; or a step before a `compact`.
+            InvalidArgumentError: without replacement, more slots than episodes; or a step that `compact` removed.
         """
         with self._lock:
             positive = self._scale.positive
@@ -83,7 +123,7 @@ class WeightedSelector:
             return self._sampler.draw(step, count)
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
-        """None after an update, or where `select` refuses so many slots."""
+        """Returns None after an update, or if `select` refuses `count` slots."""
         with self._lock:
             if self._history is not None or (not self._replacement and count > self._scale.positive):
                 return None
@@ -99,7 +139,7 @@ class WeightedSelector:
         return None
 
     def identity(self) -> dict[str, Any]:
-        """JSON-able: what the windows of steps before any update depend on."""
+        """Returns, JSON-able, everything that the windows of steps before any update depend on."""
         return {
             "name": "weighted",
             "by": "step" if self._by_step else "episode",
@@ -109,24 +149,24 @@ class WeightedSelector:
 
     @cached_property
     def _digest(self) -> str:
-        """xxh3-128 of the initial integer weights; asked for while the table is there."""
-        import xxhash
-
+        """The xxh3-128 of the initial integer weights; computed before the first update removes their table."""
         return xxhash.xxh3_128(self._initial_table().prefix.astype("<i8", copy=False).data).hexdigest()
 
     def _initial_table(self) -> PrefixTable:
         if self._table is None:
-            raise RuntimeError("the table of the initial weights is gone")
+            raise RuntimeError("the table of the initial weights was removed by an update")
         return self._table
 
     @property
     def raised(self) -> int:
-        """How many episodes have one quantum although their initial weight is worth less than half of one."""
+        """The number of episodes whose initial weight would round to 0 and was raised to the integer weight 1."""
         return self._scale.raised
 
     def effective_sample_size(self) -> float:
-        """1 / the sum of the squares of the episodes' probabilities, by the last weights: so many episodes of equal
-        weight would vary as much."""
+        """Returns 1 / the sum of the squared probabilities of the episodes, by the last weights.
+
+        Draws from this many episodes of equal weight would vary as much.
+        """
         with self._lock:
             if self._history is None:
                 return self._initial_sample_size
@@ -135,22 +175,20 @@ class WeightedSelector:
 
     @cached_property
     def _initial_sample_size(self) -> float:
-        from gear_data.kernels.cpu.integer_weights import squares_between
-
         prefix = self._initial_table().prefix
-        return float(prefix[-1]) ** 2 / float(squares_between(prefix))
+        return float(prefix[-1]) ** 2 / float(cpu.integer_weights.squares_between(prefix))
 
     def update(self, from_step: int, ids: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Sets the weights of some episodes from a step on.
+        """Sets the weights of some episodes from a step on. An error leaves all weights unchanged.
 
         Args:
-            from_step: not below that of any update before.
-            ids: int [m], episode ids; of one that comes twice the last value counts.
+            from_step: not before the step of any earlier update.
+            ids: int [m], episode ids; if an id occurs twice, its last value counts.
             values: float [m], finite, not negative.
 
         Raises:
-            InvalidArgumentError: an id that is not among the episodes, a value that is NaN, infinite or negative, a
-                step that is too early, or no positive weight left. Nothing is changed then.
+            InvalidArgumentError: an unknown id; a value that is NaN, infinite or negative; a step before an earlier
+                update's; or no positive weight would be left.
         """
         rows, weights = self._rows(np.asarray(ids)), np.array(values, np.float64)
         if rows.shape != weights.shape:
@@ -161,7 +199,7 @@ class WeightedSelector:
 
     def _start_history(self) -> WeightHistory:
         if self._history is None:
-            # The identity stays what it was. The table goes first: both would be much memory.
+            # The digest must be computed before the table goes. The table goes first, to save memory.
             self.identity()
             del self._sampler
             self._table = None
@@ -171,54 +209,58 @@ class WeightedSelector:
         return self._history
 
     def _rows(self, ids: npt.NDArray[Any]) -> Int64Array:
-        """Places of episodes among the anchors'."""
+        """Returns the indices of episodes among the anchors' episodes."""
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise InvalidArgumentError(f"episode ids are {ids.dtype} {list(ids.shape)}, not integers [m]")
         ids = ids.astype(np.int64)
         if self._anchors.ids is None:
             rows, known = ids, (ids >= 0) & (ids < len(self._anchors))
         else:
-            places, order = self._places
-            found = np.minimum(np.searchsorted(places, ids), len(places) - 1)
-            rows, known = order[found], places[found] == ids
+            sorted_ids, order = self._sorted_ids
+            found = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
+            rows, known = order[found], sorted_ids[found] == ids
         if not known.all():
             raise InvalidArgumentError(f"there is no episode {ids[np.argmin(known)]} here", row=int(np.argmin(known)))
         return rows
 
     @cached_property
-    def _places(self) -> tuple[Int64Array, Int64Array]:
-        """(the episodes' ids in ascending order, the place of each)."""
+    def _sorted_ids(self) -> tuple[Int64Array, Int64Array]:
+        """(the episodes' ids in ascending order, the index of each)."""
         ids = np.arange(len(self._anchors)) if self._anchors.ids is None else self._anchors.ids
         order = np.argsort(ids, kind="stable")
         return ids[order], order
 
     def version(self, step: int) -> int:
-        """How many updates hold at a step. Raises InvalidArgumentError for a step before a `compact`."""
+        """Returns the number of updates that hold at a step.
+
+        Raises:
+            InvalidArgumentError: a step that `compact` removed.
+        """
         with self._lock:
             return 0 if self._history is None else self._history.version(step)
 
     @property
     def soonest(self) -> int:
-        """The first step that another update may hold from: that of the last one."""
+        """The first step from which another update may hold: the step of the last update."""
         with self._lock:
             return 0 if self._history is None else self._history.soonest
 
     def compact(self, step: int) -> None:
-        """Frees what is kept of the updates up to `step`: steps before it cannot be selected any more."""
+        """Frees the memory of updates up to `step`. Earlier steps can no longer be selected."""
         with self._lock:
             if self._history is not None:
                 self._history.compact(step)
 
     def state(self) -> dict[str, Any] | None:
-        """JSON-able: the weights that differ from the initial ones, and the updates since; None if there were none."""
+        """Returns, JSON-able, the weights that differ from the initial ones and the later updates; None without any."""
         with self._lock:
             return None if self._history is None else self._history.state()
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Goes on from the state of a selector with the same `identity`, whatever came before.
+        """Continues from the state of a selector with the same `identity`; the current state is dropped.
 
         Raises:
-            StateMismatchError: a malformed state, or one of other episodes.
+            StateMismatchError: a malformed state, or the state of other episodes.
         """
         with self._lock:
             if state is not None:

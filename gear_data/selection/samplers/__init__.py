@@ -1,0 +1,60 @@
+"""Samplers, one module each.
+
+To add a sampler, write a module with a frozen dataclass that implements `Sampler`, and list it in `SAMPLERS`. Its
+`bind` returns a `Selector`: `WindowSelector` if every slot is an independent draw, `OrderSelector` if the sampler goes
+through the anchors in an order.
+"""
+
+from __future__ import annotations
+
+from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.selection.samplers.orders import Fifo, Shuffle
+from gear_data.selection.samplers.sampler import Candidates, Sampler, Selector
+from gear_data.selection.samplers.topk import TopK
+from gear_data.selection.samplers.uniform import Uniform
+from gear_data.selection.samplers.weighted import Weighted, WeightedSelector
+
+__all__ = [
+    "SAMPLERS",
+    "Candidates",
+    "Fifo",
+    "Sampler",
+    "Selector",
+    "Shuffle",
+    "TopK",
+    "Uniform",
+    "Weighted",
+    "WeightedSelector",
+    "as_sampler",
+]
+
+#: Name -> sampler, for `sampler="uniform"`. `weighted` and `topk` need an expression, so they have no default.
+SAMPLERS: dict[str, Sampler | None] = {
+    "uniform": Uniform(),
+    "shuffle": Shuffle(),
+    "fifo": Fifo(),
+    "weighted": None,
+    "topk": None,
+}
+
+
+def as_sampler(sampler: str | Sampler) -> Sampler:
+    """Returns the sampler with a name, or the given sampler.
+
+    Raises:
+        UnknownNameError: unknown name; the message lists the samplers.
+        InvalidArgumentError: the named sampler needs arguments, or the argument is not a sampler.
+    """
+    if not isinstance(sampler, str):
+        if isinstance(sampler, type) or not callable(getattr(sampler, "bind", None)):
+            raise InvalidArgumentError(
+                f"sampler must be a name or a sampler, not {sampler!r}", hint=f"names: {', '.join(SAMPLERS)}"
+            )
+        return sampler
+    if sampler not in SAMPLERS:
+        raise unknown_name("sampler", sampler, SAMPLERS)
+    default = SAMPLERS[sampler]
+    if default is None:
+        example = "Weighted(pl.col('return') + 1)" if sampler == "weighted" else "TopK(pl.col('return'), k=100)"
+        raise InvalidArgumentError(f"sampler '{sampler}' needs arguments", hint=f"give an instance: {example}")
+    return default

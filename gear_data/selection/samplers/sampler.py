@@ -1,0 +1,83 @@
+"""Sampler and Selector: the two interfaces of a sampler.
+
+A sampler is a small frozen value that can be pickled. Bound to a dataset's anchors and a seed, it becomes a selector.
+Slot i of step t has the same window for every rank, world size, worker count and prefetch depth, so a run resumes from
+the step number only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gear_data.errors import unknown_name
+from gear_data.selection.anchors import Anchors
+from gear_data.selection.window_sampler import SamplingPlan
+from gear_data.selection.windows import Float64Array, Windows
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_BY = ("step", "episode")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The anchors that a sampler selects from.
+
+    Attributes:
+        anchors: the steps that position windows.
+        evaluate: evaluate(expression, name) -> float64 [k], the value of an expression for the episode of each anchor
+            table row, null as NaN. `name` names the value in errors.
+    """
+
+    anchors: Anchors
+    evaluate: Callable[[str | pl.Expr, str], Float64Array]
+
+
+class Selector(Protocol):
+    """A sampler bound to anchors and a seed."""
+
+    def select(self, step: int, count: int, position: int) -> Windows:
+        """Selects the windows of slots 0 to count - 1 of batch `step`: a pure function of the arguments.
+
+        Args:
+            step: the batch's step.
+            count: slots of the batch.
+            position: slots before slot 0; for samplers that go through the anchors in an order.
+        """
+
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
+        """Returns the plan by which a device draws the windows of batches of `count` slots from now on.
+
+        Returns None if only `select` can.
+        """
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        """Returns the exact number of windows in `epochs` epochs, or None if epochs have no exact end."""
+
+    def shares(self) -> Float64Array:
+        """Returns each episode's share of the windows in the long run, float64 [k], with a sum of 1.
+
+        Shares use the last weights. Without replacement, they are the shares of the first draw of a batch.
+        """
+
+    def identity(self) -> dict[str, Any]:
+        """Returns, JSON-able, everything besides the seed and the anchors that the windows depend on."""
+
+
+class Sampler(Protocol):
+    """A rule that selects windows."""
+
+    @property
+    def name(self) -> str: ...
+
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        """Returns the selector for these candidates. seed: 0 to 2^64 - 1."""
+
+
+def check_by(by: str) -> None:
+    """Raises UnknownNameError unless `by` is `step` or `episode`."""
+    if by not in _BY:
+        raise unknown_name("by", by, _BY)

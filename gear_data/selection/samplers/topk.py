@@ -1,0 +1,72 @@
+"""TopK: uniform over the episodes with the largest values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gear_data.errors import InvalidArgumentError
+from gear_data.kernels import cpu
+from gear_data.selection.samplers.sampler import Candidates, Selector, check_by
+from gear_data.selection.samplers.uniform import WindowSelector, uniform_window_sampler
+from gear_data.selection.windows import Float64Array
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True, eq=False)
+class TopK:
+    """Draws uniformly from the k episodes with the largest value of an expression; ties go to the first in order.
+
+    Attributes:
+        expression: over the episode table, a Polars expression or SQL.
+        k: number of episodes.
+        by: as for `Uniform`.
+
+    Raises:
+        InvalidArgumentError: k is below 1.
+        UnknownNameError: another `by`.
+    """
+
+    expression: str | pl.Expr
+    k: int
+    by: str = "step"
+    name = "topk"
+
+    def __post_init__(self) -> None:
+        check_by(self.by)
+        if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
+            raise InvalidArgumentError(f"k is {self.k!r}, not an integer of 1 or more")
+
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        """Returns the selector for these candidates.
+
+        Raises:
+            InvalidArgumentError: fewer than k episodes have an anchor and a value that is not null.
+        """
+        anchors = candidates.anchors
+        values = candidates.evaluate(self.expression, "topk value")
+        chosen = _largest(values, anchors.counts() > 0, self.k)
+        sampler = uniform_window_sampler(anchors, seed, self.by, cpu.random.DOMAIN_EPISODE, chosen)
+        digest = xxhash.xxh3_128(np.ascontiguousarray(chosen).data).hexdigest()
+        return WindowSelector(sampler, {"name": self.name, "by": self.by, "k": int(self.k), "chosen": digest})
+
+
+def _largest(values: Float64Array, drawable: npt.NDArray[np.bool_], k: int) -> npt.NDArray[np.bool_]:
+    """Returns bool [n], True for the k largest values of drawable episodes; NaN never counts, ties go to the first."""
+    usable = drawable & ~np.isnan(values)
+    pool = values[usable]
+    if k > len(pool):
+        raise InvalidArgumentError(
+            f"k is {k}, but {len(pool)} episodes have a window and a value", hint="take a smaller k"
+        )
+    pool.partition(len(pool) - k)
+    least = pool[len(pool) - k]
+    chosen: npt.NDArray[np.bool_] = usable & (values > least)
+    chosen[np.flatnonzero(usable & (values == least))[: k - np.count_nonzero(chosen)]] = True
+    return chosen

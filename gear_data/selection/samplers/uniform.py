@@ -1,0 +1,91 @@
+"""Uniform: every anchor, or every episode, with the same probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.kernels import cpu
+from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
+from gear_data.selection.anchors import Anchors
+from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.samplers.sampler import Candidates, Selector, check_by
+from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
+from gear_data.selection.windows import Float64Array, Windows
+from gear_data.storage.block import offsets_of
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Draws uniformly, with replacement.
+
+    Attributes:
+        by: `step`: every anchor is equally likely; `episode`: every episode is equally likely, and then every anchor
+            of the episode.
+
+    Raises:
+        UnknownNameError: another `by`.
+    """
+
+    by: str = "step"
+    name = "uniform"
+
+    def __post_init__(self) -> None:
+        check_by(self.by)
+
+    def bind(self, candidates: Candidates, seed: int) -> Selector:
+        sampler = uniform_window_sampler(candidates.anchors, seed, self.by, cpu.random.DOMAIN_UNIFORM)
+        return WindowSelector(sampler, {"name": self.name, "by": self.by})
+
+
+class WindowSelector:
+    """A `Selector` in which every slot is an independent draw.
+
+    Args:
+        sampler: draws the windows.
+        identity: see `Selector.identity`.
+    """
+
+    def __init__(self, sampler: WindowSampler, identity: dict[str, Any]) -> None:
+        self._sampler = sampler
+        self._identity = identity
+
+    def select(self, step: int, count: int, position: int) -> Windows:
+        return self._sampler.draw(step, count)
+
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
+        return SamplingPlan(self._sampler)
+
+    def shares(self) -> Float64Array:
+        return self._sampler.shares()
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        return None
+
+    def identity(self) -> dict[str, Any]:
+        return dict(self._identity)
+
+
+def uniform_window_sampler(
+    anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArray[np.bool_] | None = None
+) -> WindowSampler:
+    """Returns a sampler in which each anchor (by `step`) or episode (by `episode`) has an integer weight of 1.
+
+    Args:
+        anchors: the episodes and their anchors.
+        seed, domain: see `WindowSampler`.
+        by: `step` or `episode`.
+        chosen: bool [k], the episodes to draw from; None: all.
+    """
+    if by == "step" and chosen is None:
+        return WindowSampler(anchors, PrefixTable(anchors.prefix), seed, domain, WITHIN_OFFSET)
+    int_weights = anchors.counts()
+    if by == "episode":
+        np.minimum(int_weights, 1, out=int_weights)
+    if chosen is not None:
+        int_weights *= chosen
+    table = PrefixTable(offsets_of(int_weights))
+    return WindowSampler(anchors, table, seed, domain, WITHIN_QUOTIENT if by == "step" else WITHIN_DRAWN)
