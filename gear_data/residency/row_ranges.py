@@ -37,7 +37,7 @@ class ColumnReads:
     def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
         """int64 [B] each: the first row of the episode, which has `total`, and how many."""
         low, count = np.empty((2, len(total)), np.int64)
-        cpu.row_ranges.reached_rows(windows.start, windows.length, total, self._numbers, low, count)
+        cpu.row_ranges.read_rows(windows.start, windows.length, total, self._numbers, low, count)
         return low, count
 
     @cached_property

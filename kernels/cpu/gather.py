@@ -1,4 +1,4 @@
-"""Runs of bytes copied one after another."""
+"""Copies of scattered runs of bytes into one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from gear_data.kernels.cpu.native import memcpy, prefetch
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def gather(sources, sizes, target):  # type: ignore[no-untyped-def]
-    """Copies run i, sizes[i] bytes at address sources[i] (int64 [N] each), to behind the one before; the first to
-    address `target`. The caller answers for the addresses."""
+    """Copies runs of bytes one after another. The caller guarantees the addresses.
+
+    Args:
+        sources, sizes: int64 [N], the address and the bytes of each run.
+        target: the address of the first copied run.
+    """
     for i in range(len(sources)):
-        # Runs lie anywhere: without asking ahead every one of them begins with a wait for memory.
+        # Runs are scattered: without prefetching, each begins with a wait for memory.
         if i + 4 < len(sources):
             for line in range(min((sizes[i + 4] + 63) // 64, 16)):
                 prefetch(sources[i + 4] + 64 * line)

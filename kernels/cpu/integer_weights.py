@@ -1,4 +1,4 @@
-"""Weights to integers, over a part of the episodes at a time; `gear_data.selection.integer_weights` says how."""
+"""Weights to integers, for a part of the episodes at a time. See `gear_data.selection.integer_weights`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from numba import njit
 
 @njit(nogil=True, cache=True, inline="always")
 def int_weight(weight, low, high):  # type: ignore[no-untyped-def]
-    """max(1, rint(weight * low * high)) of a positive weight, as int64."""
+    """Returns max(1, rint(weight * low * high)) of a positive weight, as int64."""
     return max(np.int64(1), np.int64(np.rint(weight * low * high)))
 
 
 @njit(nogil=True, cache=True)
 def bounds(weights, prefix, by_anchor, first, last):  # type: ignore[no-untyped-def]
-    """(largest weight, anchors or episodes, episodes) among the positive weights of episodes with an anchor."""
+    """Returns (largest weight, anchors or episodes, episodes) of the positive weights of episodes with an anchor."""
     largest, units, episodes = 0.0, 0, 0
     for i in range(first, last):
         anchors = prefix[i + 1] - prefix[i]
@@ -27,7 +27,7 @@ def bounds(weights, prefix, by_anchor, first, last):  # type: ignore[no-untyped-
 
 @njit(nogil=True, cache=True)
 def sums(weights, prefix, by_anchor, low, high, first, last):  # type: ignore[no-untyped-def]
-    """(quanta, episodes raised to one) of a part."""
+    """Returns (total integer weight, episodes raised to 1) of a part."""
     total, raised = 0, 0
     for i in range(first, last):
         anchors = prefix[i + 1] - prefix[i]
@@ -39,7 +39,7 @@ def sums(weights, prefix, by_anchor, low, high, first, last):  # type: ignore[no
 
 @njit(nogil=True, cache=True)
 def fill_prefix(weights, prefix, by_anchor, low, high, first, last, base, out):  # type: ignore[no-untyped-def]
-    """out[i + 1] = base + the quanta of the part up to episode i."""
+    """out[i + 1] = base + the integer weights of the part up to episode i."""
     total = base
     for i in range(first, last):
         anchors = prefix[i + 1] - prefix[i]
@@ -50,9 +50,9 @@ def fill_prefix(weights, prefix, by_anchor, low, high, first, last, base, out): 
 
 @njit(nogil=True, cache=True)
 def squares_between(prefix):  # type: ignore[no-untyped-def]
-    """The sum of the squares of the quanta whose running sums these are, as float64."""
+    """Returns the sum of the squared integer weights of which `prefix` has the running sums, as float64."""
     total = 0.0
     for i in range(len(prefix) - 1):
-        int_weight = np.float64(prefix[i + 1] - prefix[i])
-        total += int_weight * int_weight
+        weight = np.float64(prefix[i + 1] - prefix[i])
+        total += weight * weight
     return total

@@ -16,7 +16,7 @@ from gear_data.common.private_folder import process_folder, user_folder
 
 
 def _ensure_cache_folder() -> None:
-    """Numba refuses to compile with `cache=True` where neither the package nor the home folder can be written."""
+    """Sets a cache folder if neither the package nor the home folder is writable; else Numba refuses `cache=True`."""
     if numba.config.CACHE_DIR:
         return
     here = Path(__file__).resolve().parent
@@ -37,20 +37,20 @@ def _cache_folder() -> Path:
 
 _ensure_cache_folder()
 
-#: libc, found by LLVM in the running process. Addresses are passed as integers.
+#: Functions of libc, which LLVM finds in the running process. They take addresses as integers.
 memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
 memset = types.ExternalFunction("memset", types.intp(types.intp, types.int32, types.uintp))
 
 
 @intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Asks for the cache line at an address ahead of its use; harmless wherever it points."""
+    """Prefetches the cache line at an address. Any address is allowed."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         line = builder.inttoptr(arguments[0], cgutils.voidptr_t)
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t] + [ir.IntType(32)] * 3)
         hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # For reading, to be kept in all cache levels, data.
+        # A read, kept in all cache levels, of the data cache.
         builder.call(hint, [line, cgutils.int32_t(0), cgutils.int32_t(3), cgutils.int32_t(1)])
         return context.get_dummy_value()
 
@@ -59,7 +59,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def pointer(typing_context: Any, address: Any) -> Any:
-    """An integer address as a void pointer, for `numba.carray`."""
+    """Turns an integer address into a void pointer, for `numba.carray`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)

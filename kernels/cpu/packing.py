@@ -1,4 +1,4 @@
-"""Rows that another node asks for: checked, and packed column by column."""
+"""Rows that another node requests: checked, and packed column by column."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from numba import njit
 
 from gear_data.kernels.cpu.native import memcpy, prefetch
 
-#: What `check_rows` says; else the number of rows.
+#: Errors that `find_shards` and `check_rows` return.
 NO_SHARD, NOT_HERE, NO_ROWS = -1, -2, -3
 _AHEAD = 4
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def find_shards(shard, here, places):  # type: ignore[no-untyped-def]
-    """places[i] = here[shard[i]] for spans of shards (int64 [N] each); here is -1 for shards that are not.
+    """places[i] = here[shard[i]] for the shards of spans, int64 [N] each.
+
+    Args:
+        here: int64 [shards], each shard's index on this node; -1 for a shard of another node.
 
     Returns:
-        0; NO_SHARD or NOT_HERE, and then places[0] is the shard.
+        0, or NO_SHARD or NOT_HERE; places[0] is then the shard at fault.
     """
     for i in range(len(shard)):
         if shard[i] < 0 or shard[i] >= len(here):
@@ -32,11 +35,16 @@ def find_shards(shard, here, places):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def check_rows(places, first, count, steps):  # type: ignore[no-untyped-def]
-    """How many rows spans have, count[i] from first[i] on in the shard places[i], which has steps[places[i]]; NO_ROWS
-    where a shard does not have some of them. int64 [N] each, with any values."""
+    """Counts the rows of spans: count[i] rows from first[i] on, in the shard places[i] with steps[places[i]] rows.
+
+    first and count, int64 [N], may have any values.
+
+    Returns:
+        The number of rows, or NO_ROWS if a shard lacks some of them.
+    """
     total = 0
     for i in range(len(places)):
-        # Not first + count, which may overflow.
+        # first + count may overflow.
         if first[i] < 0 or count[i] < 0 or first[i] > steps[places[i]] or count[i] > steps[places[i]] - first[i]:
             return NO_ROWS
         total += count[i]
@@ -45,20 +53,20 @@ def check_rows(places, first, count, steps):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def pack_rows(places, first, count, addresses, row_bytes, columns, targets):  # type: ignore[no-untyped-def]
-    """Copies spans' rows of some columns, those of each one after another. The caller answers for the addresses.
+    """Copies the rows of spans, column by column. The caller guarantees the addresses.
 
     Args:
-        places, first, count: int64 [N], of each span its shard, first row and rows.
-        addresses: int64 [shards, columns].
-        row_bytes: int64 [columns], of a row.
-        columns, targets: int64 [C], which columns, and the address that the rows of each go to.
+        places, first, count: int64 [N], each span's shard, first row, and number of rows.
+        addresses: int64 [shards, columns], the first byte of each column.
+        row_bytes: int64 [columns], bytes of a row.
+        columns, targets: int64 [C], the columns to copy, and the address for the rows of each.
     """
     spans = len(places)
     for k in range(len(columns)):
         column, target = columns[k], targets[k]
         width = row_bytes[column]
         for i in range(spans):
-            # Runs lie anywhere: without asking ahead every one of them begins with a wait for memory.
+            # Runs are scattered: without prefetching, each begins with a wait for memory.
             if i + _AHEAD < spans:
                 ahead = addresses[places[i + _AHEAD], column] + first[i + _AHEAD] * width
                 for line in range(min((count[i + _AHEAD] * width + 63) // 64, 16)):

@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011), exact on every device.
 
-A draw is a function of (seed, domain, step, slot, attempt). NumPy's own Philox is the 4x64 variant, so its bits are
-others. In Numba every literal is wrapped in uint64: mixed with a Python int an unsigned becomes a float64.
+A draw is a function of (seed, domain, step, slot, attempt). NumPy's own Philox is the 4x64 variant and gives other
+bits. Every literal is wrapped in uint64, because Numba turns a uint64 and a Python int into a float64.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ _SHIFT32 = uint64(32)
 _M0, _M1 = uint64(0xD2511F53), uint64(0xCD9E8D57)
 _W0, _W1 = uint64(0x9E3779B9), uint64(0xBB67AE85)
 
-#: What a counter is drawn for; it keeps the streams of different uses apart.
+#: Each use of random numbers has a domain, so that their streams are independent.
 DOMAIN_UNIFORM = 1
 DOMAIN_SHUFFLE = 2
 DOMAIN_FEISTEL = 3
+DOMAIN_EPISODE = 4  # an episode, by weight
+DOMAIN_ANCHOR = 5  # an anchor of the episode
+DOMAIN_PLACE = 6  # the anchor's place in its window
 DOMAIN_SPLIT = 64
 DOMAIN_MIXTURE = 65  # seeds of a mixture's datasets
-DOMAIN_NODE = 66  # seeds of nodes that draw by themselves
-DOMAIN_EPISODE = 4  # an episode, by weight
-DOMAIN_ANCHOR = 5  # one of its anchors
-DOMAIN_PLACE = 6  # where in its window an anchor stands
+DOMAIN_NODE = 66  # seeds of nodes that select from their own shards
 
 
 @njit(nogil=True, cache=True, inline="always")
 def philox(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
-    """Ten rounds on the counter (c0..c3) with the key (k0, k1), all uint64 below 2^32; four uint64 below 2^32."""
+    """Returns four uint64 below 2^32: ten rounds on the counter (c0..c3) with the key (k0, k1), all below 2^32."""
     for _ in range(10):
         p0, p1 = _M0 * c0, _M1 * c2
         c0, c1, c2, c3 = (
@@ -43,7 +43,7 @@ def philox(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def word64(seed, domain, step, slot, attempt):  # type: ignore[no-untyped-def]
-    """A uint64 for the counter (slot, step low, step high, domain << 24 | attempt) under the key `seed`."""
+    """Returns a uint64 for the counter (slot, step low, step high, domain << 24 | attempt) with the key `seed`."""
     c0, c1, _, _ = philox(
         uint64(slot) & _MASK32,
         uint64(step) & _MASK32,
@@ -57,7 +57,7 @@ def word64(seed, domain, step, slot, attempt):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def multiply_high(a, b):  # type: ignore[no-untyped-def]
-    """(high, low) 64 bits of the 128-bit product of two uint64."""
+    """Returns the (high, low) 64 bits of the 128-bit product of two uint64."""
     a0, a1, b0, b1 = a & _MASK32, a >> _SHIFT32, b & _MASK32, b >> _SHIFT32
     low = a0 * b0
     middle = a1 * b0 + (low >> _SHIFT32)
@@ -68,7 +68,7 @@ def multiply_high(a, b):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
-    """An int below `bound`, exactly uniform: Lemire's multiply and reject (ACM TOMACS 2019)."""
+    """Returns an exactly uniform int below `bound`, by Lemire's multiply and reject (ACM TOMACS 2019)."""
     bound = uint64(bound)
     high, low = multiply_high(word64(seed, domain, step, slot, 0), bound)
     if low < bound:
@@ -82,7 +82,7 @@ def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def draw_words(seed, domain, step, out):  # type: ignore[no-untyped-def]
-    """out[i] = the bits of word64 for slot i of `step`, attempt 0, as int64. A loop that compilers vectorise."""
+    """out[i] = the bits of word64 for slot i of `step`, attempt 0, as int64. LLVM vectorises this loop."""
     for i in range(len(out)):
         out[i] = np.int64(word64(seed, domain, step, i, 0))
 
@@ -100,7 +100,7 @@ def draw_below(seed, domain, step, bound, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def shuffled(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
-    """out = a permutation of 0..n-1, by Fisher and Yates."""
+    """Fills `out` with a permutation of 0..n-1 (Fisher and Yates)."""
     for i in range(len(out)):
         out[i] = i
     for i in range(len(out) - 1, 0, -1):
@@ -110,14 +110,14 @@ def shuffled(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def round_keys(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
-    """uint64 keys of a Feistel network, one a round."""
+    """Fills `out`, uint64, with the keys of a Feistel network, one for each round."""
     for i in range(len(out)):
         out[i] = word64(seed, domain, epoch, i, 0)
 
 
 @njit(nogil=True, cache=True, inline="always")
 def _mix(value, key):  # type: ignore[no-untyped-def]
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014) over value ^ key."""
+    """Returns the finalizer of SplitMix64 (Steele, Lea and Flood, 2014) of value ^ key."""
     z = value ^ key
     z = (z ^ (z >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> uint64(27))) * uint64(0x94D049BB133111EB)
@@ -126,10 +126,11 @@ def _mix(value, key):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def permuted(first, keys, size, out):  # type: ignore[no-untyped-def]
-    """out[i] = the image of first + i under the permutation of 0..size-1 with these keys; nothing is stored.
+    """out[i] = the image of first + i under the permutation of 0..size-1 with these keys. Nothing is stored.
 
-    A Feistel network over the smallest power of two that holds `size`, walked until it lands below `size` (Black
-    and Rogaway, 2002). Of an odd number of bits the halves differ by one and swap widths every round.
+    The permutation is a Feistel network over the smallest power of two that holds `size`, applied until the image is
+    below `size` (Black and Rogaway, 2002). With an odd number of bits, the halves differ by one bit and swap widths
+    every round.
     """
     bits = uint64(1)
     while (uint64(1) << bits) < uint64(size):

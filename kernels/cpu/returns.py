@@ -7,9 +7,13 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def returns_to_go(rewards, lengths, discount, out):  # type: ignore[no-untyped-def]
-    """out[t] = rewards[t] + discount * rewards[t + 1] + ..., as far as the episode goes; summed from its end.
+    """out[t] = rewards[t] + discount * rewards[t + 1] + ..., up to the end of the episode.
 
-    rewards float64 [steps], of whole episodes one after another; lengths int64 [episodes]; out float32 [steps].
+    Args:
+        rewards: float64 [steps], of whole episodes one after another; summed from each episode's end.
+        lengths: int64 [episodes].
+        discount: float.
+        out: float32 [steps].
     """
     first = 0
     for length in lengths:

@@ -1,6 +1,6 @@
 """Bitmaps over steps: set, count and find set bits, with a running count every 512 bits.
 
-Rank and select after Jacobson (1989), one level: words of 64 bits, a count before every eighth word.
+Rank and select follow Jacobson (1989) with one level: words of 64 bits, and a count before every eighth word.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import numpy as np
 from numba import njit, types, uint64
 from numba.extending import intrinsic
 
-#: Bits between two running counts, and words.
+#: Bits and words between two running counts.
 BLOCK_BITS = 512
 _BLOCK_WORDS = BLOCK_BITS // 64
 
 
 @intrinsic
 def popcount(typing_context, value):  # type: ignore[no-untyped-def]
-    """How many bits of a uint64 are set."""
+    """Returns the number of set bits of a uint64."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.ctpop(arguments[0])
@@ -26,13 +26,13 @@ def popcount(typing_context, value):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def bit(words, place):  # type: ignore[no-untyped-def]
-    """Bit `place`, 0 or 1, as uint64."""
+    """Returns bit `place`, 0 or 1, as uint64."""
     return (words[place >> 6] >> uint64(place & 63)) & uint64(1)
 
 
 @njit(nogil=True, cache=True, inline="always")
 def rank(words, ranks, place):  # type: ignore[no-untyped-def]
-    """How many bits before `place` are set; `place` may be the number of bits."""
+    """Returns the number of set bits before `place`; `place` may be the number of bits."""
     block = place // BLOCK_BITS
     count = ranks[block]
     for word in range(block * _BLOCK_WORDS, place >> 6):
@@ -44,7 +44,7 @@ def rank(words, ranks, place):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def select(words, ranks, first, last, number):  # type: ignore[no-untyped-def]
-    """The place of set bit `number` (counted over the whole bitmap), known to lie in first to last - 1."""
+    """Returns the place of set bit `number` of the whole bitmap. The caller knows that it lies in [first, last)."""
     low, high = first // BLOCK_BITS, (last - 1) // BLOCK_BITS
     while low < high:
         middle = (low + high + 1) >> 1
@@ -68,7 +68,7 @@ def select(words, ranks, first, last, number):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def set_flags(words, first, flags):  # type: ignore[no-untyped-def]
-    """Sets bit first + i where flags[i], uint8, is not 0."""
+    """Sets bit first + i if flags[i], uint8, is not 0."""
     for i in range(len(flags)):
         if flags[i]:
             place = first + i
@@ -77,7 +77,7 @@ def set_flags(words, first, flags):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def running_counts(words, ranks):  # type: ignore[no-untyped-def]
-    """ranks[b] = set bits before block b; the last is their number."""
+    """ranks[b] = set bits before block b; the last entry counts all set bits."""
     total = np.int64(0)
     for block in range(len(ranks)):
         ranks[block] = total
@@ -87,7 +87,7 @@ def running_counts(words, ranks):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def counts_between(words, ranks, first, lengths, out):  # type: ignore[no-untyped-def]
-    """out[i] = set bits among the lengths[i] from first[i] on."""
+    """out[i] = set bits among first[i] to first[i] + lengths[i]."""
     for i in range(len(lengths)):
         out[i] = rank(words, ranks, first[i] + lengths[i]) - rank(words, ranks, first[i])
 
@@ -103,7 +103,10 @@ def keep_grid(words, first, lengths, origin, stride, counts, out):  # type: igno
 
 @njit(nogil=True, cache=True)
 def first_step_holds(words, offsets, context, out):  # type: ignore[no-untyped-def]
-    """Sets a bit where the first of the `context` steps that end there (fewer near an episode's beginning) is set."""
+    """Sets the bit of each step whose window begins with a set bit.
+
+    The window is the `context` steps that end with the step; fewer near the beginning of an episode.
+    """
     for e in range(len(offsets) - 1):
         for place in range(offsets[e], offsets[e + 1]):
             if bit(words, max(offsets[e], place + 1 - context)):
@@ -112,8 +115,10 @@ def first_step_holds(words, offsets, context, out):  # type: ignore[no-untyped-d
 
 @njit(nogil=True, cache=True)
 def every_step_holds(words, offsets, context, backwards, out):  # type: ignore[no-untyped-def]
-    """Sets a bit where all of the `context` steps from there on (backwards: that end there), as far as the episode
-    goes, have theirs set."""
+    """Sets the bit of each step whose window has only set bits.
+
+    The window is the `context` steps from the step on (backwards: that end with the step), cut to the episode.
+    """
     for e in range(len(offsets) - 1):
         first, last = offsets[e], offsets[e + 1]
         run = context

@@ -1,8 +1,9 @@
-"""A 16-ary tree of integer sums over episodes: draws by inverse of the running sum, and updates, in a few reads.
+"""A 16-ary tree of integer sums over episodes. Draws and updates take a few reads each.
 
-Node i of a level is the sum of nodes 16 i to 16 i + 15 of the level below; level 0 holds the episodes' quanta, the last
-one node. All levels are in one array, each from a multiple of 16 on and padded with zeros to one: 16 nodes are two
-cache lines. After Fenwick's (1994) partial sums, with a wider node so that a walk down is fewer cache misses.
+Node i of a level is the sum of nodes 16 i to 16 i + 15 of the level below. Level 0 holds the episodes' integer weights;
+the last level is one node. All levels are in one array. Each level begins at a multiple of 16 and is padded with zeros
+to a multiple of 16, because 16 nodes are two cache lines. The idea is Fenwick's (1994) partial sums, with wider nodes
+for fewer cache misses.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from gear_data.kernels.cpu.native import pointer, prefetch
 
 ARITY_BITS = 4
 ARITY = 1 << ARITY_BITS
-#: Updates between asking for memory and using it.
+#: The kernel prefetches the memory of the update this many updates ahead.
 _AHEAD = 24
-#: Quanta of one episode, at most.
-_MOST = (1 << 63) - 1
+#: The largest integer weight of an episode.
+_MAX_WEIGHT = (1 << 63) - 1
 
 
 @njit(nogil=True, cache=True)
@@ -35,17 +36,16 @@ def build(starts, nodes):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def fill_leaves(weights, prefix, by_anchor, low, high, nodes):  # type: ignore[no-untyped-def]
-    """Level 0 from weights, at the scale low * high."""
+    """Fills level 0 from weights, at the scale low * high."""
     for i in range(len(weights)):
         anchors = prefix[i + 1] - prefix[i]
-        nodes[i] = (
-            int_weight(weights[i], low, high) * (anchors if by_anchor else 1) if anchors and weights[i] > 0 else 0
-        )
+        units = anchors if by_anchor else 1
+        nodes[i] = int_weight(weights[i], low, high) * units if anchors and weights[i] > 0 else 0
 
 
 @njit(nogil=True, cache=True)
 def squares(nodes, count):  # type: ignore[no-untyped-def]
-    """(sum of squares of level 0, as float64; how many are positive)."""
+    """Returns (the sum of squares of level 0, as float64; the number of positive nodes)."""
     total, positive = 0.0, 0
     for i in range(count):
         total += float(nodes[i]) * float(nodes[i])
@@ -55,35 +55,37 @@ def squares(nodes, count):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, before):  # type: ignore[no-untyped-def]
-    """Sets the weights of some episodes, the last value of one counting; before[i] = the weight there was.
+    """Sets the weights of some episodes; before[i] = the replaced weight. The last value of an episode counts.
 
-    Returns what changed: (total, as float64; sum of squares; number of positive ones). An episode has 2^63 - 1 quanta
-    at most; a tree whose total does not fit 63 bits is to be built anew.
+    An integer weight is at most 2^63 - 1. The caller rebuilds a tree whose total does not fit 63 bits.
+
+    Returns:
+        The changes of (the total, as float64; the sum of squares; the number of positive integer weights).
     """
     deltas = np.empty(len(rows), np.int64)
     total, square, positive = 0.0, 0.0, np.int64(0)
-    for turn in range(len(rows) + _AHEAD):
-        # Some way ahead of their use, not all at once: the processor keeps few misses in flight.
-        if turn < len(rows):
-            prefetch(weights.ctypes.data + 8 * rows[turn])
-            prefetch(prefix.ctypes.data + 8 * rows[turn])
-            prefetch(nodes.ctypes.data + 8 * rows[turn])
-        i = turn - _AHEAD
+    for ahead in range(len(rows) + _AHEAD):
+        # A few at a time, because the processor keeps only a few cache misses in flight.
+        if ahead < len(rows):
+            prefetch(weights.ctypes.data + 8 * rows[ahead])
+            prefetch(prefix.ctypes.data + 8 * rows[ahead])
+            prefetch(nodes.ctypes.data + 8 * rows[ahead])
+        i = ahead - _AHEAD
         if i < 0:
             continue
         row = rows[i]
         anchors = prefix[row + 1] - prefix[row]
-        mass = np.int64(0)
+        new = np.int64(0)
         if anchors and values[i] > 0:
             units = anchors if by_anchor else 1
             fits = max(1.0, np.rint(values[i] * low * high)) * units < 2.0**63
-            mass = int_weight(values[i], low, high) * units if fits else np.int64(_MOST)
+            new = int_weight(values[i], low, high) * units if fits else np.int64(_MAX_WEIGHT)
         old = nodes[row]
         before[i], weights[row] = weights[row], values[i]
-        nodes[row], deltas[i] = mass, mass - old
-        total += np.float64(mass) - np.float64(old)
-        square += np.float64(mass) * np.float64(mass) - np.float64(old) * np.float64(old)
-        positive += np.int64(mass > 0) - np.int64(old > 0)
+        nodes[row], deltas[i] = new, new - old
+        total += np.float64(new) - np.float64(old)
+        square += np.float64(new) * np.float64(new) - np.float64(old) * np.float64(old)
+        positive += np.int64(new > 0) - np.int64(old > 0)
     for level in range(1, len(starts)):
         for i in range(len(rows)):
             if i + _AHEAD < len(rows):
@@ -94,7 +96,7 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
 
 @njit(nogil=True, cache=True)
 def find(address, starts, out):  # type: ignore[no-untyped-def]
-    """out[0] = the episodes of the quanta out[1], out[2] = how many quanta each has before it in its episode."""
+    """Finds the episodes of the points out[1]: out[0] = the episode, out[2] = the point's offset in its interval."""
     count = out.shape[1]
     nodes = carray(pointer(address), (1 << 40,), np.int64)
     for i in range(count):
@@ -108,6 +110,6 @@ def find(address, starts, out):  # type: ignore[no-untyped-def]
                 node += 1
             out[0, i], out[2, i] = node - start, rest
             if level:
-                following = address + 8 * (starts[level - 1] + ((node - start) << ARITY_BITS))
-                prefetch(following)
-                prefetch(following + 64)
+                below = address + 8 * (starts[level - 1] + ((node - start) << ARITY_BITS))
+                prefetch(below)
+                prefetch(below + 64)

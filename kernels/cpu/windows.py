@@ -1,8 +1,9 @@
 """The windows of a batch in one `nogil` call: draw a point, find its episode, find the anchor, cut the window.
 
-Everything that stays the same between batches is in one record, `gear_data.kernels.window_plan.WINDOW_PLAN`, whose
-address the kernels take: unpacking an array argument takes Numba as long as twenty draws. Each function loops over all slots and prefetches the cache
-lines that the next function reads, so that draws from a table larger than the caches wait together.
+Everything that stays the same between batches is in one record, WINDOW_PLAN of `gear_data.kernels.window_plan`. The
+kernels take its address, because unpacking an array argument takes Numba as long as twenty draws. Each function loops
+over all slots and prefetches the cache lines that the next function reads, so that draws from a table larger than the
+caches wait together.
 """
 
 from __future__ import annotations

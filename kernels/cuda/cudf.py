@@ -1,8 +1,8 @@
-"""Filters on a GPU: Polars' GPU engine, which is cuDF (package `cudf-polars`).
+"""Filters on a GPU, by Polars' GPU engine: cuDF (package `cudf-polars`).
 
-The same rows as on the CPU, by what is asked of it: comparisons and logic over columns and constants, in which there
-is nothing to round. The engine's arithmetic and sums may differ from the CPU's in the last bit, its regular expressions
-and its order of NaN do differ (it has NaN > 1 false, Polars has it true): such go to the CPU.
+The GPU evaluates only comparisons and logic over columns and constants. Nothing is rounded there, so both engines
+select the same rows. All other expressions run on the CPU: the engine's arithmetic and sums may differ from the CPU's
+in the last bit, and its regular expressions and its order of NaN do differ (NaN > 1 is false there, true in Polars).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Fewer rows are done on the CPU before they would be on the GPU. Not measured yet.
+#: Fewer rows run on the CPU, which is faster for them. The number has not been measured.
 MIN_ROWS = 1 << 20
 _OPERATORS = {"Eq", "NotEq", "EqValidity", "NotEqValidity", "Lt", "LtEq", "Gt", "GtEq", "And", "Or", "Xor",
               "LogicalAnd", "LogicalOr"}  # fmt: skip
@@ -28,44 +28,47 @@ _PREDICATES = {"Not", "IsNull", "IsNotNull", "IsFinite", "IsInfinite", "IsNan", 
                "AllHorizontal", "AnyHorizontal"}  # fmt: skip
 _TEXT_PREDICATES = {"StartsWith", "EndsWith"}
 
-#: Expressions that are the CPU's, and what the log has been told: a filter of steps comes here block by block.
-_left: set[str] = set()
-_told: set[str] = set()
+#: Expressions that run on the CPU, and lines that were logged: a filter of steps comes here block by block.
+_cpu_expressions: set[str] = set()
+_logged: set[str] = set()
 
 
 def true_values(frame: pl.DataFrame, expression: pl.Expr, columns: list[str]) -> pl.Series | None:
-    """Bool [rows], with nulls: a Boolean expression over these columns of a frame, worked out on a GPU. None where that
-    is the CPU's work: there is no GPU, there are few rows, or, as one line of the log then says, cuDF is not there or
-    not up to it."""
+    """Evaluates a Boolean expression over these columns of a frame on a GPU.
+
+    Returns:
+        Bool [rows], with nulls; None if the CPU must evaluate the expression. That is so without a GPU and with few
+        rows; and if cuDF is missing or cannot evaluate it, which is logged once.
+    """
     if not columns or len(frame) < MIN_ROWS or not gpu_count():
         return None
     text = str(expression)
     if find_spec("cudf_polars") is None:
-        _tell("filters run on the CPU: cudf-polars is not installed (pip install 'gear-data[cudf]')")
+        _warn_once("filters run on the CPU: cudf-polars is not installed (pip install 'gear-data[cudf]')")
         return None
-    if text in _left:
+    if text in _cpu_expressions:
         return None
-    found = _attempt(frame.select(columns), expression)
-    if isinstance(found, str):
-        _left.add(text)
-        _tell(f"{text} runs on the CPU: {found}")
+    values = _attempt(frame.select(columns), expression)
+    if isinstance(values, str):
+        _cpu_expressions.add(text)
+        _warn_once(f"{text} runs on the CPU: {values}")
         return None
-    return found
+    return values
 
 
-def _tell(line: str) -> None:
-    if line not in _told:
-        _told.add(line)
+def _warn_once(line: str) -> None:
+    if line not in _logged:
+        _logged.add(line)
         _log.warning(line)
 
 
 def _attempt(frame: pl.DataFrame, expression: pl.Expr) -> pl.Series | str:
-    """The values, or why the GPU is not to give them."""
+    """Returns the values, or the reason why the CPU must compute them."""
     import polars as pl
 
     try:
         if not _is_exact(json.loads(expression.meta.serialize(format="json"))):
-            return "more than comparisons and logic, of which a GPU may give other rows"
+            return "it is more than comparisons and logic, so a GPU may select other rows"
         values, nan = evaluate(frame, expression)
     except (Exception, pl.exceptions.PanicException) as error:  # cuDF, RMM and CUDA have errors of many kinds
         return f"the GPU engine gave {type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0]}"
@@ -73,26 +76,31 @@ def _attempt(frame: pl.DataFrame, expression: pl.Expr) -> pl.Series | str:
 
 
 def evaluate(frame: pl.DataFrame, expression: pl.Expr) -> tuple[pl.Series, bool]:
-    """An expression's values, whatever it is, by cuDF; and whether a column of floats has NaN.
+    """Evaluates any expression with cuDF.
+
+    Returns:
+        (the values, whether a column of floats has NaN).
 
     Raises:
         MissingExtraError: cuDF is not installed.
-        Exception: whatever cuDF, RMM and Polars raise.
+        Exception: any error of cuDF, RMM or Polars.
     """
     import polars as pl
 
     rmm = import_extra("rmm", "cudf")
-    # Plain cudaMalloc: the engine's own choice is a pool of most of the GPU's memory, which it would keep.
+    # Plain cudaMalloc, because the engine's default is a pool that keeps most of the GPU's memory.
     engine = pl.GPUEngine(raise_on_fail=True, executor="in-memory", memory_resource=rmm.mr.CudaMemoryResource())
     floats = [name for name, dtype in frame.schema.items() if dtype.is_float()]
-    wanted = [expression.alias("found"), *(pl.col(name).is_nan().any().alias(f"nan {name}") for name in floats)]
-    result = frame.lazy().select(wanted).collect(engine=engine)
-    return result["found"], any(result[f"nan {name}"][0] for name in floats)
+    outputs = [expression.alias("value"), *(pl.col(name).is_nan().any().alias(f"nan {name}") for name in floats)]
+    result = frame.lazy().select(outputs).collect(engine=engine)
+    return result["value"], any(result[f"nan {name}"][0] for name in floats)
 
 
 def _is_exact(node: Any) -> bool:
-    """Whether a node of an expression, as Polars writes it in JSON, and all below it are of those whose values are the
-    same on every engine. What is not known is not."""
+    """Returns whether an expression's node, in Polars' JSON, and its children have the same values on every engine.
+
+    Unknown nodes count as different.
+    """
     if not isinstance(node, dict) or len(node) != 1:
         return False
     ((kind, body),) = node.items()
@@ -100,7 +108,7 @@ def _is_exact(node: Any) -> bool:
         case "Column", str():
             return True
         case "Literal", {"Dyn": dict(value)} | {"Scalar": dict(value)}:
-            # NaN and infinities are written as null; a date or a decimal as a list or a dict.
+            # Polars writes NaN and infinities as null, and a date or a decimal as a list or a dict.
             return all(isinstance(number, bool | int | float | str) for number in value.values())
         case "Alias", [inner, str()]:
             return _is_exact(inner)
@@ -115,5 +123,5 @@ def _is_exact(node: Any) -> bool:
 
 
 def _name(function: Any) -> str:
-    """Of a function, written by its name or, with options, as {name: options}."""
+    """Returns the name of a function, which is written as the name or, with options, as {name: options}."""
     return next(iter(function)) if isinstance(function, dict) and function else str(function)

@@ -1,4 +1,4 @@
-"""The CUDA kernels on a GPU: compiled and launched by CuPy."""
+"""CudaLauncher: compiles and launches the CUDA kernels with CuPy."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ import numpy as np
 from gear_data.common.extras import import_extra
 from gear_data.errors import DeviceError, DeviceMemoryError, InvalidArgumentError
 
-#: Blocks of 512 threads that a multiprocessor runs at once.
+#: Blocks of 512 threads that run on one multiprocessor at the same time.
 _RESIDENT = 2
 _FOLDER = Path(__file__).resolve().parent
 _SOURCES = ("collect.cu", "select.cu", "priorities.cu")
-#: CUDA's numbers of errors, as its runtime and its driver have them.
+#: CUDA's error codes; the runtime and the driver share them.
 _OUT_OF_MEMORY = 2
 _NO_DRIVER = {3, 34, 35, 100, 101, 803, 804}
 _NO_IMAGE = {98, 200, 209, 222}
-#: Calls that another thread's capture of a CUDA graph does not let through, or is broken off by.
+#: Calls that are forbidden while another thread captures a CUDA graph, or that invalidate the capture.
 _CAPTURE = range(900, 909)
-#: After these every further call of the process fails.
+#: After these errors, every further call of the process fails.
 _FATAL = {700, 702, 710, 714, 715, 716, 717, 718, 719}
 
 
 @contextmanager
 def cuda_errors(doing: str) -> Iterator[None]:
-    """Turns what CuPy and CUDA raise into errors that say what to do.
+    """Turns errors of CuPy and CUDA into errors with a hint.
+
+    Args:
+        doing: the operation, which begins the message.
 
     Raises:
         MissingExtraError: CuPy is not installed.
         DeviceMemoryError: the device has too little memory.
-        DeviceError: anything else that CuPy or CUDA raise.
+        DeviceError: any other error of CuPy or CUDA.
     """
-    # Not imported anew: that takes microseconds, for every launch.
+    # An import statement here would cost microseconds in every launch.
     cupy = sys.modules.get("cupy") or import_extra("cupy", "gpu")
     try:
         yield
@@ -59,7 +62,7 @@ def cuda_errors(doing: str) -> Iterator[None]:
 def _no_memory(doing: str, error: Exception) -> DeviceMemoryError:
     return DeviceMemoryError(
         f"{doing}: {_first_line(error)}",
-        hint="give a smaller budget of device memory, take a smaller batch or fewer columns, or end what else uses it",
+        hint="set a smaller budget of device memory, use a smaller batch or fewer columns, or end other GPU processes",
     )
 
 
@@ -71,25 +74,27 @@ def _hint(status: int) -> str:
     if status in _NO_DRIVER:
         return "install or update the NVIDIA driver (see nvidia-smi and `gear-data doctor`), or use the CPU"
     if status in _NO_IMAGE:
-        return "the kernels need compute capability 7.5 or more; use the CPU"
+        return "the kernels need compute capability 7.5 or later; use the CPU"
     if status in _CAPTURE:
         return "capture the graph with torch.cuda.graph(..., capture_error_mode='thread_local'): see docs/how-to/gpu.md"
     if status in _FATAL:
-        return "the GPU is lost to this process: start it again; run it in compute-sanitizer to see the access at fault"
-    return "see `gear-data doctor`; CUDA errors are often those of an earlier call: try CUDA_LAUNCH_BLOCKING=1"
+        return (
+            "this process can no longer use the GPU: restart it; run it in compute-sanitizer to find the faulty access"
+        )
+    return "run `gear-data doctor`; the error may come from an earlier call: set CUDA_LAUNCH_BLOCKING=1 to find it"
 
 
 class CudaLauncher:
-    """A `gear_data.kernels.cuda.launches.Launcher` on a device, in CuPy's current stream.
+    """A `gear_data.kernels.cuda.launches.Launcher` on one device, in CuPy's current stream.
 
     Args:
-        device: its number.
-        sm_budget: the share of the multiprocessors that launches take, above 0 and at most 1.
+        device: the device's number.
+        sm_budget: the share of the multiprocessors that launches use, above 0 and at most 1.
 
     Raises:
-        InvalidArgumentError: a share that is not above 0 and at most 1.
+        InvalidArgumentError: sm_budget is out of range.
         MissingExtraError: CuPy is not installed.
-        DeviceError: there is no such device, or the kernels cannot be compiled for it.
+        DeviceError: there is no such device, or the kernels do not compile for it.
     """
 
     def __init__(self, device: int = 0, sm_budget: float = 1.0) -> None:
@@ -98,15 +103,19 @@ class CudaLauncher:
         cupy = import_extra("cupy", "gpu")
         with cuda_errors(f"CUDA device {device}"):
             self._device = cupy.cuda.Device(device)
-            # Fewer blocks than multiprocessors go to one each.
+            # Each multiprocessor gets one block first, so fewer blocks leave whole multiprocessors free.
             multiprocessors = int(self._device.attributes["MultiProcessorCount"])
             whole = sm_budget == 1
             self.blocks = multiprocessors * _RESIDENT if whole else math.ceil(multiprocessors * sm_budget)
             self._kernels = _kernels(device)
 
     def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
-        """Raises DeviceError where the launch fails; what fails later is told by the next call that waits for it."""
-        # Of 64 bits each, and their bits: an address or a seed may be above 2^63.
+        """Launches a kernel.
+
+        Raises:
+            DeviceError: the launch fails. An error inside the kernel is raised by the next call that waits for it.
+        """
+        # Every argument is 64 bits: an address or a seed may be above 2^63.
         numbers = tuple(np.uint64(int(argument) & 0xFFFFFFFFFFFFFFFF) for argument in arguments)
         with cuda_errors(kernel), self._device:
             self._kernels[kernel]((grid,), (block,), numbers)
@@ -114,18 +123,18 @@ class CudaLauncher:
 
 @cache
 def _kernels(device: int) -> dict[str, Any]:
-    """Name -> kernel, compiled for a device."""
+    """Compiles the kernels for a device. Returns name -> kernel."""
     cupy = import_extra("cupy", "gpu")
-    found: dict[str, Any] = {}
+    kernels: dict[str, Any] = {}
     with cupy.cuda.Device(device):
         for name in _SOURCES:
             source = (_FOLDER / name).read_text()
             module = cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
             for kernel in kernel_names(source):
-                found[kernel] = module.get_function(kernel)
-    return found
+                kernels[kernel] = module.get_function(kernel)
+    return kernels
 
 
 def kernel_names(source: str) -> list[str]:
-    """The kernels of a source, by their declarations."""
+    """Returns the names of the kernels that a source declares."""
     return re.findall(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)", source)

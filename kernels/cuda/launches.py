@@ -1,6 +1,6 @@
-"""How the CUDA kernels (`*.cu` beside this file) are launched: arguments, sizes of grids and of memory to work in.
+"""Launches of the CUDA kernels (`*.cu` beside this file): their arguments, grid sizes and working memory.
 
-Memory goes by its address on the device; nothing here needs a GPU.
+Arguments named after memory are addresses on the device. This module itself needs no GPU.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import numpy.typing as npt
 
 from gear_data.kernels.output_plan import OutputPlanArray
 
-#: Bytes of an output's window that a warp of `gear_collect` takes at a time, and of a line of memory.
+#: Bytes of an output's window that a warp of `gear_collect` processes at a time, and bytes of a memory line.
 PIECE_BYTES = 8192
 LINE_BYTES = 128
 #: Episodes that a block sums at a time.
 TILE = 4096
 _LANES = 32
-#: Threads of a block: the most, and few enough that little work is spread over many multiprocessors.
+#: Threads of a block. Small blocks spread little work over more multiprocessors.
 _BLOCK, _SMALL_BLOCK = 512, 128
-#: uint64 words of what `largest` works in.
+#: uint64 words of the state of `largest`.
 LARGEST_WORDS = 3 + 256
 
 
 class Launcher(Protocol):
-    """Launches kernels of the `.cu` files by name, one after the other."""
+    """Launches kernels of the `.cu` files by name, in order."""
 
     @property
     def blocks(self) -> int:
-        """Blocks of up to 512 threads that a launch has at most: fewer leave multiprocessors to others."""
+        """The most blocks of up to 512 threads in a launch; fewer blocks leave multiprocessors to other work."""
 
     def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
-        """arguments: of 64 bits each."""
+        """Launches a kernel; every argument has 64 bits."""
 
 
 def _launch(launcher: Launcher, kernel: str, threads: int, *arguments: int) -> None:
-    """A launch for so many threads' work; fewer threads do it too."""
+    """Launches a kernel for the work of `threads` threads. Every kernel also works with fewer threads."""
     if not threads:
         return
     block = _SMALL_BLOCK if -(-threads // _SMALL_BLOCK) <= launcher.blocks else _BLOCK
@@ -66,9 +66,10 @@ class PlanBuffer:
 
 
 def plan_buffers(plan: OutputPlanArray) -> Iterator[PlanBuffer]:
-    """What a plan of `gear_data.kernels.cpu.collect.collect` points to, final observations left
-    out: to be copied to where the
-    device can read it, and its address put in the plan."""
+    """Yields the memory that a plan points to, except final observations.
+
+    The caller copies it to the device, and puts the new address into a copy of the plan.
+    """
     for index, output in enumerate(plan):
         template = output["width"] * output["out_bytes"]
         sizes = {
@@ -83,8 +84,8 @@ def plan_buffers(plan: OutputPlanArray) -> Iterator[PlanBuffer]:
 
 
 def piece_counts(plan: OutputPlanArray) -> npt.NDArray[np.int64]:
-    """int64 [outputs + 1]: pieces of a window before each output, as `gear_collect` takes them."""
-    # Pieces begin where a line of the source does, so a window may begin up to a line inside its first.
+    """Returns the pieces of a window before each output, int64 [outputs + 1], as `gear_collect` takes them."""
+    # A piece begins at a memory line of the source, so a window may begin up to a line inside its first piece.
     sizes = plan["width"] * plan["out_bytes"] + LINE_BYTES - 1
     out = np.zeros(len(plan) + 1, np.int64)
     np.cumsum(-(-sizes // PIECE_BYTES), out=out[1:])
@@ -93,9 +94,13 @@ def piece_counts(plan: OutputPlanArray) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class EpisodeTables:
-    """Addresses of int64 [episodes] each, as `gear_data.kernels.cpu.collect.collect` takes them;
-    of `addresses`, int64 [shards,
-    columns], which holds the columns' addresses on the device. finals: 0 where no output has final observations."""
+    """Addresses of the episode table's columns, as `gear_data.kernels.cpu.collect.collect` takes them.
+
+    Attributes:
+        shards, bases, lengths, finals: int64 [episodes]. finals is 0 if no output has final observations.
+        addresses: int64 [shards, columns], the columns' addresses on the device.
+        columns: number of columns.
+    """
 
     shards: int
     bases: int
@@ -107,8 +112,14 @@ class EpisodeTables:
 
 @dataclass(frozen=True)
 class PlanTables:
-    """Address of a plan, int64 [outputs, PLAN_FIELDS], and of its `piece_counts`, of which `pieces_per_window` is the
-    last."""
+    """Addresses of a plan and of its pieces.
+
+    Attributes:
+        plan: OUTPUT_PLAN [outputs], see `gear_data.kernels.output_plan`.
+        outputs: number of outputs.
+        pieces: int64 [outputs + 1], the result of `piece_counts`.
+        pieces_per_window: the last of these numbers.
+    """
 
     plan: int
     outputs: int
@@ -118,7 +129,7 @@ class PlanTables:
 
 @dataclass(frozen=True)
 class WindowRows:
-    """Addresses of int64 [count] each."""
+    """Addresses of windows, int64 [count] each."""
 
     episode: int
     start: int
@@ -127,7 +138,7 @@ class WindowRows:
 
     @classmethod
     def drawn(cls, out: int, count: int) -> WindowRows:
-        """Of what `draw_windows` filled."""
+        """Returns the rows that `draw_windows` filled at address `out`."""
         return cls(out, out + 8 * count, out + 16 * count, count)
 
 
@@ -142,13 +153,15 @@ def collect(
     per: int = 1,
     valid: int = 0,
 ) -> None:
-    """Fills every output of a batch, or of several, in one launch.
+    """Fills every output of one or more batches in one launch.
 
     Args:
-        outputs: address of int64 [outputs], addresses of arrays [batch rows, WIDTH, OUT_BYTES].
-        rows_of: address of int64 [count], the row of the batch each window goes to; 0: window b goes to row b.
-        per, valid: address of uint64 [batches], zeros, to which the bytes of valid rows are added, for every `per`
-            windows on their own; 0: they are not counted.
+        launcher: launches the kernel.
+        tables, plan, windows: the inputs.
+        outputs: int64 [outputs], addresses of arrays [batch rows, width, out_bytes].
+        rows_of: int64 [count], the batch row of each window; 0: window b goes to row b.
+        per: windows of one batch.
+        valid: uint64 [batches], zeros, to which the bytes of valid rows of each batch are added; 0: not counted.
     """
     _launch(
         launcher, "gear_collect", windows.count * plan.pieces_per_window * _LANES,
@@ -158,56 +171,65 @@ def collect(
     )  # fmt: skip
 
 
-# Selection. plan: address of a plan of `gear_data.kernels.cpu.windows`; out: of int64 [rows, count].
+# Selection. plan: a WINDOW_PLAN, see `gear_data.kernels.window_plan`. out: int64 [rows, count].
 
 
 def draw_windows(launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int) -> None:
-    """The windows of slots 0 to count - 1 of `step`; a fourth row gets their probabilities."""
+    """Draws the windows of slots 0 to count - 1 of `step`. A fourth row receives their probabilities."""
     _launch(launcher, "gear_draw_windows", count, plan, step, out, count, rows)
 
 
 def holders_size(count: int) -> int:
-    """Entries of the table that `draw_distinct_windows` works in, of two uint64 each."""
+    """Returns the entries of the working table of `draw_distinct_windows`, of two uint64 each."""
     return 1 << max(2, (4 * count - 1).bit_length())
 
 
 def draw_distinct_windows(
     launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int, table: int
 ) -> None:
-    """The same of a plan that draws no episode twice; `table`: uint64 [2 * holders_size(count)], for working in."""
+    """Draws windows by a plan that draws no episode twice. table: uint64 [2 * holders_size(count)], working memory."""
     _launch(launcher, "gear_draw_episodes", count, plan, step, out, count)
     launcher.launch("gear_make_distinct", 1, _BLOCK, plan, step, out, count, table, holders_size(count))
     _launch(launcher, "gear_finish_windows", count, plan, step, out, count, rows)
 
 
 def windows_of_points(launcher: Launcher, plan: int, step: int, out: int, count: int) -> None:
-    """The windows of the quanta with the numbers in the second row of `out`, int64 [3, count]."""
+    """Finds the windows of the points in the second row of `out`, int64 [3, count]."""
     _launch(launcher, "gear_windows_of_points", count, plan, step, out, count)
 
 
 def in_order(launcher: Launcher, first: int, out: int, count: int) -> None:
-    """int64 [count]: first, first + 1, ..."""
+    """Writes first, first + 1, ... to int64 [count]."""
     _launch(launcher, "gear_in_order", count, first, out, count)
 
 
 def permuted(launcher: Launcher, seed: int, epoch: int, first: int, size: int, out: int, count: int) -> None:
-    """int64 [count]: places first to first + count of an epoch's permutation of 0 to size - 1, from 2^16 numbers on."""
+    """Writes positions first to first + count of an epoch's permutation of 0 to size - 1 to int64 [count].
+
+    For sizes of 2^16 and more; see `shuffled`.
+    """
     _launch(launcher, "gear_permuted", count, seed, epoch, first, size, out, count)
 
 
 def shuffled(launcher: Launcher, seed: int, domain: int, epoch: int, out: int, size: int, work: int) -> None:
-    """int64 [size]: an epoch's permutation of fewer numbers, as a whole; `work`: int32 [3 * size], for working in."""
+    """Writes an epoch's whole permutation to int64 [size], for sizes below 2^16. work: int32 [3 * size]."""
     launcher.launch("gear_shuffled", 1, _BLOCK, seed, domain, epoch, out, size, work)
 
 
-# Quanta. factors: the two factors of a scale, see `gear_data.selection.integer_weights`. sums:
-# int64 [tiles(count) + 1], for
-# working in.
+# Integer weights. factors: the two factors of a scale, see `gear_data.selection.integer_weights`. sums: int64
+# [tiles(count) + 1], working memory.
 
 
 @dataclass(frozen=True)
 class WeightRows:
-    """Addresses of float64 [count] and int64 [count + 1], as `gear_data.selection.integer_weights` takes them."""
+    """Weights of episodes, as `gear_data.selection.integer_weights` takes them.
+
+    Attributes:
+        weights: float64 [count].
+        prefix: int64 [count + 1], anchors before each episode.
+        by_anchor: whether a weight applies to each anchor.
+        count: number of episodes.
+    """
 
     weights: int
     prefix: int
@@ -221,23 +243,29 @@ def _bits(factors: tuple[float, float]) -> tuple[int, int]:
 
 
 def tiles(count: int) -> int:
-    """How many tiles so many episodes are."""
+    """Returns the number of tiles of `count` episodes."""
     return -(-count // TILE)
 
 
 def weight_bounds(launcher: Launcher, rows: WeightRows, out: int) -> None:
-    """int64 [3], zeros before: bits of the largest weight (float64), anchors or episodes, episodes."""
+    """Finds the bounds of the positive weights.
+
+    Args:
+        launcher, rows: see above.
+        out: int64 [3], zeros; receives the bits of the largest weight (float64), the number of anchors (or episodes),
+            and the number of episodes.
+    """
     _launch(launcher, "gear_weight_bounds", rows.count, rows.weights, rows.prefix, rows.by_anchor, rows.count, out)
 
 
 def int_weight_sums(launcher: Launcher, rows: WeightRows, factors: tuple[float, float], out: int) -> None:
-    """int64 [2], zeros before: quanta, and episodes raised to one."""
+    """Sums integer weights. out: int64 [2], zeros; receives the total, and the number of episodes raised to 1."""
     arguments = rows.weights, rows.prefix, rows.by_anchor, *_bits(factors), rows.count, out
     _launch(launcher, "gear_int_weight_sums", rows.count, *arguments)
 
 
 def weighted_prefix(launcher: Launcher, rows: WeightRows, factors: tuple[float, float], sums: int, out: int) -> None:
-    """int64 [count + 1]: quanta before each episode."""
+    """Writes the integer weight before each episode to int64 [count + 1]."""
     arguments = rows.weights, rows.prefix, rows.by_anchor, *_bits(factors), rows.count
     _scan(launcher, "gear_weighted_tiles", "gear_weighted_prefix", rows.count, sums, arguments, out)
 
@@ -245,35 +273,48 @@ def weighted_prefix(launcher: Launcher, rows: WeightRows, factors: tuple[float, 
 def chosen_prefix(
     launcher: Launcher, prefix: int, by_anchor: bool, chosen: int, count: int, sums: int, out: int
 ) -> None:
-    """int64 [count + 1], of one quantum an anchor, or an episode with one, of those chosen (uint8 [count]; 0: all)."""
+    """Writes the integer weight before each episode to int64 [count + 1], for weights of 0 and 1.
+
+    Args:
+        launcher, sums, out: see above.
+        prefix: int64 [count + 1], anchors before each episode.
+        by_anchor: True: each anchor has the weight 1; False: each episode with an anchor has.
+        chosen: uint8 [count], 0 for episodes that get the weight 0; address 0: all episodes are chosen.
+        count: number of episodes.
+    """
     arguments = prefix, by_anchor, chosen, count
     _scan(launcher, "gear_chosen_tiles", "gear_chosen_prefix", count, sums, arguments, out)
 
 
 def _scan(
-    launcher: Launcher, summing: str, filling: str, count: int, sums: int, arguments: tuple[int, ...], out: int
+    launcher: Launcher, sum_kernel: str, scan_kernel: str, count: int, sums: int, arguments: tuple[int, ...], out: int
 ) -> None:
     grid = min(tiles(count), launcher.blocks)
-    launcher.launch(summing, grid, _BLOCK, *arguments, sums)
+    launcher.launch(sum_kernel, grid, _BLOCK, *arguments, sums)
     launcher.launch("gear_scan_tiles", 1, _BLOCK, sums, tiles(count))
-    launcher.launch(filling, grid, _BLOCK, *arguments, sums, out)
+    launcher.launch(scan_kernel, grid, _BLOCK, *arguments, sums, out)
 
 
 def fill_guide(launcher: Launcher, prefix: int, episodes: int, shift: int, guide: int, size: int) -> None:
-    """uint32 [size]: the guide of a `gear_data.selection.prefix_table.PrefixTable`."""
+    """Writes the guide of a `gear_data.selection.prefix_table.PrefixTable` to uint32 [size]."""
     _launch(launcher, "gear_fill_guide", size, prefix, episodes, shift, guide, size)
 
 
 def largest(launcher: Launcher, values: int, prefix: int, count: int, state: int, sums: int, chosen: int) -> None:
-    """uint8 [count]: 1 for the k largest values (float64 [count]) that are not NaN, of episodes with an anchor; of
-    equal ones the first.
+    """Marks the k largest values that are not NaN, of episodes with an anchor; ties go to the first episode.
 
-    state: uint64 [LARGEST_WORDS], zeros but for k in its second; its third then says how many values there were. If
-    they are fewer than k, `chosen` has no meaning.
+    Args:
+        launcher, sums: see above.
+        values: float64 [count].
+        prefix: int64 [count + 1], anchors before each episode.
+        count: number of episodes.
+        state: uint64 [LARGEST_WORDS], zeros, but k in the second word. The third word receives the number of usable
+            values; if it is below k, `chosen` is undefined.
+        chosen: uint8 [count], receives 1 for the k largest values.
     """
-    for turn in range(8):
-        _launch(launcher, "gear_largest_count", count, values, prefix, count, state, turn)
-        launcher.launch("gear_largest_pick", 1, 1, state, turn)
+    for digit in range(8):
+        _launch(launcher, "gear_largest_count", count, values, prefix, count, state, digit)
+        launcher.launch("gear_largest_pick", 1, 1, state, digit)
     arguments = values, prefix, count, state
     _scan(launcher, "gear_largest_tiles", "gear_largest_mark", count, sums, arguments, chosen)
 
@@ -281,7 +322,7 @@ def largest(launcher: Launcher, values: int, prefix: int, count: int, state: int
 def fill_tree(
     launcher: Launcher, rows: WeightRows, factors: tuple[float, float], starts: npt.NDArray[np.int64], nodes: int
 ) -> None:
-    """The nodes of a tree (see `gear_data.kernels.cpu.weight_tree`), zeros before, whose levels begin at `starts`."""
+    """Fills the nodes of a tree, see `gear_data.kernels.cpu.weight_tree`. nodes: zeros; levels begin at `starts`."""
     arguments = rows.weights, rows.prefix, rows.by_anchor, *_bits(factors), rows.count, nodes
     _launch(launcher, "gear_fill_leaves", rows.count, *arguments)
     for below, above in pairwise(starts.tolist()):
@@ -290,22 +331,29 @@ def fill_tree(
 
 
 @dataclass(frozen=True)
-class TreeAt:
-    """Addresses of a tree's nodes and of where its levels begin, int64 each, and how many levels it has."""
+class TreeAddresses:
+    """Addresses of a tree's nodes and of the first node of each level, int64, and the number of levels."""
 
     nodes: int
     starts: int
     levels: int
 
 
-#: Weights whose running sums are made anew have no tree.
-NO_TREE = TreeAt(0, 0, 0)
+#: For weights in a prefix table, whose running sums are computed again after an update.
+NO_TREE = TreeAddresses(0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Update:
-    """Addresses of int64 [m], episodes' numbers, and float64 [m], their weights; of what `put` works in: `table`, int64
-    [2 * update_size(m)], all -1 before, and `links`, int64 [m]."""
+class WeightUpdate:
+    """Addresses of an update of m weights.
+
+    Attributes:
+        rows: int64 [m], indices of episodes.
+        values: float64 [m], their new weights.
+        m: number of weights.
+        table: int64 [2 * update_size(m)], all -1, working memory.
+        links: int64 [m], working memory.
+    """
 
     rows: int
     values: int
@@ -315,7 +363,7 @@ class Update:
 
 
 def update_size(m: int) -> int:
-    """Entries of the table that an update of m weights works in, of two int64 each."""
+    """Returns the entries of the working table of an update of m weights, of two int64 each."""
     return 1 << max(1, (2 * m - 1).bit_length())
 
 
@@ -323,15 +371,18 @@ def put(
     launcher: Launcher,
     rows: WeightRows,
     factors: tuple[float, float],
-    update: Update,
-    tree: TreeAt,
+    update: WeightUpdate,
+    tree: TreeAddresses,
     before: int,
     change: int,
 ) -> None:
-    """Sets weights, the last value of an episode counting, and the nodes of the tree.
+    """Sets weights and the nodes of the tree. If an episode occurs twice, its last value counts.
 
-    before: float64 [m], the weights there were. change: float64 and int64, zeros before: what the quanta changed by,
-    and the number of positive ones.
+    Args:
+        launcher, rows, factors, update, tree: see above.
+        before: float64 [m], receives the replaced weights.
+        change: float64 and int64, zeros; receive the changes of the total integer weight and of the number of positive
+            integer weights.
     """
     size = update_size(update.m)
     _launch(launcher, "gear_put_index", update.m, update.rows, update.m, update.table, size, update.links)

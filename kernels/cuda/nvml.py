@@ -1,6 +1,6 @@
-"""The GPUs of this machine as their driver's management library (NVML) tells them.
+"""The GPUs of this machine, by the driver's management library (NVML).
 
-It makes no CUDA context, which would take memory of every GPU and forbid CUDA to processes forked later.
+NVML creates no CUDA context. A context would take memory of every GPU, and forked processes could not use CUDA.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ _TEXT_BYTES = 96
 
 
 @dataclass(frozen=True)
-class Driver:
-    """An NVIDIA driver: its version, the newest CUDA it runs as (major, minor), and its GPUs' names."""
+class NvidiaDriver:
+    """An NVIDIA driver.
+
+    Attributes:
+        version: the driver's version.
+        cuda: the newest CUDA version that it supports, (major, minor).
+        gpus: names of the GPUs.
+    """
 
     version: str
     cuda: tuple[int, int]
@@ -24,8 +30,8 @@ class Driver:
 
 
 @cache
-def driver() -> Driver | None:
-    """The driver; None where there is none, or it does not answer."""
+def driver() -> NvidiaDriver | None:
+    """Returns the driver, or None if there is none or it does not answer."""
     try:
         library = ctypes.CDLL(_LIBRARY)
         if library.nvmlInit_v2() != 0:
@@ -33,14 +39,14 @@ def driver() -> Driver | None:
     except (OSError, AttributeError):
         return None
     try:
-        return _ask(library)
-    except AttributeError:  # a library older than these functions
+        return _query(library)
+    except AttributeError:  # the library is older than these functions
         return None
     finally:
         library.nvmlShutdown()
 
 
-def _ask(library: ctypes.CDLL) -> Driver | None:
+def _query(library: ctypes.CDLL) -> NvidiaDriver | None:
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     cuda, count, handle = ctypes.c_int(), ctypes.c_uint(), ctypes.c_void_p()
     if (
@@ -51,17 +57,17 @@ def _ask(library: ctypes.CDLL) -> Driver | None:
         return None
     version, names = text.value.decode(), []
     for index in range(count.value):
-        # A GPU that has fallen off its bus is counted, and fails here.
+        # A GPU that has fallen off its bus is still counted, and fails here.
         if not library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) and not library.nvmlDeviceGetName(
             handle, text, _TEXT_BYTES
         ):
             names.append(text.value.decode())
-    return Driver(version, (cuda.value // 1000, cuda.value % 1000 // 10), tuple(names))
+    return NvidiaDriver(version, (cuda.value // 1000, cuda.value % 1000 // 10), tuple(names))
 
 
 def gpu_count() -> int:
-    """How many GPUs this process may use; CUDA_VISIBLE_DEVICES counts where it hides all."""
-    found = driver()
-    if found is None or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+    """Returns the number of GPUs that this process may use: 0 if CUDA_VISIBLE_DEVICES hides all of them."""
+    nvidia = driver()
+    if nvidia is None or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return 0
-    return len(found.gpus)
+    return len(nvidia.gpus)

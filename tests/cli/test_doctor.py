@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gear_data.cli import doctor
-from gear_data.kernels.cuda.nvml import Driver
+from gear_data.kernels.cuda.nvml import NvidiaDriver
 
 ROOT = Path(doctor.__file__).resolve().parents[2]
 
@@ -40,14 +40,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     ("found", "visible", "ok", "words"),
     [
         (None, 0, False, ["no NVIDIA driver", "without a GPU needs none"]),
-        (Driver("580.65", (13, 0), ("H100", "H200", "H100")), 3, True, ["2 x H100, 1 x H200; driver 580.65", "13.0"]),
-        (Driver("580.65.06", (13, 0), ("H100",)), 0, False, ["1 x H100", "all hidden", "CUDA_VISIBLE_DEVICES"]),
-        (Driver("580.65.06", (13, 0), ()), 0, False, ["none; driver", "container"]),
+        (NvidiaDriver("580.65", (13, 0), ("H100", "H200", "H100")), 3, True, ["2 x H100, 1 x H200; driver 580.65", "13.0"]),
+        (NvidiaDriver("580.65.06", (13, 0), ("H100",)), 0, False, ["1 x H100", "all hidden", "CUDA_VISIBLE_DEVICES"]),
+        (NvidiaDriver("580.65.06", (13, 0), ()), 0, False, ["none; driver", "container"]),
     ],
     ids=["no driver", "three", "hidden", "none"],
 )  # fmt: skip
 def test_gpus_come_from_the_driver(
-    found: Driver | None, visible: int, ok: bool, words: list[str], monkeypatch: pytest.MonkeyPatch
+    found: NvidiaDriver | None, visible: int, ok: bool, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "driver", lambda: found)
     monkeypatch.setattr(doctor, "gpu_count", lambda: visible)

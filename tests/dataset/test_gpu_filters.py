@@ -85,8 +85,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> MadeUpEngine:
     monkeypatch.setattr(cudf, "gpu_count", lambda: 1)
     monkeypatch.setattr(cudf, "find_spec", lambda name: SimpleNamespace())
     monkeypatch.setattr(cudf, "MIN_ROWS", 1)
-    monkeypatch.setattr(cudf, "_left", set())
-    monkeypatch.setattr(cudf, "_told", set())
+    monkeypatch.setattr(cudf, "_cpu_expressions", set())
+    monkeypatch.setattr(cudf, "_logged", set())
     made_up = MadeUpEngine()
     made_up.install(monkeypatch)
     return made_up
@@ -257,7 +257,7 @@ def test_the_driver_is_asked_once_and_left_as_it_was(library: Any, monkeypatch: 
     library(MADE_UP)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     # The second of the three GPUs does not answer.
-    expected = nvml.Driver("580.65.06", (12, 9), ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+    expected = nvml.NvidiaDriver("580.65.06", (12, 9), ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
     assert nvml.driver() == expected
     nvml.driver.cache_clear()
     # Had it not been shut down, it would not begin again.

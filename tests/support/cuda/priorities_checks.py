@@ -65,17 +65,17 @@ class Device:
         launches.largest(self.runner, self.rows.weights, self.rows.prefix, self.count, state, self.sums, chosen)
         return chosen, int(self.runner.get(state, 3, np.uint64)[2])
 
-    def tree(self, tree: WeightTree) -> launches.TreeAt:
+    def tree(self, tree: WeightTree) -> launches.TreeAddresses:
         nodes = self.zeros(len(tree._nodes))
         launches.fill_tree(self.runner, self.rows, scale_factors(tree.exponent), tree._starts, nodes)
-        return launches.TreeAt(nodes, self.runner.put(tree._starts), len(tree._starts))
+        return launches.TreeAddresses(nodes, self.runner.put(tree._starts), len(tree._starts))
 
     def put(
-        self, rows: np.ndarray, values: np.ndarray, exponent: int, tree: launches.TreeAt
+        self, rows: np.ndarray, values: np.ndarray, exponent: int, tree: launches.TreeAddresses
     ) -> tuple[np.ndarray, float, int]:
         """(the weights there were, what the total changed by, and the number of positive ones)."""
         table = self.runner.put(np.full(2 * launches.update_size(len(rows)), -1, np.int64))
-        update = launches.Update(
+        update = launches.WeightUpdate(
             self.runner.put(rows), self.runner.put(values), len(rows), table, self.zeros(len(rows))
         )
         before, change = self.zeros(len(rows)), self.zeros(2)
