@@ -40,7 +40,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     ("found", "visible", "ok", "words"),
     [
         (None, 0, False, ["no NVIDIA driver", "without a GPU needs none"]),
-        (NvidiaDriver("580.65", (13, 0), ("H100", "H200", "H100")), 3, True, ["2 x H100, 1 x H200; driver 580.65", "13.0"]),
+        (
+            NvidiaDriver("580.65", (13, 0), ("H100", "H200", "H100")),
+            3,
+            True,
+            ["2 x H100, 1 x H200; driver 580.65", "13.0"],
+        ),
         (NvidiaDriver("580.65.06", (13, 0), ("H100",)), 0, False, ["1 x H100", "all hidden", "CUDA_VISIBLE_DEVICES"]),
         (NvidiaDriver("580.65.06", (13, 0), ()), 0, False, ["none; driver", "container"]),
     ],
