@@ -10,13 +10,15 @@ files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.common.typed_json import check_json
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.json_files import read_json_object
@@ -28,12 +30,9 @@ from gear_data.storage.block import END, EpisodeBlock, Position
 NOTES = "meta/gear_data.json"
 FINALS = "meta/final_observations.parquet"
 _EPISODE = "episode_index"
-#: Attribute of `ExportNotes` -> key in the file.
-_KEYS = {"added": "made", "vectors": "vectors", "finals": "finals"}
 
 
-@dataclass(frozen=True)
-class ExportNotes:
+class ExportNotes(msgspec.Struct, frozen=True, rename={"added": "made"}):
     """Features of an export, by LeRobot's names.
 
     Attributes:
@@ -48,7 +47,7 @@ class ExportNotes:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the contents of `meta/gear_data.json`."""
-        return {key: list(getattr(self, name)) for name, key in _KEYS.items()}
+        return dict(msgspec.to_builtins(self))
 
     def restore(self, columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         """Returns the columns as they were before the export."""
@@ -71,14 +70,7 @@ def read_notes(location: Location) -> ExportNotes:
     file = location.file(NOTES)
     if file is None:
         return ExportNotes()
-    values = read_json_object(file)
-    notes = {}
-    for name, key in _KEYS.items():
-        value = values.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise CorruptSourceError("should be a list of names", file=NOTES, column=key)
-        notes[name] = tuple(value)
-    return ExportNotes(**notes)
+    return check_json(read_json_object(file), ExportNotes, error=CorruptSourceError, file=NOTES)
 
 
 class FinalObservations:
