@@ -62,10 +62,10 @@ def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
             raise UnknownFormatError(f"has no group '{_PARENT}'", file=files[0].name)
         metadata, _ = attribute_facts(first[_PARENT], {_TOTAL})
 
-    def describe(datasets: Mapping[str, h5py.Dataset], others: Mapping[str, str], name: str) -> list[GroupColumn]:
-        paths = [path for path in [*datasets, *links_of(others)] if not path.startswith(_NEXT_OBSERVATIONS)]
+    def describe(datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str) -> list[GroupColumn]:
+        paths = [path for path in [*datasets, *links_of(non_columns)] if not path.startswith(_NEXT_OBSERVATIONS)]
         chosen = choose_columns(paths, options)
-        refuse_links(others, chosen, name)
+        refuse_links(non_columns, chosen, name)
         return [_column(path, column, datasets, name) for path, column in chosen.items()]
 
     layout = GroupLayout(

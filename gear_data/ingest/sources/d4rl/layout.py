@@ -66,10 +66,10 @@ def read_layout(file: h5py.File, name: str, options: SourceOptions) -> D4rlLayou
         UnknownFormatError: a required dataset is missing.
         UnsupportedColumnError: a column to read is a link, or does not hold numbers.
     """
-    datasets, others = inventory(file, name)
+    datasets, non_columns = inventory(file, name)
     datasets = {path: dataset for path, dataset in datasets.items() if not path.startswith(_METADATA)}
-    metadata = _read_metadata(file, others, name)
-    candidates = [*datasets, *(path for path in links_of(others) if not path.startswith(_METADATA))]
+    metadata = _read_metadata(file, non_columns, name)
+    candidates = [*datasets, *(path for path in links_of(non_columns) if not path.startswith(_METADATA))]
     by_name = {column: source for source, column in name_map(candidates, options.rename).items()}
     for required in REQUIRED:
         if canonical_name(required) not in by_name:
@@ -81,7 +81,7 @@ def read_layout(file: h5py.File, name: str, options: SourceOptions) -> D4rlLayou
         max_steps = _max_steps(options.max_episode_steps, metadata, name)
     chosen = choose_columns(candidates, options)
     needed = {*chosen, observations, *([next_observations] if next_observations else [])}
-    refuse_links(others, needed, name)
+    refuse_links(non_columns, needed, name)
     keeps_next = options.columns is not None and "next_observations" in options.columns
     sources = {source: column for source, column in chosen.items() if keeps_next or column != "next_observations"}
     has_final = next_observations is not None and "observations" in sources.values()
@@ -114,10 +114,10 @@ def check_file(file: h5py.File, source: SourceFile, layout: D4rlLayout, files: t
         BadEpisodeError: the datasets have different lengths.
     """
     name = source.name
-    datasets, others = inventory(file, name)
+    datasets, non_columns = inventory(file, name)
     next_observations = layout.end_rule.next_observations
     names = [*layout.sources, *([next_observations] if next_observations else []), layout.observations]
-    refuse_links(others, names, name)
+    refuse_links(non_columns, names, name)
     hint = separate_datasets_hint([file.name for file in files], layout.file, name)
     for column in names:
         if column not in datasets:
@@ -178,11 +178,11 @@ def _column(
     return spec
 
 
-def _read_metadata(file: h5py.File, others: Mapping[str, str], name: str) -> dict[str, Any]:
+def _read_metadata(file: h5py.File, non_columns: Mapping[str, str], name: str) -> dict[str, Any]:
     """Reads the attributes of the file, and the scalars under `metadata/`."""
     with reading(name):
         facts, _ = attribute_facts(file, ())
-        scalars = [path for path, kind in others.items() if kind == SCALAR and path.startswith(_METADATA)]
+        scalars = [path for path, kind in non_columns.items() if kind == SCALAR and path.startswith(_METADATA)]
         for path in scalars:
             check_heaps(file[path])
             if (value := plain_value(file[path][()])) is not None:

@@ -26,12 +26,12 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
         Name -> plain Python value; and the names of the attributes that are something else.
     """
     facts: dict[str, Any] = {}
-    others: list[str] = []
+    unreadable: list[str] = []
     for name in group.attrs:
         if name in ignored:
             continue
         if not isinstance(name, str):  # h5py gives names that are not UTF-8 as bytes
-            others.append(name.decode("utf-8", "replace"))
+            unreadable.append(name.decode("utf-8", "replace"))
             continue
         attribute = h5a.open(group.id, name.encode())
         value = None
@@ -43,10 +43,10 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
             check_heaps(group)
             value = plain_value(group.attrs[name])
         if value is None:
-            others.append(name)
+            unreadable.append(name)
         else:
             facts[name] = value
-    return facts, others
+    return facts, unreadable
 
 
 def _is_readable_text(attribute: h5a.AttrID) -> bool:

@@ -55,10 +55,10 @@ def open_groups(
                     group = layout.group(opened[layout.parent], file.name, number, key)
                 except BadEpisodeError:
                     continue  # reported when the episode is read
-                datasets, others = inventory(group, file.name)
+                datasets, non_columns = inventory(group, file.name)
                 if layout.steps not in datasets or not datasets[layout.steps].shape[0]:
                     continue
-                columns = describe(datasets, others, file.name)
+                columns = describe(datasets, non_columns, file.name)
                 with reading(file.name, row=number):
                     facts, _ = attribute_facts(group, layout.ignored | {layout.declared})
                 source = GroupedEpisodeSource(
@@ -71,7 +71,7 @@ def open_groups(
                     metadata=metadata,
                     skip_bad=skip_bad,
                 )
-                for path, kind in others.items():
+                for path, kind in non_columns.items():
                     if kind == SCALAR:
                         message = "a scalar in every episode, where one row a step is expected; left out"
                         source.findings.add(Finding("column-left-out", message, 1, file.name, number, path))
@@ -230,7 +230,7 @@ class GroupedEpisodeSource:
         Attributes that the episode lacks are None.
         """
         with reading(name, row=episode.number):
-            found, others = attribute_facts(group, self._layout.ignored)
+            found, unreadable = attribute_facts(group, self._layout.ignored)
         declared = found.pop(self._layout.declared, episode.steps)
         if declared != episode.steps:
             message = f"'{self._layout.declared}' is {declared}, but there are {episode.steps} steps; all are read"
@@ -245,8 +245,8 @@ class GroupedEpisodeSource:
             if type(value) is expected:
                 facts[_fact_name(key)] = value
             else:
-                others.append(key)
-        for key in others:
+                unreadable.append(key)
+        for key in unreadable:
             message = (
                 "an attribute that is not a number or a short text, or has another type than in the first episode; "
                 "left out"

@@ -51,10 +51,10 @@ def inventory(group: h5py.Group, file: str) -> tuple[dict[str, h5py.Dataset], di
         CorruptSourceError: the group has too many links, or the file is damaged.
     """
     datasets: dict[str, h5py.Dataset] = {}
-    others: dict[str, str] = {}
+    non_columns: dict[str, str] = {}
     for path, kind in links_below(group, file).items():
         if kind != h5l.TYPE_HARD:
-            others[path] = _EXTERNAL if kind == h5l.TYPE_EXTERNAL else _SOFT
+            non_columns[path] = _EXTERNAL if kind == h5l.TYPE_EXTERNAL else _SOFT
             continue
         with reading(file, path):
             item = group[path]
@@ -62,24 +62,24 @@ def inventory(group: h5py.Group, file: str) -> tuple[dict[str, h5py.Dataset], di
             if item.shape:
                 datasets[path] = item
             else:
-                others[path] = SCALAR
-    return datasets, others
+                non_columns[path] = SCALAR
+    return datasets, non_columns
 
 
-def links_of(others: Mapping[str, str]) -> list[str]:
+def links_of(non_columns: Mapping[str, str]) -> list[str]:
     """Returns the links among the other entries of `inventory`.
 
     A link may be meant as a column, so offer it with the datasets and call `refuse_links` on the chosen columns.
     """
-    return [path for path, kind in others.items() if kind in (_SOFT, _EXTERNAL)]
+    return [path for path, kind in non_columns.items() if kind in (_SOFT, _EXTERNAL)]
 
 
-def refuse_links(others: Mapping[str, str], chosen: Iterable[str], file: str) -> None:
+def refuse_links(non_columns: Mapping[str, str], chosen: Iterable[str], file: str) -> None:
     """Raises UnsupportedColumnError if one of the chosen columns is a link."""
     for path in chosen:
-        if path in others:
+        if path in non_columns:
             raise UnsupportedColumnError(
-                f"is {others[path]}, which is not followed",
+                f"is {non_columns[path]}, which is not followed",
                 file=file,
                 column=path,
                 hint=f"copy the data behind the link into the file, or {LEAVE_OUT}",

@@ -12,32 +12,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.errors import UnknownFormatError
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
-from gear_data.ingest.sources.json_files import read_json_object
-from gear_data.ingest.sources.minari.arrow_tables import (
+from gear_data.ingest.sources.minari.episode_run import (
+    ArrowEpisode,
+    BadEpisodesError,
+    EpisodeFiles,
+    concatenate_episodes,
+)
+from gear_data.ingest.sources.minari.episode_table import (
     INFOS,
-    OBSERVATIONS,
-    TableColumn,
-    cast_table,
     read_table,
     reference_schema,
     table_columns,
 )
 from gear_data.ingest.sources.minari.metadata import METADATA, read_metadata
 from gear_data.ingest.sources.tables.stream import read_ahead
-from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, to_numpy
-from gear_data.ingest.sources.tables.variable_length import to_variable
 from gear_data.storage.block import EpisodeBlock, Position
 
 #: A table file. Groups: the dataset's folder, the episode's number.
@@ -45,31 +43,6 @@ _FILE = re.compile(r"((?:.*/)?)(\d{1,18})/[^/]+\.(?:arrow|parquet)")
 _BLOCK_BYTES = 16 << 20
 #: Facts that repeat an episode's number and length, and the prefix of statistics of its rewards.
 _ID, _STEPS, _REWARDS = "id", "total_steps", "rewards_"
-
-
-@dataclass(frozen=True)
-class EpisodeFiles:
-    """The files of one episode.
-
-    Attributes:
-        number: of the episode, from its folder's name.
-        tables: in order.
-        facts: its `metadata.json`, if there is one.
-    """
-
-    number: int
-    tables: tuple[SourceFile, ...]
-    facts: SourceFile | None
-
-    @property
-    def name(self) -> str:
-        """Name of the first table, for messages."""
-        return self.tables[0].name
-
-    @property
-    def bytes(self) -> int:
-        """Size of all tables."""
-        return sum(file.size for file in self.tables)
 
 
 def probe(location: Location) -> str | None:
@@ -174,10 +147,10 @@ class MinariArrowSource:
         for position, group in read_ahead(self._read(first, last) for first, last in groups):
             yield self._block(position, group)
 
-    def _read(self, first: int, last: int) -> tuple[int, list[_ReadEpisode]]:
-        return first, [_ReadEpisode.read(files, self._schema) for files in self._episodes[first:last]]
+    def _read(self, first: int, last: int) -> tuple[int, list[ArrowEpisode]]:
+        return first, [ArrowEpisode.read(files, self._schema) for files in self._episodes[first:last]]
 
-    def _block(self, position: int, group: list[_ReadEpisode]) -> EpisodeBlock:
+    def _block(self, position: int, group: list[ArrowEpisode]) -> EpisodeBlock:
         """Builds a block.
 
         Bad episodes are left out with a finding, or raise BadEpisodeError.
@@ -186,7 +159,7 @@ class MinariArrowSource:
         while True:
             try:
                 return self._assemble(position, group, count)
-            except _BadEpisodesError as bad:
+            except BadEpisodesError as bad:
                 if not self._skip_bad:
                     raise bad.error from None
                 message = "an episode that cannot be read; skipped"
@@ -194,41 +167,30 @@ class MinariArrowSource:
                 self.findings.add(Finding("bad-episode", message, len(bad.indices), file=name))
                 group = [episode for i, episode in enumerate(group) if i not in bad.indices]
 
-    def _assemble(self, position: int, group: list[_ReadEpisode], count: int) -> EpisodeBlock:
+    def _assemble(self, position: int, group: list[ArrowEpisode], count: int) -> EpisodeBlock:
         """Builds a block.
 
-        Raises _BadEpisodesError for bad episodes, before any finding is added.
+        Raises BadEpisodesError for bad episodes, before any finding is added.
         """
-        reasons = {i: episode.reason for i, episode in enumerate(group) if episode.reason is not None}
-        if reasons:
-            first = min(reasons)
-            raise _BadEpisodesError(list(reasons), reasons[first], group[first])
-        table = pa.concat_tables([episode.table for episode in group] or [self._schema.empty_table()])
-        masks = _RowMasks(np.array([episode.table.num_rows for episode in group], np.int64))
-        values = _GroupValues(has_values_in_padding=np.zeros(len(group), np.bool_))
-        for name, column in self._columns.items():
-            try:
-                values.add(name, column, column.extract(table), masks)
-            except IrregularRowsError as error:
-                raise _bad_episodes(error, group, masks, column) from None
-        self._check_padding(group, values.has_values_in_padding)
+        run = concatenate_episodes(group, self._columns, self._schema)
+        self._check_padding(group, run.has_values_in_padding)
         self._check_facts(group)
         self._note_changes(group)
         return EpisodeBlock(
             position=Position(position, 0),
-            lengths=masks.counts - 1,
-            columns=values.columns,
+            lengths=run.lengths,
+            columns=run.columns,
             sources=[episode.files.name for episode in group],
             rows=np.zeros(len(group), np.int64),
-            has_final=np.full(len(group), bool(values.finals or values.variable_finals)),
-            finals=values.finals,
+            has_final=np.full(len(group), bool(run.finals or run.variable_finals)),
+            finals=run.finals,
             metadata=_facts(group),
-            variable=values.variable,
-            variable_finals=values.variable_finals,
+            variable=run.variable,
+            variable_finals=run.variable_finals,
             source_rows=count,
         )
 
-    def _check_padding(self, group: list[_ReadEpisode], has_values: npt.NDArray[np.bool_]) -> None:
+    def _check_padding(self, group: list[ArrowEpisode], has_values: npt.NDArray[np.bool_]) -> None:
         """Checks the last rows, which should be padding.
 
         `has_values` (bool [n]) is True for episodes whose last row holds values.
@@ -239,13 +201,13 @@ class MinariArrowSource:
         bad = [i for i in indices if group[i].facts.get(_STEPS) == group[i].table.num_rows]
         if bad:
             reason = "has no final observation: the last row should be padding, but is a step"
-            raise _BadEpisodesError(bad, reason, group[bad[0]], row=group[bad[0]].table.num_rows - 1)
+            raise BadEpisodesError(bad, reason, group[bad[0]], row=group[bad[0]].table.num_rows - 1)
         if indices:
             first = group[indices[0]].files.name
             message = "the last row of actions, rewards and flags is padding, but holds values; left out"
             self.findings.add(Finding("padding-not-zero", message, len(indices), file=first))
 
-    def _check_facts(self, group: list[_ReadEpisode]) -> None:
+    def _check_facts(self, group: list[ArrowEpisode]) -> None:
         """Compares each episode's declared number and length with its folder and rows."""
         for key, expected in (
             (_STEPS, [episode.table.num_rows - 1 for episode in group]),
@@ -257,7 +219,7 @@ class MinariArrowSource:
                 name = wrong[0].files.name
                 self.findings.add(Finding("metadata-disagrees", message, len(wrong), file=name, column=key))
 
-    def _note_changes(self, group: list[_ReadEpisode]) -> None:
+    def _note_changes(self, group: list[ArrowEpisode]) -> None:
         """Adds findings for dropped infos of the reset, and for columns that were cast."""
         if not group:
             return
@@ -272,144 +234,7 @@ class MinariArrowSource:
                 self.findings.add(Finding("dtype-differs", message, file=episode.files.name, column=name))
 
 
-@dataclass
-class _GroupValues:
-    """The columns of consecutive episodes, one episode after another.
-
-    Attributes:
-        has_values_in_padding: bool [episodes], whether the last row of a padded column is not zero or empty.
-        columns: name -> [steps, ...], columns of a fixed size.
-        finals: name -> [episodes, ...], final observations.
-        variable: name -> one text or bytes per step.
-        variable_finals: name -> one text or bytes per episode, final observations.
-    """
-
-    has_values_in_padding: npt.NDArray[np.bool_]
-    columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    finals: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    variable: dict[str, pa.Array] = field(default_factory=dict)
-    variable_finals: dict[str, pa.Array] = field(default_factory=dict)
-
-    def add(self, name: str, column: TableColumn, array: pa.Array, masks: _RowMasks) -> None:
-        """Adds a column, of which `array` has the rows of all episodes.
-
-        Raises IrregularRowsError.
-        """
-        steps = masks.after_first if column.path[0] == INFOS else masks.before_last
-        has_final, is_padded = column.path[0] == OBSERVATIONS, column.path[0] not in (OBSERVATIONS, INFOS)
-        if column.variable_length:
-            self.variable[name] = _variable_at(steps, array, column.dtype)
-            if has_final:
-                self.variable_finals[name] = _variable_at(~steps, array, column.dtype)
-            if is_padded:
-                last_values = array.take(pa.array(masks.last)).to_pylist()
-                self.has_values_in_padding |= np.array([bool(value) for value in last_values], np.bool_)
-            return
-        values = to_numpy(array, column.stored_shape).reshape(len(array), *column.shape)
-        self.columns[name], last = values[steps], values[masks.last]
-        if has_final:
-            self.finals[name] = last
-        if is_padded:
-            self.has_values_in_padding |= (last != 0).any(axis=tuple(range(1, last.ndim)))
-
-
-@dataclass(frozen=True)
-class _ReadEpisode:
-    """An episode that was read.
-
-    Attributes:
-        files: of the episode.
-        table: its T + 1 rows.
-        facts: the contents of its `metadata.json`.
-        cast: names of the columns whose numbers had another type than in the first episode.
-        reason: why the episode is bad; None if it is good.
-    """
-
-    files: EpisodeFiles
-    table: pa.Table
-    facts: Mapping[str, Any]
-    cast: tuple[str, ...]
-    reason: str | None
-
-    @staticmethod
-    def read(files: EpisodeFiles, schema: pa.Schema) -> _ReadEpisode:
-        tables = [read_table(file) for file in files.tables]
-        for file, table in zip(files.tables[1:], tables[1:], strict=True):
-            if table.schema != tables[0].schema:
-                raise CorruptSourceError(f"its columns differ from the columns of {files.name}", file=file.name)
-        table, cast, reason = cast_table(pa.concat_tables(tables), schema)
-        if reason is None and table.num_rows < 2:
-            reason = "has no steps"
-        return _ReadEpisode(files, table, {} if files.facts is None else read_json_object(files.facts), cast, reason)
-
-
-class _BadEpisodesError(Exception):
-    """Some episodes of a group are bad.
-
-    `indices` are their indices in the group; `error` is the error for the first of them.
-    """
-
-    def __init__(
-        self, indices: list[int], reason: str, first: _ReadEpisode, column: str | None = None, row: int | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.indices = indices
-        self.error = BadEpisodeError(
-            reason,
-            file=first.files.name,
-            column=column,
-            row=row,
-            hint=BAD_EPISODE_HINT,
-        )
-
-
-class _RowMasks:
-    """Selections of rows in the concatenated tables of n episodes.
-
-    Attributes:
-        counts: int64 [n], rows of each table.
-        ends: int64 [n], the row after each table.
-        last: int64 [n], the last row of each table.
-        before_last: bool [rows], all rows except the last of each table.
-        after_first: bool [rows], all rows except the first of each table.
-    """
-
-    def __init__(self, counts: npt.NDArray[np.int64]) -> None:
-        self.counts = counts
-        self.ends = np.cumsum(counts)
-        self.last = self.ends - 1
-        total = int(counts.sum())
-        self.before_last = np.ones(total, np.bool_)
-        self.before_last[self.last] = False
-        self.after_first = np.ones(total, np.bool_)
-        self.after_first[self.ends - counts] = False
-
-
-def _variable_at(selected: npt.NDArray[np.bool_], array: pa.Array, dtype: str) -> pa.Array:
-    """Returns the texts or bytes of the selected rows.
-
-    Other rows, such as padding, are not checked.
-
-    Raises:
-        IrregularRowsError: as `to_variable`; its rows are rows of `array`.
-    """
-    try:
-        return to_variable(array.filter(pa.array(selected)), dtype)
-    except IrregularRowsError as error:
-        raise IrregularRowsError(np.flatnonzero(selected)[error.rows], error.reason) from None
-
-
-def _bad_episodes(
-    error: IrregularRowsError, group: list[_ReadEpisode], masks: _RowMasks, column: TableColumn
-) -> _BadEpisodesError:
-    """Returns the error for the episodes that hold the irregular rows."""
-    indices = np.searchsorted(masks.ends, error.rows, side="right")
-    first = int(indices[0])
-    row = int(error.rows[0] - (masks.ends[first] - masks.counts[first]))
-    return _BadEpisodesError(np.unique(indices).tolist(), error.reason, group[first], column.name, row)
-
-
-def _facts(group: list[_ReadEpisode]) -> dict[str, list[Any]]:
+def _facts(group: list[ArrowEpisode]) -> dict[str, list[Any]]:
     """Returns the episodes' own facts by name.
 
     Values that are not single, such as reset options, become JSON text.

@@ -75,10 +75,10 @@ def _open_file(file: SourceFile, metadata_file: SourceFile | None, options: Sour
     def check(opened: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
         metadata.check_counts(episodes, steps, findings)
 
-    def describe(datasets: Mapping[str, h5py.Dataset], others: Mapping[str, str], name: str) -> list[GroupColumn]:
-        paths = {_TUPLE_ENTRY.sub(r"\1", path): path for path in [*datasets, *links_of(others)]}
+    def describe(datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str) -> list[GroupColumn]:
+        paths = {_TUPLE_ENTRY.sub(r"\1", path): path for path in [*datasets, *links_of(non_columns)]}
         chosen = choose_columns(paths, options)
-        refuse_links(others, [paths[alias] for alias in chosen], name)
+        refuse_links(non_columns, [paths[alias] for alias in chosen], name)
         return [_column(paths[alias], alias, column, datasets, metadata, name) for alias, column in chosen.items()]
 
     layout = GroupLayout(
