@@ -43,7 +43,7 @@ _CONVERTED, _REFUSED, _FAILED = 0, 3, 4
 
 
 @dataclass(frozen=True)
-class Case:
+class FuzzCase:
     """One source with one damage."""
 
     seed: int
@@ -137,7 +137,7 @@ def check(name: str, source: Path, destination: Path, rng: random.Random) -> int
     return read(source, rng) if name == "gear" else convert(name, source, destination, rng)
 
 
-def run(case: Case, source: Path, keep: Path) -> str:
+def run(case: FuzzCase, source: Path, keep: Path) -> str:
     """Runs a case, and returns `converted`, `refused` or `failed`."""
     rng = case.rng()
     with tempfile.TemporaryDirectory(prefix="gear-fuzz-") as scratch:
@@ -235,7 +235,7 @@ def main() -> int:
             name = min(spent, key=lambda name: spent[name])  # equal time for all formats
             number = options.case if options.case is not None else counts[name].total()
             started = time.monotonic()
-            counts[name][run(Case(options.seed, name, number), sources[name], options.keep)] += 1
+            counts[name][run(FuzzCase(options.seed, name, number), sources[name], options.keep)] += 1
             spent[name] += time.monotonic() - started
             if options.case is not None:
                 break

@@ -1,0 +1,1 @@
+"""Readers of the source formats, with one module or folder per format."""

@@ -13,7 +13,7 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, resolve_structure_columns
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES, EpisodeSource, Format, SourceOptions
-from gear_data.ingest.sources.tables.open_tables import open_tables
+from gear_data.ingest.sources.tables.open import open_tables
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_lengths, storage_array
 from gear_data.ingest.sources.unrecognised import unrecognised

@@ -12,7 +12,7 @@ from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES
-from gear_data.ingest.sources.tables.open_tables import open_tables
+from gear_data.ingest.sources.tables.open import open_tables
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.writing.progress_files import PROGRESS
 

@@ -1,0 +1,1 @@
+"""Sources of named arrays: `.npz` archives and folders of `.npy` files."""

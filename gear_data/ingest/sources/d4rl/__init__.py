@@ -1,0 +1,1 @@
+"""D4RL's flat HDF5 files."""

@@ -1,0 +1,1 @@
+"""LeRobot v2 and v3."""

@@ -1,0 +1,1 @@
+"""Minari's HDF5 and Arrow layouts."""

@@ -1,0 +1,1 @@
+"""Parquet files and `datasets` objects, with one row per step or per episode."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location
-from gear_data.ingest.sources.tables.flatten import FlatColumn, flat_columns, flatten_table
+from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table
 from gear_data.ingest.sources.tables.read_units import ReadSpan
 from gear_data.ingest.sources.tables.stream import FileRows, TablePart
 from gear_data.storage.block import BEGIN, Position
@@ -36,7 +36,7 @@ class DatasetTables:
         else:  # an IterableDataset without features: its first row gives the types
             first = next(iter(self._dataset.iter(batch_size=1)), None)
             self._stored = pa.schema([]) if first is None else first.schema
-        self._columns: dict[str, FlatColumn] = flat_columns(self._stored, self._name)
+        self._columns: dict[str, FlattenedColumn] = flat_columns(self._stored, self._name)
         self.schema = pa.schema([(name, column.type) for name, column in self._columns.items()])
 
     def select(self, columns: list[str]) -> None:

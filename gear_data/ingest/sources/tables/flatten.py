@@ -23,7 +23,7 @@ from gear_data.storage.block import offsets_of
 
 
 @dataclass(frozen=True)
-class FlatColumn:
+class FlattenedColumn:
     """A flattened column.
 
     Attributes:
@@ -42,13 +42,13 @@ class FlatColumn:
         return ".".join(self.path)
 
 
-def flat_columns(schema: pa.Schema, file: str) -> dict[str, FlatColumn]:
+def flat_columns(schema: pa.Schema, file: str) -> dict[str, FlattenedColumn]:
     """Returns name -> column, in the schema's order; `file` is for the error.
 
     Raises:
         UnsupportedColumnError: two columns have the same name.
     """
-    columns: dict[str, FlatColumn] = {}
+    columns: dict[str, FlattenedColumn] = {}
     for field in schema:
         for column in _flatten_field((field.name,), flat_type(field.type), field.name):
             if column.name in columns:
@@ -59,17 +59,17 @@ def flat_columns(schema: pa.Schema, file: str) -> dict[str, FlatColumn]:
     return columns
 
 
-def _flatten_field(path: tuple[str, ...], type_: pa.DataType, stored: str) -> Iterator[FlatColumn]:
+def _flatten_field(path: tuple[str, ...], type_: pa.DataType, stored: str) -> Iterator[FlattenedColumn]:
     inner, in_list = type_, False
     while is_list(inner):
         inner, in_list = inner.value_type, True
     if not pa.types.is_struct(inner) or is_file(inner) or inner.num_fields == 0:
-        yield FlatColumn(path, type_, stored)
+        yield FlattenedColumn(path, type_, stored)
         return
     for field in inner:
         inner_stored = stored if in_list else f"{stored}.{field.name}"
         for column in _flatten_field((*path, field.name), field.type, inner_stored):
-            yield FlatColumn(column.path, _wrap_in_lists(type_, column.type), column.stored)
+            yield FlattenedColumn(column.path, _wrap_in_lists(type_, column.type), column.stored)
 
 
 def _wrap_in_lists(outer: pa.DataType, type_: pa.DataType) -> pa.DataType:
@@ -79,12 +79,12 @@ def _wrap_in_lists(outer: pa.DataType, type_: pa.DataType) -> pa.DataType:
     return _list_like(outer, _wrap_in_lists(outer.value_type, type_))
 
 
-def flatten_table(table: pa.Table, columns: Mapping[str, FlatColumn]) -> pa.Table:
+def flatten_table(table: pa.Table, columns: Mapping[str, FlattenedColumn]) -> pa.Table:
     """Returns the flattened columns of a table that has at least their stored parts."""
     return pa.table({name: _flatten_array(table.column(column.path[0]), column) for name, column in columns.items()})
 
 
-def _flatten_array(array: pa.ChunkedArray, column: FlatColumn) -> pa.ChunkedArray:
+def _flatten_array(array: pa.ChunkedArray, column: FlattenedColumn) -> pa.ChunkedArray:
     type_ = flat_type(array.type)
     if array.type == type_ and len(column.path) == 1:
         return array

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.sources.tables.flatten import FlatColumn, flat_columns, flatten_table
+from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table
 from gear_data.ingest.sources.tables.parquet import (
     BatchSizer,
     RowGroups,
@@ -111,7 +111,7 @@ class ParquetTables:
         self._rows[index] = sum(groups.rows)
         return groups
 
-    def _id_values(self, column: FlatColumn, index: int, groups: range) -> Iterator[pa.Array]:
+    def _id_values(self, column: FlattenedColumn, index: int, groups: range) -> Iterator[pa.Array]:
         """Yields the values of a column in some row groups of a file."""
         file = self._files[index]
         with open_parquet(file) as parquet:
