@@ -93,6 +93,7 @@ class ColumnSpec:
 
     @property
     def role(self) -> Role:
+        """Returns the role that follows from the name."""
         return role_of(self.name)
 
     @property
@@ -150,11 +151,13 @@ class ColumnSpec:
 
     @property
     def arrow_field(self) -> pa.Field:
+        """Returns the Arrow field of the column in a shard."""
         shape = ",".join(str(n) for n in self.shape)
         metadata = {"gear.dtype": self.dtype, "gear.shape": shape, "gear.role": self.role.value}
         return pa.field(self.name, self.arrow_type, nullable=False, metadata=metadata)
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the fields as a JSON-able mapping."""
         return {
             "name": self.name,
             "dtype": self.dtype,
@@ -224,6 +227,7 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Returns the column names, in order."""
         return tuple(column.name for column in self.columns)
 
     @property
@@ -252,9 +256,11 @@ class Schema:
         return tuple(column for column in self.columns if column.has_final)
 
     def to_arrow(self) -> pa.Schema:
+        """Returns the Arrow schema of a shard."""
         return pa.schema([column.arrow_field for column in self.columns])
 
     def to_json(self) -> list[dict[str, Any]]:
+        """Returns the columns as JSON-able mappings."""
         return [column.to_json() for column in self.columns]
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -15,14 +16,12 @@ PAGE = "reference/cli.md"
 _HEAD = """# Command line
 
 ```console
-$ gear-data --version
-gear-data ...
-$ gear-data convert --help
-usage: gear-data convert ...
+$ gear-data --help
+{help}
 ```
 
-This page is generated from the parser of `gear-data`. Exit status: 0, 1 (the work failed, or `lint` found something),
-2 (bad usage).
+Exit status: 0, 1 (the work failed, or `lint` found something), 2 (bad usage). This page is generated from the parser of
+`gear-data`.
 """
 
 
@@ -34,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def page() -> str:
     """Returns the page as Markdown."""
-    parts = [_HEAD]
+    parts = [_HEAD.format(help=cli.build_parser().format_help().strip())]
     for name, parser in commands().items():
         parts += [f"## gear-data {name}", parser.description or "", _fence("text", parser.format_usage())]
         rows = list(_rows(parser))
@@ -45,8 +44,7 @@ def page() -> str:
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Command -> its parser."""
-    build = getattr(cli, "build_parser", None) or cli._parser
-    groups = [action for action in build()._actions if isinstance(action, argparse._SubParsersAction)]
+    groups = [action for action in cli.build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     return {name: parser for group in groups for name, parser in group.choices.items()}
 
 
@@ -58,7 +56,8 @@ def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
         names = ", ".join(action.option_strings)
         default = formatter._get_default_metavar_for_optional(action)
         text = f"{names} {'' if action.nargs == 0 else formatter._format_args(action, default)}".strip()
-        cells = f"`{text}`", formatter._expand_help(action) if action.help else ""
+        meaning = formatter._expand_help(action) if action.help else ""
+        cells = f"`{text}`", re.sub(r"docs/([\w/-]+\.md)", r"[the documentation](../\1)", meaning)
         yield "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 

@@ -61,6 +61,7 @@ class Placement:
         return self.nodes.index(node)
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the placement as a JSON-able mapping."""
         return {
             "shards": [
                 {"bytes": size, "share": share} for size, share in zip(self.shard_bytes, self.shard_shares, strict=True)

@@ -123,6 +123,7 @@ class Dataset:
 
     @property
     def num_episodes(self) -> int:
+        """Returns the number of episodes."""
         return self.manifest.episodes if self.episode_ids is None else len(self.episode_ids)
 
     @property
@@ -132,6 +133,7 @@ class Dataset:
 
     @property
     def schema(self) -> Schema:
+        """Returns the columns of the whole dataset."""
         return self._store.schema
 
     @property

@@ -37,4 +37,5 @@ class Episode(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def num_steps(self) -> int:
+        """Returns the number of steps, T."""
         return int(self._store.lengths[self._index])

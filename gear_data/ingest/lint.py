@@ -36,6 +36,7 @@ class LintReport:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the fields as a JSON-able mapping."""
         return {
             "episodes": self.episodes,
             "steps": self.steps,

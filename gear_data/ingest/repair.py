@@ -43,6 +43,7 @@ class RepairReport:
     episodes: int
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the fields as a JSON-able mapping."""
         return {**asdict(self), "shards": list(self.shards)}
 
 

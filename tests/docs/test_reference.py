@@ -23,10 +23,7 @@ TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 REFERENCE = {name: text for name, text in TEXTS.items() if name.startswith("docs/reference/")}
 
 #: Members whose docstrings are still to be written.
-_PENDING = {
-    "arrow_field", "bind", "dtype", "final_columns", "from_json", "keys", "name", "names", "num_episodes", "num_steps",
-    "pad_left", "pads_with", "proportions", "role", "schema", "texts", "to_arrow", "to_json",
-}  # fmt: skip
+_PENDING = {"pad_left", "pads_with", "proportions"}
 
 _MARKER = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 _CODE_PATH = re.compile(r"`((?:gear_data|kernels|loaders|scripts|tests|benchmarks|docs)/[\w./-]*)`")

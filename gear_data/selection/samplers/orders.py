@@ -30,6 +30,7 @@ class Fifo:
     name = "fifo"
 
     def bind(self, candidates: Candidates, seed: int) -> Selector:
+        """Returns the selector for these candidates."""
         return OrderSelector(candidates.anchors, seed, in_order, self.name)
 
 
@@ -43,6 +44,7 @@ class Shuffle:
     name = "shuffle"
 
     def bind(self, candidates: Candidates, seed: int) -> Selector:
+        """Returns the selector for these candidates."""
         anchors = candidates.anchors
         return OrderSelector(anchors, seed, Permuted(seed, anchors.total), self.name)
 

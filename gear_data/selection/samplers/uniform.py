@@ -37,6 +37,7 @@ class Uniform:
         check_by(self.by)
 
     def bind(self, candidates: Candidates, seed: int) -> Selector:
+        """Returns the selector for these candidates."""
         sampler = uniform_window_sampler(candidates.anchors, seed, self.by, cpu.random.DOMAIN_UNIFORM)
         return WindowSelector(sampler, {"name": self.name, "by": self.by})
 

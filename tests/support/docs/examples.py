@@ -34,6 +34,8 @@ from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFenced
 from gear_data.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
+#: Folders of the repository that examples may use: they are linked.
+_FOLDERS = ("benchmarks", "scripts")
 #: Languages of blocks that only show something.
 SHOWN = {"json", "toml", "yaml", "bibtex"}
 
@@ -183,6 +185,9 @@ def prepared(cache: Path) -> Callable[[str, Path], None]:
     from tests.support.docs.sources import SOURCES
 
     def prepare(name: str, folder: Path) -> None:
+        if name in _FOLDERS:
+            (folder / name).symlink_to(ROOT / name)
+            return
         made = cache / name
         if not made.exists():
             SOURCES[name](made)
