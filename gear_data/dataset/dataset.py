@@ -311,7 +311,7 @@ class Dataset:
     def evaluate(self, expression: pl.Expr | str, purpose: str) -> npt.NDArray[np.float64]:
         """Returns float64 [episodes]: an expression over the episode table.
 
-        The expression is numeric, such as sampling weights. Null becomes NaN, true becomes 1. A single value is given to
+        The expression is numeric, such as sampling weights. Null becomes NaN, true becomes 1. A single value applies to
         every episode.
 
         Args:

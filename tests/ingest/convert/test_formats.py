@@ -178,7 +178,10 @@ LAYOUTS = {
         lambda s, folder, url, r: s.write_d4rl(folder / "d.hdf5", r), "d4rl", "flat HDF5 datasets", final=True
     ),
     "d4rl-timeouts-only": Layout(
-        lambda s, folder, url, r: s.write_d4rl(folder / "d.hdf5", r, following=False), "d4rl", "flat", shared=True
+        lambda s, folder, url, r: s.write_d4rl(folder / "d.hdf5", r, next_observations=False),
+        "d4rl",
+        "flat",
+        shared=True,
     ),
     "d4rl-jumps": Layout(
         lambda s, folder, url, r: s.write_d4rl(folder / "d.h5", r, timeouts=False), "d4rl", "flat", final=True
@@ -596,7 +599,7 @@ def test_d4rl_both_flags_mean_terminated(sources: Any, rollouts: Rollouts, tmp_p
 
 
 def test_d4rl_without_any_end_asks(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, timeouts=False, following=False)
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, timeouts=False, next_observations=False)
     with pytest.raises(UnknownFormatError, match="neither 'timeouts' nor 'next_observations'"):
         gear_data.convert(source, tmp_path / "d")
 
