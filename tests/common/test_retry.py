@@ -25,7 +25,7 @@ def _caused(error: Exception, cause: Exception) -> Exception:
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_answers_that_may_pass(status: int) -> None:
+def test_transient_http_statuses(status: int) -> None:
     assert retry.is_transient(_http_error(status))
     assert retry.is_transient(_caused(OSError("unknown"), _http_error(status)))
 
@@ -42,11 +42,11 @@ def test_answers_that_may_pass(status: int) -> None:
         RemoteError("was tried already"),
     ],
 )
-def test_failures_that_stay(error: Exception) -> None:
+def test_permanent_failures(error: Exception) -> None:
     assert not retry.is_transient(error)
 
 
-def test_the_libraries_failures_pass() -> None:
+def test_transient_failures_of_libraries() -> None:
     aiohttp, exceptions = pytest.importorskip("aiohttp"), pytest.importorskip("botocore.exceptions")
     passing = [
         aiohttp.ClientPayloadError(),
@@ -68,12 +68,12 @@ def _raise(error: Exception) -> Callable[[], None]:
     return call
 
 
-def test_mistakes_are_not_taken_for_the_network() -> None:
+def test_bugs_are_not_retried() -> None:
     with pytest.raises(TypeError):
         retry.with_retries(_raise(TypeError("a mistake")), "be read", "s3://b/x")
 
 
-def test_no_new_try_begins_after_the_patience_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_attempt_starts_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "MAX_SECONDS", 0.0)
     with pytest.raises(RemoteError, match="tried once"):
         retry.with_retries(_raise(ConnectionResetError()), "be read", "s3://b/x")

@@ -26,7 +26,7 @@ FORMATS = ("safetensors", "npz", "parquet")
 
 
 def read_batch(path: Path, shapes: dict[str, list[int]]) -> dict[str, np.ndarray[Any, Any]]:
-    """A batch file through its format's own library."""
+    """Reads a batch file with its format's own library."""
     if path.suffix == ".safetensors":
         return {key: tensor.numpy() for key, tensor in load_file(path).items()}
     if path.suffix == ".npz":
@@ -37,7 +37,7 @@ def read_batch(path: Path, shapes: dict[str, list[int]]) -> dict[str, np.ndarray
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_batches_hold_what_the_loader_gives(format: str, rollouts_path: Path, tmp_path: Path) -> None:
+def test_files_hold_the_loader_s_batches(format: str, rollouts_path: Path, tmp_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
 
     def loader() -> Any:
@@ -58,7 +58,7 @@ def test_batches_hold_what_the_loader_gives(format: str, rollouts_path: Path, tm
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_batches_can_be_made_again_from_their_manifest(format: str, rollouts_path: Path, tmp_path: Path) -> None:
+def test_batches_are_reproducible_from_the_manifest(format: str, rollouts_path: Path, tmp_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     loader = gear_data.SequenceLoader(
         ds,
@@ -111,7 +111,7 @@ def test_half_precision_needs_safetensors(rollouts_path: Path, tmp_path: Path) -
         assert not (tmp_path / format).exists()
 
 
-def test_no_batches(rollouts_path: Path, tmp_path: Path) -> None:
+def test_exports_without_batches_are_refused(rollouts_path: Path, tmp_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     with pytest.raises(InvalidArgumentError):
         gear_data.export_batches(gear_data.SequenceLoader(ds, 2, 2), tmp_path / "out", batches=0)
@@ -122,7 +122,7 @@ def test_no_batches(rollouts_path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_batches_of_lists(format: str, rollouts_path: Path, tmp_path: Path) -> None:
-    """Gato's samples have each a length of their own."""
+    """Gato's samples have different lengths."""
     loader = gear_data.SequenceLoader(gear_data.open(rollouts_path), batch_size=4, context=5, preset="gato", seed=3)
     gear_data.export_batches(loader, tmp_path / "out", batches=1, format=format)
     batch = next(iter(loader))

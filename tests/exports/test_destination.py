@@ -13,7 +13,7 @@ from gear_data.errors import (
 )
 
 
-def test_export_refuses_what_is_there(rollouts_path: Path, tmp_path: Path) -> None:
+def test_export_refuses_a_destination_that_is_not_empty(rollouts_path: Path, tmp_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
@@ -40,7 +40,7 @@ def test_export_into_a_linked_empty_folder(rollouts_path: Path, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "link", "real"]
 
 
-def test_export_refuses_a_mount_point_before_any_work(
+def test_export_refuses_a_mount_point_first(
     rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "disk").mkdir()

@@ -41,8 +41,8 @@ def test_flat_arrays_in_a_folder(format: str, rollouts_path: Path, tmp_path: Pat
 
 
 def test_d4rl_metadata(rollouts: list[Any], sources: Any, tmp_path: Path) -> None:
-    facts = {"metadata/algorithm": "ppo", "metadata/iteration": 7, "metadata/array": np.arange(3)}
-    source = sources.write_d4rl(tmp_path / "source.hdf5", rollouts, extra=facts)
+    metadata = {"metadata/algorithm": "ppo", "metadata/iteration": 7, "metadata/array": np.arange(3)}
+    source = sources.write_d4rl(tmp_path / "source.hdf5", rollouts, extra=metadata)
     gear_data.convert(source, tmp_path / "dataset")
     path = export_to(gear_data.open(tmp_path / "dataset"), tmp_path, "d4rl")
     with h5py.File(path) as file:
@@ -61,7 +61,7 @@ def test_flat_arrays_without_final_observations(sources: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("format", ["d4rl", "npz"])
-def test_flags_that_would_cut_elsewhere_are_refused(format: str, sources: Any, tmp_path: Path) -> None:
+def test_ambiguous_end_flags_are_refused(format: str, sources: Any, tmp_path: Path) -> None:
     both, inside = (sources.make_rollouts(5, short=False, seed=8) for _ in range(2))
     both[3].columns["terminated"][-1] = both[3].columns["truncated"][-1] = True
     episode = next(i for i, rollout in enumerate(inside) if len(rollout) > 2)

@@ -42,7 +42,7 @@ def test_export_of_a_view(format: str, rollouts_path: Path, tmp_path: Path) -> N
 def test_small_blocks_write_the_same(
     format: str, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of one episode, and in LeRobot several row groups an episode and a file for every few of them."""
+    """Blocks of one episode; in LeRobot several row groups per episode and many files."""
     ds = convert_rollouts(tmp_path, sources, wide_rollouts(sources))
     monkeypatch.setattr("gear_data.exports.exporter.BLOCK_BYTES", 100)
     monkeypatch.setattr("gear_data.exports.lerobot.data_files.BLOCK_BYTES", 10)
@@ -62,7 +62,7 @@ def test_small_blocks_write_the_same(
 
 
 @pytest.mark.parametrize("format", ["minari", "lerobot", "parquet"])
-def test_odd_flags_are_kept(format: str, sources: Any, tmp_path: Path) -> None:
+def test_unusual_end_flags_are_kept(format: str, sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(5, short=False, seed=8)
     rollouts[3].columns["terminated"][-1] = rollouts[3].columns["truncated"][-1] = True
     next(rollout for rollout in rollouts if len(rollout) > 2).columns["terminated"][1] = True
@@ -78,8 +78,8 @@ def test_odd_flags_are_kept(format: str, sources: Any, tmp_path: Path) -> None:
 def test_missing_final_observations_are_refused(format: str, sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(5)
     finals = [None if i == 3 else rollout.final.tolist() for i, rollout in enumerate(rollouts)]
-    facts = {"final_observations": pa.array(finals, pa.list_(pa.float32()))}
-    ds = convert_rollouts(tmp_path, sources, rollouts, final=False, **facts)
+    metadata = {"final_observations": pa.array(finals, pa.list_(pa.float32()))}
+    ds = convert_rollouts(tmp_path, sources, rollouts, final=False, **metadata)
     with pytest.raises(UnsupportedColumnError, match="episode 3 has n") as error:
         export_to(ds, tmp_path, format)
     assert error.value.column == "observations"
@@ -89,7 +89,7 @@ def test_missing_final_observations_are_refused(format: str, sources: Any, tmp_p
     assert [back.final(i) is None for i in range(5)] == [False, False, False, True, False]
 
 
-def test_columns_that_a_format_cannot_hold(sources: Any, tmp_path: Path) -> None:
+def test_columns_that_a_format_cannot_store(sources: Any, tmp_path: Path) -> None:
     def numbers(rng: Any, count: int) -> Any:
         return rng.integers(0, 5, count)
 
@@ -125,7 +125,7 @@ def test_columns_that_a_format_needs(format: str, sources: Any, tmp_path: Path) 
 
 
 def test_text(sources: Any, tmp_path: Path) -> None:
-    """LeRobot and Minari's infos hold it; flat arrays do not."""
+    """LeRobot and Minari's infos store text; flat arrays do not."""
     rollouts = sources.make_rollouts(4, short=False)
     texts = [[f"ä{i}" * j for j in range(len(rollout))] for i, rollout in enumerate(rollouts)]
     ds = convert_rollouts(tmp_path, sources, rollouts, **{"infos.text": texts})
@@ -139,7 +139,7 @@ def test_text(sources: Any, tmp_path: Path) -> None:
         assert gear_data.open(tmp_path / f"again-{format}").fingerprint == ds.fingerprint
 
 
-def test_refused_arguments(rollouts_path: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(rollouts_path: Path, tmp_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     with pytest.raises(InvalidArgumentError, match="fps=30"):
         gear_data.export(ds, tmp_path / "out", "lerobot")
@@ -158,7 +158,7 @@ def test_refused_arguments(rollouts_path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_nothing_is_left_of_an_export_that_fails(
+def test_a_failed_export_leaves_no_files(
     format: str, rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gear_data.exports.exporter.BLOCK_BYTES", 100)

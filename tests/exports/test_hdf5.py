@@ -15,10 +15,10 @@ from tests.support.exports import FORMATS, export_to
 
 
 @pytest.mark.parametrize("format", ["d4rl", "minari"])
-def test_hdf5_is_not_begun_without_room(
+def test_hdf5_needs_free_disk_space(
     format: str, rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HDF5 crashes when the disk runs full. The room asked for is at least what is used, and not ten times as much."""
+    """The estimate covers the file size, and is less than ten times as large."""
     ds = gear_data.open(rollouts_path)
     size = sum(path.stat().st_size for path in export_to(ds, tmp_path / "first", format).rglob("*.hdf5"))
     size = size or (tmp_path / "first" / FORMATS[format][0]).stat().st_size

@@ -1,4 +1,4 @@
-"""LeRobot exports: LeRobot's rules read them, and they convert to an equal dataset."""
+"""LeRobot exports: read by LeRobot's rules, and converted to an equal dataset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.exports import concatenated, convert_again, convert_rollouts,
 
 
 def lerobot_features(info: dict[str, Any]) -> datasets.Features:
-    """By the published rule (`lerobot.datasets.utils.get_hf_features_from_features`)."""
+    """Follows `lerobot.datasets.utils.get_hf_features_from_features`."""
     features: dict[str, Any] = {}
     for name, feature in info["features"].items():
         dtype, shape = feature["dtype"], tuple(feature["shape"])
@@ -40,7 +40,7 @@ def lerobot_features(info: dict[str, Any]) -> datasets.Features:
 
 
 def lerobot_rows(path: Path, cache: Path) -> tuple[dict[str, Any], datasets.Dataset]:
-    """`meta/info.json` and all rows, read as LeRobot reads them."""
+    """Returns `meta/info.json` and all rows, read as LeRobot reads them."""
     info = json.loads((path / "meta/info.json").read_text())
     files = [str(file) for file in sorted((path / "data").glob("*/*.parquet"))]
     return info, datasets.Dataset.from_parquet(files, features=lerobot_features(info), cache_dir=str(cache))
@@ -105,7 +105,7 @@ def test_lerobot_layout(sources: Any, tmp_path: Path) -> None:
     assert [task or None for task in back.episodes["task"].to_list()] == tasks
 
 
-def test_lerobot_keeps_a_source_s_own_clock_and_tasks(sources: Any, tmp_path: Path) -> None:
+def test_lerobot_keeps_the_clock_and_tasks_of_a_source(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(6, seed=4)
     sources.write_lerobot(tmp_path / "source", rollouts)
     gear_data.convert(tmp_path / "source", tmp_path / "dataset")
@@ -150,8 +150,8 @@ def test_lerobot_images(sources: Any, tmp_path: Path) -> None:
     assert error.value.column == "infos.bytes"
 
 
-def test_damaged_notes_of_an_export(rollouts_path: Path, tmp_path: Path) -> None:
-    """What stands beside LeRobot's own files is looked at like any other."""
+def test_damaged_files_of_an_export(rollouts_path: Path, tmp_path: Path) -> None:
+    """Conversion checks the files that LeRobot itself does not have."""
     path = export_to(gear_data.open(rollouts_path), tmp_path, "lerobot")
     notes, finals = path / "meta/gear_data.json", path / "meta/final_observations.parquet"
     good, table = notes.read_text(), pq.read_table(finals)

@@ -17,7 +17,7 @@ from gear_data.errors import (
 from tests.support.exports import FORMATS, convert_again, convert_rollouts, export_to, minari_dataset, wide_rollouts
 
 
-def test_facts_that_minari_cannot_hold(sources: Any, tmp_path: Path) -> None:
+def test_metadata_that_minari_cannot_store(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(3)
     day = pa.array([1, 2, None], pa.date32())
     ds = convert_rollouts(tmp_path, sources, rollouts, day=day, level=[1, 2, 3], name=["a", "b", "c" * 70_000])
@@ -31,8 +31,8 @@ def test_facts_that_minari_cannot_hold(sources: Any, tmp_path: Path) -> None:
 
 def test_minari_reads_it(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rollouts = wide_rollouts(sources)
-    facts = {"seed": list(range(100, 112)), "policy": ["a", None] * 6, "score": np.arange(12) / 4}
-    ds = convert_rollouts(tmp_path, sources, rollouts, **facts)
+    metadata = {"seed": list(range(100, 112)), "policy": ["a", None] * 6, "score": np.arange(12) / 4}
+    ds = convert_rollouts(tmp_path, sources, rollouts, **metadata)
     path = export_to(ds, tmp_path, "minari")
     found = minari_dataset(path, monkeypatch)
     assert (found.total_episodes, found.total_steps) == (12, sum(len(rollout) for rollout in rollouts))
@@ -53,13 +53,13 @@ def test_minari_reads_it(sources: Any, tmp_path: Path, monkeypatch: pytest.Monke
         assert (item["id"], item["seed"], item["score"], item.get("policy")) == (i, 100 + i, i / 4, ["a", None][i % 2])
         assert item["total_steps"] == len(rollouts[i])
     back = convert_again(path, tmp_path)
-    for name, values in facts.items():
+    for name, values in metadata.items():
         assert back.episodes[name].to_list() == list(values)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")
 def test_minari_dict_and_discrete_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Observations of a Dict in a Dict come from Minari itself, with an image large enough for Minari to encode."""
+    """Minari writes the source: a Dict in a Dict, with an image that it would encode."""
     import gymnasium as gym
 
     minari = pytest.importorskip("minari")

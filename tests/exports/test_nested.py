@@ -12,7 +12,7 @@ from gear_data.exports.nested import nested_episodes, nested_rows
 
 
 def test_lists_beyond_32_bit_offsets_are_refused() -> None:
-    """Views of one number: nothing of that size is allocated, nor would be afterwards."""
+    """The arrays are views of one number, so they take no memory."""
     rows = np.broadcast_to(np.uint8(0), (1 << 16, 1 << 15))
     with pytest.raises(UnsupportedColumnError, match="2,147,483,648 elements") as error:
         nested_rows(rows, "pixels")

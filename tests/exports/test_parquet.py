@@ -27,7 +27,7 @@ def test_parquet_is_read_by_datasets(rollouts: list[Any], rollouts_path: Path, t
 
 
 def test_parquet_converts_to_an_equal_dataset(sources: Any, tmp_path: Path) -> None:
-    """Wide and odd columns, episode facts, and only some final observations survive the way there and back."""
+    """Unusual columns, episode metadata and some final observations survive both ways."""
     rng = np.random.default_rng(5)
     rollouts = [
         r.with_columns(
@@ -41,12 +41,12 @@ def test_parquet_converts_to_an_equal_dataset(sources: Any, tmp_path: Path) -> N
         for r in sources.make_rollouts(20, seed=3)
     ]
     finals = [r.final.tolist() if i % 3 else None for i, r in enumerate(rollouts)]
-    facts = {
+    metadata = {
         "final_observations": pa.array(finals, pa.list_(pa.float32())),
         "task": ["a", None] * 10,
         "level": list(range(20)),
     }
-    source = sources.write_episodes(tmp_path / "source.parquet", rollouts, **facts)
+    source = sources.write_episodes(tmp_path / "source.parquet", rollouts, **metadata)
     first = gear_data.convert(source, tmp_path / "first", shard_bytes=4096)
     assert first.shards > 1
     ds = gear_data.open(tmp_path / "first")

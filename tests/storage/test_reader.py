@@ -1,4 +1,4 @@
-"""Shards on disk: Arrow files that any reader opens, whose buffers stand where the manifest says."""
+"""Mapped shards."""
 
 from __future__ import annotations
 
@@ -7,97 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import polars as pl
-import pyarrow as pa
-import pyarrow.feather
 import pytest
 
 import gear_data
 from gear_data.errors import CorruptShardError
-from gear_data.storage import atomic
-
-
-def _steps(rollouts: list[Any], name: str) -> np.ndarray:
-    return np.concatenate([r.columns[name] for r in rollouts])
-
-
-def _read_feather(path: Path) -> dict[str, list[Any]]:
-    return pyarrow.feather.read_table(path).to_pydict()  # type: ignore[no-any-return]
-
-
-def _read_polars(path: Path) -> dict[str, list[Any]]:
-    return pl.read_ipc(path).to_dict(as_series=False)
-
-
-def _read_pandas(path: Path) -> dict[str, list[Any]]:
-    frame = pd.read_feather(path)
-    return {name: [np.asarray(value).tolist() for value in frame[name]] for name in frame.columns}
-
-
-@pytest.mark.parametrize("read", [_read_feather, _read_polars, _read_pandas])
-def test_any_arrow_reader_opens_a_shard(read: Any, rollouts: list[Any], rollouts_path: Path) -> None:
-    shards = [read(rollouts_path / s.entry.file) for s in gear_data.open(rollouts_path).manifest.shards]
-    for name in rollouts[0].columns:
-        found = [step for shard in shards for step in shard[name]]
-        assert found == _steps(rollouts, name).tolist(), name
-
-
-def test_shard_is_one_uncompressed_batch_with_described_columns(rollouts_path: Path) -> None:
-    ds = gear_data.open(rollouts_path)
-    for shard in ds.manifest.shards:
-        with pa.memory_map(str(rollouts_path / shard.entry.file)) as source:
-            reader = pa.ipc.open_file(source)
-            assert reader.num_record_batches == 1
-            batch = reader.get_batch(0)
-        assert batch.num_rows == shard.steps
-        assert batch.schema.field("terminated").type == pa.uint8()
-        assert batch.schema.field("observations").type.list_size == 3
-        assert all(not field.nullable for field in batch.schema)
-        assert batch.schema.field("observations").metadata == {
-            b"gear.dtype": b"float32",
-            b"gear.shape": b"3",
-            b"gear.role": b"observation",
-        }
-        assert batch.schema.field("truncated").metadata[b"gear.dtype"] == b"bool"
-
-
-def test_buffers_stand_where_the_manifest_says(rollouts: list[Any], rollouts_path: Path) -> None:
-    ds = gear_data.open(rollouts_path)
-    first = 0
-    for shard in ds.manifest.shards:
-        data = (rollouts_path / shard.entry.file).read_bytes()
-        for name in rollouts[0].columns:
-            spec = ds.schema[name]
-            expected = _steps(rollouts, name)[first : first + shard.steps].tobytes()
-            offset = shard.buffers[name]
-            assert offset % 8 == 0
-            assert data[offset : offset + shard.steps * spec.row_bytes] == expected
-        first += shard.steps
-    assert first == ds.num_steps
-
-
-def test_episode_table_and_finals_are_arrow_files(rollouts: list[Any], rollouts_path: Path) -> None:
-    episodes = pl.read_ipc(rollouts_path / "episodes.arrow")
-    assert episodes.columns == [
-        "episode_id", "shard", "start", "length", "return", "terminated", "truncated", "source", "task", "content",
-    ]  # fmt: skip
-    assert episodes.schema["shard"] == pl.Int32
-    assert episodes.schema["return"] == pl.Float64
-    assert episodes["source"].unique().to_list() == ["source.hdf5"]
-    assert {len(content) for content in episodes["content"]} == {16}
-    finals = pl.read_ipc(rollouts_path / "finals.arrow")
-    assert finals["episode_id"].to_list() == list(range(len(rollouts)))
-    assert finals["observations"].to_list() == [r.final.tolist() for r in rollouts]
-
-
-def test_no_pickle_and_no_stray_files(rollouts_path: Path) -> None:
-    names = {str(p.relative_to(rollouts_path)) for p in rollouts_path.rglob("*") if p.is_file()}
-    shards = {shard.entry.file for shard in gear_data.open(rollouts_path).manifest.shards}
-    assert names == {"manifest.json", "README.md", "episodes.arrow", "finals.arrow"} | shards
-
-
-# Reading them.
 
 
 def test_columns_are_read_only_views_of_the_mapping(rollouts_path: Path) -> None:
@@ -125,11 +38,11 @@ def test_many_shards_hold_no_file_descriptor(sources: Any, tmp_path: Path) -> No
     assert len(ds.manifest.shards) > 100
     arrays = [ds.episode(i)["observations"] for i in range(ds.num_episodes)]
     assert len(os.listdir("/proc/self/fd")) <= before + 1
-    np.testing.assert_array_equal(np.concatenate(arrays), _steps(rollouts, "observations"))
+    np.testing.assert_array_equal(np.concatenate(arrays), np.concatenate([r.columns["observations"] for r in rollouts]))
 
 
-def test_a_shard_cut_short_after_opening(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
-    """It would be a bus error, once it is mapped and read past its end."""
+def test_a_shard_truncated_after_opening(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    """Reading a mapping past the end of its file would be a bus error."""
     gear_data.convert(sources.write_episodes(tmp_path / "s.parquet", rollouts), tmp_path / "d", shard_bytes=2048)
     ds = gear_data.open(tmp_path / "d")
     shard = tmp_path / "d" / ds.manifest.shards[1].entry.file
@@ -141,26 +54,3 @@ def test_a_shard_cut_short_after_opening(sources: Any, rollouts: list[Any], tmp_
     shard.unlink()
     with pytest.raises(CorruptShardError, match="missing"):
         ds.episode(place)["rewards"]
-
-
-# Writing a file whole or not at all.
-
-
-def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-    replace = os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: steps.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
-    monkeypatch.setattr(os, "replace", lambda a, b: (steps.append("replace"), replace(a, b)))
-    atomic.write_text(tmp_path / "folder" / "name", "text")
-    assert steps == [".name.tmp", "replace", "folder"]
-    assert (tmp_path / "folder" / "name").read_text() == "text"
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "name"
-    atomic.write_text(path, "old")
-    with pytest.raises(KeyError), atomic.atomic_file(path) as temporary:
-        temporary.write_text("new")
-        raise KeyError
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]

@@ -26,17 +26,19 @@ def concatenated(rollouts: Sequence[Any], name: str) -> np.ndarray[Any, Any]:
     return np.concatenate([rollout.columns[name] for rollout in rollouts])
 
 
-def convert_rollouts(tmp_path: Path, sources: Any, rollouts: Sequence[Any], *, final: bool = True, **facts: Any) -> Any:
-    """A dataset of several shards, from Parquet with a row an episode."""
+def convert_rollouts(
+    tmp_path: Path, sources: Any, rollouts: Sequence[Any], *, final: bool = True, **metadata: Any
+) -> Any:
+    """Converts rollouts to a dataset of several shards, through Parquet."""
     if final:
-        facts["final_observations"] = pa.array([r.final.tolist() for r in rollouts], pa.list_(pa.float32()))
-    source = sources.write_episodes(tmp_path / "source.parquet", rollouts, **facts)
+        metadata["final_observations"] = pa.array([r.final.tolist() for r in rollouts], pa.list_(pa.float32()))
+    source = sources.write_episodes(tmp_path / "source.parquet", rollouts, **metadata)
     gear_data.convert(source, tmp_path / "dataset", shard_bytes=2048, keep_encoded=True, progress=False)
     return gear_data.open(tmp_path / "dataset")
 
 
 def wide_rollouts(sources: Any, count: int = 12, **more: Any) -> list[Any]:
-    """Rollouts with a column of every odd kind."""
+    """Returns rollouts with unusual kinds of columns."""
     rng = np.random.default_rng(11)
     return [
         r.with_columns(

@@ -15,7 +15,7 @@ from gear_data.storage.remote.files import filesystem_of
 
 
 class CuttingProxy:
-    """Passes connections on to a server, and cuts each of the first ones after so many bytes of its answers."""
+    """A proxy that cuts the first connections after given numbers of response bytes."""
 
     def __init__(self, endpoint: str, cuts: list[int]) -> None:
         host, port = endpoint.rsplit(":", 1)
@@ -27,8 +27,8 @@ class CuttingProxy:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def close(self) -> None:
-        with suppress(OSError):  # it is closed
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`, which `close` does not
+        with suppress(OSError):  # already closed
+            self._listener.shutdown(socket.SHUT_RDWR)  # unlike `close`, this ends `accept`
         self._listener.close()
 
     def _listen(self) -> None:

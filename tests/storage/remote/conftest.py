@@ -20,7 +20,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """The address of an S3 server with an empty bucket `bucket`."""
+    """Yields the address of an S3 server with a bucket `bucket`."""
     server_module = pytest.importorskip("moto.server")
     s3fs = pytest.importorskip("s3fs")
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -32,12 +32,14 @@ def endpoint() -> Iterator[str]:
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            # What is tested are not the retries of botocore and s3fs, which wait for seconds.
+            # Disables the retries of botocore and s3fs, which wait for seconds.
             "AWS_MAX_ATTEMPTS": "1",
         }.items():
             patch.setenv(name, value)
         patch.setattr(s3fs.S3FileSystem, "retries", 1)
-        s3fs.S3FileSystem().mkdir("bucket")
+        # fsspec caches file systems by their arguments, which do not include the endpoint of another module's server.
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem().makedirs("bucket", exist_ok=True)
         yield f"{host}:{port}"
     server.stop()
 
@@ -49,12 +51,12 @@ def s3_url(endpoint: str, tmp_path: Path) -> str:
 
 @pytest.fixture
 def through_proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[int]], CuttingProxy]]:
-    """Makes fsspec go through a proxy that cuts connections."""
+    """Yields a function that routes fsspec through a proxy, which cuts connections."""
     proxies = []
 
     def make(cuts: list[int]) -> CuttingProxy:
         proxies.append(CuttingProxy(endpoint, cuts))
-        # fsspec makes another file system for another configuration.
+        # fsspec creates a new file system for a new configuration.
         monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": proxies[-1].url})
         return proxies[-1]
 
@@ -65,6 +67,6 @@ def through_proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 
 @pytest.fixture
 def remote(memory_url: str, rollouts_path: Path) -> str:
-    """`rollouts` as a dataset at a URL, which a test may change."""
+    """Returns the URL of the dataset `rollouts`, which a test may change."""
     upload(rollouts_path, memory_url)
     return memory_url

@@ -38,7 +38,7 @@ def test_conversion_from_and_to_s3(
     assert check_equal_batches(gear_data.open(f"{s3_url}/to"), gear_data.open(tmp_path / "local")) == 12
 
 
-def test_a_broken_off_conversion_to_s3_is_resumed(
+def test_an_interrupted_conversion_to_s3_is_resumed(
     sources: Any, rollouts: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = sources.write_episodes(tmp_path / "data.parquet", rollouts, row_group=7)
@@ -66,7 +66,7 @@ def test_a_broken_off_conversion_to_s3_is_resumed(
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_connections_that_are_cut(
+def test_broken_connections(
     sources: Any, s3_url: str, tmp_path: Path, through_proxy: Callable[[list[int]], CuttingProxy], seed: int
 ) -> None:
     rollouts = sources.make_rollouts(60, seed=seed)
@@ -83,7 +83,7 @@ def test_connections_that_are_cut(
     assert proxy.cut > 2
 
 
-def test_a_dead_server_is_an_error_soon(
+def test_a_dead_server_raises_soon(
     s3_url: str, tmp_path: Path, through_proxy: Callable[[list[int]], CuttingProxy]
 ) -> None:
     through_proxy([]).close()
@@ -97,7 +97,7 @@ def test_a_dead_server_is_an_error_soon(
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "parquet"])
-def test_a_server_that_dies_in_the_middle_is_not_a_damaged_file(
+def test_a_server_that_dies_midway_is_not_a_damaged_file(
     kind: str, sources: Any, s3_url: str, tmp_path: Path, through_proxy: Callable[[list[int]], CuttingProxy]
 ) -> None:
     rollouts = sources.make_rollouts(200, seed=1)

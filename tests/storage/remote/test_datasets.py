@@ -23,7 +23,7 @@ from gear_data.storage.remote.files import filesystem_of
 from tests.support.remote import check_equal_batches, upload
 
 
-def test_a_remote_dataset_is_the_local_one(remote: str, rollouts_path: Path, tmp_path: Path) -> None:
+def test_a_remote_dataset_equals_the_local_one(remote: str, rollouts_path: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     mine, theirs = gear_data.open(remote, cache_dir=cache), gear_data.open(rollouts_path)
     assert (mine.path, mine.fingerprint, mine.episodes.equals(theirs.episodes)) == (remote, theirs.fingerprint, True)
@@ -41,7 +41,7 @@ def test_a_remote_dataset_is_the_local_one(remote: str, rollouts_path: Path, tmp
 
 @pytest.mark.parametrize("preset", ["decision_transformer", "raw"])
 @pytest.mark.parametrize("limit", [0, 12000, None])
-def test_feeding_in_a_small_cache(
+def test_feeding_from_a_small_cache(
     limit: int | None, preset: str, remote: str, rollouts_path: Path, tmp_path: Path
 ) -> None:
     sizes = [path.stat().st_size for path in (rollouts_path / "shards").iterdir()]
@@ -52,8 +52,8 @@ def test_feeding_in_a_small_cache(
     assert limit is None or total <= limit
 
 
-def test_readers_in_threads_never_see_a_shard_go(remote: str, rollouts_path: Path, tmp_path: Path) -> None:
-    """Two loaders of one dataset take each other's shards away, while both read."""
+def test_readers_in_threads_keep_their_shards(remote: str, rollouts_path: Path, tmp_path: Path) -> None:
+    """Loaders of one dataset evict each other's shards while all of them read."""
     mine, theirs = gear_data.open(remote, cache_dir=tmp_path, cache_bytes=6000), gear_data.open(rollouts_path)
     failed: list[BaseException] = []
 
@@ -85,8 +85,8 @@ def _child(dataset: Any, local: Any) -> None:
     check_equal_batches(dataset, local, steps=4)
 
 
-def test_a_forked_process_reads_it_too(endpoint: str, s3_url: str, rollouts_path: Path, tmp_path: Path) -> None:
-    """What fsspec has open does not work there."""
+def test_a_forked_process_reads(endpoint: str, s3_url: str, rollouts_path: Path, tmp_path: Path) -> None:
+    """fsspec's open connections do not work in a forked process."""
     upload(rollouts_path, s3_url)
     mine, theirs = gear_data.open(s3_url, cache_dir=tmp_path), gear_data.open(rollouts_path)
     mine.episode(0)["observations"]
@@ -109,7 +109,7 @@ def test_a_damaged_shard(remote: str, tmp_path: Path) -> None:
         dataset.episode(bad)["rewards"]
     report = gear_data.verify(remote)
     assert [check.file for check in report.shards if not check.ok] == ["shards/000001.arrow"]
-    # Sizes are looked at when it is opened.
+    # Opening checks sizes.
     filesystem.pipe_file(name, bytes(data[:100]))
     with pytest.raises(CorruptShardError, match=r"000001.arrow: the file has 100 bytes"):
         gear_data.open(remote)
@@ -118,7 +118,7 @@ def test_a_damaged_shard(remote: str, tmp_path: Path) -> None:
         gear_data.open(remote)
 
 
-def test_a_shard_that_cannot_be_fetched_is_not_called_damaged(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_shard_is_not_reported_as_damaged(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
     filesystem, _ = filesystem_of(remote)
     cat = type(filesystem).cat_file
 
@@ -133,7 +133,7 @@ def test_a_shard_that_cannot_be_fetched_is_not_called_damaged(remote: str, monke
             read(remote)
 
 
-def test_a_dataset_that_changes_is_not_mixed_with_what_it_was(
+def test_versions_of_a_changed_dataset_are_not_mixed(
     remote: str, rollouts_path: Path, sources: Any, tmp_path: Path
 ) -> None:
     old = gear_data.open(remote, cache_dir=tmp_path / "cache")
@@ -152,7 +152,7 @@ def test_a_dataset_that_changes_is_not_mixed_with_what_it_was(
 
 
 @pytest.mark.parametrize("name", ["../other/x", "/etc/passwd", "x::file:///etc/passwd"])
-def test_a_manifest_does_not_lead_out_of_its_folder(name: str, remote: str, tmp_path: Path) -> None:
+def test_a_manifest_cannot_name_files_outside_its_folder(name: str, remote: str, tmp_path: Path) -> None:
     filesystem, place = filesystem_of(remote)
     manifest = json.loads(filesystem.cat_file(f"{place}/manifest.json"))
     manifest["shards"][0]["file"] = name
@@ -161,7 +161,7 @@ def test_a_manifest_does_not_lead_out_of_its_folder(name: str, remote: str, tmp_
         gear_data.open(remote)
 
 
-def test_folders_that_are_no_dataset(memory_url: str) -> None:
+def test_folders_without_a_dataset(memory_url: str) -> None:
     filesystem, place = filesystem_of(memory_url)
     filesystem.pipe_file(f"{place}/x", b"")
     with pytest.raises(DatasetNotFoundError, match="no gear dataset here"):

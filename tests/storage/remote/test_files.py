@@ -16,7 +16,7 @@ from gear_data.storage.remote.files import open_range_reader
 
 
 class Flaky:
-    """A file system of one file, of which every read fails in its turn."""
+    """A file system of one file, whose reads give the answers in turn."""
 
     def __init__(self, data: bytes, *answers: Any) -> None:
         self.data, self.answers, self.reads = data, list(answers), 0
@@ -29,7 +29,7 @@ class Flaky:
         return self.data[start:end] if answer is None else answer
 
 
-def test_reads_at_any_place_survive_broken_connections() -> None:
+def test_random_reads_survive_broken_connections() -> None:
     data = random.Random(0).randbytes(5 << 20)
     file = open_range_reader(Flaky(data, *[ConnectionResetError(), b"short", None] * 4), "x", len(data), "s3://b/x")
     model, steps = io.BytesIO(data), random.Random(1)
@@ -57,7 +57,7 @@ def test_reads_at_any_place_survive_broken_connections() -> None:
         ([b"x" * 200], 1, "does not support range requests"),
     ],
 )
-def test_reads_that_fail_for_good(answers: list[Any], reads: int, message: str) -> None:
+def test_reads_that_fail(answers: list[Any], reads: int, message: str) -> None:
     filesystem = Flaky(b"x" * 100, *answers)
     with pytest.raises(RemoteError, match=f"s3://b/x: .*{message}"):
         open_range_reader(filesystem, "x", 100, "s3://b/x").read()

@@ -21,7 +21,7 @@ from gear_data.storage.writing.file_store import LocalFileStore
 
 
 @pytest.mark.parametrize("kind", ["memory", "s3", "local"])
-def test_a_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_file_stores(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     place = str(tmp_path / "d") if kind == "local" else request.getfixturevalue(f"{kind}_url")
     store = open_file_store(place)
     assert isinstance(store, LocalFileStore if kind == "local" else ObjectStore)
@@ -45,7 +45,7 @@ def test_a_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> N
     assert sorted(set(store.files()) - {".progress/.lock"}) == [".progress/x", "ab"]
 
 
-def test_an_upload_that_arrives_in_part_is_sent_again(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_upload_is_repeated(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     filesystem, _ = filesystem_of(memory_url)
     put, sent = filesystem.put_file, []
 
@@ -62,7 +62,7 @@ def test_an_upload_that_arrives_in_part_is_sent_again(memory_url: str, monkeypat
     assert ObjectStore(memory_url).read("x") == b"one"
 
 
-def test_places_that_are_none(endpoint: str) -> None:
+def test_missing_buckets_and_unknown_urls(endpoint: str) -> None:
     with pytest.raises(UnwritableError, match="no such bucket"), ObjectStore("s3://no-such/x").writing("y") as path:
         path.write_bytes(b"one")
     with pytest.raises(DatasetNotFoundError, match="s3://bucket/nothing: no such dataset"):
@@ -73,20 +73,20 @@ def test_places_that_are_none(endpoint: str) -> None:
         gear_data.open("unheard://x")
 
 
-def test_a_kind_of_url_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(known_implementations, "far", {"class": "not_there.Far", "err": "get not_there"})
     with pytest.raises(MissingExtraError, match="get not_there"):
         open_file_store("far://x")
 
 
-def test_hub_urls_are_huggingface_hubs() -> None:
-    """No request is made for these."""
+def test_hub_urls_use_the_huggingface_hub() -> None:
+    """The test makes no request."""
     filesystem, place = ObjectStore("hf://datasets/owner/name@main/data")._resolve("shards/0.arrow")
     assert type(filesystem).__name__ == "HfFileSystem"
     assert place == "datasets/owner/name@main/data/shards/0.arrow"
 
 
-def test_a_place_name_with_a_second_url_is_one_file(memory_url: str, tmp_path: Path) -> None:
+def test_a_name_with_a_second_url_is_one_file(memory_url: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
     with pytest.raises(FileNotFoundError):
