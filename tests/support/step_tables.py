@@ -1,4 +1,7 @@
-"""Tables with one row per step, and expected rollouts, for tests/ingest/sources/tables. Not a test."""
+"""Tables with one row per step, and the rollouts expected from them.
+
+tests/ingest/sources/tables uses them. Not a test.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of Minari HDF5 files with wrong metadata, and of files that must be refused."""
+"""Tests of Minari HDF5 files that are damaged or have wrong metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.hdf5 import inventory as hdf5
+from gear_data.ingest.sources.hdf5 import inventory
 from gear_data.ingest.sources.minari import hdf5 as minari_format
 from gear_data.storage.block import BEGIN, END
 from tests.support.minari_files import MAIN, METADATA, Write, blocks, nested_dataset, plain
@@ -295,7 +295,7 @@ def test_text_behind_an_unknown_filter_is_refused(edit: Any) -> None:
 
 
 def test_endless_groups(edit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5, "_MAX_LINKS", 20)
+    monkeypatch.setattr(inventory, "_MAX_LINKS", 20)
     source, file = edit()
     for i in range(30):
         file.create_group(f"episode_1/infos/{i}")
