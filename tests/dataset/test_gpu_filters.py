@@ -156,7 +156,7 @@ def test_polars_calls_cudf_and_takes_its_answer(
         assert (config.memory_resource, config.config["executor"]) == ("cudaMalloc", "in-memory")
         if refuses:
             raise NotImplementedError("no such function")
-        plan.set_udf(lambda *arguments: pl.DataFrame({"found": [True, None, False, True, True]}))
+        plan.set_udf(lambda *arguments: pl.DataFrame({"value": [True, None, False, True, True]}))
 
     monkeypatch.setattr(pl.LazyFrame, "collect", engine.collect)
     monkeypatch.setitem(sys.modules, "cudf_polars", SimpleNamespace(execute_with_cudf=execute_with_cudf))
