@@ -58,19 +58,19 @@ def episode_blocks(dataset: Dataset, first: int = 0, last: int | None = None) ->
         yield first + start, first + end
 
 
-def require_columns(dataset: Dataset, known: Container[str], format: str) -> None:
+def require_columns(dataset: Dataset, names: Container[str], format: str) -> None:
     """Checks that the columns `REQUIRED` exist.
 
     Args:
         dataset: dataset to export.
-        known: names of the columns that count.
+        names: names that count as present.
         format: name of the format, for the error.
 
     Raises:
         MissingColumnError: a column is missing.
     """
     for name in REQUIRED:
-        if name not in known:
+        if name not in names:
             raise MissingColumnError(
                 f"{format} needs {', '.join(REQUIRED)}; the dataset's columns are {', '.join(dataset.schema.names)}",
                 column=name,

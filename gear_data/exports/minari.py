@@ -183,18 +183,18 @@ def _attribute_names(metadata: Mapping[str, pa.Array]) -> list[str]:
 
 
 def _write_attributes(group: h5py.Group, values: Mapping[str, Any]) -> None:
-    known = {name: value for name, value in values.items() if value is not None}
-    for name, value in known.items():
+    present = {name: value for name, value in values.items() if value is not None}
+    for name, value in present.items():
         if isinstance(value, str) and "\0" in value:
             raise UnsupportedColumnError(_ZERO_BYTE, column=name, hint="export to Parquet")
-    sizes = {name: len(value.encode()) if isinstance(value, str) else 8 for name, value in known.items()}
+    sizes = {name: len(value.encode()) if isinstance(value, str) else 8 for name, value in present.items()}
     if sum(sizes.values()) > _MAX_ATTRIBUTES:
         raise UnsupportedColumnError(
             f"one episode has {sum(sizes.values()):,} bytes of metadata, but HDF5 attributes hold {_MAX_ATTRIBUTES:,}",
             column=max(sizes, key=lambda name: sizes[name]),
             hint="export to Parquet",
         )
-    for name, value in known.items():
+    for name, value in present.items():
         group.attrs[name] = value
 
 

@@ -86,10 +86,10 @@ def buffer_offsets(path: Path, schema: Schema) -> tuple[dict[str, int], dict[str
             array = batch.column(column.name)
             if column.variable_length:
                 _, offsets, data = array.buffers()
-                known = VariableBuffers(offsets.address - base, int(value_offsets(array)[-1]))
-                variable[column.name] = known
+                place = VariableBuffers(offsets.address - base, int(value_offsets(array)[-1]))
+                variable[column.name] = place
                 # An empty buffer has no place in the file.
-                values[column.name] = data.address - base if known.bytes else known.offsets
+                values[column.name] = data.address - base if place.bytes else place.offsets
             else:
                 values[column.name] = (array.values if column.shape else array).buffers()[1].address - base
         return values, variable

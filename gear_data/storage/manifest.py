@@ -94,9 +94,9 @@ class ShardEntry:
         values = self.buffers[column.name]
         if not column.variable_length:
             return values + self.steps * column.row_bytes <= self.entry.bytes
-        known = self.variable[column.name]
-        offsets_end = known.offsets + (self.steps + 1) * OFFSET_BYTES
-        return max(offsets_end, values + known.bytes) <= self.entry.bytes
+        place = self.variable[column.name]
+        offsets_end = place.offsets + (self.steps + 1) * OFFSET_BYTES
+        return max(offsets_end, values + place.bytes) <= self.entry.bytes
 
 
 class _HeaderRecord(msgspec.Struct, frozen=True):
@@ -242,8 +242,8 @@ class Manifest:
         if len(set(self.schema.names)) != len(self.schema):
             raise ManifestError("two columns share one name", file=name)
         for column in self.schema.fixed_columns:
-            known = self.statistics.get(column.name)
-            if known is None or not known.has_width(statistics_width(column)):
+            statistics = self.statistics.get(column.name)
+            if statistics is None or not statistics.has_width(statistics_width(column)):
                 raise ManifestError("its statistics are missing or have the wrong width", file=name, column=column.name)
         if sum(shard.steps for shard in self.shards) != self.steps:
             raise ManifestError("the shards' steps do not add up to the dataset's", file=name)

@@ -154,9 +154,9 @@ class RunningStatistics:
         """
         count, mean, m2 = (np.array(values, np.float64) for values in (state.count, state.mean, state.m2))
         self._merge(count, mean, m2)
-        has = count > 0
-        self._min = np.where(has, np.minimum(self._min, state.min), self._min)
-        self._max = np.where(has, np.maximum(self._max, state.max), self._max)
+        has_values = count > 0
+        self._min = np.where(has_values, np.minimum(self._min, state.min), self._min)
+        self._max = np.where(has_values, np.maximum(self._max, state.max), self._max)
 
     def result(self) -> dict[str, ColumnStatistics]:
         """Returns the statistics of each column."""

@@ -172,16 +172,16 @@ def concatenate_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except _NO_TYPE as error:
-        known: dict[str, pa.Field] = {}
+        merged: dict[str, pa.Field] = {}
         for table in tables:
             for field in table.schema:
                 try:
-                    (known[field.name],) = pa.unify_schemas(
-                        [pa.schema([known.get(field.name, field)]), pa.schema([field])], promote_options="permissive"
+                    (merged[field.name],) = pa.unify_schemas(
+                        [pa.schema([merged.get(field.name, field)]), pa.schema([field])], promote_options="permissive"
                     )
                 except _NO_TYPE:
                     raise UnsupportedColumnError(
-                        f"episode metadata of mixed type: {field.type}, earlier {known[field.name].type}",
+                        f"episode metadata of mixed type: {field.type}, earlier {merged[field.name].type}",
                         file=str(table.column("source")[0].as_py()),
                         column=field.name,
                         hint=_ONE_TYPE,
@@ -206,5 +206,5 @@ def episode_metadata_names(names: Sequence[str]) -> list[str]:
 
     `task` is one of them.
     """
-    own = set(EPISODE_SCHEMA.names) - {"task"}
-    return [name for name in names if name not in own]
+    standard = set(EPISODE_SCHEMA.names) - {"task"}
+    return [name for name in names if name not in standard]

@@ -205,8 +205,8 @@ def _check_contents(
         finals=finals,
     )
     expected = episodes.column("content").to_pylist()
-    for episode, (found, wanted) in enumerate(zip(content_hashes(block, manifest.schema), expected, strict=True)):
-        if found != wanted:
+    for episode, (found, stored) in enumerate(zip(content_hashes(block, manifest.schema), expected, strict=True)):
+        if found != stored:
             raise CorruptShardError(
                 "an episode differs from its content hash in the episode table",
                 file=str(path),

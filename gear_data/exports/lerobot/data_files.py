@@ -77,12 +77,12 @@ class DataFilesWriter:
         self._bytes += size
         generated = self._generated_values(first, last)
         self._running.update(generated, lengths)
-        own = {feature.name: _values(dataset, feature.spec, first, last) for feature in self._columns}
+        values = {feature.name: _values(dataset, feature.spec, first, last) for feature in self._columns}
         rows = max(1, steps * BLOCK_BYTES // max(1, size))
         for start in range(0, steps, rows):
             part = slice(start, min(steps, start + rows))
-            arrays = {feature.name: feature.to_arrow(own[feature.name][part]) for feature in self._columns}
-            arrays.update({name: pa.array(values[part]) for name, values in generated.items()})
+            arrays = {feature.name: feature.to_arrow(values[feature.name][part]) for feature in self._columns}
+            arrays.update({name: pa.array(column[part]) for name, column in generated.items()})
             self._write_table(pa.table(arrays))
         self.files += [self._file] * (last - first)
 

@@ -138,8 +138,8 @@ def _write_episodes(path: Path, dataset: Dataset, files: Any) -> None:
         "dataset_from_index": dataset.offsets[:-1],
         "dataset_to_index": dataset.offsets[1:],
     }
-    others = {name: values for name, values in metadata.items() if name not in (*EPISODE_COLUMNS, "task")}
-    pq.write_table(pa.table({**others, **columns}), path)
+    extra = {name: values for name, values in metadata.items() if name not in (*EPISODE_COLUMNS, "task")}
+    pq.write_table(pa.table({**extra, **columns}), path)
 
 
 def _write_finals(path: Path, dataset: Dataset, finals: Sequence[Feature]) -> None:

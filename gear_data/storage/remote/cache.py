@@ -188,9 +188,9 @@ def default_folder() -> Path:
 
     It is $GEAR_DATA_CACHE, or `gear-data` in the user's cache folder.
     """
-    own = os.environ.get("GEAR_DATA_CACHE")
-    if own:
-        return Path(own)
+    folder = os.environ.get("GEAR_DATA_CACHE")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gear-data")
 
 

@@ -131,8 +131,8 @@ class StagedDataset:
         text = read_progress_file(self._store, _OPTIONS)
         if text is None:
             raise ResumeError("is missing", file=file, hint=START_OVER)
-        known = parse_json(text, dict[str, Any], error=ResumeError, file=file, hint=START_OVER)
-        change = difference(known, json.loads(json.dumps(options)))
+        earlier = parse_json(text, dict[str, Any], error=ResumeError, file=file, hint=START_OVER)
+        change = difference(earlier, json.loads(json.dumps(options)))
         if change is not None:
             raise ResumeError(
                 f"the unfinished conversion has another {change}",
@@ -234,13 +234,13 @@ class StagedDataset:
         return sum(file != _OPTIONS and not file.endswith("done.json") for file in files)
 
 
-def difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
     """Returns the first difference of two JSON objects; None if they are equal.
 
     The text has the name and both values.
     """
-    for name in sorted(known.keys() | wanted.keys()):
-        old, new = known.get(name), wanted.get(name)
+    for name in sorted(first.keys() | second.keys()):
+        old, new = first.get(name), second.get(name)
         if isinstance(old, dict) and isinstance(new, dict) and (inner := difference(old, new)) is not None:
             return inner
         if old != new:
