@@ -173,9 +173,9 @@ def torchrl(folder: Path, rollouts: Sequence[Rollout]) -> None:
 
     flat = {name: values.copy() for name, values in _flat(rollouts).items()}
     steps = len(flat["rewards"])
-    following = np.concatenate([rollout.next_observations for rollout in rollouts])
+    next_observations = np.concatenate([rollout.next_observations for rollout in rollouts])
     flags = {name: flat[name][:, None] for name in ("terminated", "truncated")}
-    after = {"observation": following, "reward": flat["rewards"][:, None], **flags}
+    after = {"observation": next_observations, "reward": flat["rewards"][:, None], **flags}
     after["done"] = flags["terminated"] | flags["truncated"]
     first = {"observation": flat["observations"], "action": flat["actions"]}
     TensorDict({**first, "next": TensorDict(after, [steps])}, [steps]).memmap(str(folder))

@@ -47,7 +47,7 @@ def probe(location: Location) -> str | None:
 def open_(location: Location, options: SourceOptions) -> EpisodeStream:
     folder = _folder(location)
     if folder is None:
-        raise UnknownFormatError(f"holds no {_INFO} with a {_FEATURES} beside it", file=location.name)
+        raise UnknownFormatError(f"holds no {_INFO} with a {_FEATURES} next to it", file=location.name)
     file = location.file(folder + _INFO)
     if file is None or file.filesystem is not None:
         raise UnknownFormatError(

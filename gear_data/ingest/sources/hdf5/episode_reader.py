@@ -223,7 +223,7 @@ class _OpenGroup:
             shape = check_dataset(dataset, self.file, path)
             checked = _CheckedDataset(dataset, path, shape, dataset.dtype.newbyteorder("="))
         if not shape:
-            raise self.error("is a scalar, where one row a step is expected", path)
+            raise self.error("is a scalar, where one row per step is expected", path)
         self.datasets[path] = checked
         return checked
 

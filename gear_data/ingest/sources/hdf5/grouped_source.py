@@ -73,7 +73,7 @@ def open_groups(
                 )
                 for path, kind in non_columns.items():
                     if kind == SCALAR:
-                        message = "a scalar in every episode, where one row a step is expected; left out"
+                        message = "a scalar in every episode, where one row per step is expected; left out"
                         source.findings.add(Finding("column-left-out", message, 1, file.name, number, path))
                 return source
     raise EmptySourceError(f"holds no episode with steps in '{layout.steps}'", file=files[0].name)

@@ -45,8 +45,7 @@ def check_features(
             findings.add(Finding(_DISAGREES, message, file=info.name, column=name))
         elif (declared := _other_declaration(info.features.get(name, {}), spec)) is not None:
             message = (
-                f"{info.name} declares {declared}, but the Parquet files hold {spec.dtype} {spec.shape}; read as the "
-                "latter"
+                f"{info.name} declares {declared}, but the Parquet files hold {spec.dtype} {spec.shape}, which is used"
             )
             findings.add(Finding(_DISAGREES, message, file=info.name, column=name))
 
@@ -123,11 +122,11 @@ def check_block(block: EpisodeBlock, indices: npt.NDArray[np.int64], listed: Epi
     known = indices >= 0
     _add_finding(block, ~known, f"{listed.name} does not list the episode; kept", "episode_index", findings)
     listed_lengths = np.where(known, listed.lengths[indices], -1) if len(listed.ids) else indices
-    message = f"{listed.name} gives an episode another length than it has rows; its rows are used"
+    message = f"an episode's length in {listed.name} differs from its number of rows; its rows are used"
     _add_finding(block, (listed_lengths >= 0) & (listed_lengths != block.lengths), message, "length", findings)
     if listed.ranges is not None and len(listed.ids):
         spans = (listed.ranges[:, 1] - listed.ranges[:, 0])[indices]
-        message = f"{listed.name} gives an episode another range of frames than it has rows; its rows are used"
+        message = f"an episode's range of frames in {listed.name} differs from its number of rows; its rows are used"
         _add_finding(block, known & (spans != block.lengths), message, "dataset_to_index", findings)
 
 
@@ -160,7 +159,7 @@ def check_timestamps(block: EpisodeBlock, stamps: npt.NDArray[Any], fps: float, 
     wrong[offsets[1:-1] - 1] = False  # between two episodes
     episodes = np.zeros(len(block), np.bool_)
     episodes[np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1] = True
-    message = f"frames of an episode are not {1 / fps:.6g} s apart, unlike fps says; kept as they are"
+    message = f"the distance of two frames of an episode differs from 1 / fps = {1 / fps:.6g} s; kept as they are"
     _add_finding(block, episodes, message, "timestamp", findings, "timestamps-irregular")
 
 

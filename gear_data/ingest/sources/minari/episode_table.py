@@ -62,7 +62,7 @@ class TableColumn:
         return self.dtype in VARIABLE_TYPES
 
     def extract(self, table: pa.Table) -> pa.Array:
-        """Returns the column's array, one row a step."""
+        """Returns the column's array, one row per step."""
         array = storage_array(table.column(self.path[0]))
         for name in self.path[1:]:
             array = storage_array(pc.struct_field(array, name))
@@ -243,7 +243,7 @@ def _column(path: tuple[str, ...], field: pa.Field, leaves: Mapping[str, SpaceLe
         shape = (count,)
     if math.prod(shape) != count or count == 0:
         raise CorruptSourceError(
-            f"has {count} elements a step, but the dataset's metadata gives the shape {shape}", file=file, column=name
+            f"has {count} elements per step, but the dataset's metadata gives the shape {shape}", file=file, column=name
         )
     return TableColumn(path, name, dtype, shape, (count,))
 

@@ -438,7 +438,7 @@ def test_shape_differs_from_the_space(source: Path, tmp_path: Path) -> None:
     facts = json.loads(path.read_text())
     facts["observation_space"] = facts["observation_space"].replace('"shape": [3]', '"shape": [100000, 100000]')
     path.write_text(json.dumps(facts))
-    with pytest.raises(CorruptSourceError, match="3 elements a step") as error:
+    with pytest.raises(CorruptSourceError, match="3 elements per step") as error:
         gear_data.convert(source, tmp_path / "d")
     assert error.value.column == "observations"
 
