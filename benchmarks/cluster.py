@@ -77,7 +77,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 def loop(dataset: Any, context: int, prefetch: int, count: int) -> tuple[float, float]:
     """(seconds, bytes of valid steps) of a batch."""
-    batches = iter(SequenceLoader(dataset, BATCH, context, seed=1, prefetch=prefetch))
+    batches = iter(SequenceLoader(dataset, BATCH, context=context, seed=1, prefetch=prefetch))
     for _ in itertools.islice(batches, 10):
         pass
     begun, steps = time.perf_counter(), 0
@@ -118,7 +118,7 @@ def local_readers(folder: Path, place: str) -> tuple[Any, dict[str, Any], Any]:
 def overhead(folder: Path, place: str, context: int, rounds: int) -> dict[str, float]:
     """Seconds that a batch takes whose windows are all here."""
     dataset, readers, here = local_readers(folder, place)
-    outputs = SequenceLoader(dataset, BATCH, context)._parts[0].outputs
+    outputs = SequenceLoader(dataset, BATCH, context=context)._parts[0].outputs
     drawn = own_windows(dataset, here, context, 10)
     taken = _Rounds()
     for _ in range(rounds):
@@ -132,7 +132,7 @@ def overhead(folder: Path, place: str, context: int, rounds: int) -> dict[str, f
             for name, collector in collectors.items():
                 begun = time.perf_counter()
                 for windows in drawn:
-                    collector.collect(windows)
+                    collector(windows)
                 taken.note((name,), (time.perf_counter() - begun) / len(drawn))
     return {name: taken.median(name) for name in readers}
 

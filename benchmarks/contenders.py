@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,8 @@ class Contender:
     #: Name of its environment, and of its file under requirements/; None: this interpreter.
     environment: str | None = None
     arguments: tuple[str, ...] = ()
+    #: The checkout whose gear_data it imports.
+    checkout: Path = ROOT
 
 
 CONTENDERS = (
@@ -69,22 +71,27 @@ CONTENDERS = (
 )
 
 
-def own_variables(scratch: Path) -> dict[str, str]:
-    """Returns an environment in which Python imports this checkout's gear_data, installed or not."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+def own_variables(scratch: Path, checkout: Path = ROOT) -> dict[str, str]:
+    """Returns an environment in which Python imports a checkout's gear_data, installed or not."""
+    path = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": path}
 
 
-def run_script(script: str, *arguments: str, log: Path) -> dict[str, Any]:
-    """Runs a script of peers/ in this interpreter and returns the JSON that the script prints.
+def run_script(script: str, *arguments: str, log: Path, checkout: Path = ROOT) -> dict[str, Any]:
+    """Runs a script of a checkout's peers/ in this interpreter and returns the JSON that the script prints.
 
     Raises:
         ContenderError: the script failed; the message holds its last line.
     """
-    command = [sys.executable, str(HERE / "peers" / script), *arguments]
+    command = [sys.executable, str(checkout / HERE.relative_to(ROOT) / "peers" / script), *arguments]
     with log.open("w") as errors:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False, env=own_variables(log.parent)
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            check=False,
+            env=own_variables(log.parent, checkout),
         )
     if done.returncode:
         raise ContenderError(f"{script} failed: {last_line(log.read_text(errors='replace'))}")
@@ -100,7 +107,7 @@ class Process:
         # Temporary files of a killed contender are deleted with the scratch folder. The peers' environments get no
         # PYTHONPATH.
         own = contender.environment is None
-        variables = own_variables(log.parent) if own else {**os.environ, "TMPDIR": str(log.parent)}
+        variables = own_variables(log.parent, contender.checkout) if own else {**os.environ, "TMPDIR": str(log.parent)}
         command = [str(python), str(HERE / "peers" / contender.script), "--on-request", *options, *contender.arguments]
         with log.open("w") as errors:
             self.child = subprocess.Popen(
@@ -132,6 +139,15 @@ class Process:
         except subprocess.TimeoutExpired:
             self.child.kill()
             self.child.wait()
+
+
+def other_checkout(path: Path) -> list[Contender]:
+    """Returns gear-data as contenders, from another checkout of the repository."""
+    ours = [contender for contender in CONTENDERS if contender.name in (INLINE, THREADS)]
+    return [
+        replace(contender, name=f"{contender.name}@{path.name}", title=f"{contender.title}, {path.name}", checkout=path)
+        for contender in ours
+    ]
 
 
 def find_python(contender: Contender, venvs: Path, given: Mapping[str, Path]) -> Path:

@@ -1,16 +1,18 @@
-"""How fast batches come, side by side: gear-data, its peers, and a plain memory copy.
+"""Batches per second, side by side: gear-data, its peers, and a plain memory copy.
 
-A table for every shape. Every contender is a process with an interpreter of its own (their requirements clash). All are
-set up first; then they are measured one at a time, turn about, so that what a machine does between two rounds falls on
-all of them alike. The tables give medians; `--json` adds the least and the most, each contender's versions, and what it
-delivers.
+The report has one table for each shape. Every contender is a process with its own interpreter, because their
+requirements conflict. All contenders are set up first. Then they are measured one at a time in alternating rounds, so
+that other load on the machine affects all of them. The tables give medians. `--json` adds minima and maxima, each
+contender's versions, and the keys it delivers.
 
-Padded bytes are the bytes of the arrays a contender delivers in a batch, the same count for all: the steps' columns
-with padding, timesteps and mask. The ratios are medians over rounds of gear-data's figure, called inline (prefetch=0)
-and through its prefetch thread (prefetch=2), by the contender's in the same round. `memcpy` is one thread's copy of
-1 GiB to 1 GiB, both cold; a shape's name that ends in -large is data of at least ten times the last-level cache.
+Padded bytes are the bytes of the arrays in a contender's batch: the steps' columns with padding, timesteps and mask.
+The count is the same for all. A ratio is gear-data's figure divided by the contender's figure of the same round; the
+table gives the median over the rounds, inline (prefetch=0) and with a prefetch thread (prefetch=2). `memcpy` is one
+thread's copy of 1 GiB to 1 GiB, both not in the cache. The data of a shape whose name ends in -large has at least ten
+times the size of the last-level cache.
 
-`--wait`, `--leak` and `--profile` look closer at gear-data alone; given without `--all`, they are all that is run.
+`--wait`, `--leak` and `--profile` measure gear-data only. Without `--all` they run without the tables of contenders.
+`--against CHECKOUT` compares this gear-data with that of another checkout of the repository instead of its peers.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from contenders import (
     Process,
     chosen_contenders,
     find_python,
+    other_checkout,
     run_rounds,
     run_script,
 )
@@ -47,12 +50,13 @@ from feed_report import (
 )
 from scenarios import FAMILIES, SCENARIOS, Scenario, chosen_scenarios
 
-#: Where the system does not say: that of a large server, so that a large copy is large there too.
+#: The cache of a large server, for systems that do not report theirs: large data is then large there too.
 ASSUMED_CACHE_BYTES = 64 << 20
 MEMORY_BATCH = ("--batch-size", "16", "--context", "20")
 
 
 def options(scenario: Scenario, data: Data, args: argparse.Namespace) -> list[str]:
+    """Returns the arguments of a peer's script."""
     return [
         *("--seconds", str(args.seconds), "--seed", str(args.seed), "--contract", data.contract),
         *("--batch-size", str(scenario.batch_size), "--context", str(scenario.context)),
@@ -62,7 +66,11 @@ def options(scenario: Scenario, data: Data, args: argparse.Namespace) -> list[st
 def start_all(
     contenders: Sequence[Contender], scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path
 ) -> tuple[dict[str, Process], dict[str, str]]:
-    """(set-up processes, why the others are not): all start at once, then each is waited for."""
+    """Starts all contenders at once, then waits for each.
+
+    Returns:
+        The processes, and the reasons of those that failed.
+    """
     given = dict(args.python)
     started: dict[str, Process] = {}
     failures: dict[str, str] = {}
@@ -87,8 +95,11 @@ def start_all(
 
 
 def race(scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path) -> list[dict[str, Any]]:
-    """A row for every contender of the scenario."""
+    """Returns a row for every contender of the scenario."""
     contenders = [c for c in chosen_contenders(args.peers) if c.name in {INLINE, THREADS, *scenario.peers}]
+    if args.against is not None:
+        ours = [c for c in contenders if c.name in (INLINE, THREADS)]
+        contenders = [*ours, *other_checkout(args.against)]
     processes, failures = start_all(contenders, scenario, data, args, logs)
     try:
         live = {name: process for name, process in processes.items() if name not in failures}
@@ -104,16 +115,26 @@ def race(scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path) -
     ]
 
 
-def gear_script(script: str, scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path) -> dict[str, Any]:
-    progress(f"{scenario.name}: {script}")
+def gear_script(
+    script: str, scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path, checkout: Path = ROOT
+) -> dict[str, Any]:
+    """Runs a script of a checkout's peers/, and returns its record."""
+    progress(f"{scenario.name}: {script} of {checkout.name}")
     own = ["--data", str(data.dataset), *options(scenario, data, args), "--repetitions", str(args.repetitions)]
-    record = run_script(script, *own, log=logs / f"{scenario.name}-{script}.log")
+    record = run_script(script, *own, log=logs / f"{scenario.name}-{script}.log", checkout=checkout)
     progress("")
-    return {"scenario": scenario.name, **record}
+    name = scenario.name if checkout == ROOT else f"{scenario.name}, {checkout.name}"
+    return {"scenario": name, **record}
+
+
+def profile_rows(scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path) -> list[dict[str, Any]]:
+    """Returns a row for each checkout."""
+    checkouts = [ROOT] if args.against is None else [args.against, ROOT]
+    return [gear_script("gear_profile.py", scenario, data, args, logs, checkout) for checkout in checkouts]
 
 
 def wait_rows(scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path) -> list[dict[str, Any]]:
-    """A row for every kind of step a trainer makes."""
+    """Returns a row for every kind of training step."""
     rounds = gear_script("gear_wait.py", scenario, data, args, logs)["rounds"]
     return [
         {
@@ -129,6 +150,7 @@ def wait_rows(scenario: Scenario, data: Data, args: argparse.Namespace, logs: Pa
 
 
 def memory_rows(data: Data, args: argparse.Namespace, logs: Path) -> list[dict[str, Any]]:
+    """Returns a row for each prefetch depth."""
     rows = []
     for prefetch in ("0", "2"):
         progress(f"memory, prefetch={prefetch}")
@@ -155,6 +177,13 @@ def named_source(text: str) -> tuple[str, Path]:
     return name, Path(path).resolve()
 
 
+def named_checkout(text: str) -> Path:
+    path = Path(text).resolve()
+    if not (path / "gear_data" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{path} is not a checkout of gear-data")
+    return path
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -167,23 +196,26 @@ def parse_arguments() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="DATA=PATH",
-        help="use this source, in any format that gear_data.convert reads, instead of made-up data of the same shape; "
-        f"DATA is one of {', '.join(FAMILIES)}; Hopper in Parquet, a row an episode; may be given several times",
+        help="use this source, in any format that gear_data.convert reads, instead of random data of the same shape; "
+        f"DATA is one of {', '.join(FAMILIES)}; Hopper in Parquet, one row per episode; may be given several times",
     )
     shapes = ", ".join(scenario.name for scenario in SCENARIOS)
     parser.add_argument("--shapes", help=f"comma-separated names (default all: {shapes})")
     names = ", ".join(contender.name for contender in CONTENDERS)
     parser.add_argument("--peers", help=f"comma-separated names (default all: {names})")
-    parser.add_argument("--wait", action="store_true", help="a trainer's wait for batches, of steps of 5 ms")
+    parser.add_argument("--wait", action="store_true", help="time that a trainer waits for batches, with steps of 5 ms")
     parser.add_argument("--leak", action="store_true", help="growth of memory over many batches")
-    parser.add_argument("--profile", action="store_true", help="where the time of a batch goes")
-    parser.add_argument("--all", action="store_true", help="the tables of all contenders, and these three")
+    parser.add_argument(
+        "--against", type=named_checkout, metavar="CHECKOUT", help="compare with gear-data of another checkout"
+    )
+    parser.add_argument("--profile", action="store_true", help="time of each stage of a batch")
+    parser.add_argument("--all", action="store_true", help="the tables of all contenders, and the three above")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement (default 2)")
-    parser.add_argument("--repetitions", type=int, default=5, help="measurements of each (default 5)")
+    parser.add_argument("--repetitions", type=int, default=5, help="measurements of each contender (default 5)")
     parser.add_argument("--leak-batches", type=int, default=100_000, help="batches drawn by --leak (default 100,000)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the draw (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the windows (default 0)")
     parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peers' environments")
-    parser.add_argument("--install", action="store_true", help="make the environments that are missing")
+    parser.add_argument("--install", action="store_true", help="create the environments that are missing")
     parser.add_argument(
         "--python",
         type=named_path,
@@ -197,19 +229,21 @@ def parse_arguments() -> argparse.Namespace:
     if args.all:
         args.wait = args.leak = args.profile = True
     args.race = args.all or not (args.wait or args.leak or args.profile)
+    if args.against is not None and args.wait:
+        parser.error("--against compares tables and --profile, not --wait")
     return args
 
 
 def show(title: str, *lines: str) -> None:
-    """A part of the report, as soon as it is there: a run takes a while."""
+    """Prints a section of the report as soon as it is complete: a run takes minutes."""
     print(f"\n## {title}\n", *lines, sep="\n", flush=True)
 
 
 def run(args: argparse.Namespace, scenarios: Sequence[Scenario], store: DataStore, record: dict[str, Any]) -> None:
-    """Measures and prints what was asked for, and adds it to `record` as it comes.
+    """Measures and prints the requested sections, and adds each to `record`.
 
     Raises:
-        ContenderError: data cannot be made, or gear-data's own scripts fail.
+        ContenderError: the data cannot be made, or a script of gear-data fails.
     """
     for scenario in scenarios:
         data = store.get(scenario.family, scenario.large)
@@ -222,16 +256,16 @@ def run(args: argparse.Namespace, scenarios: Sequence[Scenario], store: DataStor
         if args.wait:
             record["wait"] += wait_rows(scenario, data, args, store.scratch)
         if args.profile:
-            record["profile"].append(gear_script("gear_profile.py", scenario, data, args, store.scratch))
+            record["profile"] += profile_rows(scenario, data, args, store.scratch)
     if args.race:
-        show("What the figures are of", contender_notes([entry["contenders"] for entry in record["scenarios"]]))
+        show("The contenders", contender_notes([entry["contenders"] for entry in record["scenarios"]]))
     if args.wait:
-        show("A trainer's wait (prefetch=2)", wait_table(record["wait"]))
+        show("Time that a trainer waits (prefetch=2)", wait_table(record["wait"]))
     if args.leak:
         record["memory"] = memory_rows(store.get(scenarios[0].family, large=False), args, store.scratch)
         show(f"Memory over {args.leak_batches:,} batches of 16 x 20", memory_table(record["memory"]))
     if args.profile:
-        show("Where a batch's time goes (prefetch=0), microseconds", profile_table(record["profile"]))
+        show("Time of a batch (prefetch=0), microseconds", profile_table(record["profile"]))
 
 
 def main() -> None:
@@ -240,7 +274,7 @@ def main() -> None:
     facts = machine_facts()
     cache = facts["last_level_cache_bytes"] or ASSUMED_CACHE_BYTES
     print(f"`{command_line()}`\n\n{describe_machine(facts)}")
-    print(f"median of {args.repetitions} x {args.seconds:g} s, turn about", flush=True)
+    print(f"median of {args.repetitions} x {args.seconds:g} s, in alternating rounds", flush=True)
     settings = {name: getattr(args, name) for name in ("seconds", "repetitions", "seed")}
     record: dict[str, Any] = {"benchmark": "feed", "machine": facts, "command": command_line(), "settings": settings}
     record.update({part: [] for part in ("scenarios", "wait", "memory", "profile")})
@@ -249,7 +283,7 @@ def main() -> None:
         try:
             run(args, scenarios, DataStore(Path(scratch), dict(args.source), args.seed, cache), record)
         except ContenderError as error:
-            failure = str(error)  # what was measured before is still written
+            failure = str(error)  # earlier sections are still written
     if args.json is not None:
         write_json(args.json, record)
     if failure is not None:
@@ -258,7 +292,7 @@ def main() -> None:
 
 
 def check_measured(scenarios: Sequence[Mapping[str, Any]]) -> None:
-    """Raises SystemExit where gear-data itself failed: the other figures then stand alone."""
+    """Raises SystemExit if gear-data itself failed: the other figures have nothing to compare with."""
     for scenario in scenarios:
         for row in scenario["contenders"]:
             if row["name"] in (INLINE, THREADS) and "failure" in row:

@@ -1,4 +1,4 @@
-"""The data of a feed benchmark, made once in a scratch folder in every form a contender reads."""
+"""Data of a feed benchmark, in a scratch folder, in every form that a contender reads."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _WRITTEN_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Data:
-    """One set of steps.
+    """One set of steps, in all forms.
 
     Attributes:
-        source: what was converted: Parquet of episodes, LeRobot or D4RL HDF5.
-        dataset: gear-data's folder.
+        source: the converted source: Parquet of episodes, LeRobot or D4RL HDF5.
+        dataset: folder of the gear-data dataset.
         steps: folder of .npy files, as `load_steps` of peers/harness.py reads it.
         origin: "given" or "synthetic".
-        copies: how many times over the source is in it.
-        num_steps, num_episodes: counts.
-        step_bytes: bytes of a step in the columns that batches are made of.
-        shapes: column -> shape and dtype of a step, for people.
+        copies: number of copies of the source in it.
+        num_steps, num_episodes: number of steps and episodes.
+        step_bytes: bytes of a step in the columns of a batch.
+        shapes: column -> shape and dtype of a step, as text.
     """
 
     source: Path
@@ -53,12 +53,13 @@ class Data:
 
 
 class DataStore:
-    """Makes data when it is first asked for, and keeps it for the scenarios to come.
+    """Makes data on first use, and keeps it for later scenarios.
 
     Args:
-        scratch: where it goes; the caller removes it.
-        given: family -> source to use instead of made-up data.
-        cache_bytes: the last-level cache's size.
+        scratch: folder of the data; the caller removes it.
+        given: family -> source to use instead of random data.
+        seed: seed of random data.
+        cache_bytes: size of the last-level cache.
     """
 
     def __init__(self, scratch: Path, given: dict[str, Path], seed: int, cache_bytes: int) -> None:
@@ -66,7 +67,7 @@ class DataStore:
         self._made: dict[tuple[str, bool], Data] = {}
 
     def get(self, family: str, large: bool) -> Data:
-        """Raises ContenderError where gear-data cannot convert the source."""
+        """Returns the data of a family; raises ContenderError if gear-data cannot convert the source."""
         key = (family, large)
         if key not in self._made:
             progress(f"making {family} data{', large' if large else ''}")
@@ -88,7 +89,7 @@ class DataStore:
         copies = math.ceil(CACHE_MULTIPLE * self._cache_bytes / (small.num_steps * small.step_bytes))
         folder = self.scratch / f"{family}-large"
         folder.mkdir()
-        # Links: every reader sees so many files, and the disk holds one.
+        # Links: a reader sees many files, and the disk holds one.
         for number, file in enumerate(parquet_files(small.source)):
             for copy in range(copies):
                 (folder / f"{copy:04d}-{number:04d}.parquet").symlink_to(file)
@@ -108,7 +109,7 @@ class DataStore:
 
 
 def make_source(family: Family, path: Path, seed: int) -> None:
-    """Noise of the family's shape, as Parquet of episodes; pictures as D4RL HDF5, which holds them whole."""
+    """Writes random steps of the family's shape: Parquet of episodes, or D4RL HDF5 for images."""
     if len(family.observation) == 1:
         write_parquet(synthetic_episodes(family.steps, seed, family.observation[0], family.actions), path)
         return

@@ -1,4 +1,4 @@
-"""From measurements to the tables and the record of a feed benchmark."""
+"""Tables and records of a feed benchmark, from its measurements."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scenarios import WAIT_TARGET
 
 Records = Sequence[Mapping[str, Any]]
 
-#: Resident memory may differ so much between 10^3 and the last batch: an allocator's own pages.
+#: Accepted growth between batch 10^3 and the last: an allocator's own pages.
 GROWTH_LIMIT_BYTES = 2 << 20
 
 
 def ratio(ours: Records | None, theirs: Records) -> float | None:
-    """Median over rounds of our padded bytes a second by theirs in the same round."""
+    """Returns the median over rounds of our padded bytes per second divided by theirs."""
     if ours is None:
         return None
     quantity = "padded_gb_per_s"
@@ -25,6 +25,7 @@ def ratio(ours: Records | None, theirs: Records) -> float | None:
 
 
 def summarise(contender: Contender, measured: Mapping[str, Records], target: float | None) -> dict[str, Any]:
+    """Returns the row of a contender."""
     records = measured[contender.name]
     last = records[-1]
     windows = [record["windows_per_s"] for record in records]
@@ -45,6 +46,7 @@ def summarise(contender: Contender, measured: Mapping[str, Records], target: flo
 
 
 def verdict(met: Mapping[str, bool] | None) -> str:
+    """Returns whether the target is met: by both ratios, by one only, or by none."""
     if met is None:
         return "-"
     reached = [name.removesuffix("_ratio") for name, yes in met.items() if yes]
@@ -52,6 +54,7 @@ def verdict(met: Mapping[str, bool] | None) -> str:
 
 
 def contender_table(rows: Records) -> str:
+    """Returns the table of one shape."""
     cells = []
     for row in rows:
         if "failure" in row:
@@ -69,12 +72,23 @@ def contender_table(rows: Records) -> str:
                 verdict(row["met"]),
             ]
         )
-    header = ["contender", "padded GB/s", "windows/s", "prefetch=0 / it", "prefetch=2 / it", "target", "met"]
+    header = [
+        "contender",
+        "padded GB/s",
+        "windows/s",
+        "prefetch=0 / contender",
+        "prefetch=2 / contender",
+        "target",
+        "met",
+    ]
     return format_table(header, cells)
 
 
 def contender_notes(tables: Sequence[Records]) -> str:
-    """What each contender's figures are of, or why it has none: once for all tables; where they differ, each."""
+    """Returns a line for each contender: its batches, or the reason why it was not measured.
+
+    If its notes differ between tables, the line has all of them.
+    """
     notes: dict[str, list[str]] = {}
     for rows in tables:
         for row in rows:
@@ -86,6 +100,7 @@ def contender_notes(tables: Sequence[Records]) -> str:
 
 
 def wait_table(rows: Records) -> str:
+    """Returns the table of a trainer's waiting time."""
     cells = [
         [
             row["scenario"],
@@ -98,12 +113,12 @@ def wait_table(rows: Records) -> str:
         ]
         for row in rows
     ]
-    header = ["shape", "a step of 5 ms is", "wait", "median us", "99th percentile us", "target: under", "met"]
+    header = ["shape", "step of 5 ms", "wait", "median us", "99th percentile us", "target: under", "met"]
     return format_table(header, cells)
 
 
 def memory_table(rows: Records) -> str:
-    """Resident memory after so many batches, in MiB; the growth is of memory that is no mapped file."""
+    """Returns the table of resident memory, in MiB. Its growth leaves out mapped files."""
     marks = list(rows[0]["resident_bytes"])
     cells = []
     for row in rows:
@@ -122,11 +137,13 @@ def memory_table(rows: Records) -> str:
 
 
 def growth_bytes(row: Mapping[str, Any]) -> int:
+    """Returns the growth of anonymous memory from the first mark to the last."""
     sizes = list(row["anonymous_bytes"].values())
     return int(sizes[-1] - sizes[0])
 
 
 def profile_table(rows: Records) -> str:
+    """Returns the table of the stages of a batch."""
     stages = list(rows[0]["stages_us"])
     cells = [
         [
@@ -142,5 +159,5 @@ def profile_table(rows: Records) -> str:
         ]
         for row in rows
     ]
-    header = ["shape", "batch us", *stages, "prefetch=2", "its bytes copied, hot", "its bytes copied, cold"]
+    header = ["shape", "batch us", *stages, "prefetch=2", "memmove of its bytes, hot", "memmove, cold"]
     return format_table(header, cells)

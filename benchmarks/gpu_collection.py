@@ -165,7 +165,7 @@ class Collection:
         # The CPU's answer, by which the plan is known too; its templates live as long as the collector.
         self._collector = Collector([CollectSource(self.steps, schema, self.outputs)], CHECKED_WINDOWS, reuse=True)
         first = self.sets[0][np.arange(min(CHECKED_WINDOWS, case.batch))]
-        self._expected = self._collector.collect(first)[0].arrays
+        self._expected = self._collector(first).arrays
         plan = self.steps.plan.copy()
         for buffer in launches.plan_buffers(self.steps.plan):
             template = (np.ctypeslib.ctypes.c_uint8 * buffer.nbytes).from_address(buffer.address)

@@ -1,4 +1,4 @@
-"""gear-data: open a dataset, iterate a SequenceLoader."""
+"""Contender gear-data: opens a dataset and iterates a SequenceLoader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def build(args: argparse.Namespace) -> Feed:
     return Feed(
         next_batch=lambda: next(batches),
         windows=args.batch_size,
-        notes=f"preset {args.contract}, {padding}, not normalised (as by default); torch tensors; "
+        notes=f"preset {args.contract}, {padding}, not normalised (the default); torch tensors; "
         f"prefetch={args.prefetch}",
         versions={"gear-data": gear_data.__version__, **versions_of("numba", "numpy", "torch")},
     )
@@ -24,7 +24,7 @@ def build(args: argparse.Namespace) -> Feed:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--prefetch", type=int, default=2, help="batches made ahead; 0: each when asked for (default 2)"
+        "--prefetch", type=int, default=2, help="batches built ahead; 0 builds each when it is taken (default 2)"
     )
 
 

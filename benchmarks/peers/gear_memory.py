@@ -1,7 +1,7 @@
-"""Resident memory of a process that draws gear-data's batches: after 10^3, 10^4, ... of them.
+"""Resident memory of a process after it has drawn 10^3, 10^4, ... batches of gear-data.
 
-Anonymous memory is what the process allocated; resident memory has the mapped files' pages too, which come as they are
-first read and are the system's to take back. Linux only.
+Anonymous memory is memory that the process allocated. Resident memory also has the mapped files' pages: they come when
+they are first read, and the system may take them back. Linux only.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ FIRST_MARK = 1000
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(resident, anonymous)."""
+    """Returns the resident and the anonymous bytes of this process."""
     lines = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
     fields = {name: text.split() for name, _, text in lines}
     return int(fields["VmRSS"][0]) << 10, int(fields["RssAnon"][0]) << 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prefetch", type=int, required=True, help="batches made ahead")
-    parser.add_argument("--batches", type=int, default=100_000, help="how many to draw (default 100,000)")
+    parser.add_argument("--prefetch", type=int, required=True, help="batches built ahead")
+    parser.add_argument("--batches", type=int, default=100_000, help="number of batches (default 100,000)")
 
 
 def main() -> None:

@@ -1,14 +1,14 @@
-"""Where the time of one batch goes, with gear-data's loader called inline.
+"""Time of the stages of one batch, with gear-data's loader called inline.
 
-The stages are timed by clocks around four functions of the loader while it runs:
-selection (`WindowSource.sample`: the step's windows), kernel (`ColumnReader.read`: every byte of the batch), buffers
-(the rest of `Collector.collect`: the lease, arrays over it) and tensors (`torch.from_numpy`). The cost of a clock is
-measured and subtracted. The whole is timed without clocks, in turns. `rest` is the time in no stage: the iterator, the
-meter, the dict. The same batch through the prefetch thread shows what the handover costs or saves. All figures are
-medians over the rounds, in microseconds.
+Clocks around four functions of the loader time the stages while it runs: selection (`WindowSource.sample`: the step's
+windows), kernel (`ColumnReader.read`: all bytes of the batch), buffers (the rest of `Collector.__call__`: the lease,
+and the arrays over it) and tensors (`torch.from_numpy`). The cost of a clock is measured and subtracted. The whole is
+timed without clocks, in alternating rounds. `rest` is the time in no stage: the iterator, the meter, the dict. The same
+batch through a prefetch thread shows the cost or gain of the handover. All figures are medians over the rounds, in
+microseconds.
 
-For comparison, the batch's bytes moved by one call of libc's memmove: between two places that the cache holds (hot),
-and from a source of 1 GiB to a place the cache holds (cold).
+For comparison, libc's memmove copies the bytes of a batch in one call: between two places in the cache (hot), and from
+1 GiB of memory to a place in the cache (cold).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Clock:
 
 
 def clock_costs() -> tuple[float, float]:
-    """(what a clock counts of its own, what it costs its caller) of one call, in seconds."""
+    """Returns the seconds that a clock adds to its own count, and to its caller, in one call."""
 
     def nothing() -> None:
         pass
@@ -76,6 +76,7 @@ def clock_costs() -> tuple[float, float]:
 
 @contextmanager
 def clocks_on(places: dict[str, tuple[Any, str]]) -> Iterator[dict[str, Clock]]:
+    """Puts a clock around each function, given by its owner and name; removes the clocks at the end."""
     clocks = {name: Clock() for name in places}
     originals = {name: getattr(owner, attribute) for name, (owner, attribute) in places.items()}
     for name, (owner, attribute) in places.items():
@@ -88,6 +89,7 @@ def clocks_on(places: dict[str, tuple[Any, str]]) -> Iterator[dict[str, Clock]]:
 
 
 def draw(batches: Iterator[dict[str, torch.Tensor]], seconds: float) -> tuple[int, float, dict[str, torch.Tensor]]:
+    """Draws batches for `seconds`; returns their number, the elapsed seconds and the last batch."""
     count, start = 0, time.perf_counter()
     now = start
     while now < start + seconds:
@@ -99,10 +101,14 @@ def draw(batches: Iterator[dict[str, torch.Tensor]], seconds: float) -> tuple[in
 
 
 def stage_times(clocks: dict[str, Clock], batches: int, costs: tuple[float, float]) -> dict[str, float]:
-    """Microseconds a batch of each stage; Raises RuntimeError where the loader no longer calls one of the functions."""
+    """Returns the microseconds per batch of each stage.
+
+    Raises:
+        RuntimeError: the loader does not call one of the functions.
+    """
     for name, clock in clocks.items():
         if clock.calls < batches:
-            raise RuntimeError(f"the loader does not call what is timed as {name}: put the clock elsewhere")
+            raise RuntimeError(f"the loader does not call the function of stage {name}; move its clock")
     counted, whole = costs
     net = {name: clock.seconds - clock.calls * counted for name, clock in clocks.items()}
     # The kernel runs inside the collector, and so does its clock.
@@ -111,7 +117,7 @@ def stage_times(clocks: dict[str, Clock], batches: int, costs: tuple[float, floa
 
 
 def copy_times(size: int, seconds: float) -> tuple[float, float]:
-    """(hot, cold) microseconds of one memmove of `size` bytes; medians."""
+    """Returns the median microseconds of one memmove of `size` bytes: (hot, cold)."""
     source, target = np.ones(COLD_BYTES, np.uint8), np.ones(size, np.uint8)
     results = []
     for places in ([0], range(0, COLD_BYTES - size + 1, size)):
@@ -131,15 +137,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    args = parse_arguments("Where one batch's time goes; --data is a gear-data dataset.", configure)
+    args = parse_arguments("Time of the stages of a batch; --data is a gear-data dataset.", configure)
     out = claim_stdout()
     loader = open_loader(args, 0)
     batches, threaded = iter(loader), iter(open_loader(args, PREFETCH))
     _, _, batch = draw(batches, 0.5)
     size = sum(tensor.nbytes for tensor in batch.values() if isinstance(tensor, torch.Tensor))
     places = {
-        "selection": (SingleSource, "draw"),
-        "buffers": (Collector, "collect"),
+        "selection": (SingleSource, "sample"),
+        "buffers": (Collector, "__call__"),
         "kernel": (type(store_of(loader.dataset).reader()), "read"),
         "tensors": (torch, "from_numpy"),
     }
@@ -147,14 +153,14 @@ def main() -> None:
     wholes: list[float] = []
     handed: list[float] = []
     stages: list[dict[str, float]] = []
-    # Short stretches turn about, so that what else the machine does falls on all three alike.
+    # Short alternating stretches: other load on the machine affects all three.
     for _ in range(max(1, round(args.repetitions * args.seconds / (3 * STRETCH_SECONDS)))):
         count, seconds, _ = draw(batches, STRETCH_SECONDS)
         wholes.append(1e6 * seconds / count)
         with clocks_on(places) as clocks:
             count, _, _ = draw(batches, STRETCH_SECONDS)
         stages.append(stage_times(clocks, count, costs))
-        draw(threaded, STRETCH_SECONDS / 10)  # what was made ahead while nobody asked
+        draw(threaded, STRETCH_SECONDS / 10)  # takes the batches that were built meanwhile
         count, seconds, _ = draw(threaded, STRETCH_SECONDS)
         handed.append(1e6 * seconds / count)
     whole = statistics.median(wholes)

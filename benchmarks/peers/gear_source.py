@@ -1,4 +1,4 @@
-"""gear-data's loader over a dataset, as every gear script here makes it. The public interface and nothing else."""
+"""gear-data's loader for all gear scripts here. It uses only the public interface."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gear_data
 
 
 def open_loader(args: argparse.Namespace, prefetch: int) -> gear_data.SequenceLoader:
-    """Uniform windows in the contract's preset; `raw` delivers observations and actions."""
+    """Returns a loader of uniform windows in the contract's preset; `raw` delivers observations and actions."""
     return gear_data.SequenceLoader(
         gear_data.open(args.data),
         batch_size=args.batch_size,

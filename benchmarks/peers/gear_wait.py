@@ -1,11 +1,11 @@
-"""How long a trainer waits for gear-data's loader, whose step takes 5 ms, with prefetch threads.
+"""Time that a trainer waits for gear-data's loader, with prefetch threads and steps of 5 ms.
 
-Three kinds of step: `sleep`, as the Python thread of a GPU trainer does until the device is done; `matmul`, one core
-busy outside the interpreter lock, as a CPU trainer; `python`, busy with the interpreter lock held, where a prefetch
-thread gets it only when the interpreter takes it away (every 5 ms, Python's own switch interval).
+There are three kinds of step. `sleep` sleeps, like the Python thread of a GPU trainer until the device is done.
+`matmul` keeps one core busy without the interpreter lock, like a CPU trainer. `python` holds the interpreter lock; a
+prefetch thread gets it only when the interpreter switches threads (every 5 ms, Python's switch interval).
 
-One line of JSON for each kind and round: wait as a share of the whole step (wait and the 5 ms), its median and 99th
-percentile in microseconds.
+The script prints one line of JSON. For each kind and round it has the wait as a share of the whole step (wait and
+5 ms), and the wait's median and 99th percentile in microseconds.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    args = parse_arguments("A trainer's wait for gear-data's loader; --data is a gear-data dataset.", configure)
+    args = parse_arguments("Time that a trainer waits for batches; --data is a gear-data dataset.", configure)
     out = claim_stdout()
     batches = iter(open_loader(args, PREFETCH))
     rounds = [
