@@ -1,4 +1,4 @@
-"""Checks of what a SequenceLoader is given."""
+"""Checks of a SequenceLoader's arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import numpy.typing as npt
 import torch
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.errors import DeviceError, InvalidArgumentError
+from gear_data.errors import DeviceError, InvalidArgumentError, unknown_name
 from gear_data.loaders.presets.outputs import normalization_columns
 
-#: What `dtype=` takes, and the dtype the collector writes for it; half precisions are rounded from float32.
+Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any]] | None
+
+#: The known backends; see `SequenceLoader`.
+BACKENDS = ("auto", "cpu", "cuda")
+#: Name of a dtype -> the dtype that the collector computes in. Half precisions are rounded from float32.
 _DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 
 
@@ -39,11 +43,11 @@ def check_numbers(
         if value is not None:
             check_range(name, value, low)
     if steps is not None and epochs is not None:
-        raise InvalidArgumentError("give steps or epochs, not both")
+        raise InvalidArgumentError("steps and epochs are both given", hint="give only one of them")
 
 
-def check_placement(rank: int | None, world_size: int | None) -> None:
-    """Raises InvalidArgumentError unless both are given, and fit, or neither is."""
+def check_rank(rank: int | None, world_size: int | None) -> None:
+    """Raises InvalidArgumentError unless both are None, or both are given and fit."""
     if (rank is None) != (world_size is None):
         raise InvalidArgumentError("give both rank and world_size, or neither")
     if rank is not None and world_size is not None:
@@ -52,41 +56,63 @@ def check_placement(rank: int | None, world_size: int | None) -> None:
 
 
 def check_dataset(dataset: Any) -> Dataset:
-    """Raises InvalidArgumentError for what is no dataset."""
+    """Returns the dataset; raises InvalidArgumentError if it is not a Dataset."""
     if not isinstance(dataset, Dataset):
         raise InvalidArgumentError(
-            f"a loader takes a Dataset or a Mixture, not {dataset!r}", hint="gear_data.open(path)"
+            f"a loader takes a Dataset or a Mixture, not {dataset!r}", hint="open it with gear_data.open(path)"
         )
     return dataset
 
 
 def check_pin_memory(pin_memory: bool | None, device: torch.device) -> bool:
-    """Whether to pin. Raises DeviceError where it was asked for and there is no GPU to pin memory for."""
+    """Returns whether to pin memory; None pins it for a GPU.
+
+    Raises:
+        DeviceError: `pin_memory` is True, and torch sees no GPU.
+    """
     if pin_memory and not torch.cuda.is_available():
-        raise DeviceError("memory is pinned for a GPU, and torch sees none here", hint="leave pin_memory out")
+        raise DeviceError("pin_memory=True needs a GPU, and torch sees none here", hint="leave pin_memory out")
     return device.type == "cuda" if pin_memory is None else pin_memory
 
 
 def check_device(device: str | torch.device) -> torch.device:
-    """Raises DeviceError if there is no such device here."""
+    """Returns the torch device; raises DeviceError if this machine does not have it."""
     try:
         result = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise DeviceError(f"unknown device {device!r}", hint="use 'cpu', 'cuda' or 'cuda:N'") from error
     if result.type not in ("cpu", "cuda"):
-        raise DeviceError(f"batches go to 'cpu' and 'cuda', not to {device!r}")
+        raise DeviceError(f"batches go to 'cpu' or 'cuda', not to {device!r}")
     if result.type == "cuda" and (result.index or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices",
-            hint="use device='cpu'; 'gear-data doctor' says what is missing",
+            hint="use device='cpu'; 'gear-data doctor' shows what is missing",
         )
     return result
 
 
-def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, str | None]:
-    """(the half precision that floats are rounded to or None, NumPy dtype they have before or None).
+def check_backend(backend: str) -> str:
+    """Returns the backend; raises UnknownNameError if there is no such backend."""
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
+    return backend
 
-    Raises InvalidArgumentError for another dtype.
+
+def check_sm_budget(sm_budget: float) -> float:
+    """Returns the budget; raises InvalidArgumentError unless it is above 0 and at most 1."""
+    if not isinstance(sm_budget, int | float) or not 0 < sm_budget <= 1:
+        raise InvalidArgumentError(f"sm_budget is {sm_budget!r}; it must be above 0 and at most 1")
+    return sm_budget
+
+
+def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, str | None]:
+    """Resolves `dtype=`.
+
+    Returns:
+        The half precision to which floats are rounded, and the NumPy dtype before rounding. Each may be None.
+
+    Raises:
+        InvalidArgumentError: another dtype.
     """
     if dtype is None:
         return None, None
@@ -98,30 +124,30 @@ def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, st
 
 
 def check_offsets(offsets: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
-    """Column -> (first, last), first < last. Raises InvalidArgumentError."""
+    """Returns column -> (first, last), first < last; raises InvalidArgumentError for anything else."""
     result = {}
     if offsets is not None and not isinstance(offsets, Mapping):
-        raise InvalidArgumentError(f"offsets are a mapping of column to (first, last), not {offsets!r}")
+        raise InvalidArgumentError(f"offsets must map columns to (first, last), not be {offsets!r}")
     for name, value in (offsets or {}).items():
         if not isinstance(value, Sequence) or len(value) != 2:
-            raise InvalidArgumentError(f"offsets are (first, last), not {value!r}", column=name)
+            raise InvalidArgumentError(f"offsets must be (first, last), not {value!r}", column=name)
         first, last = value
         check_range("offsets", first, -(1 << 31), 1 << 31)
         check_range("offsets", last, -(1 << 31), 1 << 31)
         if last <= first:
-            raise InvalidArgumentError(f"offsets are (first, last) with first < last, not {value!r}", column=name)
+            raise InvalidArgumentError(f"offsets must be (first, last) with first < last, not {value!r}", column=name)
         result[name] = (int(first), int(last))
     return result
 
 
 def normalization_statistics(
-    dataset: Dataset, normalize: bool | str | Sequence[str] | Mapping[str, tuple[Any, Any]] | None
+    dataset: Dataset, normalize: Normalize
 ) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
-    """Column -> (mean, std), float64, of the columns to normalise.
+    """Returns column -> (mean, std), float64, of the columns to normalise.
 
     Raises:
         UnknownNameError: no such column.
-        InvalidArgumentError: not what `normalize` takes.
+        InvalidArgumentError: `normalize` is of another form.
     """
     if normalize is None:
         return {}
@@ -138,5 +164,7 @@ def _mean_and_std(name: str, value: Any) -> tuple[npt.NDArray[np.float64], npt.N
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"normalize takes (mean, std), not {value!r}", column=name) from error
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
-        raise InvalidArgumentError(f"normalize takes finite means and deviations from 0 on, not {value!r}", column=name)
+        raise InvalidArgumentError(
+            f"normalize takes finite means, and finite deviations of at least 0, not {value!r}", column=name
+        )
     return mean, std

@@ -1,14 +1,13 @@
-"""A part: one dataset as a loader draws from it, with its windows, its outputs and its normalisation."""
+"""LoaderComponent: one dataset of a loader, with its windows, its outputs and its normalisation."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from gear_data.collection.output import Output, check_batch_bytes
 from gear_data.collection.plan import CollectSource
@@ -16,40 +15,23 @@ from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import anchors_of, store_of
 from gear_data.errors import InvalidArgumentError
+from gear_data.kernels import cpu
 from gear_data.loaders.arguments import normalization_statistics
-from gear_data.loaders.mixture import MixtureComponent
+from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.node_local import node_local_selector
 from gear_data.loaders.presets.batch_format import BatchFormat, resolve_preset
-from gear_data.loaders.presets.outputs import BatchRequest, batch_outputs, preset_postprocess, text_columns
-from gear_data.selection.samplers import Candidates, Sampler, Selector, as_sampler
-from gear_data.selection.windows import Float64Array, WindowRule
+from gear_data.loaders.presets.outputs import (
+    BatchRequest,
+    Postprocess,
+    batch_outputs,
+    preset_postprocess,
+    text_columns,
+)
+from gear_data.selection.samplers import Candidates, Selector, as_sampler
+from gear_data.selection.windows import Float64Array
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from gear_data.cluster.rendezvous import Membership
-
-Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any]] | None
-
-
-@dataclass(frozen=True)
-class ComponentArguments:
-    """What a loader is told about each dataset; a mixture's options replace the first four. `member` is this process
-    where nodes draw by themselves."""
-
-    columns: Sequence[str] | None
-    normalize: Normalize
-    preset_options: Mapping[str, Any] | None
-    sampler: str | Sampler
-    batch_size: int
-    preset: str | BatchFormat
-    rule: WindowRule
-    offsets: Mapping[str, tuple[int, int]]
-    float_dtype: str | None
-    half: torch.dtype | None
-    n_step: int | None
-    discount: float
-    member: Membership | None
 
 
 @dataclass(frozen=True)
@@ -57,15 +39,15 @@ class LoaderComponent:
     """One dataset of a loader.
 
     Attributes:
-        dataset: it; its `returns_to_go` are of the loader's discount.
-        num_windows: how many windows there are to draw.
-        sampler: its sampler's name.
-        selector: chooses its windows.
-        convention: its preset, with its options.
-        request: what was asked of the preset.
-        outputs: what the collector fills.
+        dataset: the dataset; its `returns_to_go` have the loader's discount.
+        num_windows: number of windows in the dataset.
+        sampler: name of its sampler.
+        selector: selects its windows.
+        batch_format: its preset, with its options.
+        request: the arguments for the preset.
+        outputs: the arrays that the collector fills.
         variable: columns of text or bytes -> their keys.
-        finish: what is left to do with a collected batch; None: nothing.
+        postprocess: turns a collected batch into the preset's batch; None: the collected batch is the preset's.
     """
 
     dataset: Dataset
@@ -76,103 +58,103 @@ class LoaderComponent:
     request: BatchRequest
     outputs: tuple[Output, ...]
     variable: Mapping[str, str]
-    finish: Callable[[dict[str, Any]], dict[str, Any]] | None
+    postprocess: Postprocess | None
 
-    def share(self) -> CollectSource:
+    def collect_source(self) -> CollectSource:
+        """Returns the source for a collector."""
         return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, self.outputs)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one window in a batch."""
+        return sum(output.row_bytes for output in self.outputs)
+
     def float_keys(self) -> frozenset[str]:
-        """Keys of columns that are floats."""
+        """Returns the keys of float columns."""
         return frozenset(o.key for o in self.outputs if _is_float(o))
+
+    def spec(self) -> dict[str, Any]:
+        """Returns the contents of the component's batches, JSON-able."""
+        request = self.request
+        return {
+            "batch_format": self.batch_format.to_json(),
+            "columns": None if request.columns is None else list(request.columns),
+            "offsets": {name: list(span) for name, span in request.offsets.items()},
+            "normalize": {name: [mean.tolist(), std.tolist()] for name, (mean, std) in request.normalize.items()},
+            "n_step": request.n_step,
+        }
+
+
+def make_components(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[LoaderComponent, ...]:
+    """Makes the components of a loader, one for each dataset.
+
+    If the datasets share batches, a preset of all columns takes the columns that all datasets have.
+
+    Args:
+        config: the loader's arguments; options of a mixture's dataset replace them.
+        ask_rank_zero: whether rank 0 evaluates expressions for all ranks.
+    """
+    datasets = config.datasets
+    shared = _shared_columns([each.dataset for each in datasets]) if config.joined else None
+    components = []
+    for number, each in enumerate(datasets):
+        own = dataclasses.replace(config, **each.options)
+        if shared is not None and own.columns is None and resolve_preset(own.preset, own.preset_options).roles is None:
+            own = dataclasses.replace(own, columns=shared)
+        if len(datasets) > 1:
+            own = dataclasses.replace(own, seed=_component_seed(config.seed, number))
+        components.append(_make_component(each.dataset, own, ask_rank_zero))
+    return tuple(components)
+
+
+def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool) -> LoaderComponent:
+    columns = config.columns
+    if columns is not None and (isinstance(columns, str) or not all(isinstance(name, str) for name in columns)):
+        raise InvalidArgumentError(f"columns must be a list of names, not {columns!r}")
+    if config.discount != 1:
+        dataset = dataset.with_discount(config.discount)
+    batch_format = resolve_preset(config.preset, config.preset_options)
+    request = BatchRequest(
+        schema=dataset.schema,
+        context=config.context,
+        columns=None if columns is None else tuple(columns),
+        offsets=config.offsets,
+        normalize=normalization_statistics(dataset, config.normalize),
+        float_dtype=config.float_dtype,
+        n_step=config.n_step,
+        discount=config.discount,
+    )
+    postprocess = preset_postprocess(batch_format, request)
+    outputs = tuple(batch_outputs(batch_format, request))
+    if config.half is not None and postprocess is None:
+        outputs = tuple(dataclasses.replace(o, half=config.dtype_name) if _is_float(o) else o for o in outputs)
+    check_batch_bytes(outputs, config.batch_size)
+    sampler = as_sampler(config.sampler)
+    anchors = anchors_of(dataset, config.rule)
+
+    def evaluate(expression: str | pl.Expr, purpose: str) -> Float64Array:
+        if not ask_rank_zero:
+            return dataset.evaluate(expression, purpose)
+        return compute_on_rank_zero(lambda: dataset.evaluate(expression, purpose))
+
+    selector = sampler.bind(Candidates(anchors, evaluate), config.seed)
+    if config.membership is not None:
+        selector = node_local_selector(dataset, config.membership, anchors, sampler, selector, evaluate, config.seed)
+    variable = text_columns(batch_format, request)
+    return LoaderComponent(
+        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, postprocess
+    )
 
 
 def _is_float(output: Output) -> bool:
     return output.column and np.dtype(output.dtype).kind == "f"
 
 
-def component_spec(part: LoaderComponent) -> dict[str, Any]:
-    """What a part's batches hold, JSON-able."""
-    request = part.request
-    return {
-        "batch_format": part.batch_format.to_json(),
-        "columns": None if request.columns is None else list(request.columns),
-        "offsets": {name: list(span) for name, span in request.offsets.items()},
-        "normalize": {name: [mean.tolist(), std.tolist()] for name, (mean, std) in request.normalize.items()},
-        "n_step": request.n_step,
-    }
-
-
-def make_components(
-    components: Sequence[MixtureComponent],
-    arguments: ComponentArguments,
-    seed: int,
-    *,
-    join: bool,
-    ask_first_rank: bool,
-) -> tuple[LoaderComponent, ...]:
-    """The parts of a loader.
-
-    Args:
-        components: one dataset, or those of a mixture.
-        join: whether they share batches: a preset of every column then takes those that all of them have.
-        ask_first_rank: whether expressions are evaluated on rank 0 for all.
-    """
-    shared = _shared_columns([component.dataset for component in components]) if join else None
-    parts = []
-    for number, component in enumerate(components):
-        own = dataclasses.replace(arguments, **component.options)
-        if shared is not None and own.columns is None and resolve_preset(own.preset, own.preset_options).roles is None:
-            own = dataclasses.replace(own, columns=shared)
-        own_seed = seed if len(components) == 1 else _seed_of_component(seed, number)
-        parts.append(_make_part(component.dataset, own, own_seed, ask_first_rank))
-    return tuple(parts)
-
-
-def _make_part(dataset: Dataset, arguments: ComponentArguments, seed: int, ask_first_rank: bool) -> LoaderComponent:
-    columns = arguments.columns
-    if columns is not None and (isinstance(columns, str) or not all(isinstance(name, str) for name in columns)):
-        raise InvalidArgumentError(f"columns is a list of names, not {columns!r}")
-    if arguments.discount != 1:
-        dataset = dataset.with_discount(arguments.discount)
-    batch_format = resolve_preset(arguments.preset, arguments.preset_options)
-    request = BatchRequest(
-        schema=dataset.schema,
-        context=arguments.rule.context,
-        columns=None if arguments.columns is None else tuple(arguments.columns),
-        offsets=arguments.offsets,
-        normalize=normalization_statistics(dataset, arguments.normalize),
-        float_dtype=arguments.float_dtype,
-        n_step=arguments.n_step,
-        discount=arguments.discount,
-    )
-    finish = preset_postprocess(batch_format, request)
-    outputs = tuple(batch_outputs(batch_format, request))
-    if arguments.half is not None and finish is None:
-        half = str(arguments.half).removeprefix("torch.")
-        outputs = tuple(dataclasses.replace(o, half=half) if _is_float(o) else o for o in outputs)
-
-    def evaluate(expression: str | pl.Expr, what: str) -> Float64Array:
-        if not ask_first_rank:
-            return dataset.evaluate(expression, what)
-        return compute_on_rank_zero(lambda: dataset.evaluate(expression, what))
-
-    check_batch_bytes(outputs, arguments.batch_size)
-    sampler = as_sampler(arguments.sampler)
-    anchors = anchors_of(dataset, arguments.rule)
-    selector = sampler.bind(Candidates(anchors, evaluate), seed)
-    if arguments.member is not None:
-        selector = node_local_selector(dataset, arguments.member, anchors, sampler, selector, evaluate, seed)
-    variable = text_columns(batch_format, request)
-    return LoaderComponent(
-        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, finish
-    )
-
-
 def _shared_columns(datasets: Sequence[Dataset]) -> tuple[str, ...]:
-    """Columns that all datasets have, in one shape.
+    """Returns the columns that all datasets have with the same shape.
 
     Raises:
-        InvalidArgumentError: there is none.
+        InvalidArgumentError: there is no such column.
     """
     first, *others = (dataset.schema for dataset in datasets)
     names = tuple(
@@ -190,8 +172,6 @@ def _shared_columns(datasets: Sequence[Dataset]) -> tuple[str, ...]:
     return names
 
 
-def _seed_of_component(seed: int, number: int) -> int:
-    """A seed of its own for each dataset: they number their slots alike."""
-    from gear_data.kernels.cpu.random import DOMAIN_MIXTURE, word64
-
-    return int(word64(np.uint64(seed), DOMAIN_MIXTURE, 0, number, 0))
+def _component_seed(seed: int, number: int) -> int:
+    """Returns a separate seed for each dataset of a mixture, because all of them number their slots from 0."""
+    return int(cpu.random.word64(np.uint64(seed), cpu.random.DOMAIN_MIXTURE, 0, number, 0))

@@ -1,25 +1,27 @@
-"""What a loader did so far."""
+"""Metrics of a loader: counts, rates and waiting time."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gear_data.loaders.batch_builder import BuiltBatch
-from gear_data.residency.device.collector import Later
+from gear_data.loaders.builders.batch import BuiltBatch
 from gear_data.selection.samplers import Selector
 from gear_data.selection.samplers.weighted import WeightedSelector
 
+if TYPE_CHECKING:
+    from gear_data.residency.device.collector import Later
+
 
 class Meter:
-    """Counts batches on the consumer's side: a few additions a batch.
+    """Counts batches in the consumer's thread, with a few additions per batch.
 
     Args:
-        datasets: how many the loader draws from.
+        datasets: number of the loader's datasets.
     """
 
     def __init__(self, datasets: int = 1) -> None:
@@ -34,30 +36,36 @@ class Meter:
         self._sources = np.zeros(datasets, np.int64)
 
     def start(self) -> None:
+        """Starts the clock of an iteration."""
         self._resumed = time.perf_counter()
 
-    def add(self, made: BuiltBatch, waited: float) -> None:
+    def add(self, built: BuiltBatch, waited: float) -> None:
+        """Counts a batch for which the consumer waited `waited` seconds."""
         now = time.perf_counter()
         self._seconds += now - self._resumed
         self._resumed = now
         self._batches += 1
-        self._windows += made.windows
-        self._padded += made.padded_bytes
-        if isinstance(made.valid_bytes, int):
-            self._valid += made.valid_bytes
+        self._windows += built.windows
+        self._padded += built.padded_bytes
+        if isinstance(built.valid_bytes, int):
+            self._valid += built.valid_bytes
         else:
-            self._later.append(made.valid_bytes)
-            # Those of batches whose memory is used again are known.
+            self._later.append(built.valid_bytes)
+            # The number is known when the memory of its batch is used again.
             while self._later[0].known:
                 self._valid += self._later.popleft().settle()
         self._waited += waited
-        if made.sources is not None:
-            self._sources += made.sources
+        if built.sources is not None:
+            self._sources += built.sources
 
     def result(self) -> dict[str, Any]:
-        """`batches`, `windows`, `seconds`, `windows_per_s`, `padded_bytes_per_s`, `valid_bytes_per_s`,
-        `pad_fraction` (of the padded bytes) and `wait_fraction` (of the time, spent waiting for a batch); for a mixture
-        also `mixture`, the share of the windows that came from each dataset."""
+        """Returns the metrics since the loader was made.
+
+        Returns:
+            `batches`, `windows`, `seconds`, `windows_per_s`, `padded_bytes_per_s`, `valid_bytes_per_s`, `pad_fraction`
+            (padding's share of the bytes) and `wait_fraction` (share of the time that the consumer waited). For a
+            mixture also `mixture`, each dataset's share of the windows.
+        """
         while self._later:
             self._valid += self._later.popleft().settle()
         seconds = self._seconds or float("inf")
@@ -77,8 +85,11 @@ class Meter:
 
 
 def weight_metrics(selectors: Sequence[Selector]) -> dict[str, Any]:
-    """`effective_sample_size` and `raised_weights` of a dataset with weights; of a mixture, lists with None for each
-    dataset that has none. Nothing where none has."""
+    """Returns `effective_sample_size` and `raised_weights` of datasets with weights.
+
+    For a mixture both are lists, with None for each dataset without weights. The result is empty if no dataset has
+    weights.
+    """
     weighted = [selector if isinstance(selector, WeightedSelector) else None for selector in selectors]
     if not any(weighted):
         return {}

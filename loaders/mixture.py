@@ -1,4 +1,4 @@
-"""Mixture: several datasets in exact proportions."""
+"""Mixture: several datasets for one loader, in exact proportions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, unknown_name
 
-#: Arguments of a SequenceLoader that a dataset of a mixture may have of its own.
+#: Arguments of a SequenceLoader that a dataset of a mixture can replace.
 OPTIONS = ("columns", "normalize", "preset_options", "sampler")
 
 
 @dataclass(frozen=True)
 class MixtureComponent:
-    """One dataset of a mixture: its proportion, and the loader's arguments it has of its own."""
+    """One dataset of a mixture: its proportion, and the loader's arguments that it replaces."""
 
     dataset: Dataset
     proportion: float
@@ -23,25 +23,27 @@ class MixtureComponent:
 
 
 class Mixture:
-    """Datasets for one SequenceLoader, in exact proportions (`gear_data.selection.turns.Cycle`): after any number of
-    batches each dataset has had its share of them, or joined, of the windows, to within less than one.
+    """Datasets for one SequenceLoader, in exact proportions.
 
-    Each dataset is normalised by its own statistics; `preset_options={"return_scale": ...}` of its own gives it a
-    return-to-go scale of its own.
+    After any number of batches, each dataset has had its share of the batches (or of the windows, if the datasets share
+    batches) to within less than one; see `gear_data.selection.turns.Cycle`.
+
+    The loader normalises each dataset by the dataset's own statistics. The option
+    `preset_options={"return_scale": ...}` gives a dataset its own scale of return-to-go.
 
     Args:
-        datasets: (dataset, proportion) or (dataset, proportion, options). Proportions are positive, and only their
-            ratios count. Options: `sampler`, `columns`, `normalize` and `preset_options`, as of the loader; what is not
-            given is the loader's.
-        join: False: every batch is of one dataset, whose columns it has. True: the datasets share every batch, which
-            has the columns that all of them have.
+        datasets: (dataset, proportion) or (dataset, proportion, options). Proportions are positive; only their ratios
+            count. Options are `sampler`, `columns`, `normalize` and `preset_options`, as in `SequenceLoader`; the
+            loader's value applies where an option is missing.
+        join: False gives batches of one dataset each, with all its columns. True gives batches with windows of all
+            datasets, and with the columns that all datasets have.
 
     Attributes:
-        components: in order; `batch["source"]` and `loader.windows(step)["dataset"]` number them from 0.
+        components: the datasets in order; `batch["source"]` and `loader.windows(step)["dataset"]` number them from 0.
 
     Raises:
         InvalidArgumentError: no datasets, an entry of another form, or a proportion that is not a positive number.
-        UnknownNameError: an option there is not.
+        UnknownNameError: an unknown option.
     """
 
     def __init__(self, datasets: Sequence[tuple[Any, ...]], *, join: bool = False) -> None:
@@ -52,16 +54,17 @@ class Mixture:
 
     @property
     def proportions(self) -> tuple[float, ...]:
+        """The proportions of the datasets, as given."""
         return tuple(component.proportion for component in self.components)
 
     @property
     def fingerprint(self) -> str:
-        """Those of the datasets, joined by `+`."""
+        """The fingerprints of the datasets, joined by `+`."""
         return "+".join(component.dataset.fingerprint for component in self.components)
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"({c.dataset!r}, {c.proportion!r})" for c in self.components)
-        return f"Mixture([{parts}], join={self.join})"
+        entries = ", ".join(f"({c.dataset!r}, {c.proportion!r})" for c in self.components)
+        return f"Mixture([{entries}], join={self.join})"
 
 
 def _component(entry: tuple[Any, ...]) -> MixtureComponent:
@@ -71,7 +74,7 @@ def _component(entry: tuple[Any, ...]) -> MixtureComponent:
         )
     options = entry[2] if len(entry) == 3 and entry[2] is not None else {}
     if not isinstance(options, Mapping):
-        raise InvalidArgumentError(f"options of a mixture's dataset are a mapping, not {options!r}")
+        raise InvalidArgumentError(f"the options of a mixture's dataset must be a mapping, not {options!r}")
     for name in options:
         if name not in OPTIONS:
             raise unknown_name("mixture option", name, OPTIONS)

@@ -1,7 +1,7 @@
-"""Selection by nodes: each draws from its own shards alone, so that no bytes of a batch go over the network.
+"""Node-local selection: each node samples only its own shards, so no bytes of a batch go over the network.
 
-The slots of all batches are dealt to the nodes by a `Cycle`, in proportion to what is drawn of each one's shards. So
-node by node the rows of a batch are as many as with one sampler over all, to within one row over any number of batches.
+A `Cycle` deals the slots of all batches to the nodes, in proportion to the weight of each node's shards. So the number
+of rows of each node is the number that one sampler over all nodes gives, to within one row over any number of batches.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import xxhash
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import anchors_of, store_of
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.kernels import cpu
 from gear_data.loaders.mixture import Mixture
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.samplers import Candidates, Sampler, Selector, TopK
@@ -34,39 +35,43 @@ SELECTIONS = ("centralized", "decentralized")
 def check_selection(
     selection: str, dataset: Dataset | Mixture, rank: int | None, world_size: int | None
 ) -> Membership | None:
-    """This process in its run, with `decentralized` selection; None with `centralized`.
+    """Returns this process's membership in its run for `decentralized` selection, None for `centralized`.
 
     Raises:
         UnknownNameError: another selection.
-        InvalidArgumentError: `decentralized`, and a mixture, a rank of the caller's own, or a dataset without nodes.
+        InvalidArgumentError: `decentralized` with a mixture, with a given rank, or with a dataset without nodes.
     """
     if selection not in SELECTIONS:
         raise unknown_name("selection", selection, SELECTIONS)
     if selection == "centralized":
         return None
     if isinstance(dataset, Mixture):
-        raise InvalidArgumentError("a mixture is drawn with selection='centralized'")
+        raise InvalidArgumentError(
+            "a mixture cannot be sampled node by node", hint="use a mixture with selection='centralized'"
+        )
     if rank is not None or world_size is not None:
-        raise InvalidArgumentError("with selection='decentralized' rank and world_size are those of the run")
+        raise InvalidArgumentError(
+            "with selection='decentralized', rank and world_size are those of the run",
+            hint="leave rank and world_size out",
+        )
     membership = store_of(dataset).membership
     if membership is None:
         raise InvalidArgumentError(
-            "this dataset has no nodes that could draw by themselves",
+            "selection='decentralized' was given, and this dataset has no nodes",
             hint="open it with cluster='torchrun', or use selection='centralized'",
         )
     return membership
 
 
 class NodeLocalSelector:
-    """The rows of one node. Its `select` gives fewer windows than it is asked for: those of the slots that are the
-    node's.
+    """Selects the windows of one node's slots. `select` returns fewer windows than slots.
 
     Args:
-        whole: what is drawn of all nodes' episodes.
-        own: what is drawn of this node's.
+        whole: the selector over all nodes' episodes.
+        own: the selector over this node's episodes.
         cycle: deals the slots to the nodes.
         node: this node's number.
-        placement: hash of what the nodes own.
+        placement: hash of the shards' owners.
     """
 
     def __init__(self, whole: Selector, own: Selector, cycle: Cycle, node: int, placement: str) -> None:
@@ -89,8 +94,8 @@ class NodeLocalSelector:
         return None
 
     def most_rows(self, count: int) -> int:
-        """Most windows that `select` gives of so many slots."""
-        # Either end of them may be off by less than one turn.
+        """Returns the most windows that `select` returns for `count` slots."""
+        # At either end of the slots, the node's share may be off by less than one turn.
         return min(count, int(count * self._share) + 2)
 
     def shares(self) -> Float64Array:
@@ -105,45 +110,45 @@ class NodeLocalSelector:
 
 def node_local_selector(
     dataset: Dataset,
-    member: Membership,
+    membership: Membership,
     anchors: Anchors,
     sampler: Sampler,
     whole: Selector,
     evaluate: Callable[[str | pl.Expr, str], Float64Array],
     seed: int,
 ) -> NodeLocalSelector:
-    """The selector of this process's node.
+    """Makes the selector of this process's node.
 
     Args:
-        dataset: what is drawn from.
-        member: this process in its run.
-        anchors: its anchors.
-        sampler, whole: the sampler, and itself bound to them.
+        dataset: the dataset of all nodes.
+        membership: this process in its run.
+        anchors: the dataset's anchors.
+        sampler: the sampler.
+        whole: the sampler bound to the anchors.
         evaluate: see `Candidates`.
-        seed: of the loader.
+        seed: seed of the loader.
 
     Raises:
-        InvalidArgumentError: nothing is drawn of what some node holds.
+        InvalidArgumentError: the sampler selects nothing from some node's shards.
     """
-    from gear_data.kernels.cpu.random import DOMAIN_NODE, word64
-
-    owner, node, names = member.owner()[dataset.shards], member.node, member.owners.nodes
+    owner, node, names = membership.owner()[dataset.shards], membership.node, membership.owners.nodes
     proportions = np.bincount(owner, whole.shares(), len(names))
     if not proportions.all():
         raise InvalidArgumentError(
-            f"nothing is drawn of what {names[int(np.argmin(proportions))]} holds: its ranks would have no rows",
+            f"the sampler selects no window of node {names[int(np.argmin(proportions))]}: its ranks would have no rows",
             hint="use selection='centralized', or fewer nodes",
         )
-    mine = np.flatnonzero(owner == node)
-    own_anchors = anchors_of(dataset.select(mine), anchors.rule)
+    own_episodes = np.flatnonzero(owner == node)
+    own_anchors = anchors_of(dataset.select(own_episodes), anchors.rule)
     if isinstance(sampler, TopK):
-        # The best of all, not of each node.
-        chosen = whole.shares()[mine] > 0
+        # The best k of all nodes, not of each node.
+        chosen = whole.shares()[own_episodes] > 0
         sampler = dataclasses.replace(sampler, k=int(np.count_nonzero(chosen)))
         candidates = Candidates(own_anchors, lambda *_: np.where(chosen, 1.0, np.nan))
     else:
-        candidates = Candidates(own_anchors, lambda *what: evaluate(*what)[mine])
-    own_seed = seed if len(names) == 1 else int(word64(np.uint64(seed), DOMAIN_NODE, 0, node, 0))
+        candidates = Candidates(own_anchors, lambda *arguments: evaluate(*arguments)[own_episodes])
+    random = cpu.random
+    own_seed = seed if len(names) == 1 else int(random.word64(np.uint64(seed), random.DOMAIN_NODE, 0, node, 0))
     cycle = Cycle(proportions.tolist())
     return NodeLocalSelector(
         whole, sampler.bind(candidates, own_seed), cycle, node, xxhash.xxh3_128(owner.data).hexdigest()
@@ -151,5 +156,5 @@ def node_local_selector(
 
 
 def most_rows(selector: Selector, count: int) -> int:
-    """Most windows that a selector gives of so many slots."""
+    """Returns the most windows that a selector returns for `count` slots."""
     return selector.most_rows(count) if isinstance(selector, NodeLocalSelector) else count

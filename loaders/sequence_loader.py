@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import time
+import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,106 +17,99 @@ from torch.utils.data import IterableDataset, get_worker_info
 from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.common.distributed import is_distributed, rank_and_world_size
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.store import check_discount
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments import (
-    check_dataset,
-    check_device,
-    check_dtype,
-    check_numbers,
-    check_offsets,
-    check_pin_memory,
-    check_placement,
-    check_range,
-)
-from gear_data.loaders.backend import Target, resolve_backend
-from gear_data.loaders.batch_builder import Batch, BatchBuilder, Collection, PostprocessConfig, Transform
-from gear_data.loaders.batch_iterator import BatchIterator, batches_at_once
-from gear_data.loaders.component import ComponentArguments, Normalize, component_spec, make_components
+from gear_data.loaders.arguments import Normalize, check_range
+from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
+from gear_data.loaders.builders.batch import Batch, RankRows, Transform
+from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
+from gear_data.loaders.component import make_components
+from gear_data.loaders.config import resolve_config
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.metrics import Meter, weight_metrics
-from gear_data.loaders.mixture import Mixture, MixtureComponent
-from gear_data.loaders.node_local import check_selection, most_rows
-from gear_data.loaders.presets.outputs import BatchFormat
+from gear_data.loaders.mixture import Mixture
+from gear_data.loaders.node_local import most_rows
+from gear_data.loaders.prefetch import BatchIterator, Position, group_size
+from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.shared_state import SharedResumeState
-from gear_data.loaders.state import check_state, make_state, workers_know
-from gear_data.loaders.weight_updates import check_updatable, spread_update
+from gear_data.loaders.state import check_state, make_state, position_unknown
+from gear_data.loaders.weight_updates import agree_on_update, check_updatable
 from gear_data.loaders.window_source import make_window_source
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.samplers.weighted import WeightedSelector
-from gear_data.selection.windows import WindowRule
 
-#: After an update of weights, `windows` knows so many steps behind the next one.
+#: After an update of weights, `windows` knows this many steps behind the next step.
 _STEPS_KEPT = 1024
 
 
 class SequenceLoader(IterableDataset[Batch]):
-    """Padded sequence batches, the same for any rank, worker count and prefetch depth.
+    """Padded sequence batches, the same for any number of ranks and workers and for any prefetch depth.
 
-    Iterating starts at step 0, or, once, at the step of a state that was loaded. So a second `for batch in loader`
-    gives the same batches in the same order, also with `sampler="shuffle"` and `epochs=1`: for n epochs, each in an
-    order of its own, give `epochs=n`, or no end.
+    An iteration starts at step 0, or, once, at the step of a loaded state. So a second `for batch in loader` gives the
+    same batches in the same order, also with `sampler="shuffle"` and `epochs=1`. For n epochs with an order each, give
+    `epochs=n`, or no end.
 
-    Inside a `DataLoader(loader, batch_size=None, num_workers=n)` worker k makes every n-th step, from the k-th on, and
-    the DataLoader puts them in order.
+    Inside a `DataLoader(loader, batch_size=None, num_workers=n)`, worker k builds every n-th step, starting with the
+    k-th. The DataLoader puts them in order.
 
     Args:
-        dataset: what to draw from, or a `Mixture` of datasets.
-        batch_size: windows of a global batch. Rank r of w gets rows [r * B // w, (r + 1) * B // w) of it.
-        context: most steps of a sequence.
+        dataset: the dataset, or a `Mixture` of datasets.
+        batch_size: windows of a global batch. Rank r of w gets the rows [r * B // w, (r + 1) * B // w).
+        context: the most steps of a sequence.
         preset: names, padding and dtypes of the batch: a name of `PRESETS`, or a `BatchFormat`.
         sampler: `uniform` (a window starts at a step drawn from all steps), `shuffle` (every step once an epoch),
             `fifo`, or an instance: `Uniform`, `Weighted`, `TopK`, `Fifo`, `Shuffle`.
         seed: 0 to 2^64 - 1.
-        columns: `raw`: the columns wanted; other presets: columns to add. None: all, or none added. `next_X` is column
-            X of the following step, and after the last the final observation.
-        offsets: column -> (first, last): its own range of steps around the window's first step, `last` not
-            included, each at its own place, with a mask `COLUMN_mask`. Others have `context` steps.
-        normalize: True (float observations), a column or several, by the dataset's statistics; or column -> (mean,
-            std). None: not at all.
-        dtype: what float columns become: float32, float64, float16 or bfloat16 (name or torch dtype). None: as the
-            preset says. Masks stay as they are.
+        columns: with `raw`, the columns of the batch; with other presets, columns to add. None: all, or none added.
+            `next_X` is column X of the next step, and for the last step the final observation.
+        offsets: column -> (first, last): the column's own range of steps relative to the window's first step, `last`
+            excluded. Each step has its own position, and a mask `COLUMN_mask`. Other columns have `context` steps.
+        normalize: True (float observations), one column or several, by the dataset's statistics; or column -> (mean,
+            std). None: nothing is normalised.
+        dtype: dtype of float columns: float32, float64, float16 or bfloat16 (name or torch dtype). None: the preset's.
+            Masks keep their dtype.
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
-        rank, world_size: None reads torch.distributed where it is initialised, else 0 of 1.
-        device: where tensors go.
-        backend: what collects them there: `cpu`, from where they are copied to the device; `cuda`, kernels of the
-            device, which read the columns where they are; or `auto`, the faster one as far as can be foreseen. Kernels
-            need a dataset with residency `pinned` or `device`, or one that was placed: of others the CPU gathers what
-            they read. Tokens (`gato`), `transform` and what comes from other machines by Arrow Flight are made on the
-            CPU.
-        sm_budget: the share of a GPU's multiprocessors that kernels of this loader take, above 0 and at most 1.
-        prefetch: batches kept ready, made ahead in a thread; 0 makes each when it is asked for. Small batches are made
-            several at a time, and a few more are kept.
-        steps: number of batches; None for no end.
-        epochs: end after so many batches as passes over all windows have; with `shuffle` and `fifo` the last may be
-            short.
-        preset_options: fields of the preset to change, such as {"side": "right"}; see `BatchFormat`.
-        stride: windows hang on every stride-th step of an episode.
-        anchor: `start`: a window starts at its step; `end`: it ends there; `random`: its step is somewhere in it.
-        short_windows: whether a window may have fewer steps than `context`, where an episode ends (or begins).
-        n_step: adds `n_step_returns`, the discounted sum of so many rewards, as far as the episode goes.
-        discount: of `n_step_returns` and of `returns_to_go`, 0 to 1.
-        decoders: column of text or bytes -> what makes tensors of it; see `gear_data.loaders.decoding.images`.
-        pin_memory: whether batches are copied to pinned memory, from which copies to a GPU run beside other work. None:
-            where `device` is a GPU.
-        selection: of a dataset opened with `cluster`. `centralized`: every rank draws the same global batch, of which
-            it has its rows. `decentralized`: each node draws from its own shards alone, so that nothing goes over the
-            network; of every batch it has as many rows as is its shards' part of all weights (to within one row over
-            any number of batches), which its ranks divide. What is drawn then depends on the placement, which is
-            part of the state: a state is taken by as many nodes with the same placement alone.
+        rank, world_size: None reads torch.distributed if it is initialised, else 0 of 1.
+        device: device of the tensors.
+        backend: the processor that collects batches. `cpu` collects in this machine's memory and copies to the device.
+            `cuda` collects with kernels of the device, which read the columns in place. `auto` takes the backend that
+            is expected to be faster. Kernels need a dataset with residency `pinned` or `device`, or a placed dataset;
+            of other datasets, the CPU gathers the rows for them. The CPU makes tokens (`gato`), batches for
+            `transform`, and steps that other machines send by Arrow Flight.
+        sm_budget: the share of a GPU's multiprocessors for this loader's kernels, above 0 and at most 1.
+        prefetch: number of batches that are kept ready, built in a thread; 0 builds each batch when it is taken. Small
+            batches are built in groups, and then a few more are kept.
+        steps: number of batches; None: no end.
+        epochs: end after the number of batches in this many passes over all windows. With `shuffle` and `fifo` the last
+            batch may be short.
+        preset_options: fields of the preset to change, for example {"side": "right"}; see `BatchFormat`.
+        stride: only every stride-th step of an episode is the anchor of a window.
+        anchor: position of the anchor in its window. `start`: the window starts there. `end`: it ends there. `random`:
+            the anchor is anywhere in it.
+        short_windows: whether a window may have fewer steps than `context` at the end (or start) of an episode.
+        n_step: adds `n_step_returns`, the discounted sum of this many rewards, up to the episode's end.
+        discount: discount of `n_step_returns` and `returns_to_go`, 0 to 1.
+        decoders: column of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
+        pin_memory: whether batches are copied to pinned memory, from which copies to a GPU overlap with other work.
+            None: if `device` is a GPU.
+        selection: for a dataset opened with `cluster`. `centralized`: all ranks sample the same global batch, and each
+            rank gets its rows. `decentralized`: each node samples only its own shards, so no steps go over the network.
+            The node's number of rows in a batch is its shards' share of all weights (to within one row over any number
+            of batches), and its ranks divide the rows. The windows then depend on the placement, which is part of the
+            state: only the same number of nodes with the same placement can load the state.
 
     Raises:
-        UnknownNameError: no such preset, sampler or column; lists the known ones.
+        UnknownNameError: no such preset, sampler or column; the message lists the known ones.
         InvalidArgumentError: an argument out of its range.
-        MissingColumnError: the preset needs a column the dataset lacks.
-        DeviceError: no such device here.
+        MissingColumnError: the preset needs a column that the dataset lacks.
+        DeviceError: this machine does not have the device.
     """
 
     def __init__(
         self,
         dataset: Dataset | Mixture,
         batch_size: int = 256,
+        *,
         context: int = 20,
         preset: str | BatchFormat = "raw",
         sampler: str | Sampler = "uniform",
@@ -145,178 +138,146 @@ class SequenceLoader(IterableDataset[Batch]):
         selection: str = "centralized",
     ) -> None:
         super().__init__()
-        check_numbers(batch_size, context, prefetch, seed, stride, steps, epochs, n_step)
-        if not isinstance(short_windows, bool):
-            raise InvalidArgumentError(f"short_windows is True or False, not {short_windows!r}")
-        if transform is not None and not callable(transform):
-            raise InvalidArgumentError(f"transform is called with a batch, and {transform!r} cannot be")
-        check_placement(rank, world_size)
-        self.dataset = dataset
-        # NumPy integers become plain ones: the state is JSON.
-        self.batch_size = batch_size = int(batch_size)
-        self.context = context = int(context)
-        self.seed = seed = int(seed)
-        self._rank, self._world_size = rank, world_size
-        self._member = check_selection(selection, dataset, rank, world_size)
-        place = check_device(device)
-        pin = check_pin_memory(pin_memory, place)
-        self._prefetch = prefetch
-        self._discount = check_discount(discount)
-        half, float_dtype = check_dtype(dtype)
-        self._dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
-        self._rule = WindowRule(context, int(stride), anchor, short_windows)
-        mixture = dataset if isinstance(dataset, Mixture) else None
-        self._joined = mixture is not None and mixture.join
-        self._parts = make_components(
-            mixture.components if mixture is not None else (MixtureComponent(check_dataset(dataset), 1.0, {}),),
-            ComponentArguments(
-                columns, normalize, preset_options, sampler, batch_size, preset, self._rule, check_offsets(offsets),
-                float_dtype, half, None if n_step is None else int(n_step), self._discount,
-                self._member,
-            ),
-            seed,
-            join=self._joined,
-            ask_first_rank=rank is None and get_worker_info() is None and is_distributed(),
+        self._config = config = resolve_config(
+            dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
+            sampler=sampler, seed=seed, columns=columns, offsets=offsets, normalize=normalize, dtype=dtype,
+            n_step=n_step, discount=discount, transform=transform, decoders=decoders, rank=rank,
+            world_size=world_size, selection=selection, device=device, backend=backend, sm_budget=sm_budget,
+            pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs, stride=stride, anchor=anchor,
+            short_windows=short_windows,
         )  # fmt: skip
-        self.preset = self._parts[0].batch_format.name
-        check_decoders(self._parts, {} if decoders is None else decoders)
-        if self._joined:
-            check_joined(self._parts)
-        self._finish = PostprocessConfig(half, dict(decoders or {}), transform, seed, context)
-        chosen = resolve_backend(backend, self._parts, self._finish, batch_size, place, sm_budget)
-        self._target = Target(chosen, place, sm_budget, pin)
-        selectors = tuple(part.selector for part in self._parts)
-        self._drawer = make_window_source(
-            selectors, None if mixture is None else mixture.proportions, join=self._joined
+        self.dataset = config.dataset
+        self.batch_size, self.context, self.seed = config.batch_size, config.context, config.seed
+        self._components = make_components(
+            config, ask_rank_zero=rank is None and get_worker_info() is None and is_distributed()
         )
-        self._steps, self._last_rows = self._end(steps, epochs)
-        self._next_step = 0
-        # Whether a state was loaded and this process did not iterate since; and what a worker loaded: (step, its own).
+        self.preset = self._components[0].batch_format.name
+        check_decoders(self._components, config.decoders)
+        if config.joined:
+            check_joined(self._components)
+        self._postprocess = PostprocessConfig(
+            config.half, dict(config.decoders), config.transform, config.seed, config.context
+        )
+        chosen = resolve_backend(config.backend, self._components, self._postprocess, config.batch_size, config.device)
+        self._builders = BuilderFactory(chosen, config.device, config.sm_budget, config.pin, config.joined)
+        selectors = tuple(component.selector for component in self._components)
+        self._source = make_window_source(selectors, config.proportions, join=config.joined)
+        self._steps, self._last_rows = self._end()
+        self._position = Position()
+        # Whether a state was loaded and this process did not iterate since.
         self._loaded = False
+        # The state that a DataLoader's worker loaded: (step, whether it is the worker's own).
         self._worker_state: tuple[int, bool] | None = None
-        self._mark = SharedResumeState()
-        self._meter = Meter(len(self._parts))
-        # Passes under way whose batches are made ahead.
+        self._shared = SharedResumeState()
+        self._meter = Meter(len(self._components))
+        # Iterators whose batches a thread builds ahead.
         self._ahead: weakref.WeakSet[BatchIterator] = weakref.WeakSet()
 
-    def _end(self, steps: int | None, epochs: int | None) -> tuple[int | None, int]:
-        """(number of batches or None, windows of the last one)."""
+    def _end(self) -> tuple[int | None, int]:
+        """Returns the number of batches (None: no end) and the windows of the last batch."""
+        steps, epochs, size = self._config.steps, self._config.epochs, self.batch_size
         if epochs is None:
-            return steps, self.batch_size
+            return steps, size
         if isinstance(self.dataset, Mixture):
             raise InvalidArgumentError("a mixture has no epochs", hint="give steps=, or no end")
-        slots = self._drawer.epoch_slots(epochs)
-        count = -(-(epochs * self._parts[0].num_windows if slots is None else slots) // self.batch_size)
-        return count, self.batch_size if slots is None or not count else slots - (count - 1) * self.batch_size
+        slots = self._source.epoch_slots(epochs)
+        count = -(-(epochs * self._components[0].num_windows if slots is None else slots) // size)
+        return count, size if slots is None or not count else slots - (count - 1) * size
 
     def __len__(self) -> int:
-        """Batches from the first to the end. Raises TypeError where there is no end."""
+        """Returns the number of batches from the first to the end; raises TypeError if there is no end."""
         if self._steps is None:
             raise TypeError("this loader has no end; give steps= or epochs=")
         return self._steps
 
     def __bool__(self) -> bool:
-        # Else Python asks for the length, which an endless loader has not.
+        # Else Python asks for the length, and a loader without end has none.
         return True
 
     def __getstate__(self) -> dict[str, Any]:
         # A DataLoader's spawned worker has no process group: the rank travels with the loader.
-        rank, world_size = self._placement()
+        rank, world_size = self._rank_and_world_size()
         own = {
-            "_rank": rank, "_world_size": world_size, "_meter": Meter(len(self._parts)),
-            "_mark": copy.copy(self._shared_mark()), "_ahead": None,
-        }  # fmt: skip
+            "_config": dataclasses.replace(self._config, rank=rank, world_size=world_size),
+            "_meter": Meter(len(self._components)),
+            "_position": Position(self._position.next_step),
+            "_shared": copy.copy(self._shared_state()),
+            "_ahead": None,
+        }
         return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _ahead=weakref.WeakSet())
 
-    def _shared_mark(self) -> SharedResumeState:
-        """The mark; one of its own for a process that was forked off, and is not a worker."""
-        if not self._mark.reaches(get_worker_info()):
-            self._mark = SharedResumeState(self._next_step if self._loaded else None)
-        return self._mark
+    def _shared_state(self) -> SharedResumeState:
+        """Returns the shared state; a forked process that is not a DataLoader's worker gets its own."""
+        if not self._shared.reaches(get_worker_info()):
+            self._shared = SharedResumeState(self._position.next_step if self._loaded else None)
+        return self._shared
 
-    def _placement(self) -> tuple[int, int]:
-        if self._member is not None:
-            return self._member.local_rank, self._member.local_size
-        if self._rank is not None and self._world_size is not None:
-            return self._rank, self._world_size
+    def _rank_and_world_size(self) -> tuple[int, int]:
+        config = self._config
+        if config.membership is not None:
+            return config.membership.local_rank, config.membership.local_size
+        if config.rank is not None and config.world_size is not None:
+            return config.rank, config.world_size
         return rank_and_world_size()
 
-    def _size(self, step: int) -> int:
-        """Windows of the global batch."""
-        return self._last_rows if self._steps is not None and step == self._steps - 1 else self.batch_size
+    def _rows(self) -> RankRows:
+        return RankRows(self.batch_size, self._steps, self._last_rows, *self._rank_and_world_size())
 
     def windows(self, step: int) -> dict[str, npt.NDArray[np.int64]]:
-        """The global selection of a step, int64 [B] each: `dataset` (0, or its number in a mixture), `episode_id`,
-        `start` (first step in the episode) and `length` (valid steps). With `decentralized` selection, this node's.
+        """Returns the windows of a step's global batch; with `decentralized` selection, those of this node.
+
+        Returns:
+            int64 [B] each: `dataset` (0, or its number in a mixture), `episode_id`, `start` (first step in the episode)
+            and `length` (valid steps).
 
         Raises:
-            InvalidArgumentError: a negative step, one past the end, or one so far back that its weights are gone.
+            InvalidArgumentError: the step is negative or past the end, or its weights are no longer kept.
         """
         check_range("step", step, 0, None if self._steps is None else self._steps - 1)
-        # As many slots as every batch has: without replacement, a shorter batch is the beginning of a whole one.
-        draw = self._drawer.draw(int(step), self.batch_size).rows(0, self._size(step))
-        windows = draw.windows
+        # Without replacement, a short batch is the beginning of a full one: so sample a full one.
+        windows = self._source.sample(int(step), self.batch_size)[: self._rows().count(step)]
         return {
-            "dataset": np.broadcast_to(np.asarray(draw.source, np.int64), len(windows)).copy(),
+            "dataset": np.broadcast_to(np.asarray(windows.source, np.int64), len(windows)).copy(),
             "episode_id": windows.episode_id,
             "start": windows.start,
             "length": windows.length,
         }
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> BatchIterator:
         worker = get_worker_info()
-        first, own = self._shared_mark().take(worker), False
+        first, own = self._shared_state().take(worker), False
         if self._worker_state is not None:
             first, own = self._worker_state
         self._loaded, self._worker_state = False, None
         stride = 1
         if worker is not None:
-            # The DataLoader asks worker 0 first, wherever the state stands: worker k makes the steps first + k,
-            # first + k + n, ... A state that was saved in a worker has that worker's own next step.
+            # The DataLoader always asks worker 0 first: worker k builds the steps first + k, first + k + n, ... A state
+            # that was saved in a worker has the worker's own next step.
             stride = worker.num_workers
             first += 0 if own else worker.id
-        self._next_step = first
-        rank, world_size = self._placement()
-        rows = -(-most_rows(self._parts[0].selector, self.batch_size) // world_size)
-        batch_bytes = max(sum(o.width * o.step_bytes for o in part.outputs) for part in self._parts) * rows
-        remote = self._member is None and any(part.dataset.is_remote for part in self._parts)
-        at_once = batches_at_once(batch_bytes, remote=remote) if self._prefetch else 1
-        # As many as are ready, in the making and with the consumer, or batches would be allocated anew.
-        keep = IDLE_BUFFERS + self._prefetch + 4 * at_once
-        collection = self._target.collection(
-            self._parts, joined=self._joined, rows=rows, batches=at_once,
-            worker=worker is not None, keep=keep, slots=self.batch_size,
+        self._position.next_step = first
+        prefetch = self._config.prefetch
+        rows = self._rows()
+        windows = -(-most_rows(self._components[0].selector, self.batch_size) // rows.world_size)
+        batch_bytes = windows * max(component.row_bytes for component in self._components)
+        remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
+        group = group_size(batch_bytes, remote=remote) if prefetch else 1
+        builder = self._builders.make(
+            self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
+            most_rows=windows, at_once=group, in_worker=worker is not None,
+            # Enough for the batches that are ready, in progress and with the consumer; else each would be allocated.
+            keep=IDLE_BUFFERS + prefetch + 4 * group,
         )  # fmt: skip
-        maker = BatchBuilder(
-            self._parts, self._drawer, self.batch_size, self._size, self._finish, collection, rank, world_size
-        )
-        count = None if self._steps is None else max(0, -(-(self._steps - first) // stride))
-        return self._iterate(maker, collection, (first, stride, count, at_once))
-
-    def _iterate(
-        self, maker: BatchBuilder, collection: Collection, span: tuple[int, int, int | None, int]
-    ) -> Iterator[Batch]:
-        batches = BatchIterator(maker.make, *span, self._prefetch)
-        if self._prefetch:
+        batches = BatchIterator(
+            builder, first=first, stride=stride, group=group, prefetch=prefetch, position=self._position,
+            count=None if self._steps is None else max(0, -(-(self._steps - first) // stride)), meter=self._meter,
+        )  # fmt: skip
+        if prefetch:
             self._ahead.add(batches)
-        self._meter.start()
-        try:
-            while not batches.ended:
-                asked = time.perf_counter()
-                # No name here holds the batch while its consumer has it, so its memory is free when they let go of it.
-                yield self._hand_over(batches, collection, asked)
-        finally:
-            batches.close()
-
-    def _hand_over(self, batches: BatchIterator, collection: Collection, asked: float) -> Batch:
-        made = batches.take()
-        batch = collection.hand_over(made)
-        self._meter.add(made, time.perf_counter() - asked)
-        self._next_step = batches.next_step
-        return batch
+        return batches
 
     def update_weights(
         self,
@@ -326,108 +287,117 @@ class SequenceLoader(IterableDataset[Batch]):
         from_step: int | None = None,
         dataset: int = 0,
     ) -> int:
-        """New weights for some episodes, with `sampler=Weighted(...)`. They hold from a step on that is beyond every
-        batch made ahead, so no batch that exists is another than it would have been.
+        """Changes the weights of some episodes, with `sampler=Weighted(...)`.
 
-        Steps before keep the weights they had: a second pass from step 0 goes through the same versions again. Where
-        weights change, make one endless pass (or go on with `load_state_dict(state_dict())`): the weights of steps
-        1,024 and more behind are forgotten, and a pass that would need them is refused.
+        The new weights hold from a step after every batch that is already built. So no existing batch changes.
 
-        Where torch.distributed is initialised every rank calls this, with updates of its own; they are applied in the
-        order of the ranks, on all of them, and hold from one step on.
+        Earlier steps keep their weights: a second pass from step 0 goes through the same versions again. If weights
+        change, make one endless pass (or continue with `load_state_dict(state_dict())`): the loader keeps the weights
+        of the last 1,024 steps, and refuses a pass that needs older ones.
+
+        If torch.distributed is initialised, every rank calls this with its own updates. All ranks apply all updates, in
+        the order of the ranks, from the same step on.
 
         Args:
-            episode_ids: int [n]. An episode that comes twice has the last of its values.
+            episode_ids: int [n]. Of an episode that occurs twice, the last value counts.
             values: float [n], finite and not negative.
-            from_step: hold from this step on. None: as soon as possible.
-            dataset: number of the dataset, in a mixture.
+            from_step: the first step with these weights. None: as soon as possible.
+            dataset: number of the dataset in a mixture.
 
         Returns:
-            The step from which they hold. `batch["weights_version"]`, int64 [B], says how many updates held when it was
-            drawn.
+            The first step with these weights. `batch["weights_version"]`, int64 [B], is the number of updates that held
+            when the window was sampled.
 
         Raises:
-            InvalidArgumentError: another sampler, an episode that is not in the dataset, a value that no weight can be,
-                a `from_step` too early, or a call where DataLoader workers make the batches. Nothing is applied.
+            InvalidArgumentError: another sampler, an episode that is not in the dataset, a value that cannot be a
+                weight, a `from_step` too early, or DataLoader workers build the batches. No weight changes then.
         """
-        selector = check_updatable(self._parts, dataset, self._shared_mark())
-        with contextlib.ExitStack() as held:
-            # No batch is begun until the update is there for it.
+        selector = check_updatable(self._components, dataset, self._shared_state())
+        with contextlib.ExitStack() as stack:
+            # No batch starts until the update is in place.
             soonest = max(
-                self._next_step,
-                self._drawer.step_of(dataset, selector.soonest),
-                *(held.enter_context(batches.held()) for batches in list(self._ahead)),
+                self._position.next_step,
+                self._source.step_of(dataset, selector.soonest),
+                *(stack.enter_context(batches.held()) for batches in list(self._ahead)),
             )
-            (ids, weights), first_step = spread_update(
-                episode_ids, values, from_step, soonest, spread=self._rank is None
+            (ids, weights), first_step = agree_on_update(
+                episode_ids, values, from_step, soonest, all_ranks=self._config.rank is None
             )
-            selector.update(self._drawer.own_step(dataset, first_step), ids, weights)
-            selector.compact(self._drawer.own_step(dataset, max(0, self._next_step - _STEPS_KEPT)))
+            selector.update(self._source.own_step(dataset, first_step), ids, weights)
+            oldest = max(0, self._position.next_step - _STEPS_KEPT)
+            selector.compact(self._source.own_step(dataset, oldest))
         return first_step
 
     def state_dict(self) -> dict[str, Any]:
-        """Where iteration stands: the next step, what its meaning depends on, and changed weights. JSON-able, and valid
-        for any number of ranks and workers. A state saved inside a DataLoader's worker, as torchdata's
-        StatefulDataLoader does, has the worker's own next step and says so; only that worker takes it.
+        """Returns the position of the iteration: the next step, the facts it depends on, and changed weights.
+
+        The state is JSON-able, and valid for any number of ranks and workers. A state that torchdata's
+        StatefulDataLoader saves inside a DataLoader's worker has the worker's own next step; only that worker loads it.
 
         Raises:
-            StateMismatchError: a DataLoader's workers iterated last; how far they came the DataLoader alone knows.
+            StateMismatchError: a DataLoader's workers iterated last; only the DataLoader knows their position.
         """
-        if get_worker_info() is None and self._shared_mark().used:
-            raise workers_know()
+        if get_worker_info() is None and self._shared_state().used:
+            raise position_unknown()
         weights = [
-            part.selector.state() if isinstance(part.selector, WeightedSelector) else None for part in self._parts
+            each.selector.state() if isinstance(each.selector, WeightedSelector) else None for each in self._components
         ]
-        return make_state(self._next_step, self._identity(), weights)
+        return make_state(self._position.next_step, self._identity(), weights)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration start at the state's step.
+
+        Raises:
+            StateMismatchError: the state has another dataset, sampler, seed, batch size, context or worker.
+        """
+        step, own = check_state(state, self._identity())
+        weights = state.get("weights") or [None] * len(self._components)
+        for component, saved in zip(self._components, weights, strict=True):
+            if isinstance(component.selector, WeightedSelector):
+                component.selector.load(saved)
+        self._position.next_step = step
+        if get_worker_info() is not None:
+            self._worker_state = step, own
+            return
+        self._loaded = True
+        self._shared_state().load(step)
 
     def _identity(self) -> dict[str, Any]:
-        names = [part.sampler for part in self._parts]
+        """Returns the facts on which the windows of a step depend, JSON-able."""
+        names = [component.sampler for component in self._components]
         return {
             "fingerprint": self.dataset.fingerprint,
             "sampler": names[0] if len(names) == 1 else names,
             "seed": self.seed,
             "batch_size": self.batch_size,
-            **self._rule.identity(),
-            "discount": self._discount,
-            **self._drawer.identity(),
+            **self._config.rule.identity(),
+            "discount": self._config.discount,
+            **self._source.identity(),
         }
 
     def spec(self) -> dict[str, Any]:
-        """Every argument that says what the batches hold, JSON-able: enough to make them again, but for what is code
-        (transform, decoders) and for weights, of which there is a hash."""
-        rank, world_size = self._placement()
-        transform = self._finish.transform
-        parts = [component_spec(part) for part in self._parts]
+        """Returns every argument that determines the contents of batches, JSON-able.
+
+        The result is enough to make the batches again, except for code (`transform` and decoders) and for weights, of
+        which it has a hash.
+        """
+        rank, world_size = self._rank_and_world_size()
+        transform = self._config.transform
+        components = [component.spec() for component in self._components]
         return {
             **self._identity(),
             "preset": self.preset,
-            **(parts[0] if len(parts) == 1 else {"datasets": parts}),
-            "dtype": self._dtype_name,
+            **(components[0] if len(components) == 1 else {"datasets": components}),
+            "dtype": self._config.dtype_name,
             "transform": getattr(transform, "__qualname__", None if transform is None else "unnamed"),
-            "decoders": {name: getattr(d, "__qualname__", repr(d)) for name, d in self._finish.decoders.items()},
+            "decoders": {name: getattr(d, "__qualname__", repr(d)) for name, d in self._config.decoders.items()},
             "rank": rank,
             "world_size": world_size,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on at the state's step.
-
-        Raises:
-            StateMismatchError: a state of another dataset, sampler, seed, batch size or context, or of another worker.
-        """
-        step, own = check_state(state, self._identity())
-        weights = state.get("weights") or [None] * len(self._parts)
-        for part, saved in zip(self._parts, weights, strict=True):
-            if isinstance(part.selector, WeightedSelector):
-                part.selector.load(saved)
-        self._next_step = step
-        if get_worker_info() is not None:
-            self._worker_state = step, own
-            return
-        self._loaded = True
-        self._shared_mark().load(step)
-
     def metrics(self) -> dict[str, Any]:
-        """Counts and rates since the loader was made, see `gear_data.loaders.metrics.Meter.result`; with a `Weighted`
-        sampler also `effective_sample_size` and `raised_weights`, lists of them for a mixture."""
-        return {**self._meter.result(), **weight_metrics([part.selector for part in self._parts])}
+        """Returns counts and rates since the loader was made; see `gear_data.loaders.metrics.Meter.result`.
+
+        With a `Weighted` sampler they include `effective_sample_size` and `raised_weights`, lists for a mixture.
+        """
+        return {**self._meter.result(), **weight_metrics([each.selector for each in self._components])}

@@ -1,4 +1,4 @@
-"""What the copies of a loader in DataLoader workers let the loader itself know."""
+"""SharedResumeState: integers that a loader shares with its copies in DataLoader workers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch.utils.data import get_worker_info
 if TYPE_CHECKING:
     from torch.utils.data._utils.worker import WorkerInfo
 
-#: What the first integers are; then comes, for each worker, the load it took last.
+#: Indices of the first integers. After them comes, for each worker, the load that the worker took last.
 _STEP, _LOADS, _TAKER, _USED, _WORKERS = range(5)
-#: Workers beyond these are told apart by their DataLoader's seed alone.
+#: Workers with higher numbers are told apart only by their DataLoader's seed.
 _MAX_WORKERS = 1024
-#: Who takes the loaded step: the next pass, or no other. Else it is the seed of the pass that did.
+#: Values of `_TAKER`: the next pass takes the loaded step, or no pass does. Other values are the seed of the pass that
+#: took it.
 _NEXT_PASS, _NO_PASS = -1, -2
 
 
 class SharedResumeState:
-    """A few integers shared by a loader and its copies in the workers of its process's DataLoaders.
+    """A few integers shared by a loader and its copies in DataLoader workers.
 
-    A DataLoader iterates copies, forked or spawned, so that what they do is lost on the loader they are copies of:
-    that a loaded state was used up by one pass over the data, and that there was a pass at all. One pass of several
-    workers has one seed; each worker takes the step once.
+    A DataLoader iterates copies, forked or spawned. The loader itself would not know that a pass over the data used its
+    loaded state, or that there was a pass. All workers of a pass have one seed; each worker takes the step once.
 
     Args:
-        step: where the next pass starts; None: nothing was loaded.
+        step: the first step of the next pass; None: no state was loaded.
     """
 
     def __init__(self, step: int | None = None) -> None:
@@ -40,7 +40,7 @@ class SharedResumeState:
             self.load(step)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Memory is shared with processes being started, and with no other copy.
+        # Only a process that is being spawned shares the memory; other copies get memory of their own.
         if get_spawning_popen() is not None:
             return self.__dict__
         return {"step": self._cells[_STEP] if self._cells[_TAKER] == _NEXT_PASS else None, "used": self.used}
@@ -53,21 +53,21 @@ class SharedResumeState:
             self._cells[_USED] = state["used"]
 
     def reaches(self, worker: WorkerInfo | None) -> bool:
-        """Whether this is the process that made it, or a DataLoader's worker of that process."""
+        """Returns whether this process made the memory, or is a DataLoader worker of the process that made it."""
         if worker is None:
             return os.getpid() == self._process
         parent = multiprocessing.parent_process()
         return parent is not None and parent.pid == self._process
 
     def load(self, step: int) -> None:
-        """The next pass starts at this step."""
+        """Makes the next pass start at this step."""
         self._cells[_STEP] = step
         self._cells[_LOADS] += 1
         self._cells[_TAKER] = _NEXT_PASS
         self._cells[_USED] = 0
 
     def take(self, worker: WorkerInfo | None) -> int:
-        """The step that a pass starts at, here or in a worker: the loaded one, for one pass, else 0."""
+        """Returns the first step of a pass, here or in a worker: the loaded step for one pass, else 0."""
         cells = self._cells
         cells[_USED] = worker is not None
         if worker is None:
@@ -77,7 +77,7 @@ class SharedResumeState:
         seed = worker.seed - worker.id
         if cells[_TAKER] not in (_NEXT_PASS, seed):
             return 0
-        # Two passes have the same seed where torch was seeded alike before both.
+        # Two passes have one seed if the user seeded torch equally before both.
         if worker.id < _MAX_WORKERS:
             if cells[_WORKERS + worker.id] == cells[_LOADS]:
                 return 0
@@ -92,6 +92,6 @@ class SharedResumeState:
 
 
 def worker_place() -> dict[str, list[int]]:
-    """{"worker": [number, count]} in a DataLoader's worker, else nothing."""
+    """Returns {"worker": [number, count]} in a DataLoader's worker, else an empty dict."""
     worker = get_worker_info()
     return {} if worker is None else {"worker": [worker.id, worker.num_workers]}

@@ -1,4 +1,4 @@
-"""Updates of weights, agreed on by all ranks."""
+"""Weight updates: checks, and the agreement of all ranks on one update and its first step."""
 
 from __future__ import annotations
 
@@ -16,72 +16,85 @@ from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.shared_state import SharedResumeState
 from gear_data.selection.samplers.weighted import WeightedSelector
 
-#: int64 [n] and float64 [n].
+#: Episode ids, int64 [n], and their weights, float64 [n].
 Update = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
-def check_updatable(parts: Sequence[LoaderComponent], dataset: int, mark: SharedResumeState) -> WeightedSelector:
-    """The selector whose weights change.
+def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared: SharedResumeState) -> WeightedSelector:
+    """Returns the selector whose weights change.
+
+    Args:
+        components: the loader's datasets.
+        dataset: the number of one of them.
+        shared: says whether DataLoader workers build the batches.
 
     Raises:
-        InvalidArgumentError: there is none, this is a DataLoader's worker, or by the mark workers make the batches.
+        InvalidArgumentError: the dataset has no weights, this process is a DataLoader's worker, or workers build the
+            batches.
     """
     if get_worker_info() is not None:
         raise InvalidArgumentError(
-            "weights cannot be updated inside a DataLoader's worker: the others would not know",
+            "weights cannot be updated inside a DataLoader's worker: the other workers would not know",
             hint="call update_weights on a loader that is iterated without DataLoader workers",
         )
-    check_range("dataset", dataset, 0, len(parts) - 1)
-    selector = parts[dataset].selector
+    check_range("dataset", dataset, 0, len(components) - 1)
+    selector = components[dataset].selector
     if not isinstance(selector, WeightedSelector):
         raise InvalidArgumentError(
-            "only the sampler Weighted has weights to update, and with selection='centralized'",
-            hint="sampler=gear_data.Weighted(expression)",
+            "only the sampler Weighted has weights to update, and only with selection='centralized'",
+            hint="give sampler=gear_data.Weighted(expression)",
         )
-    if mark.used:
+    if shared.used:
         raise InvalidArgumentError(
-            "a DataLoader's workers make the batches, and the weights are theirs too",
-            hint="iterate the loader itself, with prefetch=, where weights change",
+            "a DataLoader's workers build the batches with their own copies of the weights",
+            hint="iterate the loader itself, with prefetch=, if weights change",
         )
     return selector
 
 
-def spread_update(
-    episode_ids: Any, values: Any, from_step: int | None, soonest: int, *, spread: bool
+def agree_on_update(
+    episode_ids: Any, values: Any, from_step: int | None, soonest: int, *, all_ranks: bool
 ) -> tuple[Update, int]:
-    """(the updates of all ranks, in rank order, as one; the step from which it holds).
+    """Joins the updates of all ranks, in the order of the ranks.
 
     Args:
-        soonest: the first step that this rank has not begun.
-        spread: whether the ranks of torch.distributed update together.
+        episode_ids, values: this rank's update.
+        from_step: the step from which it holds; None: as soon as possible.
+        soonest: the first step that this rank has not started.
+        all_ranks: whether the ranks of torch.distributed update together.
+
+    Returns:
+        The joined update, and the step from which it holds.
 
     Raises:
-        InvalidArgumentError: on every rank, what is wrong on any of them.
+        InvalidArgumentError: an update of any rank is wrong; every rank raises the error.
     """
-    problem, mine = None, None
+    problem, own = None, None
     try:
-        mine = _checked(episode_ids, values)
+        own = _checked(episode_ids, values)
         if from_step is not None:
             check_range("from_step", from_step, 0)
     except InvalidArgumentError as error:
         problem = error
-    own = (problem, mine, from_step, soonest)
-    ranks = all_gather(own) if spread and is_distributed() else [own]
-    for wrong, *_ in ranks:
-        if wrong is not None:
-            raise wrong
-    asked = {wanted for *_, wanted, _ in ranks}
-    if len(asked) > 1:
-        raise InvalidArgumentError(f"the ranks give different from_step: {sorted(map(str, asked))}")
+    proposal = (problem, own, from_step, soonest)
+    ranks = all_gather(proposal) if all_ranks and is_distributed() else [proposal]
+    for error_of_rank, *_ in ranks:
+        if error_of_rank is not None:
+            raise error_of_rank
+    first_steps = {first_step for *_, first_step, _ in ranks}
+    if len(first_steps) > 1:
+        raise InvalidArgumentError(
+            f"the ranks give different from_step: {sorted(map(str, first_steps))}", hint="give one value on all ranks"
+        )
     soonest = max(rank[3] for rank in ranks)
     if from_step is not None and from_step < soonest:
         raise InvalidArgumentError(
-            f"from_step is {from_step}, and batches up to step {soonest - 1} are made already",
+            f"from_step is {from_step}, and batches up to step {soonest - 1} are already built",
             hint=f"give {soonest} or more, or leave it out",
         )
     updates = [rank[1] for rank in ranks if rank[1] is not None]
-    together = np.concatenate([ids for ids, _ in updates]), np.concatenate([weights for _, weights in updates])
-    return together, int(soonest if from_step is None else from_step)
+    joined = np.concatenate([ids for ids, _ in updates]), np.concatenate([weights for _, weights in updates])
+    return joined, int(soonest if from_step is None else from_step)
 
 
 def _checked(episode_ids: Any, values: Any) -> Update:

@@ -1,7 +1,6 @@
-"""Probes of this machine's GPU packages, for `gear-data doctor`.
+"""Probes of this machine's GPU packages, run by `gear-data doctor` in a process of their own.
 
-The doctor runs each probe in a separate process: CUDA takes memory and time, and a crash or a hang must not end the
-doctor.
+A separate process, because CUDA takes memory and time, and a crash or a hang must not end the doctor.
 
     python -m gear_data.cli.gpu_probe cupy
 
@@ -115,7 +114,7 @@ def run_probe(name: str) -> ProbeResult:
         return PROBES[name]()
     except GearError as error:
         return ProbeResult(False, error.message, error.hint or "see the lines above")
-    except Exception as error:  # CuPy, cuDF and Polars raise their own exceptions
+    except Exception as error:  # CuPy, cuDF and Polars raise exceptions of their own
         reason = (str(error).strip() or "no reason").splitlines()[0]
         return ProbeResult(
             False, f"{type(error).__name__}: {reason}", "see docs/how-to/gpu.md for versions that work together"

@@ -1,70 +1,91 @@
-"""Memory for batches, lent out and used again."""
+"""Memory for batches: buffers that a pool lends and uses again.
+
+A lease ends when the last array over its buffer is gone, in whatever thread that happens. Arrays, tensors and views of
+them keep the lease alive, so no consumer can see its batch overwritten.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-#: Where arrays of a buffer begin: at multiples of it.
+T = TypeVar("T")
+
+#: Buffers, and the arrays in them, begin at multiples of this many bytes.
 ALIGNMENT = 256
-#: Buffers kept for reuse; more than prefetching holds at once need not stay hot.
+#: The most idle buffers that a pool keeps. Prefetching holds more for a moment; those need not stay in memory.
 IDLE_BUFFERS = 8
 
 
-class _Lease:
-    """A buffer lent out. Arrays made over it hold it; when the last of them dies it goes back to its pool."""
+class _Memory(np.ndarray[Any, Any]):
+    """The memory of a buffer: uint8 [size], aligned to `ALIGNMENT`.
 
-    __slots__ = ("__array_interface__", "_buffer", "_idle")
-
-    def __init__(self, buffer: _Buffer, idle: list[_Buffer]) -> None:
-        self._buffer = buffer
-        self._idle = idle
-        self.__array_interface__ = buffer.memory.__array_interface__
-
-    def __del__(self, limit: int = IDLE_BUFFERS) -> None:
-        # `limit` is bound here since a module's names are gone when leases end at interpreter exit.
-        if len(self._idle) < limit:
-            self._idle.append(self._buffer)
-
-
-@dataclass(frozen=True)
-class _Buffer:
-    """uint8 [size], aligned to 256 bytes, and int64 [parts]: the address of each part of it."""
-
-    memory: npt.NDArray[np.uint8]
-    addresses: npt.NDArray[np.int64]
-
-
-class BufferPool:
-    """Buffers of one size, last in first out: the one used last is the one still in the cache.
-
-    Args:
-        size: bytes.
-        parts: int64, where in the buffer its parts begin.
-        reuse: False gives every batch memory of its own, for batches handed to other processes.
+    A class of its own, because NumPy skips bases of one class: a view of a lease would else have the owner of the
+    memory as its base, and not keep the lease alive.
     """
 
-    def __init__(self, size: int, parts: npt.NDArray[np.int64], *, reuse: bool) -> None:
-        self._size = size
-        self._parts = parts
-        self._reuse = reuse
-        # list.append and list.pop are atomic, and leases end in whatever thread drops the last array.
-        self._idle: list[_Buffer] = []
 
-    def lease(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """uint8 [size], whose memory is not used again while it or a view of it lives, and its parts' addresses."""
+class _Lease(np.ndarray[Any, Any]):
+    """A view of a lent buffer. Its end returns the buffer to the pool."""
+
+    buffer: tuple[npt.NDArray[np.uint8], Any]
+    idle: list[tuple[npt.NDArray[np.uint8], Any]]
+
+    def __del__(self, limit: int = IDLE_BUFFERS) -> None:
+        # `limit` is bound here: at interpreter exit the module's names are gone. Views of a lease have no `idle`.
+        own = self.__dict__
+        if "idle" in own and len(own["idle"]) < limit:
+            own["idle"].append(own["buffer"])
+
+
+class BufferPool(Generic[T]):
+    """Buffers of one size, last in first out: the buffer used last is still in the cache.
+
+    Args:
+        size: bytes of a buffer.
+        describe: called once for each new buffer with its memory, uint8 [size]. Every lease comes with the result.
+        reuse: False gives every lease memory of its own, for batches that other processes receive.
+    """
+
+    def __init__(self, size: int, describe: Callable[[npt.NDArray[np.uint8]], T], *, reuse: bool) -> None:
+        self._size = size
+        self._describe = describe
+        self._reuse = reuse
+        # list.append and list.pop are atomic: leases end in any thread.
+        self._idle: list[tuple[npt.NDArray[np.uint8], T]] = []
+
+    def lease(self) -> tuple[npt.NDArray[np.uint8], T]:
+        """Lends a buffer.
+
+        Returns:
+            uint8 [size], and the description of the buffer. The pool does not use the memory again while the array or
+            a view of it lives.
+        """
         try:
             buffer = self._idle.pop()
         except IndexError:
-            raw = np.empty(self._size + ALIGNMENT, np.uint8)
-            skip = -raw.ctypes.data % ALIGNMENT
-            buffer = _Buffer(raw[skip : skip + self._size], self._parts + (raw.ctypes.data + skip))
-        return np.asarray(_Lease(buffer, self._idle)) if self._reuse else buffer.memory, buffer.addresses
+            buffer = self._allocate()
+        memory, description = buffer
+        if not self._reuse:
+            return memory, description
+        lease = memory.view(_Lease)
+        lease.buffer, lease.idle = buffer, self._idle
+        return np.ndarray(self._size, np.uint8, lease), description
+
+    def _allocate(self) -> tuple[npt.NDArray[np.uint8], T]:
+        raw = np.empty(self._size + ALIGNMENT, np.uint8)
+        skip = -raw.ctypes.data % ALIGNMENT
+        memory = raw[skip : skip + self._size].view(_Memory)
+        return memory, self._describe(memory)
 
 
 def pooled_memory(leased: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-    """The whole buffer that a pool lent, the same array each time it does; None if it is not used again."""
-    lease = leased.base
-    return lease._buffer.memory if isinstance(lease, _Lease) else None
+    """Returns the whole buffer behind a lease: the same array for every lease of the buffer.
+
+    Returns None if the pool does not use the memory again.
+    """
+    lease: Any = leased.base
+    return lease.buffer[0] if isinstance(lease, _Lease) else None

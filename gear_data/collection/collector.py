@@ -6,32 +6,32 @@ can see its batch overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.buffers import BufferPool, pooled_memory
+from gear_data.collection.buffers import BufferPool
 from gear_data.collection.plan import BatchPlan, CollectSource
 from gear_data.collection.reader import OutputBuffers
 from gear_data.selection.windows import Int64Array, Windows
 
-_NO_ROWS: Int64Array = np.empty(0, np.int64)
+_IN_ORDER: Int64Array = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)  # not frozen: see Windows
 class CollectedBatch:
     """A batch: key -> array [B, width, *shape], and its bytes with and without padding."""
 
-    arrays: Mapping[str, npt.NDArray[Any]]
+    arrays: dict[str, npt.NDArray[Any]]
     padded_bytes: int
     valid_bytes: int
 
 
 class Collector:
-    """Fills batches of given outputs.
+    """Fills batches of given outputs. Safe to call from several threads.
 
     Args:
         sources, rows, batches: see `BatchPlan`; batches with fewer rows are allowed.
@@ -44,43 +44,67 @@ class Collector:
     def __init__(self, sources: Sequence[CollectSource], rows: int, *, batches: int = 1, reuse: bool) -> None:
         self._readers = [source.reader for source in sources]
         self._plan = BatchPlan(sources, rows, batches)
-        self._pool = BufferPool(self._plan.size, self._plan.offsets, reuse=reuse)
+        self._batches = batches
+        self._reuse = reuse
+        self._pool = BufferPool(self._plan.size, self._output_buffers, reuse=reuse)
+        self._arrays = [(each.key, each.shape, each.dtype, each.offset) for each in self._plan.arrays]
 
-    def collect(self, windows: Windows, batches: int = 1) -> list[CollectedBatch]:
-        """Collects batches of windows of the first dataset, one row for each window.
+    def _output_buffers(self, memory: npt.NDArray[np.uint8]) -> OutputBuffers:
+        """Returns the outputs of one buffer; they serve all batches in the buffer."""
+        addresses = self._plan.offsets + memory.ctypes.data
+        valid = np.empty(self._batches, np.int64)
+        return OutputBuffers(self._plan.plans[0], addresses, _IN_ORDER, 1, valid, memory if self._reuse else None)
 
-        Args:
-            windows: of all batches, one batch after another, all of one size.
-            batches: number of batches. Batches collected in one call share a buffer; the pool uses the buffer again
-                when all of them are gone.
-        """
-        rows = len(windows) // batches
-        buffer, addresses = self._pool.lease()
-        memory = pooled_memory(buffer)
-        valid = np.empty(batches, np.int64)
-        self._readers[0].read(
-            windows, OutputBuffers(self._plan.plans[0], addresses, _NO_ROWS, max(1, rows), valid, memory)
-        )
-        return [
-            self._batch(buffer, number * rows, rows, valid_bytes) for number, valid_bytes in enumerate(valid.tolist())
-        ]
+    def __call__(self, windows: Windows) -> CollectedBatch:
+        """Collects a batch, one row for each window."""
+        memory, buffers = self._pool.lease()
+        rows = len(windows.start)
+        if isinstance(windows.source, int):
+            buffers.per = rows or 1
+            self._readers[0].read(windows, buffers)
+            valid_bytes = int(buffers.valid[0])
+        else:
+            valid_bytes = self._read_joined(windows, windows.source, buffers)
+        arrays = {}
+        for key, shape, dtype, offset in self._arrays:
+            arrays[key] = np.ndarray((rows, *shape), dtype, memory, offset)
+        return CollectedBatch(arrays, rows * self._plan.row_bytes, valid_bytes)
 
-    def collect_joined(self, windows: Windows, source: Int64Array) -> CollectedBatch:
-        """Collects one batch whose row i is window i, of dataset number source[i] (int64 [B])."""
-        buffer, addresses = self._pool.lease()
-        memory = pooled_memory(buffer)
-        total = 0
+    def _read_joined(self, windows: Windows, source: Int64Array, buffers: OutputBuffers) -> int:
+        """Reads row i from dataset number source[i] (int64 [B]), and returns the bytes of valid steps."""
+        valid_bytes = 0
         for number in np.unique(source).tolist():
             rows = np.flatnonzero(source == number)
             valid = np.empty(1, np.int64)
-            buffers = OutputBuffers(self._plan.plans[number], addresses, rows, len(rows), valid, memory)
-            self._readers[number].read(windows[rows], buffers)
-            total += int(valid[0])
-        return self._batch(buffer, 0, len(windows), total)
+            own = OutputBuffers(self._plan.plans[number], buffers.addresses, rows, len(rows), valid, buffers.memory)
+            self._readers[number].read(windows[rows], own)
+            valid_bytes += int(valid[0])
+        return valid_bytes
 
-    def _batch(self, buffer: npt.NDArray[np.uint8], first: int, rows: int, valid_bytes: int) -> CollectedBatch:
-        arrays = {
-            array.key: np.ndarray((rows, *array.shape), array.dtype, buffer, array.offset + first * array.row_bytes)
-            for array in self._plan.arrays
-        }
-        return CollectedBatch(arrays, rows * self._plan.row_bytes, valid_bytes)
+    def collect_together(self, windows: Windows, batches: int) -> list[CollectedBatch]:
+        """Collects several batches of the first dataset in one read.
+
+        The batches share a buffer. The pool uses the buffer again when all of them are gone.
+
+        Args:
+            windows: of all batches, one batch after another, all of one size.
+            batches: number of batches.
+        """
+        memory, buffers = self._pool.lease()
+        rows = len(windows) // batches
+        buffers.per = rows or 1
+        self._readers[0].read(windows, buffers)
+        plan = self._plan
+        return [
+            CollectedBatch(
+                {
+                    each.key: np.ndarray(
+                        (rows, *each.shape), each.dtype, memory, each.offset + number * rows * each.row_bytes
+                    )
+                    for each in plan.arrays
+                },
+                rows * plan.row_bytes,
+                valid_bytes,
+            )
+            for number, valid_bytes in enumerate(buffers.valid[:batches].tolist())
+        ]

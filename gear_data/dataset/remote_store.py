@@ -59,10 +59,7 @@ class RemoteDatasetFiles:
         return self.client.manifest
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
-        """Does nothing: the nodes checked their files.
-
-        `ShardClient` checked that all shards are served.
-        """
+        """Does nothing: each node checked its own files, and `ShardClient` checked that all shards are served."""
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:
@@ -88,7 +85,7 @@ class RemoteDatasetFiles:
 
 
 class RemoteDatasetStore(ClusterDatasetStore):
-    """Episodes of a dataset that nodes serve; no shard is on this machine."""
+    """All episodes of a dataset that nodes serve; this machine holds none of its shards."""
 
     def __init__(
         self, files: RemoteDatasetFiles, residency: str = RESIDENCY, bad_files: frozenset[str] = frozenset()

@@ -31,9 +31,7 @@ def loss_ends(losses: Sequence[float], span: int = 20) -> tuple[float, float]:
 
 
 def write_loss_curve(losses: Sequence[float], folder: Path) -> tuple[Path, Path]:
-    """Writes `loss.json` and `loss.png`, each atomically.
-
-    The JSON is {"loss": [one number per step]}.
+    """Writes `loss.json` ({"loss": [one number per step]}) and `loss.png`, each atomically.
 
     Returns:
         The paths of both files.

@@ -1,4 +1,4 @@
-"""Trainer: trains a `DecisionTransformerModel` from a SequenceLoader.
+"""Trainer: trains `transformers.DecisionTransformerModel` from a SequenceLoader, with checkpoints.
 
 loader = gear_data.SequenceLoader(ds, batch_size=64, context=20, preset="decision_transformer", normalize=True)
 trainer = Trainer(loader, Hyperparameters(learning_rate=1e-3))
@@ -29,7 +29,7 @@ from gear_data.demo.checkpoint import read_checkpoint, write_checkpoint
 from gear_data.demo.model import MODEL_KEYS, Hyperparameters, build_model, masked_action_loss, seeded
 from gear_data.errors import DeviceError, InvalidArgumentError, NonFiniteError, ResumeError, StateMismatchError
 from gear_data.loaders.arguments import check_dataset, check_device
-from gear_data.loaders.batch_builder import Batch
+from gear_data.loaders.builders.batch import Batch
 from gear_data.loaders.sequence_loader import SequenceLoader
 
 #: Key of the losses among a checkpoint's tensors.
@@ -37,9 +37,7 @@ _LOSSES = "losses"
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
-    """Returns the device to train on.
-
-    `auto` is the current CUDA device, or the CPU on a machine without CUDA.
+    """Returns the device to train on. `auto` is the current CUDA device, or the CPU if there is none.
 
     Raises:
         DeviceError: this machine has no such device.
@@ -143,13 +141,10 @@ class Trainer:
                 if self.step == steps:
                     return
         finally:
-            stream.close()  # type: ignore[attr-defined]  # a generator: close() ends its prefetch threads now
+            stream.close()  # ends its prefetch thread now
 
     def learning_rate(self, step: int) -> float:
-        """Returns the learning rate of a step: linear warm-up, then constant.
-
-        The paper's code has the same schedule.
-        """
+        """Returns the learning rate of a step: linear warm-up, then constant, as in the paper's code."""
         return self.hyperparameters.learning_rate * min(1.0, (step + 1) / max(1, self.hyperparameters.warmup_steps))
 
     def _train_step(self, batch: Batch) -> float:
@@ -168,7 +163,7 @@ class Trainer:
             raise NonFiniteError(
                 f"the loss of step {self.step} is {value}",
                 file=str(check_dataset(self.loader.dataset).path),
-                hint="look for NaN in the data with 'gear-data inspect', or lower the learning rate",
+                hint="look for NaN in the data with 'gear-data inspect'; if there is none, lower the learning rate",
             )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

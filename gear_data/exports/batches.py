@@ -23,12 +23,12 @@ from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.exports.destination import atomic_folder
 from gear_data.exports.nested import nested_episodes, nested_rows
-from gear_data.loaders.batch_builder import each_tensor
+from gear_data.loaders.builders.transfer import map_tensors
 from gear_data.storage.atomic import checksum
 from gear_data.storage.remote.files import plain_path
 
 if TYPE_CHECKING:
-    from gear_data.loaders.batch_builder import Batch
+    from gear_data.loaders.builders.batch import Batch
     from gear_data.loaders.sequence_loader import SequenceLoader
 
 BATCHES_MANIFEST = "batches.json"
@@ -101,7 +101,7 @@ def export_batches(
         for batch in islice(loader, batches):
             step = loader.state_dict()["step"] - 1
             name = f"batch-{len(entries):06d}.{format}"
-            on_host = {key: each_tensor(value, _on_host) for key, value in batch.items()}
+            on_host = {key: map_tensors(value, _on_host) for key, value in batch.items()}
             BATCH_WRITERS[format](on_host, folder / name)
             entries.append(_entry(on_host, folder / name, step))
             bar.update(1)

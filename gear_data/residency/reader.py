@@ -1,4 +1,4 @@
-"""Windows read from shards that this process has mapped, whatever the residency."""
+"""ShardReader: reads windows from shards that this process has mapped, for any residency."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.collection.reader import OutputBuffers
+from gear_data.kernels import cpu
 from gear_data.residency.device.staging import StagedRows, StagingBuffer
 from gear_data.residency.shards import Shards
 from gear_data.selection.windows import Int64Array, Windows
-from gear_data.storage.reader import ShardLease
 
+#: Returns the int64 ids of the episodes with a final observation, ascending, and the columns of these observations.
 Finals = Callable[[], tuple[Int64Array, dict[str, npt.NDArray[Any]]]]
 
 
@@ -24,19 +25,16 @@ class ShardReader:
     Args:
         shards: the mapped shards.
         shard, start, length: int64 [episodes], from the episode table.
-        finals: gives int64 ids of the episodes with a final observation, ascending, and the columns of those.
+        finals: see `Finals`.
 
     Attributes:
-        final_rows: int64 [episodes]: each one's row among the final observations, -1 without; empty: nobody asked.
+        final_rows: int64 [episodes]: the row of each episode among the final observations, -1 if it has none. Empty
+            until `final_address` is first called.
     """
 
     def __init__(
         self, shards: Shards, shard: Int64Array, start: Int64Array, length: Int64Array, finals: Finals
     ) -> None:
-        # Bound here: importing in `read` would cost time at every batch.
-        from gear_data.kernels.cpu.collect import collect
-
-        self._collect = collect
         self.shards = shards
         self.shard = shard
         self.start = start
@@ -45,7 +43,33 @@ class ShardReader:
         self.final_rows: Int64Array = np.empty(0, np.int64)
         self._final_columns: dict[str, npt.NDArray[Any]] = {}
 
+    def read(self, windows: Windows, buffers: OutputBuffers) -> None:
+        """Fills the buffers with the windows' steps: see `ColumnReader`."""
+        shards = self.shards
+        if shards.all_mapped:
+            addresses = shards.addresses
+        else:
+            # Held until the end: another thread may release a shard of a remote dataset that nobody holds.
+            lease = shards.lease(np.unique(self.shard[windows.episode_id]).tolist())
+            addresses = lease.addresses
+        cpu.collect.collect(
+            windows.episode_id,
+            windows.start,
+            windows.length,
+            buffers.rows,
+            self.shard,
+            self.start,
+            self.length,
+            self.final_rows,
+            addresses,
+            buffers.plan,
+            buffers.addresses,
+            buffers.per,
+            buffers.valid,
+        )
+
     def final_address(self, column: str) -> int:
+        """Returns the address of a column's final observations, or 0: see `ColumnReader`."""
         ids, columns = self._finals()
         if column not in columns or not len(ids):
             return 0
@@ -56,58 +80,35 @@ class ShardReader:
         return int(self._final_columns[column].ctypes.data)
 
     def final_values(self, address: int) -> npt.NDArray[Any]:
-        """The final observations at an address that `final_address` gave."""
+        """Returns the final observations at an address that `final_address` gave."""
         return next(values for values in self._final_columns.values() if values.ctypes.data == address)
 
     def values(self, column: int, windows: Windows) -> pa.ChunkedArray:
+        """Reads a column of variable length: see `ColumnReader`."""
         shards = self.shard[windows.episode_id]
         first = self.start[windows.episode_id] + windows.start
         arrays = {shard: self.shards.values(shard, column) for shard in np.unique(shards).tolist()}
         spans = list(zip(shards.tolist(), first.tolist(), (first + windows.length).tolist(), strict=True))
-        # All at once: window by window takes three times as long.
+        # Validated all at once: one window at a time takes three times as long.
         chunks = pa.chunked_array([arrays[shard][begin:end] for shard, begin, end in spans])
         try:
             chunks.validate(full=True)
         except pa.ArrowInvalid:
             for shard, begin, end in spans:
-                self.shards.column(shard, column, begin, end)  # raises for the damaged one, and says where it is
+                self.shards.column(shard, column, begin, end)  # raises for the damaged span, and names its place
             raise
         return chunks
 
     def stages_on(self, device: int) -> bool:
-        """Never: the CPU gathers, and writes to its own memory."""
+        """Returns False: the CPU gathers into its own memory."""
         return False
 
     def stage(self, rows: Sequence[StagedRows], stage: StagingBuffer) -> None:
-        """See `StagingReader`."""
-        from gear_data.kernels.cpu.gather import gather
-
+        """Gathers rows into a staging buffer: see `StagingReader`."""
         wanted = np.unique(np.concatenate([each.shard[each.count > 0] for each in rows]))
-        # Held till all is gathered: of a remote dataset another thread may let a shard go.
+        # Held until the end: another thread may release a shard of a remote dataset.
         lease = self.shards.lease(wanted.tolist())
         for each in rows:
             some = each.count > 0
             sources = lease.addresses[each.shard, each.column] + each.first * each.row_bytes
-            gather(sources[some], each.sizes[some], each.place)
-
-    def read(self, windows: Windows, places: OutputBuffers) -> None:
-        if self.shards.all_mapped:
-            lease = ShardLease(self.shards.addresses)
-        else:
-            # Held till the end: of a remote dataset another thread may let a shard go that this one does not hold.
-            lease = self.shards.lease(np.unique(self.shard[windows.episode_id]).tolist())
-        self._collect(
-            windows.episode_id,
-            windows.start,
-            windows.length,
-            places.rows,
-            self.shard,
-            self.start,
-            self.length,
-            self.final_rows,
-            lease.addresses,
-            places.plan,
-            places.addresses,
-            places.per,
-            places.valid,
-        )
+            cpu.gather.gather(sources[some], each.sizes[some], each.place)

@@ -29,19 +29,22 @@ class Windows:
         length: int64, valid steps, at most the context; fewer if the episode ends or begins inside the window.
         probability: float64, the probability of drawing the window's anchor step in one slot; without replacement, in
             the first slot. 1 / (probability * number of anchors) is the importance weight. None: drawn without weights.
+        source: the number of the windows' dataset in a mixture; int64 [B] if the windows are of several datasets.
     """
 
     episode_id: Int64Array
     start: Int64Array
     length: Int64Array
     probability: Float64Array | None = None
+    source: int | Int64Array = 0
 
     def __len__(self) -> int:
         return len(self.episode_id)
 
     def __getitem__(self, rows: slice | Int64Array) -> Windows:
         probability = None if self.probability is None else self.probability[rows]
-        return Windows(self.episode_id[rows], self.start[rows], self.length[rows], probability)
+        source = self.source if isinstance(self.source, int) else self.source[rows]
+        return Windows(self.episode_id[rows], self.start[rows], self.length[rows], probability, source)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a decoder gives for the valid steps of a batch, as padded tensors."""
+"""Decoded values of a batch's valid steps, as padded tensors."""
 
 from __future__ import annotations
 
@@ -14,45 +14,56 @@ from gear_data.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Where the n valid steps of a batch stand.
+class StepPositions:
+    """The positions of a batch's n valid steps.
 
     Attributes:
-        shape: (B, K); or (B,), of which every place is a step.
-        places: int64 [n], ascending: among the B * K places.
+        shape: (B, K); or (B,) if every row is one step.
+        positions: int64 [n], ascending, among the flattened positions of `shape`.
     """
 
     shape: tuple[int, ...]
-    places: torch.Tensor
+    positions: torch.Tensor
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """[n, ...] -> [*shape, ...], with zeros in padding."""
+        """Spreads [n, ...] to [*shape, ...], with zeros in padding."""
         whole = values.new_zeros((math.prod(self.shape), *values.shape[1:]))
-        whole[self.places] = values
+        whole[self.positions] = values
         return whole.reshape(*self.shape, *values.shape[1:])
 
 
-def padded(column: str, key: str, made: Any, steps: Steps) -> dict[str, torch.Tensor]:
-    """Key -> [*shape, ...], zeros in padding; dtypes stay.
+def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[str, torch.Tensor]:
+    """Pads the values that a decoder returns for n valid steps.
 
-    A mapping of names gives `KEY.name` each. A list of sequences is padded to the longest of the batch with zeros, and
-    `KEY_length` int64 [*shape] has their lengths, unless the mapping has an `attention_mask`.
+    Args:
+        column: the decoded column.
+        key: its key in the batch.
+        decoded: an array or tensor [n, ...], a list of n values, or a mapping of names to such.
+        steps: positions of the valid steps.
+
+    Returns:
+        Key -> [*shape, ...], with zeros in padding and unchanged dtypes. A mapping gives `KEY.name` for each name. A
+        list of sequences is padded with zeros to the longest of the batch; `KEY_length`, int64 [*shape], has their
+        lengths, unless the mapping has an `attention_mask`.
 
     Raises:
-        InvalidArgumentError: not one thing a step, or what no tensor holds.
+        InvalidArgumentError: the number of values is not n, or a tensor cannot hold them.
     """
-    named = {f"{key}.{name}": value for name, value in made.items()} if isinstance(made, Mapping) else {key: made}
-    masked = isinstance(made, Mapping) and "attention_mask" in made
+    is_mapping = isinstance(decoded, Mapping)
+    named = {f"{key}.{name}": value for name, value in decoded.items()} if is_mapping else {key: decoded}
+    masked = is_mapping and "attention_mask" in decoded
     result = {}
     for name, value in named.items():
         try:
-            tensor, lengths = _tensor(value, len(steps.places))
+            tensor, lengths = _tensor(value, len(steps.positions))
         except (TypeError, ValueError, RuntimeError) as error:
-            what = error.message if isinstance(error, InvalidArgumentError) else f"what no tensor holds: {error}"
+            problem = (
+                error.message if isinstance(error, InvalidArgumentError) else f"values that no tensor holds: {error}"
+            )
             raise InvalidArgumentError(
-                f"its decoder gives for '{name}' {what}",
+                f"its decoder returns for '{name}' {problem}",
                 column=column,
-                hint="a decoder takes a list and gives one number, array or list of numbers for each of its items",
+                hint="a decoder takes a list and returns one number, array or list of numbers for each item",
             ) from error
         result[name] = steps.spread(tensor)
         if lengths is not None and not masked:
@@ -61,30 +72,30 @@ def padded(column: str, key: str, made: Any, steps: Steps) -> dict[str, torch.Te
 
 
 def _tensor(value: Any, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """([n, ...], int64 [n] lengths of sequences)."""
+    """Returns a tensor [n, ...], and for sequences their lengths, int64 [n]."""
     if isinstance(value, np.ndarray):
-        # torch takes neither negative strides nor, without a warning, what is read-only.
+        # torch takes no negative strides, and warns about read-only arrays.
         value = torch.from_numpy(np.require(value, requirements=("C", "W")))
     if not isinstance(value, torch.Tensor | list | tuple):
         raise InvalidArgumentError(f"a {type(value).__name__}")
-    given = len(value) if not isinstance(value, torch.Tensor) or value.ndim else 1
-    if given != count:
-        raise InvalidArgumentError(f"{given} things for {count} steps")
+    found = len(value) if not isinstance(value, torch.Tensor) or value.ndim else 1
+    if found != count:
+        raise InvalidArgumentError(f"{found} things for {count} steps")
     if isinstance(value, torch.Tensor):
         return value, None
     if all(isinstance(item, list | tuple) for item in value):
-        return _of_lists(value)
-    return _of_arrays(value)
+        return _from_lists(value)
+    return _from_arrays(value)
 
 
-def _of_lists(value: Sequence[Sequence[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _from_lists(value: Sequence[Sequence[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
     items = [item for each in value for item in each]
-    # Nothing at all would be float64 to NumPy; lists are tokens as a rule.
+    # NumPy makes float64 of an empty list; lists are usually tokens.
     flat = torch.from_numpy(np.asarray(items, None if items else np.int64))
     return _ragged(flat, torch.tensor([len(each) for each in value]))
 
 
-def _of_arrays(value: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _from_arrays(value: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
     arrays = [item if isinstance(item, torch.Tensor) else torch.from_numpy(np.array(item)) for item in value]
     dtypes = sorted({str(array.dtype).removeprefix("torch.") for array in arrays})
     if len(dtypes) > 1:
@@ -98,7 +109,7 @@ def _of_arrays(value: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | None]
 
 
 def _ragged(flat: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """([n, longest, ...], lengths) of sequences that lie one after another in `flat`."""
+    """Pads sequences, which lie one after another in `flat`, to [n, longest, ...]; returns them and their lengths."""
     longest = int(lengths.max())
     result = flat.new_zeros((len(lengths), longest, *flat.shape[1:]))
     result[torch.arange(longest) < lengths[:, None]] = flat

@@ -1,4 +1,4 @@
-"""Columns of text and encoded bytes in a batch: lists, or what a decoder makes of them."""
+"""Columns of text and encoded bytes in a batch: as lists, or as the tensors of a decoder."""
 
 from __future__ import annotations
 
@@ -16,152 +16,155 @@ from gear_data.dataset.internals import store_of
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.images import Decoder
-from gear_data.loaders.decoding.padding import Steps, padded
-from gear_data.loaders.window_source import Draw
+from gear_data.loaders.decoding.padding import StepPositions, padded
 from gear_data.selection.windows import Windows
 
 
-def check_decoders(parts: Sequence[LoaderComponent], decoders: Mapping[str, Decoder]) -> None:
-    """That each is for a column of text or bytes of some batch.
+def check_decoders(components: Sequence[LoaderComponent], decoders: Mapping[str, Decoder]) -> None:
+    """Checks that each decoder is for a column of text or bytes in the batches.
 
     Raises:
-        UnknownNameError: a column that is none; lists those there are.
-        InvalidArgumentError: a decoder that cannot be called.
+        UnknownNameError: another column; the message lists the possible columns.
+        InvalidArgumentError: a decoder is not callable.
     """
     if not isinstance(decoders, Mapping):
-        raise InvalidArgumentError(f"decoders are a mapping of column to a callable, not {decoders!r}")
-    known = sorted({name for part in parts for name in part.variable})
+        raise InvalidArgumentError(f"decoders must map columns to callables, not be {decoders!r}")
+    known = sorted({name for component in components for name in component.variable})
+    schemas = [component.dataset.schema for component in components]
     for name, decoder in decoders.items():
         if name not in known:
             hint = f"these are: {', '.join(known) or 'none'}; columns= puts more columns into a batch"
-            if any(name in part.dataset.schema and part.dataset.schema[name].dtype == "uint8" for part in parts):
+            if any(name in schema and schema[name].dtype == "uint8" for schema in schemas):
                 hint = (
-                    "it holds numbers: images are decoded by `convert`, unless with --keep-encoded; transform= has them"
+                    "the column holds numbers, because `convert` decodes images unless you give --keep-encoded; "
+                    "change the numbers in transform="
                 )
             raise UnknownNameError(
                 "decoders name a column that is not one of text or bytes in these batches", column=name, hint=hint
             )
         if not callable(decoder):
-            raise InvalidArgumentError(f"a decoder is called with a list, and {decoder!r} cannot be", column=name)
+            raise InvalidArgumentError(f"a decoder must be callable, and {decoder!r} cannot be called", column=name)
 
 
-def check_joined(parts: Sequence[LoaderComponent]) -> None:
-    """Raises InvalidArgumentError where windows of these parts cannot be in one batch."""
-    first, *others = parts
+def check_joined(components: Sequence[LoaderComponent]) -> None:
+    """Raises InvalidArgumentError if windows of these datasets cannot be in one batch."""
+    first, *others = components
     for other in others:
         check_alike(first.outputs, other.outputs)
         if _layout(other) != _layout(first):
             raise InvalidArgumentError(
-                "the datasets' batches differ in text and bytes: (key, dtype, first step alone) are "
+                "the datasets' batches differ in text and bytes: (key, dtype, first step only) are "
                 f"{_layout(first)} and {_layout(other)}",
                 hint="choose common columns, or batches of one dataset each",
             )
 
 
 class VariableColumns:
-    """Puts columns of text and encoded bytes into batches. Safe to call from several threads.
+    """Adds columns of text and encoded bytes to batches. Safe to call from several threads.
 
     Args:
-        parts: the loader's datasets.
-        context: K, steps of a sequence.
-        decoders: column -> what makes of its texts or bytes.
+        components: the loader's datasets.
+        context: K, the steps of a sequence.
+        decoders: column -> decoder of its texts or bytes.
     """
 
-    def __init__(self, parts: Sequence[LoaderComponent], context: int, decoders: Mapping[str, Decoder]) -> None:
-        self._parts = parts
+    def __init__(self, components: Sequence[LoaderComponent], context: int, decoders: Mapping[str, Decoder]) -> None:
+        self._components = components
         self._context = context
         self._decoders = decoders
-        self._readers = [store_of(part.dataset).reader() for part in parts]
-        # HuggingFace's tokenizers fail where two threads call one at once ("Already borrowed").
+        self._readers = [store_of(component.dataset).reader() for component in components]
+        # HuggingFace's tokenizers fail if two threads call one at once ("Already borrowed").
         self._decoding = threading.Lock()
 
-    def add(self, batch: dict[str, Any], draw: Draw) -> None:
-        """Adds the columns to the batch of a draw. Of n valid steps, a window has a list of n values; where the
-        convention takes the first step alone, that value. With a decoder, see
-        `gear_data.loaders.decoding.padding.padded`.
+    def add(self, batch: dict[str, Any], windows: Windows) -> None:
+        """Adds the columns to the batch of these windows.
+
+        A window of n valid steps has a list of n values. If the preset takes only the first step, the window has that
+        value. For columns with a decoder see `gear_data.loaders.decoding.padding.padded`.
 
         Raises:
             CorruptShardError: damaged values.
-            InvalidArgumentError: a decoder gives what cannot be padded, or a key that the batch has.
+            InvalidArgumentError: a decoder returns values that cannot be padded, or a key that the batch already has.
         """
-        for column, key in self._part(draw).variable.items():
-            for name, value in self._column(column, key, draw).items():
+        for column, key in self._component(windows).variable.items():
+            for name, value in self._column(column, key, windows).items():
                 if name in batch:
                     raise InvalidArgumentError(
-                        f"its decoder gives '{name}', a key the batch has already", column=column
+                        f"its decoder returns '{name}', a key that the batch has already", column=column
                     )
                 batch[name] = value
 
-    def _part(self, draw: Draw) -> LoaderComponent:
-        return self._parts[draw.source if isinstance(draw.source, int) else 0]
+    def _component(self, windows: Windows) -> LoaderComponent:
+        return self._components[windows.source if isinstance(windows.source, int) else 0]
 
-    def _column(self, column: str, key: str, draw: Draw) -> dict[str, Any]:
-        if not len(draw):
-            # A rank may have no row of a short batch. Its keys and dtypes are the others': those of any step.
+    def _column(self, column: str, key: str, windows: Windows) -> dict[str, Any]:
+        if not len(windows):
+            # A rank may have no row of a short batch. Any step gives the keys and dtypes of the other ranks.
             zero = np.zeros(1, np.int64)
-            source = draw.source if isinstance(draw.source, int) else 0
-            some = self._column(column, key, Draw(Windows(zero, zero, zero + 1), source, draw.step))
-            return {name: value[:0] for name, value in some.items()}
-        part = self._part(draw)
-        single = part.batch_format.first_step_only(part.dataset.schema[column].role)
-        if single:
-            one = replace(draw.windows, length=np.ones(len(draw), np.int64))
-            draw = Draw(one, draw.source, draw.step)
-        values = self._values(column, draw)
+            source = windows.source if isinstance(windows.source, int) else 0
+            one_row = self._column(column, key, Windows(zero, zero, zero + 1, source=source))
+            return {name: value[:0] for name, value in one_row.items()}
+        component = self._component(windows)
+        first_only = component.batch_format.first_step_only(component.dataset.schema[column].role)
+        if first_only:
+            windows = replace(windows, length=np.ones(len(windows), np.int64))
+        values = self._values(column, windows)
         if column not in self._decoders:
-            return {key: [value for (value,) in values] if single else values}
-        made = self._decoded(column, list(chain.from_iterable(values)), draw)
-        width = 1 if single else self._context
-        places = _places(draw.windows, width, pad_left=part.batch_format.pad_left)
-        return padded(column, key, made, Steps((len(draw),) if single else (len(draw), width), places))
+            return {key: [value for (value,) in values] if first_only else values}
+        decoded = self._decode(column, list(chain.from_iterable(values)), windows)
+        width = 1 if first_only else self._context
+        positions = _positions(windows, width, pad_left=component.batch_format.pad_left)
+        shape = (len(windows),) if first_only else (len(windows), width)
+        return padded(column, key, decoded, StepPositions(shape, positions))
 
-    def _values(self, column: str, draw: Draw) -> list[list[Any]]:
-        """B lists of the values of each window."""
-        if isinstance(draw.source, int):
-            return self._read(draw.source, column, draw.windows)
-        result: list[list[Any]] = [[] for _ in range(len(draw))]
-        for number in np.unique(draw.source).tolist():
-            rows = np.flatnonzero(draw.source == number)
-            for row, values in zip(rows.tolist(), self._read(number, column, draw.windows[rows]), strict=True):
+    def _values(self, column: str, windows: Windows) -> list[list[Any]]:
+        """Returns B lists, the values of each window."""
+        if isinstance(windows.source, int):
+            return self._read(windows.source, column, windows)
+        result: list[list[Any]] = [[] for _ in range(len(windows))]
+        for number in np.unique(windows.source).tolist():
+            rows = np.flatnonzero(windows.source == number)
+            for row, values in zip(rows.tolist(), self._read(number, column, windows[rows]), strict=True):
                 result[row] = values
         return result
 
     def _read(self, number: int, column: str, windows: Windows) -> list[list[Any]]:
-        chunks = self._readers[number].values(self._parts[number].dataset.schema.index(column), windows)
+        chunks = self._readers[number].values(self._components[number].dataset.schema.index(column), windows)
         values = chunks.to_numpy().tolist()
         ends = windows.length.cumsum()
         return [values[first:last] for first, last in zip((ends - windows.length).tolist(), ends.tolist(), strict=True)]
 
-    def _decoded(self, column: str, values: list[Any], draw: Draw) -> Any:
+    def _decode(self, column: str, values: list[Any], windows: Windows) -> Any:
+        """Calls a column's decoder. An error that names a row is raised with the row's episode and step."""
         try:
             with self._decoding:
                 return self._decoders[column](values)
         except GearError as error:
             if error.row is None:
                 raise
-            windows, ends = draw.windows, draw.windows.length.cumsum()
+            ends = windows.length.cumsum()
             row = int(np.searchsorted(ends, error.row, "right"))
             step = int(windows.start[row] + error.row - ends[row] + windows.length[row])
-            source = draw.source if isinstance(draw.source, int) else int(draw.source[row])
+            source = windows.source if isinstance(windows.source, int) else int(windows.source[row])
             raise type(error)(
                 f"episode {windows.episode_id[row]}, step {step}: {error.message}",
-                file=str(self._parts[source].dataset.path),
+                file=str(self._components[source].dataset.path),
                 column=column,
                 hint=error.hint,
             ) from error
 
 
-def _layout(part: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
-    """Column -> (key, dtype, whether it is the first step alone)."""
-    specs = {name: part.dataset.schema[name] for name in part.variable}
+def _layout(component: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
+    """Returns column -> (key, dtype, whether the batch has only the first step)."""
+    specs = {name: component.dataset.schema[name] for name in component.variable}
     return {
-        name: (part.variable[name], spec.dtype, part.batch_format.first_step_only(spec.role))
+        name: (component.variable[name], spec.dtype, component.batch_format.first_step_only(spec.role))
         for name, spec in specs.items()
     }
 
 
-def _places(windows: Windows, width: int, *, pad_left: bool) -> torch.Tensor:
-    """int64 [n]: where the valid steps stand in [B, width]."""
+def _positions(windows: Windows, width: int, *, pad_left: bool) -> torch.Tensor:
+    """Returns int64 [n], the positions of the valid steps in [B, width], flattened."""
     length = windows.length
     first = np.arange(len(windows)) * width + (width - length if pad_left else 0)
     before = length.cumsum() - length

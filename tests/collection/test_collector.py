@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +74,7 @@ def collect(dataset, outputs, windows):
     collector = Collector(
         [CollectSource(dataset._store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True
     )
-    (collected,) = collector.collect(windows_of(windows))
+    collected = collector(windows_of(windows))
     assert list(collected.arrays) == [output.key for output in outputs]
     return collected
 
@@ -240,7 +241,7 @@ def test_fewer_rows_than_the_collector_was_made_for(wide, wide_episodes):
     collector = Collector([CollectSource(wide._store.reader(), wide.schema, (output,))], 10, reuse=True)
     column = [episode[name] for episode in wide_episodes]
     for windows in ([(5, 0, 4)] * 10, [(3, 15, 2)], [], [(8, 30, 3)] * 7):
-        (got,) = collector.collect(windows_of(windows))
+        got = collector(windows_of(windows))
         same_bits(got.arrays["x"], expected_rows(column, windows, output))
 
 
@@ -252,27 +253,50 @@ def test_outputs_are_aligned_and_do_not_overlap(wide):
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
 
 
+def address_of(memory):
+    return memory.ctypes.data
+
+
 class TestBufferPool:
-    def test_a_lease_is_aligned_writable_and_of_the_size_asked_for(self):
+    def test_a_lease_is_aligned_writable_and_of_the_given_size(self):
         for reuse in (True, False):
-            buffer, places = BufferPool(1000, np.array([0, 256]), reuse=reuse).lease()
+            buffer, address = BufferPool(1000, address_of, reuse=reuse).lease()
             assert (buffer.dtype, buffer.shape, buffer.flags.writeable) == (np.uint8, (1000,), True)
             assert buffer.ctypes.data % 256 == 0
-            assert places.tolist() == [buffer.ctypes.data, buffer.ctypes.data + 256]
+            assert address == buffer.ctypes.data
 
     def test_a_buffer_comes_back_when_its_last_view_dies_and_not_before(self):
-        pool = BufferPool(1000, np.zeros(1, np.int64), reuse=True)
-        buffer, _ = pool.lease()
-        address = buffer.ctypes.data
+        pool = BufferPool(1000, address_of, reuse=True)
+        buffer, address = pool.lease()
         view = buffer[10:20].view(np.int16)
         del buffer
-        second, _ = pool.lease()
-        assert second.ctypes.data != address
+        second, other = pool.lease()
+        assert second.ctypes.data == other != address
         del view
         assert pool.lease()[0].ctypes.data == address
 
+    @pytest.mark.parametrize("leased", [lambda lease: lease, lambda lease: lease.base], ids=["array", "base"])
+    def test_arrays_and_tensors_of_any_form_keep_the_lease(self, leased):
+        pool = BufferPool(1024, address_of, reuse=True)
+        for keep in (
+            lambda array: array,
+            lambda array: array[1:, ::2],
+            torch.from_numpy,
+            lambda array: torch.from_numpy(array)[2:].numpy(),
+            lambda array: torch.from_numpy(array).untyped_storage(),
+            memoryview,
+        ):
+            buffer, address = pool.lease()
+            kept = keep(np.ndarray((4, 8), np.float32, leased(buffer), 256))
+            del buffer
+            assert pool.lease()[1] != address
+            del kept
+            both = [pool.lease(), pool.lease()]
+            assert address in [each for _, each in both]
+            del both
+
     def test_the_buffer_used_last_is_the_next_one(self):
-        pool = BufferPool(64, np.zeros(1, np.int64), reuse=True)
+        pool = BufferPool(64, address_of, reuse=True)
         leases = [pool.lease()[0] for _ in range(3)]
         addresses = [lease.ctypes.data for lease in leases]
         while leases:
@@ -280,7 +304,7 @@ class TestBufferPool:
         assert [lease.ctypes.data for lease, _ in [pool.lease(), pool.lease()]] == addresses[:0:-1]
 
     def test_without_reuse_nothing_is_kept(self):
-        pool = BufferPool(64, np.zeros(1, np.int64), reuse=False)
+        pool = BufferPool(64, address_of, reuse=False)
         first, _ = pool.lease()
         assert first.base is not None
         assert not np.shares_memory(first, pool.lease()[0])
@@ -291,7 +315,7 @@ def test_the_reader_maps_only_the_shards_it_needs(wide):
     reader = dataset._store.reader()
     shard = int(dataset.episodes["shard"][5])
     output = Output("x", "x.int8.3", "int8", (3,), 0, 4)
-    Collector([CollectSource(reader, dataset.schema, (output,))], 1, reuse=True).collect(windows_of([(5, 0, 4)]))
+    Collector([CollectSource(reader, dataset.schema, (output,))], 1, reuse=True)(windows_of([(5, 0, 4)]))
     mapped = np.flatnonzero(dataset._store.shards.addresses[:, 0])
     assert mapped.tolist() == [shard]
 

@@ -35,7 +35,7 @@ def collect(dataset, outputs, windows):
         [CollectSource(dataset._store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True
     )
     columns = np.array(windows, np.int64).reshape(-1, 3).T.copy()
-    return collector.collect(Windows(*columns))[0].arrays
+    return collector(Windows(*columns)).arrays
 
 
 def step_value(output: Output, episode: dict[str, np.ndarray], step: int) -> Any:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from gear_data import SequenceLoader
-from gear_data.loaders.batch_builder import BuiltBatch
+from gear_data.loaders.builders.batch import BuiltBatch
 from gear_data.loaders.metrics import Meter
 from tests.support.feed import reference as ref
 

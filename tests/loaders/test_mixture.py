@@ -175,7 +175,7 @@ def test_a_dataset_draws_by_turns_what_it_draws_in_another_mixture(datasets):
     """What a dataset gives at its own n-th turn does not depend on the others."""
 
     def own(mixture, count):
-        loader = SequenceLoader(mixture, BATCH, CONTEXT, seed=4)
+        loader = SequenceLoader(mixture, BATCH, context=CONTEXT, seed=4)
         rows = [windows_of(loader, step) for step in range(count)]
         return [[window for _, window in row] for row in rows if row[0][0] == 0]
 
@@ -217,7 +217,7 @@ def test_options_of_a_datasets_own(datasets, join):
         ],
         join=join,
     )
-    loader = SequenceLoader(mixture, BATCH, CONTEXT, preset="corl", preset_options={"return_scale": 2.0})
+    loader = SequenceLoader(mixture, BATCH, context=CONTEXT, preset="corl", preset_options={"return_scale": 2.0})
     count = 0
     for step, batch in enumerate(take(loader, 12)):
         for row, (number, (episode, start, length)) in enumerate(windows_of(loader, step)):
@@ -250,7 +250,7 @@ def test_probabilities_are_those_of_the_windows_own_dataset(datasets, make):
 def test_where_one_dataset_alone_has_weights(datasets):
     weighted = {"sampler": Weighted(pl.lit(1.0))}
     mixture = Mixture([(datasets[0], 1), (datasets[1], 1, weighted)])
-    for batch in take(SequenceLoader(mixture, BATCH, CONTEXT), 6):
+    for batch in take(SequenceLoader(mixture, BATCH, context=CONTEXT), 6):
         drawn = {"probability", "weights_version"}
         assert batch.keys() & drawn == (drawn if batch["source"][0] == 1 else set())
 
@@ -258,7 +258,7 @@ def test_where_one_dataset_alone_has_weights(datasets):
 def test_views_mix_as_datasets_do(datasets):
     view = datasets[0].filter("length > 6").filter_steps(pl.col("rewards") > 0)
     mixture = Mixture([(view, 1), (datasets[1], 1)], join=True)
-    loader = SequenceLoader(mixture, BATCH, CONTEXT)
+    loader = SequenceLoader(mixture, BATCH, context=CONTEXT)
     for step in range(30):
         for number, (episode, start, _) in windows_of(loader, step):
             if number == 0:
@@ -308,7 +308,7 @@ def test_a_resumed_loader_goes_on_where_the_other_stopped(datasets, make, done):
 
 def test_a_state_of_another_mixture_is_refused(datasets):
     a, b = datasets[:2]
-    state = SequenceLoader(Mixture([(a, 1), (b, 2)]), BATCH, CONTEXT).state_dict()
+    state = SequenceLoader(Mixture([(a, 1), (b, 2)]), BATCH, context=CONTEXT).state_dict()
     for other, name in [
         (Mixture([(a, 2), (b, 1)]), "turns"),
         (Mixture([(b, 1), (a, 2)]), "fingerprint"),
@@ -317,9 +317,9 @@ def test_a_state_of_another_mixture_is_refused(datasets):
         (a, "fingerprint"),
     ]:
         with pytest.raises(StateMismatchError, match=name):
-            SequenceLoader(other, BATCH, CONTEXT).load_state_dict(state)
+            SequenceLoader(other, BATCH, context=CONTEXT).load_state_dict(state)
     # Only ratios count.
-    SequenceLoader(Mixture([(a, 0.1), (b, 0.2)]), BATCH, CONTEXT).load_state_dict(state)
+    SequenceLoader(Mixture([(a, 0.1), (b, 0.2)]), BATCH, context=CONTEXT).load_state_dict(state)
 
 
 def test_the_record_has_each_datasets_own(datasets):
@@ -362,15 +362,15 @@ def test_joined_batches_have_one_layout(datasets, make_dataset):
     other = make_dataset(with_dtype(EPISODES[1], "observations", np.float64))
     mixture = Mixture([(datasets[0], 1), (other, 1)], join=True)
     with pytest.raises(InvalidArgumentError, match="differ"):
-        take(SequenceLoader(mixture, BATCH, CONTEXT), 1)
+        take(SequenceLoader(mixture, BATCH, context=CONTEXT), 1)
     # With a dtype for both they fit.
-    batch = take(SequenceLoader(mixture, BATCH, CONTEXT, dtype="float32"), 1)[0]
+    batch = take(SequenceLoader(mixture, BATCH, context=CONTEXT, dtype="float32"), 1)[0]
     assert batch["observations"].dtype == torch.float32
     # Of other shapes, a column is not a common one, unless it is asked for.
     mixture = Mixture([(datasets[0], 1), (datasets[2], 1)], join=True)
-    assert "observations" not in take(SequenceLoader(mixture, BATCH, CONTEXT), 1)[0]
+    assert "observations" not in take(SequenceLoader(mixture, BATCH, context=CONTEXT), 1)[0]
     with pytest.raises(InvalidArgumentError, match="differ"):
-        take(SequenceLoader(mixture, BATCH, CONTEXT, columns=["observations"]), 1)
+        take(SequenceLoader(mixture, BATCH, context=CONTEXT, columns=["observations"]), 1)
 
 
 def test_columns_that_one_dataset_lacks_are_refused(datasets):
@@ -386,8 +386,8 @@ def test_what_is_no_dataset_is_refused(wrong):
 
 
 def test_a_mixture_of_one_is_its_dataset(datasets):
-    alone = take(SequenceLoader(datasets[0], BATCH, CONTEXT, seed=4), 5)
-    same(take(SequenceLoader(Mixture([(datasets[0], 7)]), BATCH, CONTEXT, seed=4), 5), alone)
+    alone = take(SequenceLoader(datasets[0], BATCH, context=CONTEXT, seed=4), 5)
+    same(take(SequenceLoader(Mixture([(datasets[0], 7)]), BATCH, context=CONTEXT, seed=4), 5), alone)
 
 
 def test_it_is_public():

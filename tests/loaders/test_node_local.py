@@ -48,7 +48,12 @@ def together(folder, nodes, steps, budget=None, **options):
     return [
         drawn(
             SequenceLoader(
-                as_node(folder, node, nodes, budget=budget), BATCH, 5, seed=3, selection="decentralized", **options
+                as_node(folder, node, nodes, budget=budget),
+                BATCH,
+                context=5,
+                seed=3,
+                selection="decentralized",
+                **options,
             ),
             steps,
         )
@@ -57,7 +62,7 @@ def together(folder, nodes, steps, budget=None, **options):
 
 
 def test_one_node_draws_what_all_draw(folder):
-    alone = SequenceLoader(gear_data.open(folder), BATCH, 5, seed=3)
+    alone = SequenceLoader(gear_data.open(folder), BATCH, context=5, seed=3)
     assert together(folder, 1, 20) == [drawn(alone, 20)]
 
 
@@ -74,7 +79,7 @@ def test_nodes_draw_as_one(folder, sampler, budget):
         assert {int(shards[episode]) for _, episode, _ in windows} <= set(placement.held[node])
     rows = collections.Counter(step for windows in found for step, _, _ in windows)
     assert rows == dict.fromkeys(range(steps), BATCH)
-    shares = SequenceLoader(gear_data.open(folder), BATCH, 5, sampler=made)._parts[0].selector.shares()
+    shares = SequenceLoader(gear_data.open(folder), BATCH, context=5, sampler=made)._parts[0].selector.shares()
     counts = np.bincount([episode for windows in found for _, episode, _ in windows], minlength=len(LENGTHS))
     assert not counts[shares == 0].any()
     expected = shares[shares > 0] * steps * BATCH
@@ -89,9 +94,9 @@ def test_nodes_draw_different_numbers(folder):
     starts = []
     for node in range(2):
         loader = SequenceLoader(
-            as_node(folder, node, 2), BATCH, 5, seed=3, selection="decentralized", sampler="uniform"
+            as_node(folder, node, 2), BATCH, context=5, seed=3, selection="decentralized", sampler="uniform"
         )
-        part = loader._parts[0].selector._own
+        part = loader._components[0].selector._own
         windows = part.select(0, 64, 0)
         starts.append((windows.start / np.array(LENGTHS)[windows.episode_id]).round(3).tolist())
     assert starts[0] != starts[1]
@@ -108,13 +113,13 @@ def test_an_epoch_has_every_window_once(folder):
 
 def test_probabilities_are_those_of_all(folder):
     sampler = Weighted("exp(length / 15)")
-    alone = SequenceLoader(gear_data.open(folder), 500, 5, sampler=sampler, steps=4, prefetch=0)
+    alone = SequenceLoader(gear_data.open(folder), 500, context=5, sampler=sampler, steps=4, prefetch=0)
     known = {}
     for step, batch in enumerate(alone):
         known |= dict(zip(alone.windows(step)["episode_id"].tolist(), batch["probability"].tolist(), strict=True))
     for node in range(3):
         own = SequenceLoader(
-            as_node(folder, node, 3), BATCH, 5, sampler=sampler, selection="decentralized", steps=5, prefetch=0
+            as_node(folder, node, 3), BATCH, context=5, sampler=sampler, selection="decentralized", steps=5, prefetch=0
         )
         for step, batch in enumerate(own):
             episodes = own.windows(step)["episode_id"].tolist()
@@ -122,9 +127,9 @@ def test_probabilities_are_those_of_all(folder):
 
 
 def test_ranks_divide_the_rows_of_their_node(folder):
-    whole = SequenceLoader(as_node(folder, 1, 2), BATCH, 5, selection="decentralized", steps=30)
+    whole = SequenceLoader(as_node(folder, 1, 2), BATCH, context=5, selection="decentralized", steps=30)
     ranks = [
-        SequenceLoader(as_node(folder, 1, 2, ranks=2, rank=rank), BATCH, 5, selection="decentralized", steps=30)
+        SequenceLoader(as_node(folder, 1, 2, ranks=2, rank=rank), BATCH, context=5, selection="decentralized", steps=30)
         for rank in range(2)
     ]
     for batch, *parts in zip(whole, *ranks, strict=True):
@@ -136,20 +141,20 @@ def test_views_and_their_statistics(folder):
     """Filtered episodes come from no node, and what is normalised is by the statistics of all nodes' episodes."""
     view = gear_data.open(folder).filter("length > 6")
     own = as_node(folder, 0, 2, view=lambda dataset: dataset.filter("length > 6"))
-    loader = SequenceLoader(own, BATCH, 5, selection="decentralized", normalize=True, steps=3)
+    loader = SequenceLoader(own, BATCH, context=5, selection="decentralized", normalize=True, steps=3)
     assert {LENGTHS[episode] > 6 for _, episode, _ in drawn(loader, 3)} == {True}
-    expected = SequenceLoader(view, BATCH, 5, normalize=True)
+    expected = SequenceLoader(view, BATCH, context=5, normalize=True)
     assert loader.spec()["normalize"] == expected.spec()["normalize"]
 
 
 def test_states(folder):
     def make(node, nodes, **options):
-        return SequenceLoader(as_node(folder, node, nodes), BATCH, 5, selection="decentralized", **options)
+        return SequenceLoader(as_node(folder, node, nodes), BATCH, context=5, selection="decentralized", **options)
 
     state = make(0, 2).state_dict()
     for node in range(2):
         make(node, 2).load_state_dict(copy.deepcopy(state))
-    for other in (make(0, 3), SequenceLoader(gear_data.open(folder), BATCH, 5)):
+    for other in (make(0, 3), SequenceLoader(gear_data.open(folder), BATCH, context=5)):
         with pytest.raises(StateMismatchError, match="another selection"):
             other.load_state_dict(state)
 

@@ -182,7 +182,7 @@ def test_an_iterator_alive_at_exit_ends_quietly(dataset):
     """Its generator is closed after the modules' names are gone, and closes the prefetcher a second time."""
     code = (
         "import gear_data\n"
-        f"iterator = iter(gear_data.SequenceLoader(gear_data.open({str(dataset.path)!r}), 2, 3))\n"
+        f"iterator = iter(gear_data.SequenceLoader(gear_data.open({str(dataset.path)!r}), 2, context=3))\n"
         "print(len(next(iterator)['valid_count']))\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
@@ -193,7 +193,7 @@ def test_an_iterator_alive_at_exit_ends_quietly(dataset):
 def test_a_forked_child_is_told_to_make_its_own_iterator(dataset):
     context = multiprocessing.get_context("fork")
     received, sent = context.Pipe(duplex=False)
-    loader = SequenceLoader(dataset, 2, 3)
+    loader = SequenceLoader(dataset, 2, context=3)
     iterator = iter(loader)
     next(iterator)
 

@@ -32,7 +32,7 @@ class LocalMemory:
         self._access = device.library.enums.IBV_ACCESS_LOCAL_WRITE
         self._regions: dict[int, Region] = {}
         self._lock = threading.Lock()
-        self._staging = BufferPool(_STAGING_BYTES, np.zeros(1, np.int64), reuse=True)
+        self._staging = BufferPool(_STAGING_BYTES, lambda _: None, reuse=True)
 
     def region(self, memory: Memory) -> Region:
         """That of memory, which is registered as long as it lives. Raises DeviceError."""

@@ -92,7 +92,7 @@ class ShardServer:
         self._here[list(self.shards)] = np.arange(len(self.shards))
         # Of text or bytes those of its offsets.
         self._row_bytes = np.array([OFFSET_BYTES if c.variable_length else c.row_bytes for c in self._schema], np.int64)
-        self._pool = BufferPool(MESSAGE_BYTES, np.zeros(1, np.int64), reuse=True)
+        self._pool = BufferPool(MESSAGE_BYTES, lambda _: None, reuse=True)
         # A request for nothing, as they come, has all compiled now: the first client would wait for it.
         nothing: Int64Array = np.empty(0, np.int64)
         self.answer(Request.from_bytes(Request(nothing, (ColumnGroup((0,), nothing, nothing),)).to_bytes()))

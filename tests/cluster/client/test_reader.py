@@ -243,7 +243,7 @@ def test_workers_of_a_data_loader(local, remote, start):
 def test_many_forks_while_this_process_reads(local, remote, prefetch):
     """gRPC would hang in every fourth child, or so, if its threads were not waited for."""
     expected = batches(local, 2)
-    reading = iter(SequenceLoader(remote, 16, 8, prefetch=prefetch))
+    reading = iter(SequenceLoader(remote, 16, context=8, prefetch=prefetch))
     ends = []
     for _ in range(12):
         next(reading)
@@ -332,7 +332,7 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
     found = []
     for reader in (local._store.reader(), remote._store.reader(), mixed, alone):
         collector = Collector([CollectSource(reader, local.schema, tuple(made))], len(rows), reuse=False)
-        (collected,) = collector.collect(chosen)
+        collected = collector(chosen)
         arrays = {key: (array.dtype, array.shape, array.tobytes()) for key, array in collected.arrays.items()}
         found.append((arrays, collected.valid_bytes))
     assert found[1:] == found[:1] * 3
@@ -348,9 +348,9 @@ def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypat
     reader = ClusterReader(NoNodes(), store.shards, here, *store.episode_starts, store.lengths, lambda: store.finals)
     output = Output("x", "observations", "float32", (4,), 0, 5)
     collected = [
-        Collector([CollectSource(each, local.schema, (output,))], 3, reuse=False).collect(
+        Collector([CollectSource(each, local.schema, (output,))], 3, reuse=False)(
             Windows(np.array([0, 3, 5]), np.array([2, 0, 9]), np.array([5, 5, 5]))
-        )[0]
+        )
         for each in (local._store.reader(), reader)
     ]
     np.testing.assert_array_equal(collected[0].arrays["x"], collected[1].arrays["x"])

@@ -27,7 +27,7 @@ UPDATES: list[list[tuple[int, list[int], list[float]]]] = [
 
 def loader(dataset: gear_data.Dataset, **options: Any) -> gear_data.SequenceLoader:
     sampler = gear_data.Weighted("length")
-    return gear_data.SequenceLoader(dataset, 6, 5, sampler=sampler, seed=21, steps=STEPS, **options)
+    return gear_data.SequenceLoader(dataset, 6, context=5, sampler=sampler, seed=21, steps=STEPS, **options)
 
 
 def refused(changing: gear_data.SequenceLoader, *update: Any, **options: Any) -> str:

@@ -158,7 +158,7 @@ def check(columns: Columns, outputs: list[Output], rows: list[tuple[int, int, in
     )
     try:
         with np.errstate(all="ignore"):
-            collected = collector.collect(windows, batches)
+            collected = collector.collect_together(windows, batches)
     finally:
         columns.runner.clear()
     per = len(rows) // batches
@@ -382,7 +382,7 @@ class CollectChecks:
         expected = Columns(runner, {"x": ("float32", (11,))}, lengths, [0, 1])
         collector = Collector([CollectSource(expected, expected.schema, columns.outputs)], 3, reuse=True)
         expected.outputs = columns.outputs
-        (batch,) = collector.collect(windows)
+        batch = collector(windows)
         plan = collector._plan.plans[0]
         memory = np.zeros((4, 6, 11), np.float32)
         places = OutputBuffers(

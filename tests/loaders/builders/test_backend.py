@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gear_data.loaders.backend import Rates, choose_backend
+from gear_data.loaders.builders.backend import Rates, choose_backend
 
 #: Steps of a window and bytes of a step of each array: states, actions, rewards, returns, timesteps, mask of Hopper.
 HOPPER = [(20, 44), (20, 12), (20, 4), (20, 4), (20, 8), (20, 4)]

@@ -1,0 +1,168 @@
+"""Backends: which processor builds a loader's batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gear_data.dataset.internals import store_of
+from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.builders.batch import BatchBuilder, RankRows
+from gear_data.loaders.builders.cpu import CpuBatchBuilder
+from gear_data.loaders.builders.device import DeviceBatchBuilder, device_number, staging_reader
+from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.window_source import WindowSource
+from gear_data.residency.device.columns import current_device
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The cost of collecting, for `choose_backend`.
+
+    These are estimates, from data sheets and from measurements of the CPU. Nobody has measured them on a GPU yet.
+
+    Attributes:
+        cpu: bytes per second that one thread collects.
+        copy: bytes per second from this machine's memory to the device, over PCIe.
+        device: bytes per second within the device's memory.
+        cpu_call, copy_call, launch: seconds to start collecting on the CPU, to copy an array to the device, and to
+            start collecting on the device.
+        line: the fewest bytes of one read.
+    """
+
+    cpu: float = 8e9
+    copy: float = 2.2e10
+    device: float = 1e12
+    cpu_call: float = 5e-6
+    copy_call: float = 1e-5
+    launch: float = 4e-5
+    line: int = 128
+
+
+RATES = Rates()
+
+
+def choose_backend(outputs: Sequence[tuple[int, int]], rows: int, residency: str, rates: Rates = RATES) -> str:
+    """Returns the backend that is expected to be faster: `cpu` or `cuda`. A pure function.
+
+    The estimate includes the copy to the device's memory. Choosing by a metric of the workload is an idea of Quiver
+    (Tan et al., 2023, arXiv 2305.10863).
+
+    Args:
+        outputs: for each array of the batch, the steps of a window and the bytes of a step.
+        rows: windows of a batch.
+        residency: of the columns, see `gear_data.open`. The CPU gathers columns that a GPU cannot read in place.
+    """
+    if residency not in ("pinned", "device", "tiered"):
+        return "cpu"
+    total = rows * sum(width * step_bytes for width, step_bytes in outputs)
+    # A run of bytes begins and ends within a line.
+    touched = rows * sum(width * step_bytes + rates.line for width, step_bytes in outputs)
+    on_cpu = rates.cpu_call + total / rates.cpu + len(outputs) * rates.copy_call + total / rates.copy
+    read = rates.device if residency == "device" else rates.copy
+    on_device = rates.launch + max(touched / read, total / rates.device)
+    return "cuda" if on_device <= on_cpu else "cpu"
+
+
+def resolve_backend(
+    backend: str,
+    components: Sequence[LoaderComponent],
+    postprocess: PostprocessConfig,
+    rows: int,
+    device: torch.device,
+) -> str:
+    """Returns the backend of a loader: `cpu` or `cuda`.
+
+    Batches that only the CPU can make are made there. A warning in the log says why, if the device was requested, or
+    if a GPU reads the memory of the columns.
+
+    Args:
+        backend: one of `gear_data.loaders.arguments.BACKENDS`.
+        rows: windows of a batch.
+
+    Raises:
+        InvalidArgumentError: `cuda` for batches that do not go to a GPU, or for columns in the memory of another GPU.
+        MissingExtraError, DeviceError: `cuda` without CuPy or without a GPU.
+    """
+    if device.type != "cuda":
+        if backend == "cuda":
+            raise InvalidArgumentError("backend='cuda' collects in a GPU's memory", hint="give device='cuda' too")
+        return "cpu"
+    placed = [component.dataset.residency in ("pinned", "device", "tiered") for component in components]
+    if backend == "cpu" or not (backend == "cuda" or any(placed)):
+        return "cpu"
+    reason = _why_only_cpu(components, postprocess)
+    if reason is not None:
+        _log.warning("batches are collected on the CPU: %s", reason)
+        return "cpu"
+    current_device()
+    for component in components:
+        column_device = store_of(component.dataset).device_columns().device
+        if column_device not in (None, device_number(device)):
+            raise InvalidArgumentError(
+                f"the columns are in the memory of CUDA device {column_device}, and batches go to {device}",
+                hint="call torch.cuda.set_device before you open or place the dataset",
+            )
+    if backend == "cuda":
+        return "cuda"
+    chosen = {
+        choose_backend([(o.width, o.step_bytes) for o in component.outputs], rows, component.dataset.residency)
+        for component in components
+    }
+    return "cuda" if chosen == {"cuda"} else "cpu"
+
+
+def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: PostprocessConfig) -> str | None:
+    """Returns why a GPU cannot make these batches, or None if it can."""
+    for component in components:
+        if component.postprocess is not None:
+            return f"preset '{component.batch_format.name}' makes tokens there"
+        if staging_reader(store_of(component.dataset).reader()) is None:
+            return "other machines send the steps, and not by RDMA"
+    return None if postprocess.transform is None else "transform= is called with tensors of the CPU"
+
+
+@dataclass(frozen=True)
+class BuilderFactory:
+    """Makes the batch builder of an iteration.
+
+    Attributes:
+        backend: `cpu` or `cuda`.
+        device: device of the tensors.
+        sm_budget: see `gear_data.kernels.cuda.launcher.CudaLauncher`.
+        pin: whether the CPU's batches go to the device through pinned memory.
+        joined: whether one batch has windows of several datasets.
+    """
+
+    backend: str
+    device: torch.device
+    sm_budget: float
+    pin: bool
+    joined: bool
+
+    def make(
+        self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
+        *, most_rows: int, at_once: int, keep: int, in_worker: bool,
+    ) -> BatchBuilder:  # fmt: skip
+        """Makes a builder. A DataLoader's worker builds on the CPU, in memory that it passes on.
+
+        Args:
+            components, source, rows, postprocess, most_rows, at_once: see `CpuBatchBuilder`.
+            keep: see `DeviceBatchBuilder`.
+            in_worker: whether this process is a DataLoader's worker.
+        """
+        if self.backend == "cuda" and not in_worker:
+            return DeviceBatchBuilder(
+                components, source, rows, postprocess, joined=self.joined, most_rows=most_rows, at_once=at_once,
+                device=self.device, sm_budget=self.sm_budget, keep=keep, pin=self.pin,
+            )  # fmt: skip
+        return CpuBatchBuilder(
+            components, source, rows, postprocess, joined=self.joined, most_rows=most_rows, at_once=at_once,
+            reuse=not in_worker, device=self.device, pin=self.pin,
+        )  # fmt: skip

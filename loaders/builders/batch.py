@@ -1,0 +1,81 @@
+"""BatchBuilder: the interface that makes the batch of any step, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gear_data.selection.windows import Int64Array
+
+if TYPE_CHECKING:
+    from gear_data.residency.device.collector import Later
+
+#: Key -> tensor [B, ...]. A preset without padding gives lists of B tensors; a column of text gives lists of B lists.
+Batch = dict[str, Any]
+Transform = Callable[[Batch, np.random.Generator], Batch]
+
+
+@dataclass(slots=True)  # not frozen: see Windows
+class BuiltBatch:
+    """A batch, and the facts for the loader's metrics.
+
+    Attributes:
+        batch: this rank's rows.
+        windows: number of rows.
+        padded_bytes, valid_bytes: bytes with and without padding. A device counts valid bytes later.
+        sources: int64 [datasets], the windows of each dataset of a mixture; None without a mixture.
+        deliver: called with the batch in the consumer's thread, returns the batch for the consumer; None: the batch
+            is ready.
+    """
+
+    batch: Batch
+    windows: int
+    padded_bytes: int
+    valid_bytes: int | Later
+    sources: Int64Array | None = None
+    deliver: Callable[[Batch], Batch] | None = None
+
+
+class BatchBuilder(Protocol):
+    """Builds this rank's rows of the batch of any step. Safe to call from several threads."""
+
+    def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
+        """Builds the batches of these steps."""
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """The rows of a global batch that one rank builds.
+
+    Rank r of w has the rows [r * B // w, (r + 1) * B // w). With `decentralized` selection, B is the number of rows of
+    the rank's node.
+
+    Attributes:
+        batch_size: slots of a global batch.
+        steps: number of batches; None: no end.
+        last_rows: slots of the last global batch.
+        rank, world_size: the rank, and the number of ranks.
+    """
+
+    batch_size: int
+    steps: int | None
+    last_rows: int
+    rank: int
+    world_size: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rank has all windows of every batch."""
+        return self.world_size == 1 and self.last_rows == self.batch_size
+
+    def count(self, step: int) -> int:
+        """Returns the number of slots of a step's global batch."""
+        return self.last_rows if self.steps is not None and step == self.steps - 1 else self.batch_size
+
+    def bounds(self, step: int, windows: int) -> tuple[int, int]:
+        """Returns (first, last + 1) of the rank's rows among a step's windows."""
+        total = min(self.count(step), windows)
+        return self.rank * total // self.world_size, (self.rank + 1) * total // self.world_size

@@ -1,0 +1,102 @@
+"""CpuBatchBuilder: builds batches in this machine's memory, with the CPU's kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from gear_data.collection.collector import CollectedBatch, Collector
+from gear_data.loaders.builders.batch import Batch, BuiltBatch, RankRows
+from gear_data.loaders.builders.facts import SourceFacts, sampled_facts
+from gear_data.loaders.builders.grouping import are_alike, concatenated
+from gear_data.loaders.builders.postprocess import Postprocessor
+from gear_data.loaders.builders.transfer import to_device
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.window_source import WindowSource
+from gear_data.selection.windows import Windows
+
+
+class CpuBatchBuilder:
+    """Builds batches on the CPU: see `BatchBuilder`.
+
+    Args:
+        components: the loader's datasets.
+        source: samples the windows of global batches.
+        rows: the rows of this rank.
+        postprocess: applied to each batch of tensors.
+        joined: whether one batch has windows of several datasets.
+        most_rows: the most windows of a batch.
+        at_once: the most batches in one call of `build`.
+        reuse: whether the memory of a batch is used again after the batch is gone; see `BufferPool`.
+        device: device of the consumer's tensors.
+        pin: whether batches are copied there through pinned memory.
+    """
+
+    def __init__(
+        self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
+        *, joined: bool, most_rows: int, at_once: int, reuse: bool, device: torch.device, pin: bool,
+    ) -> None:  # fmt: skip
+        self.source = source
+        self.postprocess = postprocess
+        self._rows = rows
+        self._slots, self._whole = rows.batch_size, rows.whole
+        self._facts = SourceFacts(components, source)
+        sources = [component.collect_source() for component in components]
+        groups = [sources] if joined else [[each] for each in sources]
+        self.collectors = [Collector(group, most_rows, batches=at_once, reuse=reuse) for group in groups]
+        # NumPy has no bfloat16: the collector writes its bits as uint16.
+        self._bfloat16 = [[o.key for o in component.outputs if o.half == "bfloat16"] for component in components]
+        self._deliver = functools.partial(to_device, device=device, pin=pin) if pin or device.type != "cpu" else None
+
+    def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
+        """Builds the batches of these steps."""
+        if len(steps) > 1:
+            return self._build_together(steps)
+        batches = []
+        for step in steps:
+            windows = self.source.sample(step, self._slots)
+            if not self._whole:
+                windows = self._own_rows(step, windows)
+            arrays = self.collectors[windows.source if isinstance(windows.source, int) else 0](windows)
+            batches.append(self._finished(step, windows, arrays))
+        return batches
+
+    def _own_rows(self, step: int, windows: Windows) -> Windows:
+        """Returns this rank's windows of a global batch."""
+        first, last = self._rows.bounds(step, len(windows))
+        return windows[first:last]
+
+    def _build_together(self, steps: Sequence[int]) -> list[BuiltBatch]:
+        """Builds batches with one read, if they are of one dataset and of one number of rows.
+
+        The kernel then runs longer without the interpreter lock, and other nodes get one request for all batches.
+        """
+        windows = [self.source.sample(step, self._slots) for step in steps]
+        if not self._whole:
+            windows = [self._own_rows(step, each) for step, each in zip(steps, windows, strict=True)]
+        if not are_alike(windows):
+            return [built for step in steps for built in self.build([step])]
+        source = windows[0].source
+        collector = self.collectors[source if isinstance(source, int) else 0]
+        collected = collector.collect_together(concatenated(windows), len(steps))
+        return [self._finished(*each) for each in zip(steps, windows, collected, strict=True)]
+
+    def _finished(self, step: int, windows: Windows, collected: CollectedBatch) -> BuiltBatch:
+        """Wraps collected arrays in tensors, and postprocesses them."""
+        batch: Batch = {}
+        for key, array in collected.arrays.items():
+            batch[key] = torch.from_numpy(array)
+        for key in self._bfloat16[windows.source if isinstance(windows.source, int) else 0]:
+            batch[key] = batch[key].view(torch.bfloat16)
+        facts = sampled_facts(windows)
+        sources = None
+        if not self._facts.empty:
+            facts.update(self._facts(step, windows.source, len(windows)))
+            sources = self._facts.counts(facts)
+        for key, values in facts.items():
+            batch[key] = torch.from_numpy(values)
+        if not self.postprocess.is_identity:
+            batch = self.postprocess(step, windows, batch)
+        return BuiltBatch(batch, len(windows), collected.padded_bytes, collected.valid_bytes, sources, self._deliver)

@@ -1,0 +1,257 @@
+"""DeviceBatchBuilder: builds batches in a GPU's memory, with the GPU's kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gear_data.cluster.client.reader import ClusterReader
+from gear_data.collection.plan import BatchPlan, CollectSource
+from gear_data.collection.reader import ColumnReader
+from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.internals import store_of
+from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.builders.batch import Batch, BuiltBatch, RankRows
+from gear_data.loaders.builders.facts import SourceFacts, WindowFacts, sampled_facts
+from gear_data.loaders.builders.grouping import are_alike, concatenated
+from gear_data.loaders.builders.postprocess import Postprocessor
+from gear_data.loaders.builders.transfer import to_device
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.window_source import WindowSource
+from gear_data.residency import DeviceColumns, ShardReader
+from gear_data.residency.device.collector import DeviceCollector, OnDevice
+from gear_data.residency.device.staging import StagingReader
+from gear_data.residency.device.window_sampler import DeviceWindowSampler
+from gear_data.selection.window_sampler import SamplingPlan
+from gear_data.selection.windows import Windows
+
+#: Dtype of the numbers that come with windows, by the kind of NumPy's dtype.
+_NUMBERS = {"i": torch.int64, "f": torch.float64}
+
+
+@dataclass(slots=True)  # not frozen: see Windows
+class DeferredWindows:
+    """Windows that the device samples when it collects them.
+
+    Attributes:
+        dataset: the number of their dataset.
+        sampler: samples them on the device.
+        step: the step at which the dataset's selector is asked.
+        position: slots of the dataset before the batch.
+        first, last: this rank's slots of the batch, from first to last - 1.
+    """
+
+    dataset: int
+    sampler: DeviceWindowSampler
+    step: int
+    position: int
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+
+class DeviceBatchBuilder:
+    """Builds batches on a CUDA device: see `BatchBuilder`.
+
+    Tensors lie in the memory that the kernel fills. The builder uses the memory again when the last tensor is gone, and
+    when the consumer's stream has passed the point at which the consumer took the next batch.
+
+    Args:
+        components: the loader's datasets.
+        source: samples the windows of global batches.
+        rows: the rows of this rank.
+        postprocess: applied to each batch of tensors.
+        joined: whether one batch has windows of several datasets.
+        most_rows: the most windows of a batch.
+        at_once: the most batches in one call of `build`.
+        device: a CUDA device.
+        sm_budget: the share of its multiprocessors that collecting takes.
+        keep: number of buffers that are kept for reuse.
+        pin: whether tensors that the CPU makes go to the device through pinned memory.
+
+    Raises:
+        DeviceMemoryError, HostMemoryError: too little memory. Also raises the errors of `DeviceCollector`.
+    """
+
+    def __init__(
+        self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
+        *, joined: bool, most_rows: int, at_once: int, device: torch.device, sm_budget: float, keep: int, pin: bool,
+    ) -> None:  # fmt: skip
+        self.source = source
+        self.postprocess = postprocess
+        self._components = components
+        self._rows = rows
+        self._facts = SourceFacts(components, source)
+        self._device, self._pin = device, pin
+        slots = rows.batch_size
+        collect_sources = [component.collect_source() for component in components]
+        sources = [
+            _staging_source(own, component.dataset) for own, component in zip(collect_sources, components, strict=True)
+        ]
+        # One collector for each dataset, or one for all that are joined.
+        groups = [list(range(len(components)))] if joined else [[number] for number in range(len(components))]
+        self._plans = [BatchPlan([collect_sources[i] for i in group], most_rows, at_once) for group in groups]
+        self.collectors = [
+            DeviceCollector(
+                [sources[i] for i in group], plan, most_rows * at_once, device=device_number(device),
+                sm_budget=sm_budget, keep=keep, slots=slots,
+                sampling_plan=_sampling_plan([components[i] for i in group], slots),
+            )
+            for group, plan in zip(groups, self._plans, strict=True)
+        ]  # fmt: skip
+        self._layouts = [
+            _layout(plan, {o.key for o in components[group[0]].outputs if o.half == "bfloat16"})
+            for group, plan in zip(groups, self._plans, strict=True)
+        ]
+
+    def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
+        """Builds the batches of these steps."""
+        deferred = [self._deferred(step) for step in steps]
+        if any(each is not None for each in deferred):
+            return [
+                self._sample_and_collect(step, each) if each is not None else self._collect([step])[0]
+                for step, each in zip(steps, deferred, strict=True)
+            ]
+        return self._collect(steps)
+
+    def _deferred(self, step: int) -> DeferredWindows | None:
+        """Returns the windows of a step that the device can sample, or None if the CPU has to sample them."""
+        dataset, own_step = self.source.turn(step)
+        sampler = None if dataset is None else self.collectors[dataset].sampler
+        if dataset is None or sampler is None:
+            return None
+        slots = self._rows.batch_size
+        # After an update of weights the selector has another sampler, or none.
+        plan = self._components[dataset].selector.sampling_plan(slots)
+        if plan is None or plan.sampler is not sampler.plan.sampler:
+            return None
+        return DeferredWindows(dataset, sampler, own_step, own_step * slots, *self._rows.bounds(step, slots))
+
+    def _sample_and_collect(self, step: int, deferred: DeferredWindows) -> BuiltBatch:
+        """Builds a batch whose windows the device samples."""
+        number, rows = deferred.dataset, len(deferred)
+        facts = self._facts(step, number, rows)
+        collected = self.collectors[number].draw_and_collect(
+            deferred.sampler, (deferred.step, deferred.position, deferred.first, deferred.last), facts
+        )
+        kinds = {name: "f" if name == "probability" else "i" for name in collected.facts}
+        built = self._tensors(number, collected, rows, kinds)[0]
+        built.sources = self._facts.counts(facts)
+        return built
+
+    def _collect(self, steps: Sequence[int]) -> list[BuiltBatch]:
+        """Builds batches whose windows the CPU samples."""
+        windows = [self._sample(step) for step in steps]
+        if len(steps) > 1 and not are_alike(windows):
+            return [built for step in steps for built in self._collect([step])]
+        facts = [self._facts(step, each.source, len(each)) for step, each in zip(steps, windows, strict=True)]
+        numbers = [{**sampled_facts(each), **own} for each, own in zip(windows, facts, strict=True)]
+        together: WindowFacts = {name: np.concatenate([each[name] for each in numbers]) for name in numbers[0]}
+        source = windows[0].source
+        number = source if isinstance(source, int) else 0
+        collected = self.collectors[number].collect(
+            windows[0] if len(steps) == 1 else concatenated(windows),
+            None if isinstance(source, int) else source,
+            together,
+            len(steps),
+        )
+        kinds = {name: values.dtype.kind for name, values in together.items()}
+        batches = self._tensors(number, collected, len(windows[0]), kinds)
+        for step, each, own, built in zip(steps, windows, facts, batches, strict=True):
+            built.sources = self._facts.counts(own)
+            if not self.postprocess.is_identity:
+                built.batch = self.postprocess(step, each, built.batch)
+        return batches
+
+    def _sample(self, step: int) -> Windows:
+        """Samples this rank's windows."""
+        windows = self.source.sample(step, self._rows.batch_size)
+        if self._rows.whole:
+            return windows
+        first, last = self._rows.bounds(step, len(windows))
+        return windows[first:last]
+
+    def _tensors(self, number: int, collected: OnDevice, rows: int, kinds: Mapping[str, str]) -> list[BuiltBatch]:
+        """Makes tensors over collected memory.
+
+        Args:
+            number: of the collector.
+            rows: windows of a batch.
+            kinds: name -> kind of the dtype, of the numbers that come with windows.
+        """
+        # -1: no stream waits for another here; the consumer's stream waits in `_deliver`.
+        whole = torch.utils.dlpack.from_dlpack(collected.array.__dlpack__(stream=-1))
+        batches = []
+        for place, valid_bytes in enumerate(collected.valid_bytes):
+            batch: Batch = {
+                key: _slice(whole, begin + place * rows * size, rows * size, dtype).view(rows, *shape)
+                for key, begin, size, dtype, shape in self._layouts[number]
+            }
+            for name, kind in kinds.items():
+                batch[name] = _slice(whole, collected.facts[name] + 8 * place * rows, 8 * rows, _NUMBERS[kind])
+            deliver = functools.partial(self._deliver, self.collectors[number], collected.collected, frozenset(batch))
+            padded_bytes = rows * self._plans[number].row_bytes
+            batches.append(BuiltBatch(batch, rows, padded_bytes, valid_bytes, deliver=deliver))
+        return batches
+
+    def _deliver(self, collector: DeviceCollector, collected: Any, on_device: frozenset[str], batch: Batch) -> Batch:
+        """Makes the consumer's stream wait for the batch, and copies tensors of the CPU to the device."""
+        collector.hand_over(collected, torch.cuda.current_stream(self._device).cuda_stream)
+        # The CPU makes some tensors, for example with decoders.
+        others = {key: value for key, value in batch.items() if key not in on_device}
+        return {**batch, **to_device(others, self._device, pin=self._pin)}
+
+
+def staging_reader(reader: ColumnReader) -> StagingReader | None:
+    """Returns the reader that stages rows for a GPU's kernels, or None if the CPU has to collect them."""
+    if isinstance(reader, ClusterReader):
+        return reader.staging()
+    return reader if isinstance(reader, ShardReader) else None
+
+
+def device_number(device: torch.device) -> int:
+    """Returns the number of a CUDA device; the name `cuda` means the current device."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _staging_source(source: CollectSource, dataset: Dataset) -> tuple[StagingReader, DeviceColumns]:
+    reader = staging_reader(source.reader)
+    if reader is None:
+        raise InvalidArgumentError(
+            "backend='cuda' cannot collect steps that other machines send", hint="give backend='cpu' or 'auto'"
+        )
+    return reader, store_of(dataset).device_columns()
+
+
+def _sampling_plan(components: Sequence[LoaderComponent], slots: int) -> SamplingPlan | None:
+    """Returns the plan by which the device samples windows.
+
+    Returns None if the CPU has to sample them: for a joined batch, for text, and for selectors without such a plan.
+    """
+    component = components[0]
+    return None if len(components) > 1 or component.variable else component.selector.sampling_plan(slots)
+
+
+def _slice(whole: torch.Tensor, first: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    return whole[first : first + nbytes].view(dtype)
+
+
+def _layout(plan: BatchPlan, bfloat16: set[str]) -> list[tuple[str, int, int, torch.dtype, tuple[int, ...]]]:
+    """Returns key, first byte, bytes of a row, dtype and shape of a row of each array."""
+    return [
+        (
+            array.key,
+            array.offset,
+            array.row_bytes,
+            torch.bfloat16 if array.key in bfloat16 else torch.from_numpy(np.empty(0, array.dtype)).dtype,
+            array.shape,
+        )
+        for array in plan.arrays
+    ]

@@ -1,0 +1,73 @@
+"""Numbers that come with the windows of a batch: counts, probabilities, weight versions, datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.window_source import WindowSource
+from gear_data.selection.samplers.weighted import WeightedSelector
+from gear_data.selection.windows import Int64Array, Windows
+
+#: Numbers that come with every window: name -> int64 or float64 [B].
+WindowFacts = dict[str, npt.NDArray[np.int64] | npt.NDArray[np.float64]]
+
+
+class SourceFacts:
+    """The numbers that say from which dataset, and by which weights, each window was sampled.
+
+    Args:
+        components: the loader's datasets.
+        source: the source of windows.
+
+    Attributes:
+        empty: whether batches have no such numbers.
+    """
+
+    def __init__(self, components: Sequence[LoaderComponent], source: WindowSource) -> None:
+        self._source = source
+        self._datasets = len(components)
+        self._weighted = {
+            number: component.selector
+            for number, component in enumerate(components)
+            if isinstance(component.selector, WeightedSelector)
+        }
+        self.empty = self._datasets == 1 and not self._weighted
+
+    def __call__(self, step: int, source: int | Int64Array, rows: int) -> WindowFacts:
+        """Returns `weights_version` and `source` of a batch, each if it applies.
+
+        Args:
+            source: the number of the windows' dataset; int64 [B] if they are of several.
+            rows: B.
+        """
+        facts: WindowFacts = {}
+        if self._weighted and (not isinstance(source, int) or source in self._weighted):
+            facts["weights_version"] = self._versions(step, source, rows)
+        if self._datasets > 1:
+            facts["source"] = np.broadcast_to(np.asarray(source, np.int64), rows).copy()
+        return facts
+
+    def counts(self, facts: WindowFacts) -> Int64Array | None:
+        """Returns the windows of each dataset of a mixture, int64 [datasets]; None without a mixture."""
+        return np.bincount(facts["source"], minlength=self._datasets) if self._datasets > 1 else None
+
+    def _versions(self, step: int, source: int | Int64Array, rows: int) -> Int64Array:
+        """Returns int64 [B], the number of weight updates that held for each window; 0 for datasets without weights."""
+        own_step = self._source.turn(step)[1]
+        versions = np.zeros(rows, np.int64)
+        for number, selector in self._weighted.items():
+            chosen = source == number
+            if np.any(chosen):
+                versions[chosen] = selector.version(own_step)
+        return versions
+
+
+def sampled_facts(windows: Windows) -> WindowFacts:
+    """Returns the numbers that come from sampling: `valid_count`, and `probability` of weighted windows."""
+    if windows.probability is None:
+        return {"valid_count": windows.length}
+    return {"valid_count": windows.length, "probability": windows.probability}

@@ -1,0 +1,30 @@
+"""Groups of batches that one read collects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gear_data.selection.windows import Windows
+
+
+def concatenated(windows: Sequence[Windows]) -> Windows:
+    """Returns the windows of several batches of one dataset as one."""
+    return Windows(
+        np.concatenate([each.episode_id for each in windows]),
+        np.concatenate([each.start for each in windows]),
+        np.concatenate([each.length for each in windows]),
+        source=windows[0].source,
+    )
+
+
+def are_alike(windows: Sequence[Windows]) -> bool:
+    """Whether batches can be collected in one read: all of one dataset, and of one number of rows.
+
+    A short last batch is collected separately: this rank may have another number of rows in it.
+    """
+    first, rows = windows[0].source, len(windows[0])
+    return isinstance(first, int) and all(
+        isinstance(each.source, int) and each.source == first and len(each) == rows for each in windows
+    )

@@ -1,0 +1,71 @@
+"""Postprocessor: the work on a batch's tensors after collection."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gear_data.loaders.builders.batch import Batch, Transform
+from gear_data.loaders.builders.transfer import map_tensors
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.decoding.images import Decoder
+from gear_data.loaders.decoding.variable import VariableColumns
+from gear_data.selection.windows import Windows
+
+
+@dataclass(frozen=True)
+class PostprocessConfig:
+    """The arguments of a loader that change tensors after collection.
+
+    Attributes:
+        half: half precision of float columns; None leaves them.
+        decoders: column of text or bytes -> decoder.
+        transform: called as transform(batch, rng) with a generator keyed by (seed, step).
+        seed: seed of the loader.
+        context: steps of a sequence.
+    """
+
+    half: torch.dtype | None
+    decoders: dict[str, Decoder]
+    transform: Transform | None
+    seed: int
+    context: int
+
+
+class Postprocessor:
+    """Adds decoded columns, and applies the preset's postprocessing, half precision and the user's transform.
+
+    Args:
+        components: the loader's datasets.
+    """
+
+    def __init__(self, components: Sequence[LoaderComponent], config: PostprocessConfig) -> None:
+        self._components = components
+        self._config = config
+        self._variable = VariableColumns(components, config.context, config.decoders)
+        #: Whether a batch leaves `__call__` as it came.
+        self.is_identity = config.transform is None and not any(
+            component.variable or component.postprocess for component in components
+        )
+
+    def __call__(self, step: int, windows: Windows, batch: Batch) -> Batch:
+        """Returns the batch of a step, whose windows are given."""
+        config = self._config
+        component = self._components[windows.source if isinstance(windows.source, int) else 0]
+        if component.variable:
+            self._variable.add(batch, windows)
+        if component.postprocess is not None:
+            batch = component.postprocess(batch)
+            if config.half is not None:
+                # The collector rounds other batches; this preset needs float32 until here.
+                cast = functools.partial(torch.Tensor.to, dtype=config.half)
+                floats = component.float_keys()
+                batch = {key: map_tensors(value, cast) if key in floats else value for key, value in batch.items()}
+        if config.transform is not None:
+            rng = np.random.Generator(np.random.Philox(key=np.array([config.seed, step], np.uint64)))
+            batch = config.transform(batch, rng)
+        return batch

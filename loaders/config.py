@@ -1,0 +1,180 @@
+"""LoaderConfig: the checked arguments of a SequenceLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.store import check_discount
+from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.arguments import (
+    Normalize,
+    check_backend,
+    check_dataset,
+    check_device,
+    check_dtype,
+    check_numbers,
+    check_offsets,
+    check_pin_memory,
+    check_rank,
+    check_sm_budget,
+)
+from gear_data.loaders.mixture import Mixture, MixtureComponent
+from gear_data.loaders.node_local import check_selection
+from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.selection.samplers import Sampler
+from gear_data.selection.windows import WindowRule
+
+if TYPE_CHECKING:
+    from gear_data.cluster.rendezvous import Membership
+    from gear_data.loaders.builders.batch import Transform
+    from gear_data.loaders.decoding.images import Decoder
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """The arguments of a SequenceLoader, checked and resolved; see `SequenceLoader` for those not listed here.
+
+    Attributes:
+        rule: the anchors and lengths of windows.
+        half: half precision to which float columns are rounded; None: they are not rounded.
+        float_dtype: NumPy dtype of float columns before rounding; None: as the preset says.
+        membership: this process in its run, with `decentralized` selection; else None.
+        pin: whether batches are copied to pinned memory.
+    """
+
+    dataset: Dataset | Mixture
+    batch_size: int
+    rule: WindowRule
+    preset: str | BatchFormat
+    preset_options: Mapping[str, Any] | None
+    sampler: str | Sampler
+    seed: int
+    columns: Sequence[str] | None
+    offsets: Mapping[str, tuple[int, int]]
+    normalize: Normalize
+    half: torch.dtype | None
+    float_dtype: str | None
+    n_step: int | None
+    discount: float
+    transform: Transform | None
+    decoders: Mapping[str, Decoder]
+    rank: int | None
+    world_size: int | None
+    membership: Membership | None
+    device: torch.device
+    backend: str
+    sm_budget: float
+    pin: bool
+    prefetch: int
+    steps: int | None
+    epochs: int | None
+
+    @property
+    def context(self) -> int:
+        """The most steps of a window."""
+        return self.rule.context
+
+    @property
+    def joined(self) -> bool:
+        """Whether one batch has windows of several datasets."""
+        return isinstance(self.dataset, Mixture) and self.dataset.join
+
+    @property
+    def proportions(self) -> tuple[float, ...] | None:
+        """The proportions of a mixture's datasets; None for one dataset."""
+        return self.dataset.proportions if isinstance(self.dataset, Mixture) else None
+
+    @property
+    def datasets(self) -> tuple[MixtureComponent, ...]:
+        """The datasets, each with its own options."""
+        if isinstance(self.dataset, Mixture):
+            return self.dataset.components
+        return (MixtureComponent(self.dataset, 1.0, {}),)
+
+    @property
+    def dtype_name(self) -> str | None:
+        """The name of the dtype of float columns; None: as the preset says."""
+        return self.float_dtype if self.half is None else str(self.half).removeprefix("torch.")
+
+
+def resolve_config(
+    *,
+    dataset: Dataset | Mixture,
+    batch_size: int,
+    context: int,
+    preset: str | BatchFormat,
+    preset_options: Mapping[str, Any] | None,
+    sampler: str | Sampler,
+    seed: int,
+    columns: Sequence[str] | None,
+    offsets: Mapping[str, tuple[int, int]] | None,
+    normalize: Normalize,
+    dtype: str | torch.dtype | None,
+    n_step: int | None,
+    discount: float,
+    transform: Transform | None,
+    decoders: Mapping[str, Decoder] | None,
+    rank: int | None,
+    world_size: int | None,
+    selection: str,
+    device: str | torch.device,
+    backend: str,
+    sm_budget: float,
+    pin_memory: bool | None,
+    prefetch: int,
+    steps: int | None,
+    epochs: int | None,
+    stride: int,
+    anchor: str,
+    short_windows: bool,
+) -> LoaderConfig:
+    """Checks the arguments of a SequenceLoader, and resolves defaults that depend on the machine.
+
+    Raises:
+        InvalidArgumentError, UnknownNameError, DeviceError: see `SequenceLoader`.
+    """
+    if not isinstance(dataset, Mixture):
+        check_dataset(dataset)
+    check_numbers(batch_size, context, prefetch, seed, stride, steps, epochs, n_step)
+    if not isinstance(short_windows, bool):
+        raise InvalidArgumentError(f"short_windows is True or False, not {short_windows!r}")
+    if transform is not None and not callable(transform):
+        raise InvalidArgumentError(f"transform must be callable, not {transform!r}")
+    check_rank(rank, world_size)
+    membership = check_selection(selection, dataset, rank, world_size)
+    torch_device = check_device(device)
+    half, float_dtype = check_dtype(dtype)
+    # NumPy integers become Python's: the loader's state is JSON.
+    return LoaderConfig(
+        dataset=dataset,
+        batch_size=int(batch_size),
+        rule=WindowRule(int(context), int(stride), anchor, short_windows),
+        preset=preset,
+        preset_options=preset_options,
+        sampler=sampler,
+        seed=int(seed),
+        columns=columns,
+        offsets=check_offsets(offsets),
+        normalize=normalize,
+        half=half,
+        float_dtype=float_dtype,
+        n_step=None if n_step is None else int(n_step),
+        discount=check_discount(discount),
+        transform=transform,
+        decoders={} if decoders is None else decoders,
+        rank=rank,
+        world_size=world_size,
+        membership=membership,
+        device=torch_device,
+        backend=check_backend(backend),
+        sm_budget=check_sm_budget(sm_budget),
+        pin=check_pin_memory(pin_memory, torch_device),
+        prefetch=prefetch,
+        steps=steps,
+        epochs=epochs,
+    )
