@@ -9,10 +9,7 @@ import pytest
 
 from tests.support.docs.examples import ROOT, Runner, prepared
 
-#: Pages whose examples are not written for the runner yet.
-_PENDING: set[str] = set()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [page for page in PAGES if page.relative_to(ROOT).as_posix() not in _PENDING]
 Prepare = Callable[[str, Path], None]
 
 

@@ -1,4 +1,4 @@
-"""The documentation names things that exist, and the reference has all that is public."""
+"""Names in the documentation exist, and the reference has every public name."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass
 class Runner:
-    """The state of one page: its folder, the output to compare, and processes in the background.
+    """Runner of one page: its folder, the last output, processes in the background.
 
     Attributes:
         folder: the current folder of the examples.
@@ -61,8 +61,6 @@ class Runner:
     printed: str = ""
     status: int = 0
     servers: list[subprocess.Popen[str]] = field(default_factory=list)
-    ran: int = 0
-    skipped: int = 0
 
     def run(self, page: Path) -> None:
         """Runs all blocks. Raises the first error, with the page and line of its block."""
@@ -73,7 +71,7 @@ class Runner:
                 try:
                     example.evaluate()
                 except SkipTest:
-                    self.skipped += 1
+                    continue
                 except BaseException as error:
                     error.add_note(f"in the block at {page}:{example.line}")
                     raise
@@ -103,7 +101,6 @@ class Runner:
             self.prepare(name, self.folder)
 
     def _run_python(self, example: Example) -> None:
-        self.ran += 1
         self.printed = ""
         title = _TITLE.search(example.region.lexemes["options"])
         if title is not None:
@@ -119,7 +116,6 @@ class Runner:
         self.printed = ""
 
     def _run_console(self, example: Example) -> None:
-        self.ran += 1
         self.printed = ""
         parts = _PROMPT.split(example.parsed.replace("\\\n", " "))
         assert not parts[0].strip(), f"a console block begins with a command, not {parts[0]!r}"
@@ -153,7 +149,7 @@ class Runner:
             env=_environment(), timeout=120,
         )  # fmt: skip
         self.status = done.returncode
-        assert self.status == 0, done.stdout + done.stderr
+        assert self.status == 0, f"{command}: exit status {self.status}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def _run_cli(self, arguments: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Datasets and sources that the documentation's examples find in their folder."""
+"""Datasets and sources that examples of the documentation find in their folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.rollouts import Rollout, make_rollouts, write_d4rl, write_epi
 
 
 def _hopper(seed: int = 3) -> list[Rollout]:
-    """24 episodes of Hopper's shapes: 11 observations, 3 actions, rewards around 1."""
+    """Returns 24 episodes: 11 observations, 3 actions, rewards around 1."""
     rollouts = make_rollouts(24, seed=seed, max_length=80, states=11, actions=3, short=False)
     return [r.with_columns(rewards=1 + r.columns["rewards"] / 4) for r in rollouts]
 
@@ -26,7 +26,7 @@ def _from_maker(name: str) -> Callable[[Path], None]:
     return lambda path: source_makers.MAKERS[name](path, make_rollouts(9, seed=1)) and None
 
 
-#: Name in the example's folder -> what makes it there.
+#: Name in the folder of the example -> the function that creates it.
 SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper": _dataset,
     "walker": lambda path: _dataset(path, seed=4),
@@ -38,7 +38,5 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "lift": _from_maker("robomimic"),
     "imitation": _from_maker("npz-imitation"),
     "arrays": _from_maker("numpy"),
-    "buffer": _from_maker("torchrl"),
-    "tensorflow_datasets": _from_maker("rlds"),
     "images": _from_maker("images"),
 }
