@@ -1,11 +1,11 @@
-"""gear-data: trajectory datasets in Arrow shards, fed as padded sequence batches to offline RL.
+"""gear-data: trajectory datasets as padded sequence batches for offline RL.
 
     gear_data.convert("hf_dataset/", "dataset/")
     ds = gear_data.open("dataset/")
     for batch in gear_data.SequenceLoader(ds, batch_size=256, context=20, preset="decision_transformer"):
         ...
 
-Names are loaded when first used: `import gear_data` brings neither torch nor Numba.
+Names are loaded lazily: `import gear_data` imports neither torch nor Numba.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Public name -> (module, name there).
+#: Public name -> (module, name in that module).
 _PUBLIC = {
-    "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
     "BatchFormat": ("gear_data.loaders.presets.batch_format", "BatchFormat"),
+    "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset.dataset", "Dataset"),
     "Episode": ("gear_data.dataset.episode", "Episode"),

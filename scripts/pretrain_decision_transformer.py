@@ -1,4 +1,6 @@
-"""Job 2: trains transformers.DecisionTransformerModel on a GEAR dataset, on one machine or under torchrun.
+"""Job 2: trains a Decision Transformer on a GEAR dataset.
+
+Runs on one machine or under torchrun.
 
 Writes to OUT: checkpoint.safetensors (to resume), loss.json, loss.png, run.json (arguments and summary) and model/ (for
 DecisionTransformerModel.from_pretrained).

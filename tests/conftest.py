@@ -1,4 +1,4 @@
-"""Fixtures that tests of several packages share."""
+"""Fixtures that the tests of several packages share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Before anything imports the hub client: no test uses the network.
+# Set before the hub client is imported: no test uses the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Processes that tests start import this gear_data and tests.support.
+# Processes that tests start must import this gear_data and tests.support.
 _ROOT = str(Path(__file__).resolve().parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
 
@@ -38,14 +38,14 @@ from tests.support.rollouts import (
     write_steps,
 )
 
-# Compiling a kernel at the first example would break any deadline; the same examples in every run.
+# No deadline, because the first example may compile a kernel. Every run has the same examples.
 settings.register_profile("feed", deadline=None, derandomize=True)
 settings.load_profile("feed")
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Writers of every source layout, and checks of what was converted."""
+    """Writers of every source layout, and checks of converted datasets."""
 
     Rollout: type[Rollout] = Rollout
     make_rollouts: Callable[..., list[Rollout]] = make_rollouts
@@ -65,7 +65,7 @@ class Sources:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """`fsync` is most of the time of a small conversion, and no test cuts the power."""
+    """Disables `fsync`, which takes most of the time of a small conversion."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -85,7 +85,7 @@ def rollouts() -> list[Rollout]:
 
 @pytest.fixture(scope="session")
 def converted_rollouts(rollouts: list[Rollout], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `rollouts_path` copies: a dataset, and its source beside it."""
+    """Folder that `rollouts_path` copies: a dataset and its source."""
     folder = tmp_path_factory.mktemp("rollouts")
     source = write_d4rl(folder / "source.hdf5", rollouts)
     assert gear_data.convert(source, folder / "dataset", shard_bytes=2048).shards > 2
@@ -94,7 +94,10 @@ def converted_rollouts(rollouts: list[Rollout], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def rollouts_path(converted_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`rollouts` converted, with final observations, into several shards: the test's own copy."""
+    """`rollouts` converted into several shards, with final observations.
+
+    Each test gets its own copy.
+    """
     folder = tmp_path_factory.mktemp("rollouts")
     shutil.copytree(converted_rollouts, folder, dirs_exist_ok=True)
     return folder / "dataset"
@@ -102,17 +105,20 @@ def rollouts_path(converted_rollouts: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data, where there is some: $GEAR_DATA_SHARED, or shared/data beside the repository."""
+    """Folder of real data; tests are skipped without it.
+
+    The folder is $GEAR_DATA_SHARED, or shared/data next to the repository.
+    """
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("GEAR_DATA_SHARED", beside))
     if not folder.is_dir():
-        pytest.skip(f"no real data: {folder} is not a folder, and GEAR_DATA_SHARED names no other")
+        pytest.skip(f"no real data: {folder} is not a folder; set GEAR_DATA_SHARED")
     return folder
 
 
 @pytest.fixture
 def memory_url(tmp_path: Path) -> Iterator[str]:
-    """A folder of fsspec's in-memory file system, emptied afterwards."""
+    """URL of a folder in fsspec's in-memory file system, removed at the end."""
     import fsspec
 
     name = f"/{tmp_path.name}"
@@ -124,7 +130,10 @@ def memory_url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_torch_thread() -> Iterator[None]:
-    """Tests fork DataLoader workers and start threads of their own; torch's pool would fight them for cores."""
+    """Limits torch to one thread.
+
+    Tests fork DataLoader workers and start threads; torch's thread pool would compete with them for cores.
+    """
     import torch
 
     before = torch.get_num_threads()
@@ -138,7 +147,7 @@ Make = Callable[..., gear_data.Dataset]
 
 @pytest.fixture
 def make_dataset(tmp_path: Path) -> Make:
-    """make_dataset(episodes, **convert options) -> a converted dataset, opened."""
+    """`make_dataset(episodes, **options)` converts episodes and opens them."""
     count = 0
 
     def make(episodes: Sequence[Mapping[str, Any]], **options: Any) -> gear_data.Dataset:
@@ -151,13 +160,16 @@ def make_dataset(tmp_path: Path) -> Make:
 
 @pytest.fixture(scope="session")
 def episodes() -> list[dict[str, np.ndarray]]:
-    """Nine episodes of 1 to 40 steps with observations, actions and rewards, float32, every number another."""
+    """Nine episodes of 1 to 40 steps; all numbers are different.
+
+    The columns are observations, actions and rewards, float32.
+    """
     return feed_data.locomotion([7, 1, 23, 40, 2, 20, 19, 21, 5], seed=11)
 
 
 @pytest.fixture(scope="session")
 def dataset(episodes: list[dict[str, np.ndarray]], tmp_path_factory: pytest.TempPathFactory) -> gear_data.Dataset:
-    """`episodes`, converted, in several shards."""
+    """`episodes`, converted into several shards."""
     opened = feed_data.convert_episodes(episodes, tmp_path_factory.mktemp("feed") / "dataset", shard_bytes=1024)
     assert opened.episodes["shard"].n_unique() > 2
     return opened

@@ -1,4 +1,4 @@
-"""Errors: they say where, survive a process boundary, and can be caught as what they are."""
+"""Errors: their text, pickling, and builtin base classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gear_data.errors import GearError, StorageFullError, is_disk_full, unknown_
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, GearError)]
 
 
-def test_text_names_the_place() -> None:
+def test_the_text_names_the_place() -> None:
     assert str(GearError("is bad", file="a.parquet", column="x", row=0, hint="mend it")) == (
         "a.parquet, column 'x', row 0: is bad\n  mend it"
     )
@@ -45,12 +45,12 @@ def test_pickle_keeps_the_place(kind: type[GearError]) -> None:
         ("DeviceError", RuntimeError),
     ],
 )
-def test_caught_as_the_builtin(name: str, builtin: type[Exception]) -> None:
+def test_errors_are_builtin_errors_too(name: str, builtin: type[Exception]) -> None:
     with pytest.raises(builtin, match="is bad"):
         raise getattr(errors, name)("is bad")
 
 
-def test_unknown_name_lists_the_known_and_the_nearest() -> None:
+def test_unknown_name_lists_the_known_names_and_the_closest() -> None:
     error = unknown_name("preset", "decision-transformer", ["raw", "decision_transformer"])
     assert str(error) == (
         "unknown preset 'decision-transformer'\n  did you mean 'decision_transformer'? known: decision_transformer, raw"

@@ -1,4 +1,7 @@
-"""The command `gear-data`. Exit status: 0 (done), 1 (the work failed), 2 (bad usage)."""
+"""The command `gear-data`.
+
+Exit status: 0 (done), 1 (the work failed), 2 (bad usage).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that all commands share: declaring a command, argument types, printing JSON."""
+"""Arguments, argument types and JSON output that commands share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_command(commands: Any, name: str, run: Command, summary: str, example: s
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
-    # `json_on_error`: keys that the command's JSON has, beside the error, if the command fails.
+    # `json_on_error`: keys that the command's JSON has, in addition to the error, if the command fails.
     parser.set_defaults(run=run, json_on_error={})
     return parser
 
@@ -80,7 +80,10 @@ def size(text: str) -> int:
 
 
 def print_json(data: Any) -> None:
-    """Prints one JSON object. NaN and infinities become null, because JSON has no such numbers."""
+    """Prints one JSON object.
+
+    NaN and infinities become null, because JSON has no such numbers.
+    """
     print(json.dumps(_finite(data), allow_nan=False))
 
 

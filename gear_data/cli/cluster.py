@@ -12,7 +12,7 @@ from gear_data.cli.arguments import add_command, add_dataset, names, print_json,
 from gear_data.cluster.addresses import Address, read_token
 from gear_data.cluster.rdma.transport import AUTO, TRANSPORTS
 
-#: Largest shard number in --shards: above that of any dataset, and small enough to list all numbers up to it.
+#: Largest shard number in --shards. No dataset has so large a number, and all numbers up to it can be listed.
 _LAST_SHARD = 1 << 24
 
 

@@ -18,7 +18,7 @@ _BAR_WIDTH = 40
 def summarize(dataset: Dataset) -> dict[str, Any]:
     """Returns counts, columns, ranges, fingerprint and source, JSON-able.
 
-    `return` is the range of the finite returns, and null if there are none.
+    `return` is the range of the finite returns, or null without one.
     """
     return {
         "episodes": dataset.num_episodes,

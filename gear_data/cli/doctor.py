@@ -115,7 +115,7 @@ def _cudf() -> MachineCheck:
 
 
 def _probed(name: str, module: str, remedy_if_missing: str) -> MachineCheck:
-    """Runs a probe of `gear_data.cli.gpu_probe` in a process of its own."""
+    """Runs a probe of `gear_data.cli.gpu_probe` in a separate process."""
     if importlib.util.find_spec(module) is None:
         return MachineCheck(name, False, "not installed", remedy_if_missing)
     command = [sys.executable, "-m", "gear_data.cli.gpu_probe", name]

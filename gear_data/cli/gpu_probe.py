@@ -1,6 +1,7 @@
-"""Probes of this machine's GPU packages, run by `gear-data doctor` in a process of their own.
+"""Probes of this machine's GPU packages, for `gear-data doctor`.
 
-A separate process, because CUDA takes memory and time, and a crash or a hang must not end the doctor.
+The doctor runs each probe in a separate process: CUDA takes memory and time, and a crash or a hang must not end the
+doctor.
 
     python -m gear_data.cli.gpu_probe cupy
 
@@ -114,7 +115,7 @@ def run_probe(name: str) -> ProbeResult:
         return PROBES[name]()
     except GearError as error:
         return ProbeResult(False, error.message, error.hint or "see the lines above")
-    except Exception as error:  # CuPy, cuDF and Polars raise exceptions of their own
+    except Exception as error:  # CuPy, cuDF and Polars raise their own exceptions
         reason = (str(error).strip() or "no reason").splitlines()[0]
         return ProbeResult(
             False, f"{type(error).__name__}: {reason}", "see docs/how-to/gpu.md for versions that work together"

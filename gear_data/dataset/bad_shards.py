@@ -1,4 +1,4 @@
-"""Damaged shards: which files to skip when a dataset is opened with `on_bad_shard="skip"`."""
+"""Damaged shards, which `gear_data.open(on_bad_shard="skip")` leaves out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from gear_data.storage.verify import verify
 
 
 def find_bad_shards(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Verifies a dataset and returns the files of its bad shards, with a warning for each.
+    """Verifies a dataset and returns the files of its bad shards.
+
+    Each bad shard gives a warning.
 
     Under torch.distributed, a shard is bad if it is bad at any rank.
 
@@ -36,7 +38,10 @@ def find_bad_shards(path: str | os.PathLike[str]) -> frozenset[str]:
 
 
 def _of_all_ranks(errors: dict[str, str]) -> dict[str, str]:
-    """Returns the errors of all ranks of torch.distributed; the argument if it is not imported."""
+    """Returns the errors of all ranks of torch.distributed.
+
+    Returns the argument if torch.distributed is not imported.
+    """
     if "torch.distributed" not in sys.modules:
         return errors
     from gear_data.common.distributed import all_gather

@@ -1,4 +1,4 @@
-"""Dataset: an opened folder of GEAR shards, or a view of some of its episodes and steps."""
+"""Dataset: opened GEAR shards, or a view of some episodes and steps."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Dataset:
     def __getitem__(
         self, key: int | np.integer[Any] | slice | Sequence[int] | npt.NDArray[np.integer[Any]]
     ) -> Episode | Dataset:
-        """Returns the episode at a position, or a view of the episodes at several positions.
+        """Returns the episode at a position, or a view of several episodes.
 
         Args:
             key: a position, a slice, or positions as for `select`. Negative positions count from the end.
@@ -148,22 +148,31 @@ class Dataset:
 
     @property
     def episode_ids(self) -> Int64Array | None:
-        """int64 [episodes], ascending: the ids of a view's episodes; None if the dataset has all episodes."""
+        """int64 [episodes], ascending: ids of a view's episodes.
+
+        None if the dataset has all episodes.
+        """
         return self._view.ids
 
     @property
     def step_mask(self) -> StepMask | None:
-        """Mask of the steps, of the whole dataset, that satisfy the step filters; None without a step filter."""
+        """Mask of the steps that satisfy the step filters.
+
+        Steps are numbered as in the whole dataset. None without a step filter.
+        """
         return self._view.mask
 
     @property
     def step_mask_mode(self) -> str | None:
-        """Steps of a window that the step filters test, `first` or `all`; None without a step filter."""
+        """Steps of a window that the step filters test: `first` or `all`.
+
+        None without a step filter.
+        """
         return self._view.mode
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the contents. Equal episodes give equal hashes, however they are divided into shards.
+        """Hash of the contents, independent of the division into shards.
 
         A view has the fingerprint of a dataset that holds only its episodes. A step filter changes the fingerprint.
         """
@@ -175,7 +184,9 @@ class Dataset:
 
     @cached_property
     def statistics(self) -> Mapping[str, ColumnStatistics]:
-        """Column name -> count, mean, std, min and max of its finite values, float64, over all steps of the episodes.
+        """Column name -> statistics over all steps of the episodes.
+
+        The statistics are count, mean, std, min and max of the finite values, float64.
 
         The first use on a view reads all steps of the view once.
         """
@@ -194,7 +205,10 @@ class Dataset:
 
     @cached_property
     def episode_table(self) -> Any:
-        """Episode table as a `pyarrow.Table`. The table of the whole dataset is memory-mapped."""
+        """Episode table as a `pyarrow.Table`.
+
+        The table of the whole dataset is memory-mapped.
+        """
         table = self._store.episode_table
         return table if self.episode_ids is None else table.take(self.episode_ids)
 
@@ -205,12 +219,18 @@ class Dataset:
 
     @cached_property
     def offsets(self) -> Int64Array:
-        """int64 [episodes + 1]: the episode at position i has steps offsets[i] to offsets[i + 1] of this dataset."""
+        """int64 [episodes + 1]: first step of each episode in this dataset.
+
+        The episode at position i has steps offsets[i] to offsets[i + 1].
+        """
         return self._store.offsets if self.episode_ids is None else offsets_of(self.lengths)
 
     @cached_property
     def shards(self) -> Int64Array:
-        """int64 [episodes]: the shard of each episode, as an index into the manifest's shards."""
+        """int64 [episodes]: shard of each episode.
+
+        A shard is an index into the manifest's shards.
+        """
         shards = self._store.episode_starts[0]
         return shards if self.episode_ids is None else shards[self.episode_ids]
 
@@ -222,7 +242,9 @@ class Dataset:
         return Dataset(self._store, replace(self._view, ids=ids))
 
     def steps(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
-        """Returns [steps, *shape]: a column's steps of the episodes at positions first to last - 1, concatenated.
+        """Returns [steps, *shape]: a column's steps of several episodes.
+
+        The episodes are those at positions first to last - 1, concatenated.
 
         The array is a view of the shard's memory if the episodes are adjacent in one shard, else a copy.
 
@@ -232,7 +254,9 @@ class Dataset:
         return self._store.steps(name, self._ids(first, last))
 
     def values(self, name: str, first: int, last: int) -> pa.Array:
-        """Returns the same as `steps` for a column of variable length: a `LargeStringArray` or `LargeBinaryArray`.
+        """Returns a column of variable length, for the same episodes as `steps`.
+
+        The result is a `LargeStringArray` or a `LargeBinaryArray`.
 
         Raises:
             UnknownNameError: no such column; lists the columns.
@@ -241,7 +265,10 @@ class Dataset:
         return self._store.values(name, self._ids(first, last))
 
     def sizes(self, first: int, last: int) -> Int64Array:
-        """Returns int64 [last - first]: bytes of each episode at positions first to last - 1, over all columns."""
+        """Returns int64 [last - first]: bytes of each episode over all columns.
+
+        The episodes are at positions first to last - 1.
+        """
         return self._store.sizes(self._ids(first, last))
 
     def _check_id(self, index: int) -> int:
@@ -282,9 +309,10 @@ class Dataset:
         return {name: values[row] for name, values in columns.items()}
 
     def evaluate(self, expression: pl.Expr | str, purpose: str) -> npt.NDArray[np.float64]:
-        """Returns float64 [episodes]: a numeric expression over the episode table, such as sampling weights.
+        """Returns float64 [episodes]: an expression over the episode table.
 
-        Null becomes NaN, true becomes 1. An expression that gives one value gives it to every episode.
+        The expression is numeric, such as sampling weights. Null becomes NaN, true becomes 1. A single value applies to
+        every episode.
 
         Args:
             expression: as for `filter`, but numeric or Boolean.
@@ -297,12 +325,17 @@ class Dataset:
         return filters.row_values(*self._bind(expression), purpose)
 
     def _bind(self, expression: pl.Expr | str) -> tuple[pl.DataFrame, pl.Expr]:
-        """Returns the episode table, with text columns as the expression needs them, and the parsed expression."""
+        """Returns the episode table and the parsed expression.
+
+        Text columns of the table are as the expression needs them.
+        """
         parsed = filters.parse(expression, self.episodes.columns)
         return filters.with_plain_text(self.episodes, parsed), parsed
 
     def filter(self, expression: pl.Expr | str) -> Dataset:
-        """Returns a view of the episodes that satisfy an expression over the episode table (`episodes`).
+        """Returns a view of the episodes that satisfy an expression.
+
+        The expression is over the episode table (`episodes`).
 
         Args:
             expression: a Boolean Polars expression, or SQL text for one (`polars.sql_expr`). Null counts as false.
@@ -320,8 +353,9 @@ class Dataset:
         return self._view_of(np.flatnonzero(found) if self.episode_ids is None else self.episode_ids[found])
 
     def filter_steps(self, expression: pl.Expr | str, mode: str = "first") -> Dataset:
-        """Returns a view that draws only windows whose steps satisfy an expression over the step columns.
+        """Returns a view that draws only windows whose steps satisfy a filter.
 
+        The filter is an expression over the step columns.
         The view has the same whole episodes: `num_steps`, `statistics` and `episode(i)` do not change. The call reads
         the columns of the expression once, in blocks. Two step filters must both hold.
 
@@ -340,7 +374,9 @@ class Dataset:
         return Dataset(self._store, replace(self._view, mask=mask, mode=mode))
 
     def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
-        """Divides the episodes at random into views, the same on every machine. Each episode is in exactly one view.
+        """Divides the episodes at random into views.
+
+        Each episode is in exactly one view. Equal seeds give equal views on every machine.
 
         Args:
             fractions: name of a view -> its fraction of the episodes. Fractions add up to 1; sizes are rounded by the
@@ -379,7 +415,9 @@ class Dataset:
         sampler: str | Sampler = "uniform",
         columns: Sequence[str] | None = None,
     ) -> ResidencyPlan:
-        """Plans which parts of the data go to GPU memory and to pinned host memory, and which stay on disk.
+        """Plans which parts of the data go to which memory.
+
+        The memories are GPU memory, pinned host memory and disk.
 
         The plan reads as many bytes as possible from the fastest memory. Planning loads no data; `place` applies the
         plan, and `print` shows it.
@@ -396,14 +434,14 @@ class Dataset:
         return planning.residency_plan(self, device_bytes, host_bytes, sampler, columns)
 
     def place(self, plan: ResidencyPlan) -> Dataset:
-        """Returns the same episodes and steps, with each part in the memory that the plan gives it.
+        """Returns the same dataset with each part in the memory of the plan.
 
         The call copies the parts now, through a buffer of bounded size, for CUDA's current device
         (`SequenceLoader(device="cuda")`). Parts that stay on disk are gathered by the CPU for each batch. Reads by the
         CPU do not change.
 
         Args:
-            plan: returned by `residency_plan`. Each process has copies of its own.
+            plan: returned by `residency_plan`. Each process has its own copies.
 
         Raises:
             MissingExtraError, DeviceError: CuPy or a GPU is missing.
@@ -423,7 +461,7 @@ class Dataset:
     def placement(
         self, nodes: Sequence[str], sampler: str | Sampler = "uniform", budget: int | None = None
     ) -> Placement:
-        """Plans which node holds which shards, and which shards are replicated on several nodes.
+        """Plans which node holds which shards, and which are replicated.
 
         Planning moves no data; `print` shows the plan. See `gear_data.cluster.placement.place_shards`.
 
@@ -441,7 +479,10 @@ class Dataset:
 
 
 def _open_again(store: DatasetStore, view: View, fingerprint: str) -> Dataset:
-    """Returns an unpickled dataset. The ids and steps of its view are only valid for the same episodes."""
+    """Returns an unpickled dataset.
+
+    The ids and steps of its view are only valid for the same episodes.
+    """
     if store.manifest.fingerprint != fingerprint:
         raise ManifestError("the dataset was replaced since it was opened", file=str(store.path), hint="open it again")
     return Dataset(store, view)

@@ -11,7 +11,9 @@ from gear_data.dataset.store import DatasetStore
 
 
 class Episode(Mapping[str, npt.NDArray[Any]]):
-    """One episode: column name -> read-only array [T, *shape], a view of the shard's memory.
+    """One episode: column name -> read-only array [T, *shape].
+
+    An array is a view of the shard's memory.
 
     Columns of text and encoded bytes give an object array [T] of str or bytes, created at each access.
     """

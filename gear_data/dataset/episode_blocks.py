@@ -14,9 +14,11 @@ BLOCK_BYTES = 64 << 20
 
 
 def block_ranges(lengths: Int64Array, step_bytes: int, block_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, last): runs of whole episodes of at most `block_bytes`, `last` excluded.
+    """Yields (first, last): runs of whole episodes, `last` excluded.
 
-    An episode larger than `block_bytes` is a run of its own.
+    A run has at most `block_bytes` bytes.
+
+    An episode larger than `block_bytes` is a separate run.
 
     Args:
         lengths: int64 [k], steps of each episode.

@@ -1,4 +1,4 @@
-"""Filters and weights: Polars expressions, or SQL text, evaluated over a table's rows."""
+"""Filters and weights: Polars expressions over the rows of a table."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def _from_sql(text: str) -> pl.Expr:
 
 
 def column_names(expression: pl.Expr) -> list[str]:
-    """Returns the columns that an expression names, without repeats; none if it selects by pattern or type."""
+    """Returns the columns that an expression names, without repeats.
+
+    Returns no names if the expression selects columns by pattern or type.
+    """
     import polars as pl
 
     try:
@@ -65,7 +68,10 @@ def column_names(expression: pl.Expr) -> list[str]:
 
 
 def with_plain_text(frame: pl.DataFrame, expression: pl.Expr) -> pl.DataFrame:
-    """Returns the frame with the dictionary columns of an expression as strings, which text functions need."""
+    """Returns the frame with an expression's dictionary columns as strings.
+
+    Text functions of Polars need strings.
+    """
     import polars as pl
 
     encoded = [name for name in column_names(expression) if frame.schema[name] == pl.Categorical]
@@ -95,7 +101,9 @@ def true_rows(frame: pl.DataFrame, expression: pl.Expr) -> npt.NDArray[np.bool_]
 
 
 def row_values(frame: pl.DataFrame, expression: pl.Expr, purpose: str) -> npt.NDArray[np.float64]:
-    """Returns float64 [rows]: a numeric or Boolean expression. Null becomes NaN; a single value is repeated.
+    """Returns float64 [rows]: a numeric or Boolean expression.
+
+    Null becomes NaN; a single value is repeated.
 
     Args:
         purpose: name of the values in error messages, such as "weights".
@@ -129,7 +137,10 @@ def _evaluate(frame: pl.DataFrame, expression: pl.Expr) -> pl.Series:
 
 
 def step_columns(expression: pl.Expr) -> list[str]:
-    """Returns the columns that a step expression reads. Raises InvalidArgumentError if it names none."""
+    """Returns the columns that a step expression reads.
+
+    Raises InvalidArgumentError if the expression names no column.
+    """
     names = column_names(expression)
     if not names:
         raise InvalidArgumentError(f"{expression} names no column", hint="name each step column: pl.col('rewards') > 0")
@@ -137,7 +148,9 @@ def step_columns(expression: pl.Expr) -> list[str]:
 
 
 def check_row_wise(frame: pl.DataFrame, expression: pl.Expr, found: npt.NDArray[np.bool_]) -> None:
-    """Checks that an expression depends only on its own row, by evaluating some rows a second time, one at a time.
+    """Checks that an expression depends only on its own row.
+
+    Some rows are evaluated a second time, one at a time.
 
     Steps are read in blocks. An expression over several rows, such as a mean, a shift or a rank, would depend on the
     block boundaries. Polars does not report whether an expression does this, so rows of both outcomes are tried.
@@ -183,7 +196,9 @@ def step_frame(columns: Mapping[str, Any]) -> pl.DataFrame:
 
 
 def nothing_holds(frame: pl.DataFrame, expression: pl.Expr, row_name: str) -> EmptySourceError:
-    """Returns the error for a filter that no row satisfies, with the range of each column that it names.
+    """Returns the error for a filter that no row satisfies.
+
+    The hint has the range of each column that the expression names.
 
     Args:
         row_name: name of a row in the message, such as "episode".

@@ -1,4 +1,4 @@
-"""Internals of a dataset that loaders need: its store, and the anchor steps of its windows."""
+"""Internals of a dataset that loaders need: store and window anchors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def store_of(dataset: Dataset) -> DatasetStore:
 
 
 def anchors_of(dataset: Dataset, rule: WindowRule) -> Anchors:
-    """Returns the anchor steps of the windows that a rule cuts from a dataset's episodes.
+    """Returns the anchor steps of the windows that a rule cuts.
 
     Steps that a step filter excludes are no anchors.
 

@@ -1,4 +1,4 @@
-"""Opening a dataset: from a folder or URL, from nodes that serve it, or as one rank of a cluster."""
+"""Opening a dataset: local, served by remote nodes, or on a cluster."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def open_local(
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | None,
 ) -> Dataset:
-    """Opens the dataset in a folder or at the URL of an object store; see `open_dataset`."""
+    """Opens the dataset in a folder or object store; see `open_dataset`."""
     bad_files = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
     store = DatasetStore(open_files(path, cache_dir, cache_bytes), residency or "mmap", bad_files)
     # Copies columns to the GPU now if the residency asks for it, so that a missing package or memory raises here.
@@ -137,7 +137,10 @@ def open_cluster(
     cache_bytes: int | None,
     transport: str,
 ) -> Dataset:
-    """Opens a dataset whose shards the nodes of this training run share; see `open_dataset`. Every rank calls it."""
+    """Opens a dataset that the nodes of this training run share.
+
+    Every rank must call it; see `open_dataset`.
+    """
     if is_cluster(plain_path(path)) or on_bad_shard != "error":
         raise InvalidArgumentError(
             f"{path}, on_bad_shard={on_bad_shard!r}: with cluster=, open a folder or URL whose shards are all sound",

@@ -1,4 +1,4 @@
-"""PartitionedDatasetStore: a dataset whose shards the nodes of a training run share."""
+"""PartitionedDatasetStore: shards divided over the nodes of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gear_data.storage.remote.files import plain_path
 
 
 class PartitionedDatasetStore(ClusterDatasetStore):
-    """All episodes of a dataset whose shards are divided over the nodes of a training run.
+    """Episodes of a dataset whose shards the nodes of a run share.
 
     This node reads its own shards from shared memory, and the other shards from the other nodes.
 
@@ -116,7 +116,9 @@ def open_partitioned_store(
     cache_bytes: int | None = None,
     transport: str = AUTO,
 ) -> PartitionedDatasetStore:
-    """Joins the training run and opens the dataset that its nodes share. Every rank must call it.
+    """Joins the training run and opens the dataset that its nodes share.
+
+    Every rank must call it.
 
     Args:
         path, cache_dir, cache_bytes, transport: see `gear_data.open`.

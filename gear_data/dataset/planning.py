@@ -1,4 +1,4 @@
-"""Plans for a dataset's bytes: the memory of each part, and the node of each shard."""
+"""Plans of a dataset: the memory of each part, the node of each shard."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def shard_placement(dataset: Dataset, nodes: Sequence[str], sampler: str | Sampl
 
 
 def _episode_shares(dataset: Dataset, sampler: str | Sampler) -> Float64Array:
-    """Returns float64 [n]: the share of a sampler's draws that each episode of the whole dataset gets."""
+    """Returns float64 [n]: the share of a sampler's draws per episode.
+
+    Episodes of the whole dataset count, not only of a view.
+    """
     candidates = Candidates(anchors_of(dataset, WindowRule(context=1)), dataset.evaluate)
     shares = as_sampler(sampler).bind(candidates, seed=0).shares()
     if dataset.episode_ids is None:

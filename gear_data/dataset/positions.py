@@ -11,7 +11,9 @@ from gear_data.selection.windows import Int64Array
 
 
 def check_position(position: Any, count: int) -> int:
-    """Returns a position as an int from 0 to count - 1; a negative one counts from the end.
+    """Returns a position as an int from 0 to count - 1.
+
+    A negative position counts from the end.
 
     Raises:
         EpisodeIndexError: outside -count to count - 1.
@@ -25,7 +27,9 @@ def check_position(position: Any, count: int) -> int:
 
 
 def check_positions(positions: Any, count: int) -> Int64Array:
-    """Returns positions as int64 [k], ascending, from 0 to count - 1; negative ones count from the end.
+    """Returns positions as int64 [k], ascending, from 0 to count - 1.
+
+    Negative positions count from the end.
 
     Raises:
         EpisodeIndexError: a position outside -count to count - 1.

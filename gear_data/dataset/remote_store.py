@@ -59,7 +59,10 @@ class RemoteDatasetFiles:
         return self.client.manifest
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
-        """Does nothing: each node checked its own files, and `ShardClient` checked that all shards are served."""
+        """Does nothing: the nodes checked their files.
+
+        `ShardClient` checked that all shards are served.
+        """
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:
@@ -85,7 +88,7 @@ class RemoteDatasetFiles:
 
 
 class RemoteDatasetStore(ClusterDatasetStore):
-    """All episodes of a dataset that nodes serve; this machine holds none of its shards."""
+    """Episodes of a dataset that nodes serve; no shard is on this machine."""
 
     def __init__(
         self, files: RemoteDatasetFiles, residency: str = RESIDENCY, bad_files: frozenset[str] = frozenset()

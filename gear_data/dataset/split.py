@@ -15,7 +15,9 @@ _MAX_SEED = (1 << 64) - 1
 
 
 def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
-    """Returns how many of `count` episodes each part gets, by the method of largest remainders in exact arithmetic.
+    """Returns how many of `count` episodes each part gets.
+
+    Sizes are rounded by the method of largest remainders, in exact arithmetic.
 
     Raises:
         InvalidArgumentError: no parts, a fraction that is not positive, a sum other than 1, or a part without an
@@ -49,7 +51,9 @@ def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
 
 
 def split_positions(sizes: Mapping[str, int], seed: int) -> dict[str, Int64Array]:
-    """Divides positions 0 to n - 1 at random into parts of the given sizes, the same on every machine.
+    """Divides positions 0 to n - 1 at random into parts of given sizes.
+
+    Equal seeds give equal parts on every machine.
 
     Returns:
         Name of a part -> int64 [size], ascending.

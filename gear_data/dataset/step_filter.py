@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def combined_mask(store: DatasetStore, ids: Int64Array, view: View, expression: pl.Expr | str, mode: str) -> StepMask:
-    """Returns the steps that satisfy an expression and the earlier step filters of a view.
+    """Returns the steps that satisfy an expression and earlier filters.
 
     Args:
         ids: the episodes to read, int64 [k], ascending.
@@ -51,7 +51,9 @@ def combined_mask(store: DatasetStore, ids: Int64Array, view: View, expression: 
 
 
 def satisfying_steps(store: DatasetStore, ids: Int64Array, expression: pl.Expr) -> StepMask:
-    """Returns the mask of the steps of some episodes at which an expression holds; other steps have bit 0.
+    """Returns the mask of the steps at which an expression holds.
+
+    Steps of other episodes have bit 0.
 
     Raises:
         InvalidArgumentError: it names no column, is not Boolean, or depends on more than one step.
@@ -89,14 +91,17 @@ def _step_bytes(store: DatasetStore, name: str) -> int:
 
 
 def _column(store: DatasetStore, name: str, ids: Int64Array) -> Any:
-    """Returns a column's steps in a form that Polars takes without one Python object per value."""
+    """Returns a column's steps without one Python object per value."""
     return store.values(name, ids) if store.schema[name].variable_length else store.steps(name, ids)
 
 
 def _adjacent_runs(
     first_steps: Int64Array, lengths: Int64Array, values: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-    """Yields (first step, values) of each run of episodes that are adjacent in the whole dataset."""
+    """Yields (first step, values) of each run of adjacent episodes.
+
+    Episodes are adjacent if they follow each other in the whole dataset.
+    """
     offsets = offsets_of(lengths)
     breaks = np.flatnonzero(first_steps[1:] != first_steps[:-1] + lengths[:-1]) + 1
     for begin, end in pairwise([0, *breaks.tolist(), len(first_steps)]):

@@ -1,4 +1,4 @@
-"""DatasetStore: the files, shards and tables that a dataset and all its views share."""
+"""DatasetStore: files, shards and tables of a dataset and its views."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ class DatasetStore:
         return np.array([entry.steps for entry in self.manifest.shards], np.int64)
 
     def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy | PartialCopy:
-        """Returns the columns of some shards for a GPU; nothing is copied before the first use."""
+        """Returns the columns of some shards for a GPU.
+
+        Nothing is copied before the first use.
+        """
         return DeviceCopy(self.residency, schema, shards, self._shard_steps, self._plan)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
@@ -121,9 +124,9 @@ class DatasetStore:
         return read_rewards(self.files, self.manifest.schema, self.manifest.shards[shard])
 
     def with_discount(self, discount: float) -> DatasetStore:
-        """Returns a store with `returns_to_go` of another discount, see `Dataset.with_discount`.
+        """Returns a store with `returns_to_go` of another discount.
 
-        The returned store shares everything that is open.
+        See `Dataset.with_discount`. The returned store shares everything that is open.
         """
         discount = check_discount(discount)
         stored = self.manifest.schema
@@ -160,7 +163,7 @@ class DatasetStore:
         return store
 
     def placed(self, plan: ResidencyPlan) -> DatasetStore:
-        """Returns a store whose columns a GPU reads from the memory that a plan gives them."""
+        """Returns a store whose columns a GPU reads as a plan says."""
         store = copy(self)
         store.residency, store._plan = "tiered", plan
         store.schema, store.statistics, store.shards = self.manifest.schema, self.manifest.statistics, self._stored
@@ -169,7 +172,9 @@ class DatasetStore:
         return store if self.discount is None else store.with_discount(self.discount)
 
     def device_columns(self) -> DeviceColumns:
-        """Returns the addresses at which a GPU reads the columns; 0 for columns that it cannot read in place.
+        """Returns the addresses at which a GPU reads the columns.
+
+        The address is 0 for columns that a GPU cannot read in place.
 
         The first call copies or registers the columns. Raises as `DeviceCopy.columns` does.
         """
@@ -248,9 +253,10 @@ class DatasetStore:
         return ShardReader(self.shards, shard, start, self.lengths, lambda: self.finals)
 
     def steps(self, name: str, ids: Int64Array) -> npt.NDArray[Any]:
-        """Returns [sum of lengths, *shape]: a column's steps of these episodes, concatenated.
+        """Returns [sum of lengths, *shape]: a column of several episodes.
 
-        The array is a view of the shard's memory if the episodes are adjacent there, else a copy. A column of variable
+        The steps are concatenated. The array is a view of the shard's memory if the episodes are adjacent there, else a
+        copy. A column of variable
         length gives str or bytes objects.
 
         Raises:
@@ -262,7 +268,9 @@ class DatasetStore:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def values(self, name: str, ids: Int64Array) -> pa.Array:
-        """Returns the same as `steps` for a column of variable length: `LargeStringArray` or `LargeBinaryArray`.
+        """Returns a column of variable length, for the same episodes as `steps`.
+
+        The result is a `LargeStringArray` or a `LargeBinaryArray`.
 
         Raises:
             CorruptShardError: damaged values.
@@ -291,7 +299,7 @@ class DatasetStore:
         return self.files.name(self.manifest.shards[shard].entry)
 
     def _runs(self, ids: Int64Array) -> Iterator[tuple[int, int, int]]:
-        """Yields (shard, first row, last row) of these episodes; adjacent episodes are one run."""
+        """Yields (shard, first row, last row) of runs of adjacent episodes."""
         shard, first = (values[ids] for values in self.episode_starts)
         last = first + self.lengths[ids]
         adjacent = (shard[1:] == shard[:-1]) & (first[1:] == last[:-1])
@@ -302,7 +310,10 @@ class DatasetStore:
 
     @cached_property
     def finals(self) -> tuple[Int64Array, dict[str, npt.NDArray[Any]]]:
-        """int64 [k] ids of the episodes with a final observation, and column name -> [k, *shape] observations."""
+        """Final observations: int64 [k] ids and column name -> [k, *shape].
+
+        The ids are of the episodes that have a final observation.
+        """
         entry = self.manifest.tables.get("finals")
         if entry is None:
             return np.empty(0, np.int64), {}
@@ -323,12 +334,15 @@ def _open_again(
     plan: ResidencyPlan | None,
     discount: float | None,
 ) -> DatasetStore:
-    """Returns an unpickled store. It copies nothing to a GPU before the first use: DataLoader workers need no GPU."""
+    """Returns an unpickled store.
+
+    It copies nothing to a GPU before the first use, because DataLoader workers need no GPU.
+    """
     return restored(kind(files, residency, bad_files), plan, discount)
 
 
 def restored(store: DatasetStore, plan: ResidencyPlan | None, discount: float | None) -> DatasetStore:
-    """Returns a store with the plan and the discount that it had before it was pickled."""
+    """Returns a store with the plan and discount from before pickling."""
     if plan is not None:
         store = store.placed(plan)
     return store if discount is None else store.with_discount(discount)

@@ -56,7 +56,7 @@ def filtered_fingerprint(episodes: str, mask: StepMask, mode: str) -> str:
 def view_statistics(store: DatasetStore, ids: Int64Array) -> dict[str, ColumnStatistics]:
     """Returns the statistics of these episodes. Reads all their steps once.
 
-    The numbers equal, bit for bit, those of a conversion of only these episodes in one task.
+    Converting only these episodes in one task gives the same statistics, bit for bit.
     """
     running = RunningStatistics(store.schema)
     columns = store.schema.fixed_columns

@@ -60,7 +60,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
 
 
 def save_model(model: Any, folder: Path) -> tuple[Path, Path]:
-    """Writes `config.json` and `model.safetensors`, for `DecisionTransformerModel.from_pretrained(folder)`.
+    """Writes a model for `DecisionTransformerModel.from_pretrained(folder)`.
+
+    The files are `config.json` and `model.safetensors`.
 
     Returns:
         The paths of both files.

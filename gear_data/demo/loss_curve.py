@@ -31,7 +31,9 @@ def loss_ends(losses: Sequence[float], span: int = 20) -> tuple[float, float]:
 
 
 def write_loss_curve(losses: Sequence[float], folder: Path) -> tuple[Path, Path]:
-    """Writes `loss.json` ({"loss": [one number per step]}) and `loss.png`, each atomically.
+    """Writes `loss.json` and `loss.png`, each atomically.
+
+    The JSON is {"loss": [one number per step]}.
 
     Returns:
         The paths of both files.

@@ -1,4 +1,4 @@
-"""Decision Transformer: hyperparameters, the model for a loader's batches, and its loss.
+"""Decision Transformer: hyperparameters, model and loss.
 
 Sources: Chen et al., "Decision Transformer" (2021), appendix A and its `gym` code; HuggingFace's "Train your first
 Decision Transformer" (2022).
@@ -28,7 +28,9 @@ MODEL_KEYS = ("states", "actions", "rewards", "returns_to_go", "timesteps", "att
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Model and optimizer of one run. Names are those of `DecisionTransformerConfig` and `TrainingArguments`.
+    """Model and optimizer of one run.
+
+    Names are as in `DecisionTransformerConfig` and `TrainingArguments`.
 
     The defaults are the paper's for Hopper, except the warm-up: the paper has 10,000 of 100,000 steps.
 
@@ -79,7 +81,9 @@ class Hyperparameters:
 
 
 def build_model(loader: SequenceLoader, hyperparameters: Hyperparameters) -> Any:
-    """Returns a `DecisionTransformerModel` with initial weights, on the CPU, for the loader's batches.
+    """Returns a model with initial weights, on the CPU.
+
+    The model is a `DecisionTransformerModel` for the loader's batches.
 
     Raises:
         InvalidArgumentError: the loader has another preset, or `max_ep_len` is below the longest episode.
@@ -132,13 +136,15 @@ def _fits_tanh(loader: SequenceLoader) -> bool:
 def masked_action_loss(
     predicted: torch.Tensor, actions: torch.Tensor, attention_mask: torch.Tensor, world_size: int = 1
 ) -> torch.Tensor:
-    """Returns the mean squared error of the actions over valid positions; padding does not count.
+    """Returns the mean squared error of the actions over valid positions.
+
+    Padding does not count.
 
     Args:
         predicted, actions: [B, K, A].
         attention_mask: [B, K], 1 = valid.
-        world_size: number of ranks. With several, valid positions are counted over all ranks, and this rank's loss is
-            scaled so that the mean of the ranks' losses is the loss of the whole batch.
+        world_size: number of ranks. With several ranks, valid positions are counted over all of them. This rank's loss
+            is scaled so that the mean over the ranks is the loss of the whole batch.
 
     Returns:
         A scalar.
@@ -152,7 +158,7 @@ def masked_action_loss(
 
 @contextmanager
 def seeded(device: torch.device, *key: int) -> Iterator[None]:
-    """Seeds the device's default generator by `key`, and restores its state at the end."""
+    """Seeds the device's default generator; restores its state at the end."""
     generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
     before = generator.get_state()
     generator.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))

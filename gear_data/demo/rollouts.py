@@ -20,7 +20,9 @@ _TORQUE_CHANGES = 0.1
 
 
 def write_rollouts(path: Path, episodes: int, seed: int, progress: bool | None) -> None:
-    """Writes rollouts as Parquet, one row per episode, the layout of HuggingFace's Decision Transformer datasets.
+    """Writes rollouts as Parquet, one row per episode.
+
+    This is the layout of HuggingFace's Decision Transformer datasets.
 
     Args:
         path: the file to write.
@@ -89,10 +91,13 @@ def make_rollouts(episodes: int, seed: int, progress: bool | None = False) -> di
 
 
 def swing_up(observations: FloatArray) -> FloatArray:
-    """Returns a controller's torque [N] for observations [N, 3]: cos and sin of the angle from upright, and speed.
+    """Returns a controller's torque [N] for observations [N, 3].
 
-    Far from upright, the controller pumps energy up to the energy of the rod at rest upright (Astrom and Furuta,
-    "Swinging up a pendulum by energy control", 2000). Near upright, proportional-derivative control holds the rod.
+    An observation is cos and sin of the angle from upright, and the speed.
+
+    Far from upright, the controller pumps energy up to the energy of the rod at rest upright. Near upright,
+    proportional-derivative control holds the rod. Source: Astrom and Furuta, "Swinging up a pendulum by energy
+    control", 2000.
     """
     cosine, sine, speed = observations.T
     # The environment's rod: acceleration = 15 sin(angle) + 3 torque. Torque 0 keeps this energy; at the goal it is 15.

@@ -1,4 +1,4 @@
-"""The demo: makes rollouts, converts them, measures the feed, trains a small model and exports batches."""
+"""Demo of all three jobs on generated rollouts: convert, feed, export."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_demo(
     seed: int = 0,
     progress: bool | None = None,
 ) -> DemoReport:
-    """Runs all three jobs on rollouts of Gymnasium's Pendulum-v1: convert, train and export.
+    """Runs all jobs on rollouts of Pendulum-v1: convert, train, export.
 
     The demo writes the rollouts as a HuggingFace dataset, converts it and measures the feed. Then it trains a small
     Decision Transformer, on a CUDA device if there is one, and exports batches for evaluation. Equal seeds give equal
@@ -112,7 +112,10 @@ def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 
 def _prepare(folder: Path) -> None:
-    """Creates the folder with an empty report, and removes only the subfolders of an earlier demo."""
+    """Creates the folder with an empty report.
+
+    Removes the subfolders of an earlier demo, and nothing else.
+    """
     report = folder / DEMO_REPORT
     if folder.exists() and not folder.is_dir():
         raise DestinationExistsError("the demo needs a folder, and this is a file", file=str(folder))

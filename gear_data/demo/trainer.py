@@ -1,4 +1,4 @@
-"""Trainer: trains `transformers.DecisionTransformerModel` from a SequenceLoader, with checkpoints.
+"""Trainer: trains a `DecisionTransformerModel` from a SequenceLoader.
 
 loader = gear_data.SequenceLoader(ds, batch_size=64, context=20, preset="decision_transformer", normalize=True)
 trainer = Trainer(loader, Hyperparameters(learning_rate=1e-3))
@@ -37,7 +37,9 @@ _LOSSES = "losses"
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
-    """Returns the device to train on. `auto` is the current CUDA device, or the CPU if there is none.
+    """Returns the device to train on.
+
+    `auto` is the current CUDA device, or the CPU on a machine without CUDA.
 
     Raises:
         DeviceError: this machine has no such device.
@@ -144,7 +146,10 @@ class Trainer:
             stream.close()  # ends its prefetch thread now
 
     def learning_rate(self, step: int) -> float:
-        """Returns the learning rate of a step: linear warm-up, then constant, as in the paper's code."""
+        """Returns the learning rate of a step: linear warm-up, then constant.
+
+        The paper's code has the same schedule.
+        """
         return self.hyperparameters.learning_rate * min(1.0, (step + 1) / max(1, self.hyperparameters.warmup_steps))
 
     def _train_step(self, batch: Batch) -> float:
@@ -163,7 +168,7 @@ class Trainer:
             raise NonFiniteError(
                 f"the loss of step {self.step} is {value}",
                 file=str(check_dataset(self.loader.dataset).path),
-                hint="look for NaN in the data with 'gear-data inspect'; if there is none, lower the learning rate",
+                hint="look for NaN in the data with 'gear-data inspect', or lower the learning rate",
             )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,7 @@
-"""Doctor: GPU checks with a fake driver and fake packages, which are probed in a process of their own."""
+"""Doctor: GPU checks with a fake driver and fake packages.
+
+Packages are probed in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ cuda = SimpleNamespace(
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Installs a module with a given source first on the path, here and in new processes."""
+    """Installs a module first on the path, here and in new processes."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
 

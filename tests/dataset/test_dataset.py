@@ -1,4 +1,4 @@
-"""Dataset: what opening gives."""
+"""Dataset: episodes, table, schema and pickling of an opened dataset."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_episode_is_a_mapping(rollouts: list[Any], rollouts_path: Path) -> No
 def test_episode_table(rollouts: list[Any], rollouts_path: Path) -> None:
     table = gear_data.open(rollouts_path).episodes
     assert isinstance(table, pl.DataFrame)
-    # It is there to be filtered and sorted.
+    # A frame can be filtered and sorted.
     longest = table.filter(pl.col("truncated")).sort("length", descending=True)["episode_id"][0]
     lengths = {i: len(r) for i, r in enumerate(rollouts) if r.columns["truncated"][-1]}
     assert lengths[longest] == max(lengths.values())
@@ -54,7 +54,7 @@ def test_offsets_and_lengths(rollouts: list[Any], rollouts_path: Path) -> None:
     assert ds.offsets.dtype == np.int64
 
 
-def test_pickled_it_opens_again(rollouts_path: Path) -> None:
+def test_unpickling_opens_the_dataset_again(rollouts_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     copy = pickle.loads(pickle.dumps(ds))
     assert copy.fingerprint == ds.fingerprint
@@ -83,7 +83,7 @@ def test_schema(rollouts_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", ["", "gear_data.open(sys.argv[1])"])
-def test_importing_and_opening_bring_nothing_slow(use: str, rollouts_path: Path) -> None:
+def test_importing_and_opening_import_nothing_slow(use: str, rollouts_path: Path) -> None:
     slow = ("torch", "numba", "datasets", "h5py", "pandas", "polars")
     code = f"import sys, gear_data; {use}\nprint([name for name in {slow} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code, str(rollouts_path)], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Filters where there is said to be a GPU: what goes to its Polars engine, which is made up here, and what does not."""
+"""Filters on a GPU: which expressions go to a fake Polars engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FRAME = pl.DataFrame(
     }
 )
 
-#: Comparisons and logic, and the rows of FRAME that they hold for, counted by hand; null is None.
+#: Comparisons and logic, with the rows of FRAME for which they hold, computed by hand; None is null.
 EXACT: list[tuple[pl.Expr, list[bool | None]]] = [
     (pl.col("length") >= 5, [False, True, True, True, True]),
     ((pl.col("return") > 0) & pl.col("done"), [True, False, None, None, True]),
@@ -39,7 +39,7 @@ EXACT: list[tuple[pl.Expr, list[bool | None]]] = [
     (pl.all_horizontal(pl.col("done"), pl.col("length") < 8), [True, False, False, True, True]),
     (pl.col("return") > pl.col("length"), [False, False, False, None, True]),
 ]
-#: Whose values an engine may round, or order, otherwise; or that nobody has looked at.
+#: Expressions that an engine may round or order differently, or that were never checked.
 OTHERS = [
     pl.col("return") > pl.col("return").mean(),
     pl.col("return") >= pl.col("return").quantile(0.9),
@@ -55,13 +55,16 @@ OTHERS = [
 ]
 
 
-class MadeUpEngine:
-    """Stands for `pl.GPUEngine` in `collect`: the CPU's values, unless `error`; `seen` is what came to it."""
+class FakeEngine:
+    """Fake of `pl.GPUEngine` in `collect`.
+
+    It returns the CPU's values, or raises `error`. `seen` lists the configurations it was called with.
+    """
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
         self.error: BaseException | None = None
-        #: Polars' own.
+        #: The original method of Polars.
         self.collect = pl.LazyFrame.collect
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +83,16 @@ class MadeUpEngine:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> MadeUpEngine:
-    """A GPU with cuDF, for frames of any size."""
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Fake GPU with cuDF, for frames of any size."""
     monkeypatch.setattr(cudf, "gpu_count", lambda: 1)
     monkeypatch.setattr(cudf, "find_spec", lambda name: SimpleNamespace())
     monkeypatch.setattr(cudf, "MIN_ROWS", 1)
     monkeypatch.setattr(cudf, "_cpu_expressions", set())
     monkeypatch.setattr(cudf, "_logged", set())
-    made_up = MadeUpEngine()
-    made_up.install(monkeypatch)
-    return made_up
+    fake = FakeEngine()
+    fake.install(monkeypatch)
+    return fake
 
 
 def values(expression: pl.Expr) -> list[bool | None] | None:
@@ -101,7 +104,7 @@ def values(expression: pl.Expr) -> list[bool | None] | None:
 
 @pytest.mark.parametrize(("expression", "expected"), EXACT, ids=str)
 def test_comparisons_and_logic_go_to_the_gpu(
-    expression: pl.Expr, expected: list[bool | None], engine: MadeUpEngine, caplog: pytest.LogCaptureFixture
+    expression: pl.Expr, expected: list[bool | None], engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert values(expression) == expected
     assert engine.seen == [{"executor": "in-memory", "raise_on_fail": True}]
@@ -109,13 +112,13 @@ def test_comparisons_and_logic_go_to_the_gpu(
 
 
 @pytest.mark.parametrize("expression", OTHERS, ids=str)
-def test_what_may_differ_stays_on_the_cpu_with_one_line(
-    expression: pl.Expr, engine: MadeUpEngine, caplog: pytest.LogCaptureFixture
+def test_other_expressions_stay_on_the_cpu_with_one_log_line(
+    expression: pl.Expr, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert values(expression) is None
     assert values(expression) is None
     assert not engine.seen
-    if "^len" not in str(expression):  # names no column: not looked at
+    if "^len" not in str(expression):  # names no column, so it is not checked
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
         assert "more than comparisons and logic" in caplog.text
 
@@ -131,13 +134,13 @@ def test_what_may_differ_stays_on_the_cpu_with_one_line(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_where_the_gpu_fails_the_cpu_takes_over_with_one_line(
-    error: BaseException, engine: MadeUpEngine, caplog: pytest.LogCaptureFixture
+def test_if_the_gpu_fails_the_cpu_takes_over_with_one_log_line(
+    error: BaseException, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.error = error
     assert values(pl.col("length") > 5) is None
     assert values(pl.col("length") > 5) is None
-    # It is not tried again.
+    # The GPU is not tried a second time.
     assert len(engine.seen) == 1
     assert len(caplog.records) == 1
     assert f"{type(error).__name__}: {str(error).splitlines()[0]}" in caplog.text
@@ -145,15 +148,15 @@ def test_where_the_gpu_fails_the_cpu_takes_over_with_one_line(
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["answers", "refuses"])
 def test_polars_calls_cudf_and_takes_its_answer(
-    refuses: bool, engine: MadeUpEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    refuses: bool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Through Polars' own engine, to a module in cudf-polars' place."""
+    """Polars' own engine calls a fake cudf-polars."""
 
     def execute_with_cudf(plan: Any, *more: Any, config: Any) -> None:
         assert (config.memory_resource, config.config["executor"]) == ("cudaMalloc", "in-memory")
         if refuses:
             raise NotImplementedError("no such function")
-        plan.set_udf(lambda *arguments: pl.DataFrame({"found": [True, None, False, True, True]}))
+        plan.set_udf(lambda *arguments: pl.DataFrame({"value": [True, None, False, True, True]}))
 
     monkeypatch.setattr(pl.LazyFrame, "collect", engine.collect)
     monkeypatch.setitem(sys.modules, "cudf_polars", SimpleNamespace(execute_with_cudf=execute_with_cudf))
@@ -161,24 +164,24 @@ def test_polars_calls_cudf_and_takes_its_answer(
     assert ("no such function" in caplog.text) == refuses
 
 
-def test_an_interrupt_is_no_failure_of_the_gpu(engine: MadeUpEngine) -> None:
+def test_an_interrupt_is_raised(engine: FakeEngine) -> None:
     engine.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         values(pl.col("length") > 5)
 
 
-def test_columns_with_nan_are_compared_on_the_cpu(engine: MadeUpEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_columns_with_nan_are_compared_on_the_cpu(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     frame = pl.DataFrame({"x": [1.0, float("nan"), None], "y": [1.0, 2.0, 3.0]})
     assert cudf.true_values(frame, pl.col("x") > 1, ["x"]) is None
     assert "NaN" in caplog.text
-    # A column that the expression does not read does not matter.
+    # NaN in a column that the expression does not read does not matter.
     found = cudf.true_values(frame, pl.col("y") > 1, ["y"])
     assert found is not None
     assert found.to_list() == [False, True, True]
 
 
-def test_without_cudf_there_is_one_line_for_all(
-    engine: MadeUpEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_without_cudf_there_is_one_log_line_in_total(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cudf, "find_spec", lambda name: None)
     assert values(pl.col("length") > 5) is None
@@ -187,8 +190,8 @@ def test_without_cudf_there_is_one_line_for_all(
 
 
 @pytest.mark.parametrize("reason", ["no gpu", "few rows"])
-def test_without_a_gpu_or_with_few_rows_nothing_is_said(
-    reason: str, engine: MadeUpEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_without_a_gpu_or_with_few_rows_nothing_is_logged(
+    reason: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cudf, "find_spec", lambda name: pytest.fail("looked for cuDF"))
     if reason == "no gpu":
@@ -200,8 +203,8 @@ def test_without_a_gpu_or_with_few_rows_nothing_is_said(
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["works", "fails"])
-def test_views_have_the_cpus_rows(
-    fails: bool, engine: MadeUpEngine, rollouts_path: Path, caplog: pytest.LogCaptureFixture
+def test_views_equal_those_of_the_cpu(
+    fails: bool, engine: FakeEngine, rollouts_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ds = gear_data.open(rollouts_path)
     if fails:
@@ -216,18 +219,18 @@ def test_views_have_the_cpus_rows(
     assert len(caplog.records) == 2 * fails
 
 
-# The driver
+# driver
 
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a library of this C source in NVML's place."""
+    """Builds a library from C source and installs it as NVML."""
     compiler = shutil.which("gcc") or shutil.which("g++")
     if compiler is None:
-        pytest.skip("there is no C compiler to build a library with")
+        pytest.skip("no C compiler to build the fake NVML")
 
     def build(source: str) -> None:
-        built = tmp_path / "libmadeup.so"
+        built = tmp_path / "libfake.so"
         command = [compiler, "-x", "c", "-shared", "-fPIC", "-o", str(built), "-"]
         subprocess.run(command, input=source, text=True, check=True)
         monkeypatch.setattr(nvml, "_LIBRARY", str(built))
@@ -237,7 +240,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     nvml.driver.cache_clear()
 
 
-MADE_UP = """
+FAKE_NVML = """
 #include <string.h>
 static int up = 0;
 int nvmlInit_v2(void) { return up++ ? 99 : 0; }
@@ -253,21 +256,21 @@ int nvmlDeviceGetName(void *handle, char *text, unsigned size) { strncpy(text, h
 """
 
 
-def test_the_driver_is_asked_once_and_left_as_it_was(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    library(MADE_UP)
+def test_the_driver_is_queried_once_and_shut_down(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    library(FAKE_NVML)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     # The second of the three GPUs does not answer.
     expected = nvml.NvidiaDriver("580.65.06", (12, 9), ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
     assert nvml.driver() == expected
     nvml.driver.cache_clear()
-    # Had it not been shut down, it would not begin again.
+    # A second start works only if the driver was shut down.
     assert nvml.driver() == expected
     assert nvml.gpu_count() == 2
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 2), ("GPU-12", 2)])
 def test_hidden_gpus_do_not_count(visible: str, count: int, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    library(MADE_UP)
+    library(FAKE_NVML)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert nvml.gpu_count() == count
 
@@ -278,18 +281,21 @@ def test_hidden_gpus_do_not_count(visible: str, count: int, library: Any, monkey
         "int nvmlInit_v2(void) { return 9; }",
         "int other(void) { return 0; }",
         "int nvmlInit_v2(void) { return 0; } int nvmlShutdown(void) { return 0; }",
-        MADE_UP.replace("return up != 1", "return 3"),
+        FAKE_NVML.replace("return up != 1", "return 3"),
     ],
-    ids=["no driver", "another library", "an old one", "a broken one"],
+    ids=["no driver", "another library", "an old driver", "a broken driver"],
 )
-def test_a_driver_that_does_not_answer_is_none(source: str, library: Any) -> None:
+def test_a_driver_that_does_not_respond_is_none(source: str, library: Any) -> None:
     library(source)
     assert nvml.driver() is None
     assert nvml.gpu_count() == 0
 
 
-def test_expressions_are_written_as_the_gate_reads_them() -> None:
-    """What Polars writes may change with its versions; what is not known stays on the CPU."""
+def test_the_serialized_form_of_expressions_is_known() -> None:
+    """An expression of an unknown form stays on the CPU.
+
+    The serialized form may change with the version of Polars.
+    """
     assert cudf._is_exact(json.loads((pl.col("length") > 5).meta.serialize(format="json")))
     for node in (None, [], {}, {"Column": 1}, {"Column": "a", "More": 1}, {"New": {}}, {"Literal": {"Dyn": 1}}):
         assert not cudf._is_exact(node)

@@ -19,7 +19,10 @@ def ds(rollouts_path: Path) -> gear_data.Dataset:
 
 
 def check(dataset: gear_data.Dataset, expected: list[Any]) -> None:
-    """Compares a dataset with a list of rollouts: length, every episode by position, iteration and table."""
+    """Compares a dataset with a list of rollouts.
+
+    Compares the length, each episode by position, the iteration and the table.
+    """
     assert len(dataset) == dataset.num_episodes == len(expected)
     assert [len(rollout) for rollout in expected] == [episode.num_steps for episode in dataset]
     for position, (episode, rollout) in enumerate(zip(dataset, expected, strict=True)):

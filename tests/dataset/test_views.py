@@ -1,4 +1,4 @@
-"""Views of a dataset: filters of episodes and of steps, and splits, against plain loops over the episodes."""
+"""Views: filters of episodes and steps, and splits, against plain loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ TASKS = ("pick the cup", "place the cup", None, "open")
 
 @pytest.fixture(scope="module")
 def rollouts(sources: Any) -> list[Any]:
-    """Thirty episodes with an image column, in which every other final observation is missing when written."""
+    """Thirty episodes with an image column.
+
+    `facts` removes every other final observation.
+    """
     rng = np.random.default_rng(2)
     return [
         r.with_columns(**{"observations.image": rng.integers(0, 256, (len(r), 2, 3), dtype=np.uint8)})
@@ -36,6 +39,7 @@ def rollouts(sources: Any) -> list[Any]:
 
 
 def facts(rollouts: list[Any]) -> dict[str, Any]:
+    """Returns columns per episode: final observations, tasks, levels."""
     finals = [r.final.tolist() if i % 2 else None for i, r in enumerate(rollouts)]
     return {
         "final_observations": pl.Series(finals, dtype=pl.List(pl.Float32)).to_arrow(),
@@ -67,7 +71,7 @@ def ids_of(view: gear_data.Dataset) -> list[int]:
 
 
 def check_view(view: gear_data.Dataset, rollouts: list[Any], ids: list[int]) -> None:
-    """That a view holds these episodes, under the ids they have in the whole."""
+    """Checks that a view has these episodes, with their ids in the dataset."""
     assert 0 < len(ids) < len(rollouts)
     lengths = [len(rollouts[i]) for i in ids]
     assert ids_of(view) == ids
@@ -112,7 +116,7 @@ def test_filter_is_a_loop_over_the_episodes(
 
 
 def test_aggregates_are_over_the_view(ds: gear_data.Dataset, rollouts: list[Any]) -> None:
-    """Also of a filter of a filter, and of a filter of a split."""
+    """A filter of a filter and of a split aggregates over its own episodes."""
     best = pl.col("return") >= pl.col("return").quantile(0.5, "lower")
     for view in (ds, ds.filter("terminated"), ds.split({"a": 0.6, "b": 0.4}, seed=3)["a"]):
         ids = ids_of(view)
@@ -120,7 +124,7 @@ def test_aggregates_are_over_the_view(ds: gear_data.Dataset, rollouts: list[Any]
         check_view(view.filter(best), rollouts, [i for i in ids if total(rollouts[i]) >= median - 1e-9])
 
 
-def test_the_whole_is_not_copied(ds: gear_data.Dataset) -> None:
+def test_views_share_the_memory_of_the_dataset(ds: gear_data.Dataset) -> None:
     view = ds.filter("length > 5")
     assert ds.episode_ids is None and ds.step_mask is None
     assert view._store.offsets is ds._store.offsets is ds.offsets
@@ -131,10 +135,13 @@ def test_the_whole_is_not_copied(ds: gear_data.Dataset) -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [64, 1 << 20])
-def test_a_view_is_what_converting_its_episodes_gives(
+def test_a_view_equals_a_conversion_of_its_episodes(
     block_bytes: int, ds: gear_data.Dataset, rollouts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fingerprint and statistics bit for bit, after export and conversion; whatever the blocks they are read in."""
+    """Exporting and converting a view keeps fingerprint and statistics.
+
+    They are equal bit for bit, for blocks of any size.
+    """
     monkeypatch.setattr(views, "BLOCK_BYTES", block_bytes)
     view = ds.filter(pl.col("episode_id") % 3 != 1)
     report = gear_data.export(view, tmp_path / "out")
@@ -180,9 +187,7 @@ def test_export_of_a_view_to_one_file_and_of_few_shards(ds: gear_data.Dataset, t
         ("task = 'sing' AND level > 2", EmptySourceError, ["'open' to 'place the cup'", "0 to 6"]),
     ],
 )
-def test_filters_that_cannot_be(
-    expression: Any, error: type[GearError], words: list[str], ds: gear_data.Dataset
-) -> None:
+def test_invalid_filters(expression: Any, error: type[GearError], words: list[str], ds: gear_data.Dataset) -> None:
     with pytest.raises(error) as raised:
         ds.filter(expression)
     for word in words:
@@ -221,7 +226,7 @@ def test_filter_steps_is_a_loop_over_the_steps(
             bool(flag) and i in ids_of(base) for i, r in enumerate(rollouts) for flag in np.ravel(holds(r.columns))
         ]
         assert held(view) == expected
-        # The episodes stay whole.
+        # A step filter does not change the episodes.
         assert (view.num_episodes, view.num_steps) == (base.num_episodes, base.num_steps)
         assert ids_of(view) == ids_of(base)
         assert view.statistics.keys() == base.statistics.keys()
@@ -258,7 +263,7 @@ def test_step_filters_compose(ds: gear_data.Dataset, rollouts: list[Any]) -> Non
         view.filter_steps("rewards < 0")
 
 
-def test_a_step_filter_has_a_fingerprint_of_its_own(ds: gear_data.Dataset) -> None:
+def test_a_step_filter_changes_the_fingerprint(ds: gear_data.Dataset) -> None:
     positive = ds.filter_steps("rewards > 0")
     assert positive.fingerprint == ds.filter_steps(pl.col("rewards") > 0).fingerprint
     prints = {
@@ -284,7 +289,7 @@ def test_a_step_filter_has_a_fingerprint_of_its_own(ds: gear_data.Dataset) -> No
         pl.col("rewards").sum() > 0,
     ],
 )
-def test_step_filters_that_look_beyond_a_step_are_refused(expression: Any, ds: gear_data.Dataset) -> None:
+def test_step_filters_over_several_steps_are_refused(expression: Any, ds: gear_data.Dataset) -> None:
     with pytest.raises(InvalidArgumentError, match=r"more than one step|a value for every row"):
         ds.filter_steps(expression)
 
@@ -301,7 +306,7 @@ def test_step_filters_that_look_beyond_a_step_are_refused(expression: Any, ds: g
         ("rewards > 1000", "all", EmptySourceError, ["rewards is -", " to "]),
     ],
 )
-def test_step_filters_that_cannot_be(
+def test_invalid_step_filters(
     expression: Any, mode: str, error: type[GearError], words: list[str], ds: gear_data.Dataset
 ) -> None:
     with pytest.raises(error) as raised:
@@ -314,7 +319,10 @@ def test_step_filters_that_cannot_be(
 
 
 def shuffled_by_hand(seed: int, count: int, domain: int = 64) -> list[int]:
-    """Fisher and Yates over Philox4x32-10 (Salmon et al.) and Lemire's bounded draw, in Python's integers."""
+    """Returns Fisher and Yates' shuffle in plain Python integers.
+
+    Words come from Philox4x32-10 (Salmon et al.), bounded draws from Lemire's method.
+    """
 
     def word(slot: int, attempt: int) -> int:
         c, k = [slot, 0, 0, domain << 24 | attempt], [seed & 0xFFFFFFFF, seed >> 32]
@@ -342,7 +350,7 @@ def test_split_divides_the_episodes(ds: gear_data.Dataset, rollouts: list[Any]) 
         parts = ds.split({"train": 0.8, "val": 0.15, "test": 0.05}, seed=seed)
         order = shuffled_by_hand(seed, 30)
         check_view(parts["train"], rollouts, sorted(order[:24]))
-        # 4.5 and 1.5 episodes: of equal remainders the first is rounded up.
+        # 4.5 and 1.5 episodes have equal remainders: the first part is rounded up.
         check_view(parts["val"], rollouts, sorted(order[24:29]))
         check_view(parts["test"], rollouts, sorted(order[29:]))
         values = np.concatenate([rollouts[i].columns["rewards"] for i in sorted(order[:24])]).astype(np.float64)
@@ -355,7 +363,7 @@ def test_split_of_a_view_divides_the_view(ds: gear_data.Dataset) -> None:
     parts = view.split({"a": 0.5, "b": 0.5}, seed=4)
     order = shuffled_by_hand(4, len(ids))
     half = -(-len(ids) // 2)
-    assert ids_of(parts["a"]) == sorted(ids[place] for place in order[:half])
+    assert ids_of(parts["a"]) == sorted(ids[position] for position in order[:half])
     assert sorted(ids_of(parts["a"]) + ids_of(parts["b"])) == ids
 
 
@@ -400,7 +408,7 @@ def test_split_sizes_are_within_one_of_the_share(weights: list[int], count: int)
         ({"a": 0.5, "b": 0.5}, 0.5, "seed"),
     ],
 )
-def test_splits_that_cannot_be(fractions: Any, seed: Any, words: str, ds: gear_data.Dataset) -> None:
+def test_invalid_splits(fractions: Any, seed: Any, words: str, ds: gear_data.Dataset) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
         ds.split(fractions, seed=seed)
     assert words in str(raised.value)

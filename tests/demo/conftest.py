@@ -12,7 +12,10 @@ import gear_data
 
 @pytest.fixture(scope="session")
 def dataset(sources: Any, tmp_path_factory: pytest.TempPathFactory) -> gear_data.Dataset:
-    """Dataset whose actions a model can learn from the observations: (tanh(o0 - o1), tanh(o2) / 2)."""
+    """Dataset whose actions a model can learn from the observations.
+
+    The actions are (tanh(o0 - o1), tanh(o2) / 2).
+    """
     folder = tmp_path_factory.mktemp("learnable")
     rollouts = []
     for rollout in sources.make_rollouts(40, seed=3, max_length=25):

@@ -8,7 +8,7 @@ from gear_data.demo.rollouts import make_rollouts
 
 
 def test_rollouts_match_the_environment() -> None:
-    """Replays the actions in one environment at a time: observations and rewards are equal, step by step."""
+    """Replays the actions: observations and rewards are equal at each step."""
     import gymnasium
 
     rollouts = make_rollouts(3, seed=11)

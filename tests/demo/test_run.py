@@ -1,4 +1,4 @@
-"""The demo: all three jobs at a small size, and the files that it writes and replaces."""
+"""The demo at a small size, and the files that it writes and replaces."""
 
 from __future__ import annotations
 

@@ -96,7 +96,10 @@ def test_resume_gives_the_same_losses_and_weights(dataset: gear_data.Dataset, tm
 
 
 def test_dropout_and_seed_matter(dataset: gear_data.Dataset) -> None:
-    """Dropout and seed change the loss, so the resume test above does test the generators."""
+    """Dropout and seed change the loss.
+
+    So the resume test above does test the generators.
+    """
     runs = [make_trainer(dataset, dropout=p, seed=s) for p, s in ((0.3, 0), (0.3, 0), (0.0, 0), (0.3, 1))]
     same, again, plain, other = (list(run.run(3)) for run in runs)
     assert same == again
@@ -281,7 +284,10 @@ def test_a_missing_package_names_the_extra(dataset: gear_data.Dataset, monkeypat
 
 
 def test_no_thread_outlives_the_process_group(tmp_path: Path) -> None:
-    """No Gloo thread runs after the process group: one that frees a tensor during shutdown may abort the process."""
+    """No Gloo thread runs after the process group ends.
+
+    A thread that frees a tensor while the interpreter ends may abort the process.
+    """
     program = f"""
 import os
 import torch

@@ -1,4 +1,4 @@
-"""The three scripts: what they write, their exit status, exact resume in another process."""
+"""The three scripts: output, exit status, exact resume."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs a script in this process, with one thread, as `python scripts/NAME.py ...` would."""
+    """Runs a script in this process, like `python scripts/NAME.py ...`.
+
+    Runs it with one thread.
+    """
 
     def call(name: str, *arguments: object) -> Result:
         path = SCRIPTS / f"{name}.py"
@@ -79,7 +82,7 @@ def test_help_has_an_example(run: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "says"),
+    ("name", "arguments", "message"),
     [
         (CONVERT, (), "required: source, destination"),
         (CONVERT, ("SOURCE", "OUT", "--rename", "x"), "OLD=NEW"),
@@ -93,13 +96,13 @@ def test_help_has_an_example(run: Run, name: str) -> None:
     ],
 )
 def test_bad_usage_is_status_2(
-    run: Run, rollouts_path: Path, tmp_path: Path, name: str, arguments: tuple[str, ...], says: str
+    run: Run, rollouts_path: Path, tmp_path: Path, name: str, arguments: tuple[str, ...], message: str
 ) -> None:
     source = rollouts_path.parent / "source.hdf5"
     places = {"SOURCE": source, "DATASET": rollouts_path, "OUT": tmp_path / "out"}
     result = run(name, *(places.get(argument, argument) for argument in arguments))
     assert result.status == 2
-    assert says in result.err
+    assert message in result.err
     assert "Traceback" not in result.err
     assert result.out == ""
     assert not (tmp_path / "out").exists()
@@ -165,11 +168,12 @@ def test_pretrain_writes_the_run(run: Run, rollouts_path: Path, tmp_path: Path) 
     from transformers import DecisionTransformerModel
 
     out = tmp_path / "run"
-    arguments = ("--steps", "8", *SMALL, "--learning-rate", "0.01", "--resume", "--json")  # nothing there yet: a start
+    # There is no checkpoint yet, so --resume starts from step 0.
+    arguments = ("--steps", "8", *SMALL, "--learning-rate", "0.01", "--resume", "--json")
     result = run(PRETRAIN, rollouts_path, "--out", out, *arguments)
     assert result.status == 0, result.err
     summary = json.loads(result.out)
-    assert result.err == ""  # no bar: this is no terminal
+    assert result.err == ""  # stderr is not a terminal, so there is no bar
     curve = losses(out)
     assert (summary["steps"], summary["resumed_at"], len(curve)) == (8, 0, 8)
     assert summary["loss_start"] == pytest.approx(sum(curve[:2]) / 2)
@@ -189,7 +193,10 @@ def test_pretrain_writes_the_run(run: Run, rollouts_path: Path, tmp_path: Path) 
 
 
 def test_resume_in_another_process_gives_the_losses_of_one_run(run: Run, rollouts_path: Path, tmp_path: Path) -> None:
-    """The first run is killed between checkpoints: what it did after the last one is done again, alike."""
+    """A run is killed between checkpoints and resumed.
+
+    The steps after the last checkpoint are trained again, with equal losses.
+    """
     script = SCRIPTS / f"{PRETRAIN}.py"
     part = tmp_path / "part"
     killed = start(sys.executable, script, rollouts_path, "--out", part, "--steps", "1000000", *SMALL,
@@ -233,7 +240,10 @@ def test_resume_refuses_other_arguments(run: Run, rollouts_path: Path, sources: 
 
 
 def test_two_ranks_train_on_the_same_global_batches(run: Run, rollouts_path: Path, tmp_path: Path) -> None:
-    """Without dropout, two ranks of half the batch each have the losses of one, but for the order of sums."""
+    """Without dropout, two ranks have the losses of one rank.
+
+    Each rank has half of a batch. Losses differ only by the order of sums.
+    """
     arguments = ("--steps", "6", *SMALL[:-1], "0", "--learning-rate", "0.01", "--warmup-steps", "0")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     script = SCRIPTS / f"{PRETRAIN}.py"
@@ -242,5 +252,5 @@ def test_two_ranks_train_on_the_same_global_batches(run: Run, rollouts_path: Pat
     assert one.status == 0, one.err
     out, err = ranks.communicate(timeout=120)
     assert ranks.returncode == 0, err
-    assert json.loads(out)["steps"] == 6  # one summary, of rank 0
+    assert json.loads(out)["steps"] == 6  # only rank 0 prints a summary
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)

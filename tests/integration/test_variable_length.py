@@ -1,4 +1,7 @@
-"""Columns of text and encoded bytes: from every source, on disk, read, exported; against plain Python throughout."""
+"""Columns of text and encoded bytes, from every source to export.
+
+Results are compared with plain Python.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ def _png(rng: np.random.Generator) -> bytes:
 
 
 def _make(count: int = 30, seed: int = 3) -> Episodes:
-    """Episodes of 1 to 12 steps; the last one's bytes are of every kind: none, zeros at the end, not UTF-8."""
+    """Returns episodes of 1 to 12 steps.
+
+    The last episode has special bytes: empty, zeros at the end, not UTF-8.
+    """
     rng = np.random.default_rng(seed)
     episodes = [
         [
@@ -71,7 +77,7 @@ def _column(i: int) -> list[list[Any]]:
 
 
 def _convert(source: Any, folder: Path, **options: Any) -> ConvertReport:
-    """With images as they are in the source: decoded, they are of a fixed size."""
+    """Converts and keeps images encoded; decoded images have a fixed size."""
     return gear_data.convert(source, folder, keep_encoded=True, **options)
 
 
@@ -121,7 +127,7 @@ def _dataset(image: datasets.Image) -> datasets.Dataset:
     return datasets.Dataset(_episode_table(pa.string(), _FILE), info=datasets.DatasetInfo(features=features))
 
 
-#: Every layout and type the columns come in. All hold the same episodes.
+#: All layouts and types of the columns. All sources have the same episodes.
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "episodes-string-binary": lambda d: _parquet(_episode_table(pa.string(), pa.binary()), d / "s.parquet", 4),
     "episodes-large": lambda d: _parquet(_episode_table(pa.large_string(), pa.large_binary()), d / "s.parquet", 7),
@@ -141,7 +147,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`EPISODES` in several shards. Not to be changed."""
+    """`EPISODES` in several shards. Tests must not change the folder."""
     folder = tmp_path_factory.mktemp("converted") / "d"
     assert _convert(source, folder, shard_bytes=4096).shards > 3
     return folder
@@ -170,7 +176,7 @@ def _check(folder: Path, episodes: Episodes = EPISODES) -> None:
     assert gear_data.verify(folder).ok
 
 
-# From every source.
+# sources
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -185,7 +191,7 @@ def test_every_source_gives_the_same(kind: str, converted: Path, tmp_path: Path)
     st.integers(1, 5),
 )
 @settings(max_examples=25, deadline=None)
-def test_whatever_the_values(rows: list[list[tuple[str, bytes]]], group: int) -> None:
+def test_any_values(rows: list[list[tuple[str, bytes]]], group: int) -> None:
     episodes = [[(text, frame, float(i)) for i, (text, frame) in enumerate(row)] for row in rows]
     table = pa.table(
         {
@@ -200,7 +206,7 @@ def test_whatever_the_values(rows: list[list[tuple[str, bytes]]], group: int) ->
 
 
 def test_lerobot_frames(sources: Any, tmp_path: Path) -> None:
-    """Images that stand in the Parquet files, as structs of bytes and path."""
+    """Images inside the Parquet files, as structs of bytes and path."""
     rollouts = sources.make_rollouts(4, seed=1)
     folder = sources.write_lerobot(tmp_path / "robot", rollouts)
     frames = []
@@ -215,7 +221,7 @@ def test_lerobot_frames(sources: Any, tmp_path: Path) -> None:
     assert ds.episodes["task"].to_list() == ["pick", "place", "pick", "place"]
 
 
-def test_images_in_memory_keep_the_bytes_they_were_encoded_to(tmp_path: Path) -> None:
+def test_images_in_memory_are_stored_encoded(tmp_path: Path) -> None:
     images = [Image.fromarray(np.full((4, 4, 3), shade, np.uint8)) for shade in (0, 90, 255)]
     features = datasets.Features({"obs": datasets.Image(), "done": datasets.Value("bool")})
     source = datasets.Dataset.from_dict({"obs": images, "done": [False, False, True]}, features=features)
@@ -235,7 +241,7 @@ def test_columns_and_rename(source: Path, tmp_path: Path) -> None:
     assert [ds.episode(i)["observations.text"].tolist() for i in range(len(EPISODES))] == _column(0)
 
 
-def test_text_a_row_that_is_an_episode_stays_a_fact_of_it(source: Path, tmp_path: Path) -> None:
+def test_text_per_episode_stays_in_the_episode_table(source: Path, tmp_path: Path) -> None:
     table = pq.read_table(source).append_column("mission", pa.array([f"m{i}" for i in range(len(EPISODES))]))
     _convert(_parquet(table, tmp_path / "s.parquet", 4), tmp_path / "d")
     ds = gear_data.open(tmp_path / "d")
@@ -243,7 +249,7 @@ def test_text_a_row_that_is_an_episode_stays_a_fact_of_it(source: Path, tmp_path
     assert ds.episodes["mission"].to_list() == [f"m{i}" for i in range(len(EPISODES))]
 
 
-def test_paths_beside_bytes_are_counted(tmp_path: Path) -> None:
+def test_paths_next_to_bytes_are_counted(tmp_path: Path) -> None:
     frames = [_files([step[1] for step in episode], "a.png" if i % 2 else None) for i, episode in enumerate(EPISODES)]
     table = _episode_table(pa.string(), pa.binary()).set_column(2, "image", pa.array(frames, pa.list_(_FILE)))
     report = _convert(_parquet(table, tmp_path / "s.parquet", 4), tmp_path / "d")
@@ -252,10 +258,10 @@ def test_paths_beside_bytes_are_counted(tmp_path: Path) -> None:
     assert f"({sum(LENGTHS[1::2])}x" in report.warnings[0]
 
 
-# On disk.
+# on disk
 
 
-def test_buffers_stand_where_the_manifest_says(converted: Path) -> None:
+def test_buffers_are_at_the_offsets_of_the_manifest(converted: Path) -> None:
     manifest = json.loads((converted / "manifest.json").read_text())
     assert manifest["version"] == 1
     first = 0
@@ -282,7 +288,10 @@ def test_any_arrow_reader_opens_a_shard(converted: Path) -> None:
 
 
 def test_content_hash(converted: Path) -> None:
-    """As docs/explanation/shard-format.md states it: for each column by name, the values' lengths, then the values."""
+    """The content hash is as docs/explanation/shard-format.md defines it.
+
+    For each column by name: the lengths of the values, then the values.
+    """
     ds = gear_data.open(converted)
     for i, episode in enumerate(EPISODES):
         last = [n == len(episode) - 1 for n in range(len(episode))]
@@ -299,7 +308,7 @@ def test_content_hash(converted: Path) -> None:
         assert ds.episodes["content"][i] == xxhash.xxh3_128(b"".join(pieces)).digest()
 
 
-def test_values_that_differ_in_where_they_are_cut_differ_in_hash(tmp_path: Path) -> None:
+def test_values_divided_differently_have_different_hashes(tmp_path: Path) -> None:
     prints = []
     for texts in (["ab", "c"], ["a", "bc"]):
         table = pa.table({"texts": [texts], "rewards": [[1.0, 2.0]]})
@@ -309,7 +318,7 @@ def test_values_that_differ_in_where_they_are_cut_differ_in_hash(tmp_path: Path)
 
 
 def test_shards_are_closed_by_their_bytes(converted: Path) -> None:
-    """Rewards, return-to-go, two flags, two offsets a step; and the values."""
+    """A step has rewards, return-to-go, two flags, two offsets and values."""
     sizes = [sum(10 + 2 * 8 + len(s[0].encode()) + len(s[1]) for s in episode) for episode in EPISODES]
     shards, room = [0], 4096
     for size in sizes:
@@ -332,8 +341,8 @@ def test_an_episode_larger_than_a_shard(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["episodes-struct", "steps-string-binary"])
 def test_resumes_to_the_same_bytes(kind: str, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = SOURCES[kind](tmp_path)
-    _convert(made, tmp_path / "whole", shard_bytes=4096)
+    source = SOURCES[kind](tmp_path)
+    _convert(source, tmp_path / "whole", shard_bytes=4096)
     write_shard = ShardWriter._write_shard
 
     def fail(writer: ShardWriter) -> Any:
@@ -344,15 +353,15 @@ def test_resumes_to_the_same_bytes(kind: str, sources: Any, tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(ShardWriter, "_write_shard", fail)
         with pytest.raises(StorageFullError):
-            _convert(made, tmp_path / "d", shard_bytes=4096)
-    _convert(made, tmp_path / "d", shard_bytes=4096, resume=True)
+            _convert(source, tmp_path / "d", shard_bytes=4096)
+    _convert(source, tmp_path / "d", shard_bytes=4096, resume=True)
     assert sources.folder_contents(tmp_path / "d") == sources.folder_contents(tmp_path / "whole")
 
 
-# Reading them.
+# reading
 
 
-def test_values_are_over_the_mapping(converted: Path) -> None:
+def test_values_are_views_of_the_mapping(converted: Path) -> None:
     ds = gear_data.open(converted)
     index, shards = ds.schema.index("texts"), ds._store.shards
     mapping = shards.touch(1)
@@ -364,17 +373,17 @@ def test_values_are_over_the_mapping(converted: Path) -> None:
     first = ds.manifest.shards[0].steps
     assert array[2:5].to_pylist() == [step[0] for step in STEPS[first + 2 : first + 5]]
     assert shards.column(1, index, 2, 5).tolist() == [step[0] for step in STEPS[first + 2 : first + 5]]
-    # The collector reads columns by their addresses, and never these.
+    # The collector reads columns by their addresses; columns of variable length have none.
     assert [address == 0 for address in shards.addresses[1]] == [c.variable_length for c in ds.schema]
 
 
-def test_their_values_are_read_only(converted: Path) -> None:
+def test_values_are_read_only(converted: Path) -> None:
     texts = gear_data.open(converted).episode(0)["texts"]
     with pytest.raises(ValueError, match="read-only"):
         texts[0] = "other"
 
 
-def test_a_spec_has_no_size_of_a_row() -> None:
+def test_a_spec_of_variable_length_has_no_row_size() -> None:
     spec = ColumnSpec("texts", "string")
     assert spec.numpy_dtype == np.dtype(object)
     for name in ("storage_dtype", "row_bytes"):
@@ -388,7 +397,7 @@ def test_inspect(converted: Path) -> None:
     assert json.loads(json.dumps(summarize(ds)))
     line = next(line for line in describe(ds).splitlines() if line.startswith("texts"))
     mean = sum(len(step[0].encode()) for step in STEPS) / len(STEPS)
-    assert line.split() == ["texts", "string", f"{mean:.0f}", "B", "a", "step"]
+    assert line.split() == ["texts", "string", f"{mean:.0f}", "B", "per", "step"]
 
 
 @pytest.mark.parametrize("name", ["out.parquet", "out"])
@@ -413,7 +422,10 @@ def test_export_of_a_view(converted: Path, tmp_path: Path) -> None:
 
 
 def test_row_groups_are_cut_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise one row group of a few numbers and all the images would be in memory at once."""
+    """Row groups are limited by bytes.
+
+    A limit by rows would hold all images of a row group in memory at once.
+    """
     from gear_data.exports import exporter
 
     texts = [["x" * 1000], ["y" * 1000], ["z" * 10]]
@@ -432,19 +444,19 @@ def test_more_bytes_than_a_parquet_list_reaches(
 
     size = sum(len(text.encode()) for text, _, _ in EPISODES[3])
     monkeypatch.setattr(nested, "_MAX_OFFSET", size - 1)
-    with pytest.raises(UnsupportedColumnError, match=f"{size:,} bytes in one Parquet list") as error:
+    with pytest.raises(UnsupportedColumnError, match=f"{size:,} bytes in one list column") as error:
         gear_data.export(gear_data.open(converted).filter("episode_id = 3"), tmp_path / "out")
     assert error.value.column == "texts"
     assert not (tmp_path / "out").exists()
 
 
-# What is refused, and by which name.
+# refused values
 
 _BAD, _BAD_STEP = 5, 2
 
 
-def _spoilt(change: Callable[[dict[str, list[Any]]], None], layout: str, folder: Path) -> tuple[Path, int]:
-    """A source whose episode 5 is spoilt at step 2, and the row of that."""
+def _damaged_source(change: Callable[[dict[str, list[Any]]], None], layout: str, folder: Path) -> tuple[Path, int]:
+    """Returns a source whose episode 5 is damaged at step 2, and its row."""
     lists: dict[str, list[Any]] = {
         "rewards": [[1.0] * 4 for _ in range(8)],
         "texts": [[b"some"] * 4 for _ in range(8)],
@@ -455,7 +467,7 @@ def _spoilt(change: Callable[[dict[str, list[Any]]], None], layout: str, folder:
     if layout == "episodes":
         arrays = {name: pa.array(values, pa.list_(types[name])) for name, values in lists.items()}
         texts = arrays["texts"]
-        # As text without a check, which is what a faulty writer leaves in a file.
+        # Casts to text without validation, like a faulty writer.
         text = pa.Array.from_buffers(pa.string(), len(texts.values), texts.values.buffers())
         arrays["texts"] = pa.ListArray.from_arrays(texts.offsets, text)
         return _parquet(pa.table(arrays), folder / "s.parquet", 3), _BAD
@@ -477,7 +489,7 @@ def _null_image(lists: dict[str, list[Any]]) -> None:
     lists["image"][_BAD][_BAD_STEP] = None
 
 
-def _path_alone(lists: dict[str, list[Any]]) -> None:
+def _path_only(lists: dict[str, list[Any]]) -> None:
     lists["image"][_BAD][_BAD_STEP] = {"bytes": None, "path": "images/7.png"}
 
 
@@ -488,14 +500,14 @@ def _path_alone(lists: dict[str, list[Any]]) -> None:
         (_not_utf8, "texts", "is not UTF-8"),
         (_null_text, "texts", "holds a null"),
         (_null_image, "image", "holds a null"),
-        (_path_alone, "image", "only the path 'images/7.png'"),
+        (_path_only, "image", "only the path 'images/7.png'"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_bad_values(
     change: Callable[[dict[str, list[Any]]], None], column: str, message: str, layout: str, tmp_path: Path
 ) -> None:
-    source, row = _spoilt(change, layout, tmp_path)
+    source, row = _damaged_source(change, layout, tmp_path)
     with pytest.raises(BadEpisodeError, match=message) as error:
         _convert(source, tmp_path / "d")
     assert (error.value.file, error.value.column, error.value.row) == ("s.parquet", column, row)
@@ -514,7 +526,7 @@ def test_unequal_lengths(tmp_path: Path) -> None:
     def shorten(lists: dict[str, list[Any]]) -> None:
         lists["texts"][_BAD].pop()
 
-    source, _ = _spoilt(shorten, "episodes", tmp_path)
+    source, _ = _damaged_source(shorten, "episodes", tmp_path)
     with pytest.raises(BadEpisodeError, match="has 3 steps, where 'rewards' has 4") as error:
         _convert(source, tmp_path / "d")
     assert (error.value.file, error.value.column, error.value.row) == ("s.parquet", "texts", _BAD)
@@ -551,11 +563,14 @@ def test_columns_of_steps_that_are_refused(name: str, value: Any, tmp_path: Path
     assert error.value.column == name
 
 
-# Damaged datasets.
+# damaged datasets
 
 
 def _sign(dataset: Path, file: str) -> None:
-    """Makes the manifest agree with a changed file's checksum, as one who changes it on purpose would."""
+    """Updates the manifest to a changed file's checksum.
+
+    An attacker who changes the file would do the same.
+    """
     path = dataset / "manifest.json"
     data = json.loads(path.read_text())
     for entry in data["shards"]:
@@ -570,14 +585,14 @@ def test_offsets_never_become_addresses(place: int, value: int, dataset: Path) -
     ds = gear_data.open(dataset)
     shard = ds.manifest.shards[1]
     data = bytearray((dataset / shard.entry.file).read_bytes())
-    at = shard.variable["texts"].offsets + 8 * (place % (shard.steps + 1))
-    data[at : at + 8] = value.to_bytes(8, "little", signed=True)
+    offset = shard.variable["texts"].offsets + 8 * (place % (shard.steps + 1))
+    data[offset : offset + 8] = value.to_bytes(8, "little", signed=True)
     (dataset / shard.entry.file).write_bytes(data)
     _sign(dataset, shard.entry.file)
-    mine = [i for i, s in enumerate(ds.episodes["shard"]) if s == 1]
+    inside = [i for i, s in enumerate(ds.episodes["shard"]) if s == 1]
     ds = gear_data.open(dataset)
     refused = 0
-    for i in mine:
+    for i in inside:
         try:
             assert ds.episode(i)["texts"].tolist() == [step[0] for step in EPISODES[i]]
         except CorruptShardError as error:
@@ -589,13 +604,16 @@ def test_offsets_never_become_addresses(place: int, value: int, dataset: Path) -
     assert [check.file for check in gear_data.verify(dataset).shards if not check.ok] == [shard.entry.file]
 
 
-def test_text_that_was_changed(dataset: Path) -> None:
-    """To other text the content hash finds it; to no text at all, Arrow's validation, and reading it."""
+def test_changed_text_is_found(dataset: Path) -> None:
+    """`verify` finds changed text.
+
+    The content hash finds other text; Arrow's validation, and reading, find invalid text.
+    """
     shard = gear_data.open(dataset).manifest.shards[0]
     whole = (dataset / shard.entry.file).read_bytes()
-    at = shard.buffers["texts"] + whole[shard.buffers["texts"] :].index(b"ball")
+    offset = shard.buffers["texts"] + whole[shard.buffers["texts"] :].index(b"ball")
     for new, message in ((b"bell", "content hash"), (b"b\xff\xffl", "not valid Arrow data")):
-        (dataset / shard.entry.file).write_bytes(whole[:at] + new + whole[at + 4 :])
+        (dataset / shard.entry.file).write_bytes(whole[:offset] + new + whole[offset + 4 :])
         _sign(dataset, shard.entry.file)
         failed = [check for check in gear_data.verify(dataset).shards if not check.ok]
         assert [check.file for check in failed] == [shard.entry.file]
@@ -617,7 +635,7 @@ def test_text_that_was_changed(dataset: Path) -> None:
         lambda shard: shard["buffers"].pop("texts"),
     ],
 )
-def test_a_manifest_whose_buffers_are_not_in_the_file(change: Callable[[Any], Any], dataset: Path) -> None:
+def test_a_manifest_with_buffers_outside_the_file(change: Callable[[Any], Any], dataset: Path) -> None:
     path = dataset / "manifest.json"
     data = json.loads(path.read_text())
     change(data["shards"][1])
@@ -627,7 +645,7 @@ def test_a_manifest_whose_buffers_are_not_in_the_file(change: Callable[[Any], An
 
 
 @pytest.mark.parametrize("change", [{"shape": [3]}, {"has_final": True}, {"dtype": "text"}, {"dtype": ["string"]}])
-def test_a_manifest_whose_column_cannot_be(change: dict[str, Any], dataset: Path) -> None:
+def test_a_manifest_with_an_invalid_column(change: dict[str, Any], dataset: Path) -> None:
     path = dataset / "manifest.json"
     data = json.loads(path.read_text())
     next(column for column in data["schema"] if column["name"] == "texts").update(change)

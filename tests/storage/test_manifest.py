@@ -1,4 +1,4 @@
-"""The manifest: what opening makes of newer, hostile and broken ones."""
+"""The manifest: opening newer, hostile and broken manifests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def edit(dataset: Path) -> Callable[[Callable[[dict[str, Any]], Any]], Path]:
     return change
 
 
-def test_manifest_says_what_there_is(rollouts: list[Any], rollouts_path: Path) -> None:
+def test_manifest_describes_the_dataset(rollouts: list[Any], rollouts_path: Path) -> None:
     data = json.loads((rollouts_path / "manifest.json").read_text())
     assert (data["format"], data["version"]) == ("gear", 1)
     assert data["episodes"] == len(rollouts)
@@ -75,7 +75,7 @@ def test_newer_version(edit: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["../other.arrow", "/etc/passwd", "shards/../../x", "..", "", "a\\b", "a\0b"])
-def test_a_path_that_leaves_the_folder(name: str, edit: Any, rollouts_path: Path) -> None:
+def test_a_file_name_outside_the_folder(name: str, edit: Any, rollouts_path: Path) -> None:
     for place in (lambda data: data["shards"][1], lambda data: data["tables"]["episodes"]):
         path = edit(lambda data, place=place: place(data).update(file=name))
         with pytest.raises(ManifestError, match="outside the dataset's folder"):
@@ -113,7 +113,7 @@ def test_a_file_of_another_size(file: str, change: int | None, dataset: Path) ->
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "7", '"gear"', '{"format": "parquet", "version": 1}', "[" * 100_000, "\xff\xfe"]
 )
-def test_a_manifest_that_is_none(text: str, dataset: Path) -> None:
+def test_text_that_is_not_a_manifest(text: str, dataset: Path) -> None:
     (dataset / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ManifestError) as error:
         gear_data.open(dataset)
@@ -125,7 +125,7 @@ def _column(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in a document."""
+    """Yields the path of every value in a document."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
         yield (*path, key)
@@ -138,7 +138,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def _use(path: Path) -> None:
-    """Reads everything of a dataset."""
+    """Reads all data of a dataset."""
     ds = gear_data.open(path)
     ds.episodes.to_dicts()
     for i in range(ds.num_episodes):
@@ -151,10 +151,10 @@ def _use(path: Path) -> None:
 
 
 def test_a_broken_manifest_is_a_gear_error_or_harmless(dataset: Path) -> None:
-    """Every value removed or replaced: a GearError, or a dataset that can be used in full; never another error."""
+    """Removes or replaces every value: a GearError, or a fully usable dataset."""
     path = dataset / "manifest.json"
     whole = json.loads(path.read_text())
-    # A shard is like the next: the first of them stands for all.
+    # Shards are alike: only the first is changed.
     places = [p for p in _places(whole) if p[0] not in ("provenance", "findings") and p[:1] + p[1:2] != ("shards", 2)]
     places = [p for p in places if not (p[0] == "shards" and len(p) > 1 and p[1] > 0)]
     places += [("provenance",), ("findings",)]
@@ -184,7 +184,7 @@ def test_a_broken_manifest_is_a_gear_error_or_harmless(dataset: Path) -> None:
     "key", ["format", "version", "episodes", "steps", "fingerprint", "schema", "shards", "tables", "statistics",
             "provenance", "findings"]
 )  # fmt: skip
-def test_a_manifest_lacks_something(key: str, edit: Any) -> None:
+def test_a_missing_field(key: str, edit: Any) -> None:
     path = edit(lambda data: data.pop(key))
     with pytest.raises(ManifestError, match=key):
         gear_data.open(path)

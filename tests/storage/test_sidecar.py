@@ -1,4 +1,4 @@
-"""`returns_to_go` of other discounts: right, worked out once, and never that of another dataset."""
+"""Sidecars: `returns_to_go` of other discounts, computed once per dataset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gear_data.storage import sidecar
 
 @pytest.fixture
 def path(rollouts_path: Path, tmp_path: Path) -> Path:
-    """A copy of `rollouts`, which sidecars may be added to."""
+    """Returns a copy of `rollouts`, to which tests add sidecars."""
     shutil.copytree(rollouts_path, tmp_path / "dataset")
     return tmp_path / "dataset"
 
@@ -39,7 +39,7 @@ def expected(rewards: npt.NDArray[Any], discount: float) -> npt.NDArray[np.float
 
 
 def check_returns(ds: Any, rollouts: list[Any], discount: float) -> None:
-    """That it is the dataset of these rollouts with this discount, in every part."""
+    """Checks every part of the dataset of these rollouts with this discount."""
     values = [expected(rollout.columns["rewards"], discount) for rollout in rollouts]
     for i, rollout in enumerate(rollouts):
         episode = ds.episode(i)
@@ -69,7 +69,7 @@ def test_every_discount(path: Path, rollouts: list[Any], residency: str, discoun
     assert other.with_discount(discount) is other
 
 
-def test_one_number_has_one_sidecar(path: Path) -> None:
+def test_equal_discounts_share_a_sidecar(path: Path) -> None:
     ds = gear_data.open(path)
     for same in (0.0, -0.0, 0, np.float64(0)):
         ds.with_discount(same)
@@ -77,7 +77,7 @@ def test_one_number_has_one_sidecar(path: Path) -> None:
 
 
 @pytest.mark.parametrize("discount", [-0.01, 1.01, float("nan"), float("inf"), "0.9", None, True, 0.5j, [0.9]])
-def test_what_is_no_discount_is_refused(path: Path, discount: Any) -> None:
+def test_invalid_discounts_are_refused(path: Path, discount: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="0 to 1"):
         gear_data.open(path).with_discount(discount)
 
@@ -95,7 +95,7 @@ def test_a_dataset_without_rewards_is_refused(tmp_path: Path, rollouts: list[Any
     assert not (tmp_path / "dataset/sidecars").exists()
 
 
-def test_several_rewards_a_step_are_refused(tmp_path: Path, rollouts: list[Any], sources: Any) -> None:
+def test_several_rewards_per_step_are_refused(tmp_path: Path, rollouts: list[Any], sources: Any) -> None:
     columns = [{**r.columns, "rewards": np.ones((len(r), 2), np.float32)} for r in rollouts]
     sources.write_parquet(tmp_path / "s.parquet", sources.episode_table(columns))
     gear_data.convert(tmp_path / "s.parquet", tmp_path / "dataset")
@@ -104,8 +104,8 @@ def test_several_rewards_a_step_are_refused(tmp_path: Path, rollouts: list[Any],
 
 
 @pytest.mark.parametrize("discount", [0.9, 1])
-def test_the_column_is_added_where_there_is_none(path: Path, rollouts: list[Any], discount: float) -> None:
-    """As in a dataset of a writer that derives nothing."""
+def test_the_column_is_added_if_missing(path: Path, rollouts: list[Any], discount: float) -> None:
+    """Datasets of other writers may have no derived column."""
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["schema"] = [column for column in manifest["schema"] if column["name"] != "returns_to_go"]
     (path / "manifest.json").write_text(json.dumps(manifest))
@@ -118,7 +118,7 @@ def files(path: Path) -> dict[str, tuple[int, int]]:
     return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (path / "sidecars/returns_to_go-0.9").iterdir()}
 
 
-def test_it_is_worked_out_once_and_is_no_part_of_the_dataset(path: Path, rollouts: list[Any]) -> None:
+def test_it_is_computed_once_and_is_not_part_of_the_dataset(path: Path, rollouts: list[Any]) -> None:
     before = gear_data.open(path)
     before.with_discount(0.9)
     found = files(path)
@@ -127,21 +127,21 @@ def test_it_is_worked_out_once_and_is_no_part_of_the_dataset(path: Path, rollout
     assert files(path) == found
     assert gear_data.verify(path).ok
     assert gear_data.open(path).fingerprint == before.fingerprint
-    # Any Arrow reader opens it.
+    # Any Arrow reader opens the file.
     first = pl.read_ipc(path / "sidecars/returns_to_go-0.9/000000.arrow")["returns_to_go"]
     whole = np.concatenate([expected(r.columns["rewards"], 0.9) for r in rollouts])
     np.testing.assert_array_equal(first.to_numpy(), whole[: len(first)])
 
 
 def _other_layout(path: Path, rollouts: list[Any], sources: Any) -> list[Any]:
-    """The same episodes, divided otherwise."""
+    """Converts the same episodes with another layout."""
     source = sources.write_d4rl(path.parent / "other.hdf5", rollouts)
     gear_data.convert(source, path.parent / "other", shard_bytes=4096)
     return rollouts
 
 
 def _other_rewards(path: Path, rollouts: list[Any], sources: Any) -> list[Any]:
-    """Other episodes, divided in the same way."""
+    """Converts other episodes with the same layout."""
     rollouts = [r.with_columns(rewards=r.columns["rewards"] * 2) for r in rollouts]
     gear_data.convert(sources.write_d4rl(path.parent / "o.hdf5", rollouts), path.parent / "other", shard_bytes=2048)
     return rollouts
@@ -188,7 +188,7 @@ def _edit(key: str, value: Any) -> Any:
         _edit("statistics", None),
     ],
 )
-def test_a_damaged_one_is_worked_out_again(path: Path, rollouts: list[Any], damage: Any) -> None:
+def test_a_damaged_sidecar_is_computed_again(path: Path, rollouts: list[Any], damage: Any) -> None:
     gear_data.open(path).with_discount(0.9)
     before = files(path)
     damage(path / "sidecars/returns_to_go-0.9")
@@ -198,7 +198,7 @@ def test_a_damaged_one_is_worked_out_again(path: Path, rollouts: list[Any], dama
 
 @pytest.fixture
 def unwritable(path: Path) -> Path:
-    """A file where the folder would be: refused to root too."""
+    """Puts a file in place of the folder, which even root cannot write into."""
     (path / "sidecars").touch()
     return path
 
@@ -221,7 +221,7 @@ def _returns(path: Path, pipe: Any) -> None:
     pipe.send(gear_data.open(path).with_discount(0.9).episode(3)["returns_to_go"].tolist())
 
 
-def test_temporary_ones_go_with_their_process(unwritable: Path, tmp_path: Path) -> None:
+def test_temporary_sidecars_are_removed_with_their_process(unwritable: Path, tmp_path: Path) -> None:
     code = "import sys, gear_data; print(gear_data.open(sys.argv[1]).with_discount(0.9).discount)"
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
@@ -232,7 +232,7 @@ def test_temporary_ones_go_with_their_process(unwritable: Path, tmp_path: Path) 
     assert os.listdir(tmp_path / "temporary") == []
 
 
-def test_processes_at_once_make_one(path: Path, rollouts: list[Any]) -> None:
+def test_concurrent_processes_compute_one_sidecar(path: Path, rollouts: list[Any]) -> None:
     context = multiprocessing.get_context("fork")
     pipes, children = [], []
     for _ in range(4):
@@ -247,7 +247,7 @@ def test_processes_at_once_make_one(path: Path, rollouts: list[Any]) -> None:
     check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
 
 
-def test_of_views(path: Path, rollouts: list[Any]) -> None:
+def test_sidecars_of_views(path: Path, rollouts: list[Any]) -> None:
     ds = gear_data.open(path)
     for view in (
         ds.filter(pl.col("length") >= 6).with_discount(0.9),
@@ -261,14 +261,14 @@ def test_of_views(path: Path, rollouts: list[Any]) -> None:
             np.testing.assert_array_equal(view.episode(i)["returns_to_go"], wanted)
         np.testing.assert_allclose(view.statistics["returns_to_go"].mean, [np.concatenate(values).mean(dtype="f8")])
         assert view.fingerprint == ds.filter(pl.col("length") >= 6).fingerprint
-    # A step filter looks at the column of its dataset.
+    # A step filter uses the column of its dataset.
     whole = np.concatenate([expected(rollout.columns["rewards"], 0.9) for rollout in rollouts])
     view = ds.with_discount(0.9).filter_steps(pl.col("returns_to_go") > 0.5)
     assert view.step_mask is not None
     assert view.step_mask.count == int((whole > 0.5).sum())
 
 
-def test_batches_have_it(path: Path, rollouts: list[Any]) -> None:
+def test_batches_use_the_sidecar(path: Path, rollouts: list[Any]) -> None:
     options: dict[str, Any] = {"batch_size": 8, "context": 4, "preset": "raw", "seed": 5, "steps": 4, "prefetch": 0}
     plain = gear_data.open(path)
     batches = zip(
@@ -276,7 +276,7 @@ def test_batches_have_it(path: Path, rollouts: list[Any]) -> None:
         gear_data.SequenceLoader(plain.with_discount(0.5), **options),
         strict=True,
     )
-    # Every reward is another, and tells where its window is.
+    # All rewards differ, so that a reward identifies its window.
     steps = [(float(r), i, t) for i, rollout in enumerate(rollouts) for t, r in enumerate(rollout.columns["rewards"])]
     places = {reward: (episode, step) for reward, episode, step in steps}
     assert len(places) == len(steps)
@@ -290,7 +290,7 @@ def test_batches_have_it(path: Path, rollouts: list[Any]) -> None:
             np.testing.assert_array_equal(found.ravel()[: len(wanted)], wanted)
 
 
-def test_an_episode_table_of_other_shards(path: Path) -> None:
+def test_an_episode_table_that_does_not_fit_the_shards(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     first, second = manifest["shards"][:2]
     first["episodes"], second["episodes"] = second["episodes"] + 1, first["episodes"] - 1
@@ -299,7 +299,7 @@ def test_an_episode_table_of_other_shards(path: Path) -> None:
         gear_data.open(path).with_discount(0.9)
 
 
-def test_a_shard_cut_short(path: Path) -> None:
+def test_a_truncated_shard(path: Path) -> None:
     ds = gear_data.open(path)
     os.truncate(path / "shards/000001.arrow", 100)
     with pytest.raises(CorruptShardError, match=r"000001\.arrow"):

@@ -1,4 +1,4 @@
-"""Statistics: what they are, and that no way of feeding them changes a bit."""
+"""Statistics: their values, and that blocks and resuming change no bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _columns() -> dict[str, np.ndarray[Any, Any]]:
     rng = np.random.default_rng(0)
     vectors = rng.normal(1e6, 1.0, size=(STEPS, 3)).astype(np.float32)
     vectors[4, 1] = np.nan
-    vectors[6:8, 2] = np.inf  # the whole of the third episode
+    vectors[6:8, 2] = np.inf  # the whole third episode
     return {
         "vector": vectors,
         "scalar": rng.normal(-3.0, 1e-3, size=STEPS),
@@ -35,7 +35,7 @@ def _schema(columns: dict[str, np.ndarray[Any, Any]]) -> Schema:
 
 
 def _feed(cuts: list[int], *, restart: bool = False) -> dict[str, ColumnStatistics]:
-    """Statistics of the episodes, fed in runs that end at these episodes."""
+    """Returns the statistics of all episodes, updated in runs that end at `cuts`."""
     columns = _columns()
     running = RunningStatistics(_schema(columns))
     offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
@@ -66,13 +66,13 @@ def test_against_numpy() -> None:
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4, 5, 6], [3], [2, 2, 5]])
-def test_neither_blocks_nor_resuming_change_a_bit(cuts: list[int], restart: bool) -> None:
+def test_blocks_and_resuming_change_no_bit(cuts: list[int], restart: bool) -> None:
     expected, found = _feed([3, 4]), _feed(cuts, restart=restart)
     for name, item in expected.items():
         assert found[name].to_json() == item.to_json()
 
 
-def test_columns_are_not_written_on() -> None:
+def test_columns_are_not_modified() -> None:
     columns = _columns()
     before = {name: values.copy() for name, values in columns.items()}
     RunningStatistics(_schema(columns)).update(columns, LENGTHS)
@@ -80,7 +80,7 @@ def test_columns_are_not_written_on() -> None:
         np.testing.assert_array_equal(values, before[name])
 
 
-def test_nothing_finite() -> None:
+def test_a_column_without_finite_values() -> None:
     schema = Schema((ColumnSpec("x", "float32"),))
     running = RunningStatistics(schema)
     running.update({"x": np.array([np.nan, np.inf], np.float32)}, np.array([2]))

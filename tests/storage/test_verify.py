@@ -1,4 +1,4 @@
-"""verify: finds whatever is not as it was written."""
+"""`verify` finds every change of a dataset."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _failed(dataset: Path) -> dict[str, str]:
 
 
 def _sign(dataset: Path, file: str) -> None:
-    """Makes the manifest agree with a changed file's size and checksum, as one who changes it on purpose would."""
+    """Updates the size and checksum of a changed file in the manifest."""
     path = dataset / "manifest.json"
     data = json.loads(path.read_text())
     for entry in (*data["shards"], *data["tables"].values()):
@@ -40,7 +40,7 @@ def _sign(dataset: Path, file: str) -> None:
     path.write_text(json.dumps(data))
 
 
-def test_a_sound_dataset(dataset: Path) -> None:
+def test_an_intact_dataset(dataset: Path) -> None:
     report = gear_data.verify(dataset)
     assert report.ok
     shards = [shard.entry.file for shard in gear_data.open(dataset).manifest.shards]
@@ -65,8 +65,8 @@ def test_one_flipped_bit(file: str, dataset: Path) -> None:
         assert "checksum" in failed[file]
 
 
-def test_a_bit_flipped_in_the_values_with_its_checksum_made_good(dataset: Path) -> None:
-    """The content hash in the episode table finds it, and says where."""
+def test_a_flipped_bit_with_a_matching_checksum(dataset: Path) -> None:
+    """The content hash in the episode table finds the episode."""
     file = "shards/000001.arrow"
     shard = gear_data.open(dataset).manifest.shards[1]
     data = bytearray((dataset / file).read_bytes())
@@ -81,7 +81,7 @@ def test_a_bit_flipped_in_the_values_with_its_checksum_made_good(dataset: Path) 
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, None])
-def test_a_shard_cut_short_or_missing(cut: int | None, dataset: Path) -> None:
+def test_a_truncated_or_missing_shard(cut: int | None, dataset: Path) -> None:
     path = dataset / "shards/000001.arrow"
     if cut is None:
         path.unlink()
@@ -94,17 +94,17 @@ def test_a_shard_cut_short_or_missing(cut: int | None, dataset: Path) -> None:
 
 @pytest.mark.parametrize("file", ["shards/000001.arrow", "episodes.arrow", "finals.arrow"])
 @pytest.mark.parametrize("content", [b"", b"ARROW1\0\0" + b"\0" * 200 + b"ARROW1", b"?" * 5000])
-def test_another_file_signed_in_its_place(file: str, content: bytes, dataset: Path) -> None:
+def test_a_replaced_file_with_a_matching_checksum(file: str, content: bytes, dataset: Path) -> None:
     (dataset / file).write_bytes(content)
     _sign(dataset, file)
-    if file.startswith("shards") and len(content) < 5000:  # its buffers are past its end
+    if file.startswith("shards") and len(content) < 5000:  # the buffers are outside the file
         with pytest.raises(gear_data.errors.ManifestError, match=file):
             gear_data.verify(dataset)
     else:
         assert list(_failed(dataset)) == [file]
 
 
-def test_shards_changed_for_one_another(dataset: Path) -> None:
+def test_swapped_shards(dataset: Path) -> None:
     a, b = dataset / "shards/000000.arrow", dataset / "shards/000001.arrow"
     for path, content in ((a, b.read_bytes()), (b, a.read_bytes())):
         path.write_bytes(content)
@@ -162,7 +162,7 @@ def test_an_episode_table_that_does_not_fit(change: Callable[[pa.Table], pa.Tabl
     write_ipc(path, table)
     _sign(dataset, "episodes.arrow")
     assert "episodes.arrow" in _failed(dataset)
-    # Nor does it become an address: it is refused, or the wrong table gives rows that are there.
+    # No value becomes a bad address: opening fails, or the wrong table gives existing rows.
     try:
         ds = gear_data.open(dataset)
         for i in range(ds.num_episodes):
@@ -171,7 +171,7 @@ def test_an_episode_table_that_does_not_fit(change: Callable[[pa.Table], pa.Tabl
         assert "episodes.arrow" in str(error)
 
 
-def test_final_observations_that_were_changed(dataset: Path) -> None:
+def test_changed_final_observations(dataset: Path) -> None:
     path = dataset / "finals.arrow"
     table = read_table(path)
     values = table.column("observations").to_pylist()
@@ -192,7 +192,7 @@ def test_final_observations_that_were_changed(dataset: Path) -> None:
         gear_data.open(dataset).final(0)
 
 
-def test_buffer_offsets_that_were_changed(dataset: Path) -> None:
+def test_changed_buffer_offsets(dataset: Path) -> None:
     path = dataset / "manifest.json"
     data = json.loads(path.read_text())
     data["shards"][1]["buffers"]["actions"] += 8
@@ -202,7 +202,7 @@ def test_buffer_offsets_that_were_changed(dataset: Path) -> None:
     assert "buffer offsets differ from the manifest" in failed["shards/000001.arrow"]
 
 
-def test_a_manifest_that_cannot_be_used_is_raised(dataset: Path) -> None:
+def test_an_unusable_manifest_raises(dataset: Path) -> None:
     (dataset / "manifest.json").write_text("{}")
     with pytest.raises(gear_data.errors.ManifestError):
         gear_data.verify(dataset)

@@ -1,4 +1,4 @@
-"""Checks of converted datasets and of sources, which tests of many packages share."""
+"""Checks of converted datasets and sources, shared by many tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from tests.support.rollouts import Rollout
 
 
 def check_dataset(path: Path, rollouts: Sequence[Rollout], *, final: bool = False) -> None:
-    """That a dataset holds exactly these episodes, with all that is derived from them worked out here anew."""
+    """Checks that a dataset has exactly these episodes.
+
+    Derived columns, table rows and statistics are computed here a second time and compared.
+    """
     ds = gear_data.open(path)
     assert ds.num_episodes == len(rollouts)
     assert ds.num_steps == sum(len(rollout) for rollout in rollouts)
@@ -70,7 +73,13 @@ def _check_statistics(found: Any, values: npt.NDArray[Any]) -> None:
 
 
 def check_units(open_source: Callable[[], Any]) -> int:
-    """That a source read by units, and from each of its blocks on, gives what it gives in one go; the units' number."""
+    """Checks that a source gives the same episodes however it is divided.
+
+    The source is read whole, unit by unit, and from each of several blocks to the end.
+
+    Returns:
+        The number of units.
+    """
 
     def read(start: Any, stop: Any) -> tuple[list[Any], dict[Any, int], list[Any]]:
         source = open_source()
@@ -104,5 +113,5 @@ def check_units(open_source: Callable[[], Any]) -> int:
 
 
 def folder_contents(folder: Path) -> dict[str, bytes]:
-    """Every file in a folder, by its name there."""
+    """Returns the contents of every file in a folder, by relative name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

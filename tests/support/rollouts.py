@@ -1,4 +1,7 @@
-"""Seeded rollouts, and writers of plain source layouts; tests have them through the fixture `sources`. Not a test."""
+"""Seeded rollouts, and writers of plain source layouts.
+
+Tests use them through the fixture `sources`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ Columns = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Rollout:
-    """One episode as it should come out of a conversion: canonical columns [T, ...], and the observation after."""
+    """One episode in canonical form.
+
+    Canonical columns [T, ...], and the observation after the last step.
+    """
 
     columns: Columns
     final: npt.NDArray[Any]
@@ -38,7 +44,10 @@ class Rollout:
 def make_rollouts(
     count: int = 9, seed: int = 0, *, max_length: int = 12, states: int = 3, actions: int = 2, short: bool = True
 ) -> list[Rollout]:
-    """Episodes of 1 to `max_length` steps; the first has one step (`short`), ends are of both kinds in turn."""
+    """Returns episodes of 1 to `max_length` steps.
+
+    With `short`, the first episode has one step. Episodes terminate and are truncated in turn.
+    """
     rng = np.random.default_rng(seed)
     rollouts = []
     for i in range(count):
@@ -56,7 +65,7 @@ def make_rollouts(
 
 
 def nested(values: npt.NDArray[Any]) -> pa.Array:
-    """[n, ...] as an Arrow array of nested lists; [n] as a primitive one."""
+    """Returns [n, ...] as an Arrow array of nested lists, [n] as a flat array."""
     return pa.array(values.tolist(), _list_type(values))
 
 
@@ -68,7 +77,7 @@ def _list_type(values: npt.NDArray[Any]) -> pa.DataType:
 
 
 def episode_table(columns: Sequence[Columns], **facts: Sequence[Any]) -> pa.Table:
-    """A row an episode; `facts` become scalar columns."""
+    """Returns a table with one row per episode; `facts` are scalar columns."""
     arrays = {
         name: pa.array([episode[name].tolist() for episode in columns], pa.list_(_list_type(columns[0][name])))
         for name in columns[0]
@@ -77,13 +86,13 @@ def episode_table(columns: Sequence[Columns], **facts: Sequence[Any]) -> pa.Tabl
 
 
 def step_table(columns: Sequence[Columns], **facts: Any) -> pa.Table:
-    """A row a step; `facts` become further columns."""
+    """Returns a table with one row per step; `facts` are further columns."""
     arrays = {name: nested(np.concatenate([episode[name] for episode in columns])) for name in columns[0]}
     return pa.table({**arrays, **facts})
 
 
 def episode_numbers(rollouts: Sequence[Rollout]) -> npt.NDArray[np.int64]:
-    """int64 [steps]: the episode of every step."""
+    """Returns int64 [steps]: the episode of each step."""
     return np.repeat(np.arange(len(rollouts)), [len(rollout) for rollout in rollouts])
 
 
@@ -94,12 +103,12 @@ def write_parquet(path: Path, table: pa.Table, *, row_group: int = 1 << 20) -> P
 
 
 def write_episodes(path: Path, rollouts: Sequence[Rollout], *, row_group: int = 1 << 20, **facts: Any) -> Path:
-    """Parquet, a row an episode, under canonical names."""
+    """Writes Parquet with one row per episode, under canonical names."""
     return write_parquet(path, episode_table([r.columns for r in rollouts], **facts), row_group=row_group)
 
 
 def write_steps(path: Path, rollouts: Sequence[Rollout], *, row_group: int = 1 << 20) -> Path:
-    """Parquet, a row a step, under canonical names, with an `episode_index`."""
+    """Writes Parquet with one row per step and an `episode_index`."""
     table = step_table([r.columns for r in rollouts], episode_index=episode_numbers(rollouts))
     return write_parquet(path, table, row_group=row_group)
 
@@ -109,12 +118,15 @@ def write_d4rl(
     rollouts: Sequence[Rollout],
     *,
     timeouts: bool = True,
-    following: bool = True,
+    next_observations: bool = True,
     column_vectors: bool = False,
     extra: dict[str, Any] | None = None,
     **options: Any,
 ) -> Path:
-    """D4RL HDF5. `column_vectors` gives rewards and flags the shape (N, 1); `extra` are further datasets by path."""
+    """Writes D4RL HDF5.
+
+    With `column_vectors`, rewards and flags have shape (N, 1). `extra` are further datasets by path.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     flat = {name: np.concatenate([r.columns[name] for r in rollouts]) for name in rollouts[0].columns}
     datasets = {name: flat[name] for name in ("observations", "actions", "rewards")}
@@ -123,7 +135,7 @@ def write_d4rl(
         datasets["timeouts"] = flat["truncated"]
     if column_vectors:
         datasets = {name: values.reshape(len(values), -1) for name, values in datasets.items()}
-    if following:
+    if next_observations:
         datasets["next_observations"] = np.concatenate([r.next_observations for r in rollouts])
     with h5py.File(path, "w") as file:
         for name, values in {**datasets, **(extra or {})}.items():
@@ -132,7 +144,10 @@ def write_d4rl(
 
 
 def write_lerobot(folder: Path, rollouts: Sequence[Rollout], *, info: dict[str, Any] | None = None) -> Path:
-    """A LeRobot v2.1 folder: two tasks in turn, a declared video that has no Parquet column."""
+    """Writes a LeRobot v2.1 folder.
+
+    It has two tasks in turn, and a declared video without a Parquet column.
+    """
     first = 0
     for i, rollout in enumerate(rollouts):
         columns, count = rollout.columns, len(rollout)

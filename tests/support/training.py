@@ -14,7 +14,10 @@ SMALL = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "learning_rate": 3e-3, "w
 
 
 def make_loader(dataset: gear_data.Dataset, **changes: Any) -> gear_data.SequenceLoader:
-    """Returns a loader of small Decision Transformer batches; `changes` replace its arguments."""
+    """Returns a loader of small Decision Transformer batches.
+
+    `changes` replace its arguments.
+    """
     arguments: dict[str, Any] = {"batch_size": 16, "context": 6, "preset": "decision_transformer", "normalize": True}
     return gear_data.SequenceLoader(dataset, **{**arguments, **changes})
 

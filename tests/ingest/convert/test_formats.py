@@ -18,8 +18,7 @@ import gear_data
 from gear_data.errors import EmptySourceError, StorageFullError, UnknownFormatError
 from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.registry import known_formats
-from gear_data.ingest.sources.tables import dataset_stream
-from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
+from gear_data.ingest.sources.tables import dataset_stream, parquet_stream
 from gear_data.storage.writing.shard_writer import ShardWriter
 
 Rollouts = Sequence[Any]
@@ -178,7 +177,10 @@ LAYOUTS = {
         lambda s, folder, url, r: s.write_d4rl(folder / "d.hdf5", r), "d4rl", "flat HDF5 datasets", final=True
     ),
     "d4rl-timeouts-only": Layout(
-        lambda s, folder, url, r: s.write_d4rl(folder / "d.hdf5", r, following=False), "d4rl", "flat", shared=True
+        lambda s, folder, url, r: s.write_d4rl(folder / "d.hdf5", r, next_observations=False),
+        "d4rl",
+        "flat",
+        shared=True,
     ),
     "d4rl-jumps": Layout(
         lambda s, folder, url, r: s.write_d4rl(folder / "d.h5", r, timeouts=False), "d4rl", "flat", final=True
@@ -235,7 +237,7 @@ def test_every_layout_comes_out_as_it_went_in(
 ) -> None:
     # A few hundred bytes at a time, so that episodes straddle what is read at once.
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 300)
-    monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", 300)
+    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 300)
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 300)
     layout = LAYOUTS[name]
     path, report = convert_layout(name, rollouts, shard_bytes=1024)
@@ -263,7 +265,7 @@ def test_every_layout_resumes_to_the_same_bytes(
     name: str, sources: Any, rollouts: Rollouts, tmp_path: Path, memory_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 900)
-    monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", 900)
+    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 900)
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 900)
     layout = LAYOUTS[name]
     # Findings of every kind are to be the same, those of episodes around the place of resumption too.
@@ -596,7 +598,7 @@ def test_d4rl_both_flags_mean_terminated(sources: Any, rollouts: Rollouts, tmp_p
 
 
 def test_d4rl_without_any_end_asks(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, timeouts=False, following=False)
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, timeouts=False, next_observations=False)
     with pytest.raises(UnknownFormatError, match="neither 'timeouts' nor 'next_observations'"):
         gear_data.convert(source, tmp_path / "d")
 

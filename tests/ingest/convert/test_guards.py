@@ -23,8 +23,7 @@ from gear_data.errors import (
 )
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.id_ranges import IdRanges
-from gear_data.ingest.sources.tables import dataset_stream
-from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
+from gear_data.ingest.sources.tables import dataset_stream, parquet_stream
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.block import BEGIN, END
@@ -200,11 +199,11 @@ def test_a_batch_is_bounded_by_what_rows_take_in_memory(
     sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Episodes that compress to nothing, and short ones first: rows say little of the bytes to come."""
-    monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", 100_000)
+    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 100_000)
     lengths = [2] * 4 + [500] * 60
     table = pa.table({"observations": [[[0.0, 1.0]] * n for n in lengths], "rewards": [[1.0] * n for n in lengths]})
     source = sources.write_parquet(tmp_path / "a.parquet", table)
-    files = arrow_tables.ParquetTables(locate(source, None).files)
+    files = parquet_stream.ParquetTables(locate(source, None).files)
     files.head(64)
     largest = max(part.table.nbytes for part in files.parts(BEGIN, END))
     assert largest < 3 * 100_000

@@ -26,9 +26,9 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline import images
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.source import EpisodeSource, SourceOptions
-from gear_data.ingest.sources.hdf5 import grouped_source as hdf5_groups
+from gear_data.ingest.sources.hdf5 import grouped_source
 from gear_data.ingest.sources.registry import open_source
-from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
+from gear_data.ingest.sources.tables import parquet_stream
 from gear_data.loaders.decoding.images import ImageDecoder
 from gear_data.storage.block import BEGIN, END, EpisodeBlock
 from gear_data.storage.writing.shard_writer import ShardWriter
@@ -318,7 +318,7 @@ def _claiming(width: int, height: int) -> bytes:
 def test_a_bad_image_is_a_bad_episode(
     write: Any, row: bool, spoil: Callable[[bytes], bytes], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", 1000)  # so that it is not in the first block
+    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 1000)  # so that it is not in the first block
     episodes = _make()
     episodes[_BAD] = _make(1, seed=9)[0][[0, 0, 0, 0]]
     frames = _frames(episodes)
@@ -418,8 +418,8 @@ def test_finals_go_with_their_episodes_through_blocks_and_pieces(
     sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "_PIECE_BYTES", 6 * 72)
-    monkeypatch.setattr(hdf5_groups, "_BLOCK_BYTES", 4000)
-    monkeypatch.setattr(hdf5_groups, "UNIT_BYTES", 1 << 15)
+    monkeypatch.setattr(grouped_source, "_BLOCK_BYTES", 4000)
+    monkeypatch.setattr(grouped_source, "UNIT_BYTES", 1 << 15)
     episodes = _with_final(24)
     frames = _frames(episodes)
     bad = [3, 5, 6, 7, 8, 9, 13, 23]

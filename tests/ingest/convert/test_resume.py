@@ -27,7 +27,7 @@ from gear_data.errors import (
 )
 from gear_data.ingest import convert as convert_module
 from gear_data.ingest.sources.d4rl import reader as d4rl
-from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
+from gear_data.ingest.sources.tables import parquet_stream
 from gear_data.storage.writing.shard_writer import ShardWriter
 
 _READ_BYTES = 2000
@@ -41,12 +41,12 @@ import pyarrow
 from gear_data.ingest.convert import convert
 from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.registry import known_formats
-from gear_data.ingest.sources.tables import parquet_stream as arrow_tables
+from gear_data.ingest.sources.tables import parquet_stream
 
 known_formats()
 pyarrow.array([0])  # looks for pandas, which takes its time
 source, folder, options, read_bytes, calls, moments = json.loads(sys.argv[1])
-arrow_tables._BATCH_BYTES = d4rl._CHUNK_BYTES = read_bytes
+parquet_stream._BATCH_BYTES = d4rl._CHUNK_BYTES = read_bytes
 
 def run(name, kill_before=None, kill_after=None):
     started = time.perf_counter()
@@ -98,7 +98,7 @@ class Killed:
 
 
 def _read_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_tables, "_BATCH_BYTES", _READ_BYTES)
+    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", _READ_BYTES)
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", _READ_BYTES)
 
 

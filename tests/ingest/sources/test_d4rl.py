@@ -87,7 +87,7 @@ def test_length_stated_by_the_file(place: str, tmp_path: Path) -> None:
 def test_stated_length_is_ignored_if_the_data_has_ends(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(9, seed=3)
     lengths = [len(rollout) for rollout in rollouts]
-    for name, options in {"timeouts": {"following": False}, "next": {"timeouts": False}}.items():
+    for name, options in {"timeouts": {"next_observations": False}, "next": {"timeouts": False}}.items():
         source = sources.write_d4rl(tmp_path / f"{name}.hdf5", rollouts, **options)
         assert read(source, max_episode_steps=2)[0] == lengths
 
@@ -105,7 +105,9 @@ def test_invalid_length(stated: float, tmp_path: Path) -> None:
         read(source)
 
 
-@pytest.mark.parametrize("options", [{}, {"following": False}, {"timeouts": False}], ids=["both", "flags", "next"])
+@pytest.mark.parametrize(
+    "options", [{}, {"next_observations": False}, {"timeouts": False}], ids=["both", "flags", "next"]
+)
 def test_units_are_the_whole(options: Any, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 200)
     monkeypatch.setattr(d4rl, "UNIT_BYTES", 900)
@@ -126,7 +128,7 @@ def test_rows_are_read_by_whole_chunks(sources: Any, tmp_path: Path, monkeypatch
     """Otherwise a chunk would be decompressed once for each piece that is read of it."""
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 1)
     rollouts = sources.make_rollouts(30, seed=6)
-    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, following=False, compression="gzip")
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, next_observations=False, compression="gzip")
     with h5py.File(source, "r+") as file:
         values = file["observations"][...]
         del file["observations"]

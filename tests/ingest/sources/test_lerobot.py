@@ -19,7 +19,7 @@ from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFo
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
-from gear_data.ingest.sources.tables import read_units as parquet_units
+from gear_data.ingest.sources.tables import read_units
 from gear_data.storage.block import BEGIN, END
 
 Rollouts = Sequence[Any]
@@ -171,7 +171,7 @@ def test_v21_and_v3_are_equal(sources: Any, rollouts: Rollouts, tmp_path: Path) 
 
 
 def test_units_are_the_whole(sources: Any, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_units, "UNIT_BYTES", 2000)
+    monkeypatch.setattr(read_units, "UNIT_BYTES", 2000)
     ends = np.cumsum([len(r) for r in rollouts]).tolist()
 
     def longer(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

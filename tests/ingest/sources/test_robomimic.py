@@ -19,7 +19,7 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources import robomimic
-from gear_data.ingest.sources.hdf5 import grouped_source as hdf5_groups
+from gear_data.ingest.sources.hdf5 import grouped_source
 from gear_data.storage.block import BEGIN, END
 
 Demo = dict[str, Any]
@@ -150,8 +150,8 @@ def test_several_files(tmp_path: Path) -> None:
 
 
 def test_units_are_the_whole(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5_groups, "UNIT_BYTES", 20_000)
-    monkeypatch.setattr(hdf5_groups, "_BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(grouped_source, "UNIT_BYTES", 20_000)
+    monkeypatch.setattr(grouped_source, "_BLOCK_BYTES", 1_000)
     for i in range(2):
         path = write(tmp_path / "s" / f"{i}.hdf5", make_demos((3, 1, 4, 2, 5), seed=i), [3, 4, 7, 8, 9])
         change(path, lambda file: file.__delitem__("data/demo_7/rewards"))

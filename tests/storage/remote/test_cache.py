@@ -44,14 +44,14 @@ DATA = [bytes([i]) * 100 for i in range(6)]
 def _use(cache: ShardCache, data: bytes, calls: list[bytes] | None = None) -> None:
     with cache.use(_entry(data), _fetch(data, calls), "s3://b/x") as path:
         assert path.read_bytes() == data
-    time.sleep(0.002)  # times of files tell which was used last
+    time.sleep(0.002)  # modification times tell which file was used last
 
 
-def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_removed_first(tmp_path: Path) -> None:
     cache, calls = ShardCache(tmp_path / "new" / "cache", 300), []
     for data in (*DATA[:3], DATA[0]):
         _use(cache, data, calls)
-        time.sleep(0.02)  # files' times go by the ticks of the kernel's clock
+        time.sleep(0.02)  # modification times have the resolution of the kernel's clock
     assert cache.mark_used(_entry(DATA[1]))
     _use(cache, DATA[3], calls)
     assert _kept(cache) == {DATA[0], DATA[1], DATA[3]}
@@ -63,14 +63,14 @@ def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, 0), (99, 0), (100, 1), (250, 2)])
-def test_the_limit_holds_whatever_it_is(limit: int, kept: int, tmp_path: Path) -> None:
+def test_every_limit_holds(limit: int, kept: int, tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, limit)
     for data in DATA * 2:
         _use(cache, data)
         assert len(_kept(cache)) <= kept
 
 
-def test_what_is_in_use_stays(tmp_path: Path) -> None:
+def test_used_files_are_kept(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 150)
     with cache.use(_entry(DATA[0]), _fetch(DATA[0]), "x") as first:
         with ShardCache(tmp_path, 150).use(_entry(DATA[1]), _fetch(DATA[1]), "x") as second:
@@ -80,14 +80,14 @@ def test_what_is_in_use_stays(tmp_path: Path) -> None:
     assert _kept(cache) == {DATA[2]}
 
 
-def test_datasets_share_what_is_the_same(tmp_path: Path) -> None:
+def test_datasets_share_equal_files(tmp_path: Path) -> None:
     calls: list[bytes] = []
     _use(ShardCache(tmp_path, 1000), DATA[0], calls)
     _use(ShardCache(tmp_path, 1000), DATA[0], calls)
     assert len(calls) == 1
 
 
-def test_what_was_fetched_wrong_is_fetched_once_more(tmp_path: Path) -> None:
+def test_a_corrupt_download_is_repeated_once(tmp_path: Path) -> None:
     cache, answers = ShardCache(tmp_path, 1000), [DATA[1], DATA[0]]
 
     def fetch(file: BinaryIO) -> None:
@@ -98,11 +98,11 @@ def test_what_was_fetched_wrong_is_fetched_once_more(tmp_path: Path) -> None:
     answers[:] = [DATA[1], DATA[2]]
     failure = pytest.raises(CorruptShardError, match=r"s3://b/x: its checksum is .*fetched twice")
     with failure, cache.use(_entry(DATA[3]), fetch, "s3://b/x"):
-        pytest.fail("it must not be given out")
+        pytest.fail("the block must not run")
     assert _kept(cache) == {DATA[0]}
 
 
-def test_a_failed_fetch_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_download_leaves_no_file(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 1000)
 
     def fetch(file: BinaryIO) -> None:
@@ -110,17 +110,17 @@ def test_a_failed_fetch_leaves_nothing(tmp_path: Path) -> None:
         raise ConnectionError("cut")
 
     with pytest.raises(GearError), cache.use(_entry(DATA[0]), fetch, "x"):
-        pytest.fail("it must not be given out")
+        pytest.fail("the block must not run")
     assert _kept(cache) == set()
 
     def full(file: BinaryIO) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StorageFullError), cache.use(_entry(DATA[0]), full, "x"):
-        pytest.fail("it must not be given out")
+        pytest.fail("the block must not run")
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 1000)
     _use(cache, DATA[0])
     dead, alive = tmp_path / "files" / "00.1-2.fetching", tmp_path / "files" / "00.3-4.fetching"
@@ -144,7 +144,7 @@ def _one_of_several(folder: Path, log: Path, data: bytes) -> None:
             os._exit(1)
 
 
-def test_of_several_processes_and_threads_one_fetches(tmp_path: Path) -> None:
+def test_one_of_several_processes_and_threads_fetches(tmp_path: Path) -> None:
     arguments = (tmp_path / "cache", tmp_path / "log", DATA[0])
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_one_of_several, args=arguments) for _ in range(3)]
@@ -158,7 +158,7 @@ def test_of_several_processes_and_threads_one_fetches(tmp_path: Path) -> None:
 
 
 def test_many_threads_in_a_small_cache(tmp_path: Path) -> None:
-    """Files come and go beneath those that want them; each gets the right one."""
+    """Files are evicted while threads request them; each thread gets the right one."""
     wrong: list[BaseException] = []
 
     def work(seed: int) -> None:
@@ -181,7 +181,7 @@ def test_many_threads_in_a_small_cache(tmp_path: Path) -> None:
     assert sum(map(len, _kept(ShardCache(tmp_path, 250)))) <= 250
 
 
-def test_without_a_limit_half_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_limit_leaves_half_of_the_disk_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, disk = ShardCache(tmp_path, None), 600
 
     def usage(path: Path) -> SimpleNamespace:
@@ -202,7 +202,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
             ShardCache(tmp_path, None).holds(FileEntry("x", 1, checksum))
 
 
-def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path / "own"))
     assert default_folder() == tmp_path / "own"
     monkeypatch.delenv("GEAR_DATA_CACHE")

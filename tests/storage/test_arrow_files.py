@@ -1,8 +1,7 @@
-"""Shards on disk: Arrow files that any reader opens, whose buffers stand where the manifest says."""
+"""The dataset's Arrow files: format, buffer offsets, and other readers."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import pyarrow.feather
 import pytest
 
 import gear_data
-from gear_data.errors import CorruptShardError
-from gear_data.storage import atomic
 
 
 def _steps(rollouts: list[Any], name: str) -> np.ndarray:
@@ -62,7 +59,7 @@ def test_shard_is_one_uncompressed_batch_with_described_columns(rollouts_path: P
         assert batch.schema.field("truncated").metadata[b"gear.dtype"] == b"bool"
 
 
-def test_buffers_stand_where_the_manifest_says(rollouts: list[Any], rollouts_path: Path) -> None:
+def test_buffer_offsets_match_the_manifest(rollouts: list[Any], rollouts_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     first = 0
     for shard in ds.manifest.shards:
@@ -95,72 +92,3 @@ def test_no_pickle_and_no_stray_files(rollouts_path: Path) -> None:
     names = {str(p.relative_to(rollouts_path)) for p in rollouts_path.rglob("*") if p.is_file()}
     shards = {shard.entry.file for shard in gear_data.open(rollouts_path).manifest.shards}
     assert names == {"manifest.json", "README.md", "episodes.arrow", "finals.arrow"} | shards
-
-
-# Reading them.
-
-
-def test_columns_are_read_only_views_of_the_mapping(rollouts_path: Path) -> None:
-    ds = gear_data.open(rollouts_path)
-    shard = ds.episodes["shard"].to_list()
-    for name in ds.schema.names:
-        array = ds.episode(1)[name]
-        assert not array.flags.writeable
-        assert not array.flags.owndata
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 0
-        assert np.shares_memory(ds.episode(1)[name], array)
-        whole = ds._store.shards.column(shard[1], ds.schema.index(name))
-        assert np.shares_memory(whole, array)
-        with pytest.raises(ValueError, match="WRITEABLE"):
-            array.setflags(write=True)
-    assert ds.episode(1)["terminated"].dtype == np.bool_
-
-
-def test_many_shards_hold_no_file_descriptor(sources: Any, tmp_path: Path) -> None:
-    rollouts = sources.make_rollouts(300, max_length=40)
-    gear_data.convert(sources.write_episodes(tmp_path / "s.parquet", rollouts), tmp_path / "d", shard_bytes=1024)
-    before = len(os.listdir("/proc/self/fd"))
-    ds = gear_data.open(tmp_path / "d")
-    assert len(ds.manifest.shards) > 100
-    arrays = [ds.episode(i)["observations"] for i in range(ds.num_episodes)]
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
-    np.testing.assert_array_equal(np.concatenate(arrays), _steps(rollouts, "observations"))
-
-
-def test_a_shard_cut_short_after_opening(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
-    """It would be a bus error, once it is mapped and read past its end."""
-    gear_data.convert(sources.write_episodes(tmp_path / "s.parquet", rollouts), tmp_path / "d", shard_bytes=2048)
-    ds = gear_data.open(tmp_path / "d")
-    shard = tmp_path / "d" / ds.manifest.shards[1].entry.file
-    shard.write_bytes(shard.read_bytes()[:100])
-    place = ds.episodes["shard"].to_list().index(1)
-    np.testing.assert_array_equal(ds.episode(0)["rewards"], rollouts[0].columns["rewards"])
-    with pytest.raises(CorruptShardError, match="000001"):
-        ds.episode(place)["rewards"]
-    shard.unlink()
-    with pytest.raises(CorruptShardError, match="missing"):
-        ds.episode(place)["rewards"]
-
-
-# Writing a file whole or not at all.
-
-
-def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-    replace = os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: steps.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
-    monkeypatch.setattr(os, "replace", lambda a, b: (steps.append("replace"), replace(a, b)))
-    atomic.write_text(tmp_path / "folder" / "name", "text")
-    assert steps == [".name.tmp", "replace", "folder"]
-    assert (tmp_path / "folder" / "name").read_text() == "text"
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "name"
-    atomic.write_text(path, "old")
-    with pytest.raises(KeyError), atomic.atomic_file(path) as temporary:
-        temporary.write_text("new")
-        raise KeyError
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]

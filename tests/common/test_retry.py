@@ -1,0 +1,79 @@
+"""Retries: which failures are transient, and when retrying ends."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from gear_data.common import retry
+from gear_data.errors import (
+    RemoteError,
+)
+
+
+def _http_error(status: int) -> Exception:
+    error = Exception("answered")
+    error.status = status  # type: ignore[attr-defined]
+    return error
+
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_transient_http_statuses(status: int) -> None:
+    assert retry.is_transient(_http_error(status))
+    assert retry.is_transient(_caused(OSError("unknown"), _http_error(status)))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        _http_error(403),
+        _http_error(404),
+        FileNotFoundError(),
+        PermissionError(),
+        OSError(errno.ENOSPC, "full"),
+        ValueError(),
+        RemoteError("was tried already"),
+    ],
+)
+def test_permanent_failures(error: Exception) -> None:
+    assert not retry.is_transient(error)
+
+
+def test_transient_failures_of_libraries() -> None:
+    aiohttp, exceptions = pytest.importorskip("aiohttp"), pytest.importorskip("botocore.exceptions")
+    passing = [
+        aiohttp.ClientPayloadError(),
+        aiohttp.ServerDisconnectedError(),
+        exceptions.EndpointConnectionError(endpoint_url="x"),
+        exceptions.ReadTimeoutError(endpoint_url="x"),
+        exceptions.ClientError({"ResponseMetadata": {"HTTPStatusCode": 503}, "Error": {}}, "GetObject"),
+    ]
+    denied = exceptions.ClientError({"ResponseMetadata": {"HTTPStatusCode": 403}, "Error": {}}, "GetObject")
+    assert [retry.is_transient(error) for error in (*passing, denied)] == [True] * 5 + [False]
+    with pytest.raises(RemoteError, match="Unable to locate credentials"):
+        retry.with_retries(_raise(exceptions.NoCredentialsError()), "be read", "s3://b/x")
+
+
+def _raise(error: Exception) -> Callable[[], None]:
+    def call() -> None:
+        raise error
+
+    return call
+
+
+def test_bugs_are_not_retried() -> None:
+    with pytest.raises(TypeError):
+        retry.with_retries(_raise(TypeError("a mistake")), "be read", "s3://b/x")
+
+
+def test_no_attempt_starts_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "MAX_SECONDS", 0.0)
+    with pytest.raises(RemoteError, match="tried once"):
+        retry.with_retries(_raise(ConnectionResetError()), "be read", "s3://b/x")

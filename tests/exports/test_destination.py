@@ -1,0 +1,51 @@
+"""Destinations of exports: existing files, links and mount points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gear_data
+from gear_data.errors import (
+    DestinationExistsError,
+    UnknownNameError,
+)
+
+
+def test_export_refuses_a_destination_that_is_not_empty(rollouts_path: Path, tmp_path: Path) -> None:
+    ds = gear_data.open(rollouts_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(DestinationExistsError):
+        gear_data.export(ds, tmp_path / "out")
+    with pytest.raises(DestinationExistsError):
+        gear_data.export_batches(gear_data.SequenceLoader(ds, 2, context=2), tmp_path / "out", batches=1)
+    with pytest.raises(UnknownNameError, match="parquet"):
+        gear_data.export(ds, tmp_path / "new", format="xlsx")
+    with pytest.raises(UnknownNameError, match="safetensors"):
+        gear_data.export_batches(gear_data.SequenceLoader(ds, 2, context=2), tmp_path / "new", batches=1, format="csv")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine.txt"]
+
+
+def test_export_into_a_linked_empty_folder(rollouts_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real", target_is_directory=True)
+    ds = gear_data.open(rollouts_path)
+    report = gear_data.export(ds, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert all((tmp_path / "real" / name).is_file() for name in report.files)
+    gear_data.convert(tmp_path / "link", tmp_path / "again")
+    assert gear_data.open(tmp_path / "again").fingerprint == ds.fingerprint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "link", "real"]
+
+
+def test_export_refuses_a_mount_point_first(
+    rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == tmp_path / "disk")
+    loader = gear_data.SequenceLoader(gear_data.open(rollouts_path), 2, context=2, transform=lambda batch, rng: 1 / 0)
+    with pytest.raises(DestinationExistsError, match="a folder inside it"):
+        gear_data.export_batches(loader, tmp_path / "disk", batches=1)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "disk"]

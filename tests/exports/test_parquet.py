@@ -1,0 +1,63 @@
+"""Parquet exports: `datasets` reads them, and they convert to an equal dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+
+import gear_data
+
+
+def test_parquet_is_read_by_datasets(rollouts: list[Any], rollouts_path: Path, tmp_path: Path) -> None:
+    report = gear_data.export(gear_data.open(rollouts_path), tmp_path / "out")
+    assert report.files == tuple(sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.p*")))
+    files = [str(tmp_path / "out" / name) for name in report.files]
+    loaded = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert len(loaded) == len(rollouts)
+    assert "returns_to_go" not in loaded.column_names
+    for row, rollout in zip(loaded, rollouts, strict=True):
+        for name, values in rollout.columns.items():
+            assert row[name] == values.tolist()
+        assert row["final_observations"] == rollout.final.tolist()
+    assert gear_data.convert(loaded, tmp_path / "again").fingerprint == gear_data.open(rollouts_path).fingerprint
+
+
+def test_parquet_converts_to_an_equal_dataset(sources: Any, tmp_path: Path) -> None:
+    """Unusual columns, episode metadata and some final observations survive both ways."""
+    rng = np.random.default_rng(5)
+    rollouts = [
+        r.with_columns(
+            **{
+                "observations.image": rng.integers(0, 256, (len(r), 2, 3, 1), dtype=np.uint8),
+                "infos.flag": rng.random((len(r), 2)) < 0.5,
+                "infos.half": rng.normal(size=len(r)).astype(np.float16),
+                "infos.count": rng.integers(-(2**62), 2**62, len(r)),
+            }
+        )
+        for r in sources.make_rollouts(20, seed=3)
+    ]
+    finals = [r.final.tolist() if i % 3 else None for i, r in enumerate(rollouts)]
+    metadata = {
+        "final_observations": pa.array(finals, pa.list_(pa.float32())),
+        "task": ["a", None] * 10,
+        "level": list(range(20)),
+    }
+    source = sources.write_episodes(tmp_path / "source.parquet", rollouts, **metadata)
+    first = gear_data.convert(source, tmp_path / "first", shard_bytes=4096)
+    assert first.shards > 1
+    ds = gear_data.open(tmp_path / "first")
+    for destination in (tmp_path / "folder", tmp_path / "one.parquet"):
+        gear_data.export(ds, destination)
+        again = tmp_path / f"again-{destination.name}"
+        assert gear_data.convert(destination, again).fingerprint == first.fingerprint
+        back = gear_data.open(again)
+        assert back.episodes["level"].to_list() == list(range(20))
+        assert back.episodes["task"].to_list() == ["a", None] * 10
+        for i, final in enumerate(finals):
+            found = back.final(i)
+            assert (found is None) == (final is None)
+            assert final is None or (found is not None and found["observations"].tolist() == final)
