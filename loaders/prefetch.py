@@ -46,7 +46,7 @@ def group_size(batch_bytes: int, *, remote: bool) -> int:
     return max(1, min(most, size // max(1, batch_bytes)))
 
 
-class Position:
+class NextStep:
     """The next step of a loader, shared by the loader and its iterators."""
 
     __slots__ = ("next_step",)
@@ -70,7 +70,7 @@ class BatchIterator(Iterator[Batch]):
 
     def __init__(
         self, builder: BatchBuilder, *, first: int, stride: int, count: int | None, group: int, prefetch: int,
-        position: Position, meter: Meter,
+        position: NextStep, meter: Meter,
     ) -> None:  # fmt: skip
         self._builder = builder
         self._steps = range(first, _NO_END if count is None else first + count * stride, stride)

@@ -29,7 +29,7 @@ from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.mixture import Mixture
 from gear_data.loaders.node_local import most_rows
-from gear_data.loaders.prefetch import BatchIterator, Position, group_size
+from gear_data.loaders.prefetch import BatchIterator, NextStep, group_size
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.shared_state import SharedResumeState
 from gear_data.loaders.state import check_state, make_state, position_unknown
@@ -163,7 +163,7 @@ class SequenceLoader(IterableDataset[Batch]):
         selectors = tuple(component.selector for component in self._components)
         self._source = make_window_source(selectors, config.proportions, join=config.joined)
         self._steps, self._last_rows = self._end()
-        self._position = Position()
+        self._position = NextStep()
         # Whether a state was loaded and this process did not iterate since.
         self._loaded = False
         # The state that a DataLoader's worker loaded: (step, whether it is the worker's own).
@@ -200,7 +200,7 @@ class SequenceLoader(IterableDataset[Batch]):
         own = {
             "_config": dataclasses.replace(self._config, rank=rank, world_size=world_size),
             "_meter": Meter(len(self._components)),
-            "_position": Position(self._position.next_step),
+            "_position": NextStep(self._position.next_step),
             "_shared": copy.copy(self._shared_state()),
             "_ahead": None,
         }
