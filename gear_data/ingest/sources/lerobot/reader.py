@@ -19,7 +19,7 @@ from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, read_episode_list
-from gear_data.ingest.sources.lerobot.export_notes import FinalObservations, read_notes
+from gear_data.ingest.sources.lerobot.export_notes import ExportNotes, FinalObservations, read_notes
 from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo, read_info, read_tasks
 from gear_data.ingest.sources.lerobot.metadata_checks import (
     check_block,
@@ -87,10 +87,10 @@ class LeRobotSource:
         names = tables.schema.names
         if _EPISODE not in names:
             raise CorruptSourceError("the column is missing; every frame needs it", file=files[0].name, column=_EPISODE)
-        needed = [name for name in (_TASK, _TIME) if name in names]
-        requested = None if options.columns is None else {*options.columns}
+        requested = options.columns
         if requested is not None:
-            options = replace(options, columns=(*(options.columns or ()), *needed))
+            check_columns = tuple(name for name in (_TASK, _TIME) if name in names)
+            options = replace(options, columns=(*requested, *check_columns))
         self._rows = StepRowSource(location, tables, options)
         by_source = {_source(spec): spec for spec in self._rows.columns}
         self._task, self._time = by_source.get(_TASK), by_source.get(_TIME)
@@ -103,13 +103,7 @@ class LeRobotSource:
         self._info = info
         self._tasks = read_tasks(location, info.major)
         self._listed = read_episode_list(location, info.major)
-        notes = read_notes(location)
-        dropped = {
-            spec.name
-            for name, spec in by_source.items()
-            if name in notes.added or (name in needed and requested is not None and not requested & {spec.name, name})
-        }
-        self.columns = notes.restore(tuple(spec for spec in self._rows.columns if spec.name not in dropped))
+        self.columns = _kept_columns(self._rows.columns, requested, read_notes(location))
         with_final = tuple(spec for spec in self.columns if spec.has_final)
         self._finals = FinalObservations(location, with_final) if with_final else None
         self.metadata: Mapping[str, Any] = info.facts
@@ -147,6 +141,26 @@ class LeRobotSource:
         }
         block = replace(block, columns=columns, metadata=metadata)
         return block if self._finals is None else self._finals.add(block, ids)
+
+
+def _kept_columns(
+    columns: Sequence[ColumnSpec], requested: Sequence[str] | None, notes: ExportNotes
+) -> tuple[ColumnSpec, ...]:
+    """Returns the columns of the dataset, without columns added by an export.
+
+    Args:
+        columns: that are read.
+        requested: source or canonical names that the user keeps. None keeps all columns; otherwise columns that only
+            the checks need are dropped.
+        notes: of the export.
+    """
+    kept = []
+    for spec in columns:
+        source = _source(spec)
+        only_for_checks = source in (_TASK, _TIME) and requested is not None and not {*requested} & {spec.name, source}
+        if source not in notes.added and not only_for_checks:
+            kept.append(spec)
+    return notes.restore(tuple(kept))
 
 
 def _source(spec: ColumnSpec) -> str:
