@@ -14,12 +14,12 @@ import pyarrow as pa
 from gear_data.cluster.placement import Placement
 from gear_data.dataset import filters, planning, views
 from gear_data.dataset.episode import Episode
-from gear_data.dataset.positions import check_position, check_positions
+from gear_data.dataset.positions import check_id, check_position, check_positions
 from gear_data.dataset.split import split_positions, split_sizes
 from gear_data.dataset.step_filter import combined_mask
 from gear_data.dataset.store import DatasetStore
 from gear_data.dataset.views import View
-from gear_data.errors import EpisodeIndexError, InvalidArgumentError, ManifestError
+from gear_data.errors import InvalidArgumentError, ManifestError
 from gear_data.residency import ShardReader
 from gear_data.residency.device.columns import find_extents
 from gear_data.residency.plan import ResidencyPlan
@@ -272,17 +272,7 @@ class Dataset:
         return self._store.sizes(self._ids(first, last))
 
     def _check_id(self, index: int) -> int:
-        count, ids = self.manifest.episodes, self.episode_ids
-        if not 0 <= index < count:
-            raise EpisodeIndexError(f"no episode has id {index}: ids are 0 to {count - 1}")
-        if ids is not None:
-            position = int(np.searchsorted(ids, index))
-            if position == len(ids) or ids[position] != index:
-                raise EpisodeIndexError(
-                    f"episode {index} is not among the {len(ids):,} of this view",
-                    hint="episodes keep their ids in a view; ds.episodes['episode_id'] lists them",
-                )
-        return int(index)
+        return check_id(index, self.episode_ids, self.manifest.episodes)
 
     def episode(self, index: int) -> Episode:
         """Returns the episode with id `index`.

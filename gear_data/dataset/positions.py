@@ -1,4 +1,4 @@
-"""Positions of episodes in a dataset, checked."""
+"""Checks of episodes' positions and ids."""
 
 from __future__ import annotations
 
@@ -56,6 +56,29 @@ def check_positions(positions: Any, count: int) -> Int64Array:
             hint="a view keeps the order of its dataset: select(sorted(set(positions)))",
         )
     return checked
+
+
+def check_id(index: Any, ids: Int64Array | None, count: int) -> int:
+    """Returns an episode's id as an int.
+
+    Args:
+        index: the id.
+        ids: int64 [k], ascending: ids of a view's episodes; None for the whole dataset.
+        count: number of episodes of the whole dataset.
+
+    Raises:
+        EpisodeIndexError: the dataset or view has no such episode.
+    """
+    if not 0 <= index < count:
+        raise EpisodeIndexError(f"no episode has id {index}: ids are 0 to {count - 1}")
+    if ids is not None:
+        position = int(np.searchsorted(ids, index))
+        if position == len(ids) or ids[position] != index:
+            raise EpisodeIndexError(
+                f"episode {index} is not among the {len(ids):,} of this view",
+                hint="episodes keep their ids in a view; ds.episodes['episode_id'] lists them",
+            )
+    return int(index)
 
 
 def _outside(position: int, count: int) -> EpisodeIndexError:

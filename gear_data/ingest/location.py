@@ -246,6 +246,12 @@ def _episodes(source: Any, split: str | None) -> Location:
             f"{type(source).__name__}",
             hint="one episode alone is given as a list of one" if isinstance(source, dict) else None,
         )
+    # Compared by name, because ingest does not import the layers above it.
+    if type(source).__module__ == "gear_data.dataset.dataset":
+        raise InvalidArgumentError(
+            "the source is a GEAR dataset; iterating over it loses final observations and metadata",
+            hint="export a view with gear_data.export(view, folder), then convert that folder",
+        )
     if split is not None:
         raise InvalidArgumentError("episodes in memory have no splits", hint="leave split out")
     return Location(f"{type(source).__name__} in memory", episodes=source)

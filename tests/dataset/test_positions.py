@@ -124,6 +124,12 @@ def test_no_positions(empty: Any, ds: gear_data.Dataset) -> None:
         ds[5:5]
 
 
+def test_a_dataset_is_no_source_of_a_conversion(ds: gear_data.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="the source is a GEAR dataset"):
+        gear_data.convert(ds, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_view_trains(ds: gear_data.Dataset, rollouts: list[Any]) -> None:
     view = ds[[1, 4]]
     loader = gear_data.SequenceLoader(view, batch_size=8, context=4, sampler="shuffle", steps=2, prefetch=0)
