@@ -1,10 +1,10 @@
-"""Batches read from another node over Arrow Flight, beside what raw Arrow Flight moves on this machine in the same run.
+"""Batches read from another node over Arrow Flight, compared with raw Arrow Flight in the same run.
 
     python benchmarks/cluster.py --json cluster.json
 
-Two nodes on loopback: a server process that holds a Hopper-shaped dataset in shared memory, and this process, which
-reads. Bytes are those of valid steps. Every figure is the median of several rounds, in which all take turns, so that
-other people's work on the machine is in all of them or in none. `--quick` takes a tenth of the time.
+Two nodes on loopback: a server process with a Hopper-shaped dataset in shared memory, and this process, which reads it.
+Only bytes of valid steps count. Every figure is the median of several rounds. In each round all measurements take
+turns, so that other load on the machine affects all of them. `--quick` takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ import gear_data
 from gear_data import SequenceLoader
 from gear_data.cluster.client.reader import ClusterReader
 from gear_data.cluster.client.shards import ClusterShards
-from gear_data.cluster.flight import fetch as flight_lane
-from gear_data.cluster.protocol import Group, Request
+from gear_data.cluster.flight import fetch as flight_fetch
+from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.collection.collector import Collector
 from gear_data.collection.plan import CollectSource
 from gear_data.residency import open_shards
@@ -56,9 +56,9 @@ STEPS = 1_000_000
 SHARD_BYTES = 8 << 20
 BULK_MESSAGES = tuple(1 << bits for bits in range(18, 24))
 MESSAGES = (256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
-CHANNELS = (1, 2, 4, 8)
+IN_FLIGHT = (1, 2, 4, 8)
 IMAGE_CONTEXT = 16
-#: Of a request: three numbers a window, and little more.
+#: Bytes of a request for each window: three numbers.
 WINDOW_REQUEST_BYTES = 24
 
 
@@ -68,7 +68,7 @@ def serving(folder: Path) -> Iterator[str]:
     process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
     try:
         if process.stdout is None:
-            raise RuntimeError("no pipe was made")
+            raise RuntimeError("the server process has no pipe")
         yield "gear://" + json.loads(process.stdout.readline())["listen"]
     finally:
         process.kill()
@@ -76,7 +76,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def loop(dataset: Any, context: int, prefetch: int, count: int) -> tuple[float, float]:
-    """(seconds, bytes of valid steps) of a batch."""
+    """Returns the seconds and the bytes of valid steps of a batch."""
     batches = iter(SequenceLoader(dataset, BATCH, context=context, seed=1, prefetch=prefetch))
     for _ in itertools.islice(batches, 10):
         pass
@@ -89,85 +89,84 @@ def loop(dataset: Any, context: int, prefetch: int, count: int) -> tuple[float, 
 
 
 def own_windows(dataset: Any, here: Any, context: int, count: int) -> list[Windows]:
-    """Windows of shards that are here."""
+    """Returns windows of local shards."""
     rng = np.random.default_rng(0)
     episodes = np.flatnonzero(here[dataset.shards])
-    found = []
+    batches = []
     for _ in range(count):
         chosen = rng.choice(episodes, BATCH)
         start = (rng.random(BATCH) * dataset.lengths[chosen]).astype(np.int64)
-        found.append(Windows(chosen, start, np.minimum(context, dataset.lengths[chosen] - start)))
-    return found
+        batches.append(Windows(chosen, start, np.minimum(context, dataset.lengths[chosen] - start)))
+    return batches
 
 
-def local_readers(folder: Path, place: str) -> tuple[Any, dict[str, Any], Any]:
-    """The dataset; readers of it by itself, and as a node's that holds every second shard; bool [shards]: which."""
-    dataset, remote = gear_data.open(folder, "host"), gear_data.open(place)
+def local_readers(folder: Path, url: str) -> tuple[Any, dict[str, Any], Any]:
+    """Returns the dataset, a local reader and the reader of a node that holds every second shard, and which shards."""
+    dataset, remote = gear_data.open(folder, "host"), gear_data.open(url)
     here = np.arange(len(dataset.manifest.shards)) % 2 == 0
     shards = np.flatnonzero(here).tolist()
     files = FolderFiles(folder)
     entries = tuple(dataset.manifest.shards[shard] for shard in shards)
-    placed = ClusterShards(remote._store._client, shards, open_shards("host", files, dataset.schema, entries))
+    cluster = ClusterShards(remote._store._client, shards, open_shards("host", files, dataset.schema, entries))
     store = dataset._store
     node = ClusterReader(
-        remote._store._client, placed, here, *store.episode_starts, store.lengths, lambda: store.finals
+        remote._store._client, cluster, here, *store.episode_starts, store.lengths, lambda: store.finals
     )
-    return dataset, {"alone": store.reader(), "as a node": node}, here
+    return dataset, {"local": store.reader(), "as a node": node}, here
 
 
-def overhead(folder: Path, place: str, context: int, rounds: int) -> dict[str, float]:
-    """Seconds that a batch takes whose windows are all here."""
-    dataset, readers, here = local_readers(folder, place)
+def overhead(folder: Path, url: str, context: int, rounds: int) -> dict[str, float]:
+    """Returns the seconds of a batch whose windows are all local."""
+    dataset, readers, here = local_readers(folder, url)
     outputs = SequenceLoader(dataset, BATCH, context=context)._parts[0].outputs
     drawn = own_windows(dataset, here, context, 10)
-    taken = _Rounds()
+    times = _Rounds()
     for _ in range(rounds):
-        # New ones each time: where a buffer lies makes as much of a difference as what is measured.
+        # New collectors each time: the address of a buffer matters as much as the difference that is measured.
         collectors = {
             name: Collector([CollectSource(reader, dataset.schema, outputs)], BATCH, reuse=True)
             for name, reader in readers.items()
         }
-        # In turns that are so short that the machine is left alone in some of them.
+        # Short turns, so that some of them run without other load on the machine.
         for _ in range(100):
             for name, collector in collectors.items():
                 begun = time.perf_counter()
                 for windows in drawn:
                     collector(windows)
-                taken.note((name,), (time.perf_counter() - begun) / len(drawn))
-    return {name: taken.median(name) for name in readers}
+                times.add((name,), (time.perf_counter() - begun) / len(drawn))
+    return {name: times.median(name) for name in readers}
 
 
 def measure(folder: Path, rounds: int, count: int) -> dict[str, Any]:
     raw = RawFlight()
     try:
-        with serving(folder) as place:
-            dataset = gear_data.open(place)
+        with serving(folder) as url:
+            dataset = gear_data.open(url)
             found: dict[str, Any] = {"bulk": {}, "shapes": {}, "channels": {}}
-            taken, sizes = _Rounds(), dict[int, float]()
+            times, sizes = _Rounds(), dict[int, float]()
             for _ in range(rounds):
                 for message in BULK_MESSAGES:
-                    taken.note(("bulk", message), 1 / raw.bulk(message, 64 << 20))
+                    times.add(("bulk", message), 1 / raw.bulk(message, 64 << 20))
                 for context in (100, 20):
                     batches = count * 200 // context
                     for prefetch in (0, 2):
                         seconds, size = loop(dataset, context, prefetch, batches)
-                        taken.note(("batch", context, prefetch), seconds)
+                        times.add(("batch", context, prefetch), seconds)
                     request = BATCH * WINDOW_REQUEST_BYTES
-                    for under_way in (1, 4):
-                        taken.note(("raw", context, under_way), raw.answers(int(size), request, batches, under_way))
+                    for in_flight in (1, 4):
+                        seconds = raw.seconds_per_response(int(size), request, batches, in_flight)
+                        times.add(("raw", context, in_flight), seconds)
                     sizes[context] = size
-            found["bulk"] = {str(message): 1 / taken.median("bulk", message) for message in BULK_MESSAGES}
+            found["bulk"] = {str(message): 1 / times.median("bulk", message) for message in BULK_MESSAGES}
             for context in (100, 20):
                 found["shapes"][f"{BATCH}x{context}"] = {
                     "bytes": sizes[context],
-                    "seconds": taken.median("batch", context, 0),
-                    "pipelined_seconds": taken.median("batch", context, 2),
-                    "raw_seconds": taken.median("raw", context, 1),
-                    "raw_pipelined_seconds": taken.median("raw", context, 4),
+                    "seconds": times.median("batch", context, 0),
+                    "pipelined_seconds": times.median("batch", context, 2),
+                    "raw_seconds": times.median("raw", context, 1),
+                    "raw_pipelined_seconds": times.median("raw", context, 4),
                 }
-            found["overhead"] = {
-                f"{BATCH}x{context}": overhead(folder, place, context, rounds) for context in (100, 20)
-            }
+            found["overhead"] = {f"{BATCH}x{context}": overhead(folder, url, context, rounds) for context in (100, 20)}
             found["channels"] = channels(dataset, rounds, max(10, count // 4))
         found["size_classes"] = size_classes(rounds)
     finally:
@@ -176,66 +175,66 @@ def measure(folder: Path, rounds: int, count: int) -> dict[str, Any]:
 
 
 class _Rounds:
-    """What was measured of each thing."""
+    """Measurements by name."""
 
     def __init__(self) -> None:
-        self._of: dict[Any, list[float]] = {}
+        self._values: dict[Any, list[float]] = {}
 
-    def note(self, name: Any, value: float) -> None:
-        self._of.setdefault(name, []).append(value)
+    def add(self, name: Any, value: float) -> None:
+        self._values.setdefault(name, []).append(value)
 
     def median(self, *name: Any) -> float:
-        return statistics.median(self._of[name])
+        return statistics.median(self._values[name])
 
 
 def channels(dataset: Any, rounds: int, count: int) -> dict[str, float]:
-    """Message bytes and requests under way -> bytes a second, at 256 x 1000."""
+    """Returns message bytes and requests in flight -> bytes per second, at 256 x 1000."""
     rates = _Rounds()
-    before = flight_lane.REQUEST_BYTES, flight_lane.CHANNELS
+    before = flight_fetch.REQUEST_BYTES, flight_fetch.MAX_IN_FLIGHT
     try:
         for _ in range(rounds):
-            for flight_lane.REQUEST_BYTES, flight_lane.CHANNELS in itertools.product(MESSAGES, CHANNELS):
+            for flight_fetch.REQUEST_BYTES, flight_fetch.MAX_IN_FLIGHT in itertools.product(MESSAGES, IN_FLIGHT):
                 seconds, size = loop(dataset, 1000, 0, count)
-                rates.note((flight_lane.REQUEST_BYTES, flight_lane.CHANNELS), size / seconds)
+                rates.add((flight_fetch.REQUEST_BYTES, flight_fetch.MAX_IN_FLIGHT), size / seconds)
     finally:
-        flight_lane.REQUEST_BYTES, flight_lane.CHANNELS = before
-    return {f"{size}/{count}": rates.median(size, count) for size, count in itertools.product(MESSAGES, CHANNELS)}
+        flight_fetch.REQUEST_BYTES, flight_fetch.MAX_IN_FLIGHT = before
+    return {f"{size}/{count}": rates.median(size, count) for size, count in itertools.product(MESSAGES, IN_FLIGHT)}
 
 
 def size_classes(rounds: int) -> dict[str, float]:
-    """How all columns are asked for, of which one is an image -> seconds for 256 windows of 16 steps."""
-    taken, rng = _Rounds(), np.random.default_rng(0)
+    """Returns how columns are grouped into requests -> seconds for 256 windows of 16 steps, one column an image."""
+    times, rng = _Rounds(), np.random.default_rng(0)
     with tempfile.TemporaryDirectory(prefix="gear-data-cluster-") as scratch:
         source, folder = Path(scratch, "images.parquet"), Path(scratch, "images")
         write_images(source)
         gear_data.convert(source, folder, shard_bytes=16 << 20, progress=False)
-        with serving(folder) as place:
-            dataset = gear_data.open(place)
+        with serving(folder) as url:
+            dataset = gear_data.open(url)
             steps = np.array([shard.steps for shard in dataset.manifest.shards])
             wide, narrow = (
-                tuple(place for place, column in enumerate(dataset.schema) if (column.row_bytes >= 4096) is is_wide)
+                tuple(index for index, column in enumerate(dataset.schema) if (column.row_bytes >= 4096) is is_wide)
                 for is_wide in (True, False)
             )
-            ways = {
+            groupings = {
                 "all columns together": ((*wide, *narrow),),
                 "by size class, at once": (wide, narrow),
             }
             fetch = dataset._store._client.fetch
             with ThreadPoolExecutor(2) as pool:
                 for _ in range(rounds * 4):
-                    for name, classes in ways.items():
+                    for name, classes in groupings.items():
                         shard = rng.integers(0, len(steps), BATCH)
                         first = (rng.random(BATCH) * (steps[shard] - IMAGE_CONTEXT)).astype(np.int64)
                         spans = first, np.full(BATCH, IMAGE_CONTEXT)
-                        requests = [Request(shard, (Group(columns, *spans),)) for columns in classes]
+                        requests = [Request(shard, (ColumnGroup(columns, *spans),)) for columns in classes]
                         begun = time.perf_counter()
                         deque(pool.map(fetch, requests), 0)
-                        taken.note((name,), time.perf_counter() - begun)
-    return {name: taken.median(name) for name in ways}
+                        times.add((name,), time.perf_counter() - begun)
+    return {name: times.median(name) for name in groupings}
 
 
 def write_images(path: Path) -> None:
-    """Episodes of 64 x 64 RGB images, a state, an action and a reward."""
+    """Writes episodes of 64 x 64 RGB images, a state, an action and a reward."""
     rng, steps, episodes = np.random.default_rng(0), 200, 40
     rows = steps * episodes
     columns = {"image": rng.integers(0, 255, (rows, 64 * 64 * 3), np.uint8)}
@@ -252,20 +251,20 @@ def write_images(path: Path) -> None:
 
 
 def targets(found: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
-    """(what, measured, target, whether it is met)."""
+    """Returns (what, measured, target, whether it is met)."""
     bulk = max(found["bulk"].values())
     long, short = found["shapes"][f"{BATCH}x100"], found["shapes"][f"{BATCH}x20"]
     part = long["bytes"] / long["pipelined_seconds"] / bulk
     times = short["pipelined_seconds"] / short["raw_pipelined_seconds"]
     local = found["overhead"][f"{BATCH}x20"]
-    more = local["as a node"] / local["alone"] - 1
+    more = local["as a node"] / local["local"] - 1
     sizes = found["channels"]
     one = max(rate for name, rate in sizes.items() if name.endswith("/1"))
     return [
-        (f"{BATCH}x100, part of raw Flight in bulk", part, "at least 0.6", part >= 0.6),
-        (f"{BATCH}x20 pipelined, times the same bytes by raw Flight", times, "at most 1.3", times <= 1.3),
-        (f"{BATCH}x20, all shards here: more time than without nodes", more, "below 0.05", more < 0.05),
-        ("best message size and channels, against the best of one channel", max(sizes.values()) / one, "", True),
+        (f"{BATCH}x100, share of raw Flight in bulk", part, "at least 0.6", part >= 0.6),
+        (f"{BATCH}x20 pipelined, time relative to raw Flight", times, "at most 1.3", times <= 1.3),
+        (f"{BATCH}x20, all shards local: overhead of the cluster reader", more, "below 0.05", more < 0.05),
+        ("best message size and requests in flight, relative to one in flight", max(sizes.values()) / one, "", True),
     ]
 
 
@@ -283,11 +282,11 @@ def report(found: dict[str, Any]) -> str:
     header = ["batch", "kB", "one at a time, us", "raw, us", "pipelined, us", "raw, us", "GB/s"]
     parts += ["Batches of another node's shards, and the same bytes by raw Flight", format_table(header, rows)]
     rows = [
-        [f"{size >> 10} KiB", *(figure(found["channels"][f"{size}/{count}"] / 1e9) for count in CHANNELS)]
+        [f"{size >> 10} KiB", *(figure(found["channels"][f"{size}/{count}"] / 1e9) for count in IN_FLIGHT)]
         for size in MESSAGES
     ]
-    header = ["message", *(f"{count} under way" for count in CHANNELS)]
-    parts += [f"{BATCH}x1000 by message size and requests under way, GB/s", format_table(header, rows)]
+    header = ["message", *(f"{count} in flight" for count in IN_FLIGHT)]
+    parts += [f"{BATCH}x1000 by message size and requests in flight, GB/s", format_table(header, rows)]
     rows = [[how, figure(seconds * 1e3)] for how, seconds in found["size_classes"].items()]
     header = [f"{BATCH}x{IMAGE_CONTEXT} with images of 12 KiB", "ms"]
     parts += ["Columns of different sizes", format_table(header, rows)]

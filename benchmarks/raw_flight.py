@@ -1,8 +1,8 @@
-"""Arrow Flight by itself on this machine: what anything built on it can be compared with.
+"""Raw Arrow Flight on this machine: the baseline for everything built on it.
 
     python benchmarks/raw_flight.py
 
-serves bytes that lie ready, and prints its port.
+serves prepared bytes, and prints its port.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
-LARGEST = 16 << 20
+MAX_BYTES = 16 << 20
 
 
 def _batch(values: Any) -> pa.RecordBatch:
@@ -28,7 +28,7 @@ def _batch(values: Any) -> pa.RecordBatch:
 class _Server(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__("grpc://127.0.0.1:0")
-        self._bytes = np.random.default_rng(0).integers(0, 255, LARGEST).astype(np.uint8)
+        self._bytes = np.random.default_rng(0).integers(0, 255, MAX_BYTES).astype(np.uint8)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         size, count = map(int, ticket.ticket.split())
@@ -47,13 +47,13 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class RawFlight:
-    """A server in a process of its own, and measurements of it."""
+    """A server process, and measurements of it."""
 
     def __init__(self) -> None:
         command = [sys.executable, __file__]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         if self._process.stdout is None:
-            raise RuntimeError("no pipe was made")
+            raise RuntimeError("the server process has no pipe")
         self._port = int(self._process.stdout.readline())
 
     def close(self) -> None:
@@ -64,29 +64,29 @@ class RawFlight:
         return flight.connect(f"grpc://127.0.0.1:{self._port}", generic_options=[("grpc.use_local_subchannel_pool", 1)])
 
     def bulk(self, message_bytes: int, total_bytes: int) -> float:
-        """Bytes a second of one stream of messages of a size."""
+        """Returns the bytes per second of one stream of messages of `message_bytes`."""
         client = self._connect()
         try:
-            begun, taken = time.perf_counter(), 0
+            begun, received = time.perf_counter(), 0
             for chunk in client.do_get(flight.Ticket(f"{message_bytes} {total_bytes // message_bytes}".encode())):
-                taken += chunk.data.num_rows
-            return taken / (time.perf_counter() - begun)
+                received += chunk.data.num_rows
+            return received / (time.perf_counter() - begun)
         finally:
             client.close()
 
-    def answers(self, answer_bytes: int, request_bytes: int, count: int, under_way: int) -> float:
-        """Seconds an answer of a size takes, with so many requests under way at once on one stream."""
+    def seconds_per_response(self, response_bytes: int, request_bytes: int, count: int, in_flight: int) -> float:
+        """Returns the seconds per response, with `in_flight` requests at once on one stream."""
         client = self._connect()
-        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(str(answer_bytes).encode()))
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(str(response_bytes).encode()))
         try:
             writer.begin(SCHEMA)
             request = b"q" * request_bytes
             begun = time.perf_counter()
-            for _ in range(under_way):
+            for _ in range(in_flight):
                 writer.write_metadata(request)
             for number in range(count):
                 reader.read_chunk()
-                if number < count - under_way:
+                if number < count - in_flight:
                     writer.write_metadata(request)
             return (time.perf_counter() - begun) / count
         finally:

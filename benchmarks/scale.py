@@ -1,9 +1,9 @@
-"""What sharing a dataset out over nodes costs, 1 to 1,000 of them and 1 TB to 1 PB: arithmetic, no simulation.
+"""Cost of a dataset on 1 to 1,000 nodes, 1 TB to 1 PB: arithmetic, no simulation.
 
     python benchmarks/scale.py
     python benchmarks/scale.py --flight cluster.json --read-ns 150 --wire 25
 
-docs/explanation/scale.md says what each column means, which numbers were measured and which are assumed.
+docs/explanation/scale.md explains the columns, and tells which numbers were measured and which are assumed.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ DATASETS = (1e12, 1e13, 1e14, 1e15)
 #: The paper's servers -> GB/s, without shapes.
 PAPER = {1: 17.1, 2: 29.1, 3: 33.5}
 
-#: Bytes that each process holds for an episode: offsets, shard, whether it is here; for weights the numbers, their sums
-#: and the guide table.
+#: Bytes of an episode in each process: offsets, shard, whether it is local; for weights the numbers, their sums and the
+#: guide table.
 PROCESS_EPISODE_BYTES = 8 + 8 + 1 + 8 + 8 + 8
-#: Bytes of an episode's row in the table, which the processes of a node map together.
+#: Bytes of an episode's row in the table, which all processes of a node share.
 TABLE_EPISODE_BYTES = 90
 SHARD_BYTES, MANIFEST_SHARD_BYTES = 512 << 20, 300
 
-#: As benchmarks/cluster.py measured them on a busy machine of two cores: a request's seconds, and a byte's.
+#: Seconds per request and per byte, measured by benchmarks/cluster.py on a busy machine of two cores.
 FLIGHT = (0.7e-3, 1.3e-9)
 
 
 @dataclass(frozen=True)
 class Family:
-    """Steps of a kind.
+    """A kind of dataset.
 
     Attributes:
-        step_bytes, columns: of what batches are made of.
-        episode_steps: on average.
+        name: Its name.
+        step_bytes, columns: Bytes of a step, and number of columns, that batches read.
+        episode_steps: Steps of an average episode.
     """
 
     name: str
@@ -54,14 +55,14 @@ FAMILIES = (Family("locomotion", 66, 4, 500), Family("images 84x84x4", 28_240, 4
 
 @dataclass(frozen=True)
 class Machine:
-    """What a node is, and what reading costs there.
+    """A node, and the cost of reading on it.
 
     Attributes:
-        ranks: processes of a node.
-        wire: bytes a second of its network card, each way.
-        local: bytes a second that a node collects from its own memory.
-        request, request_byte: seconds of Flight.
-        read: seconds of a core for a READ.
+        ranks: Processes of a node.
+        wire: Bytes per second of its network card, in each direction.
+        local: Bytes per second that a node collects from its own memory.
+        request, request_byte: Seconds per request and per byte of Flight.
+        read: Seconds of a core per READ.
     """
 
     ranks: int
@@ -74,23 +75,25 @@ class Machine:
 
 @dataclass(frozen=True)
 class Batches:
-    """What every rank reads at a time."""
+    """The batch of a rank."""
 
     windows: int
     context: int
 
 
-def peers_asked(nodes: int, windows: int) -> float:
-    """Of how many other nodes a batch has windows, on average, where shards are drawn alike."""
+def expected_peers(nodes: int, windows: int) -> float:
+    """Returns the average number of other nodes that a batch reads, if all shards are drawn equally often."""
     return (nodes - 1) * (1 - (1 - 1 / nodes) ** windows)
 
 
 def cost(family: Family, nodes: int, batch: Batches, machine: Machine) -> dict[str, float]:
-    """Of a batch of one rank: how many requests and READs, and seconds of a core, and of the wire that the node's ranks
-    share."""
+    """Returns the cost of a batch of one rank.
+
+    It counts requests and READs, seconds of a core, and seconds of the network card, which the node's ranks share.
+    """
     remote = (nodes - 1) / nodes
     size = batch.windows * batch.context * family.step_bytes
-    requests = peers_asked(nodes, batch.windows)
+    requests = expected_peers(nodes, batch.windows)
     reads = batch.windows * family.columns * remote
     return {
         "remote": remote,
@@ -105,7 +108,7 @@ def cost(family: Family, nodes: int, batch: Batches, machine: Machine) -> dict[s
 
 
 def index(family: Family, dataset: float) -> dict[str, float]:
-    """Bytes that describe a dataset."""
+    """Returns the bytes of a dataset's index and manifest."""
     episodes = dataset / (family.step_bytes * family.episode_steps)
     return {
         "episodes": episodes,
@@ -115,9 +118,11 @@ def index(family: Family, dataset: float) -> dict[str, float]:
     }
 
 
-def fitted(record: Mapping[str, Any]) -> tuple[float, float]:
-    """(seconds a request, seconds a byte) from a record of benchmarks/cluster.py: least squares over message sizes, one
-    request under way."""
+def fit_flight(record: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns seconds per request and per byte, from a record of benchmarks/cluster.py.
+
+    It is a least-squares fit over message sizes, with one request in flight.
+    """
     points = [(int(name.split("/")[0]), rate) for name, rate in record["channels"].items() if name.split("/")[1] == "1"]
     sizes = np.array([size for size, _ in points], float)
     seconds = sizes / np.array([rate for _, rate in points])
@@ -126,8 +131,10 @@ def fitted(record: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def paper_curve(local: float, wire: float) -> dict[int, float]:
-    """GB/s of all servers together: of n, each collects one n-th from its own memory and the rest over the wire, one
-    after the other."""
+    """Returns the GB/s of all servers together.
+
+    Each of n servers collects one n-th from its own memory, then the rest over the network.
+    """
     return {nodes: nodes / (1 / nodes / local + (nodes - 1) / nodes / wire) for nodes in (*PAPER, 10, 100, 1000)}
 
 
@@ -176,19 +183,17 @@ def reports(batch: Batches, machine: Machine) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flight", type=Path, help="a record of benchmarks/cluster.py, for what a request costs")
-    parser.add_argument("--read-ns", type=float, default=150.0, help="nanoseconds of a core for a READ")
+    parser.add_argument("--flight", type=Path, help="a record of benchmarks/cluster.py, for the cost of a request")
+    parser.add_argument("--read-ns", type=float, default=150.0, help="nanoseconds of a core per READ")
     parser.add_argument("--wire", type=float, default=25.0, help="GB/s of a node's network card")
     parser.add_argument("--local", type=float, default=17.1, help="GB/s that a node collects from its own memory")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--windows", type=int, default=256)
     parser.add_argument("--context", type=int, default=20)
     options = parser.parse_args()
-    request, byte = FLIGHT if options.flight is None else fitted(json.loads(options.flight.read_text()))
+    request, byte = FLIGHT if options.flight is None else fit_flight(json.loads(options.flight.read_text()))
     machine = Machine(options.ranks, options.wire * 1e9, options.local * 1e9, request, byte, options.read_ns * 1e-9)
-    print(
-        f"Flight: {request * 1e6:.0f} us a request and {byte * 1e9:.2f} ns a byte; a READ: {options.read_ns:.0f} ns\n"
-    )
+    print(f"Flight: {request * 1e6:.0f} us per request, {byte * 1e9:.2f} ns per byte; READ: {options.read_ns:.0f} ns\n")
     print(reports(Batches(options.windows, options.context), machine))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import gear_data
 from gear_data.cli.arguments import add_command, add_dataset, names, print_json, size
-from gear_data.cluster.addresses import Address, read_token
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import ServerCredentials, read_token
 from gear_data.cluster.rdma.transport import AUTO, TRANSPORTS
 
 #: Largest shard number in --shards. No dataset has so large a number, and all numbers up to it can be listed.
@@ -94,7 +95,7 @@ def _shards(text: str) -> list[int]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+    from gear_data.cluster.flight.server import FlightServer
     from gear_data.cluster.rdma.server import open_rdma_server
     from gear_data.cluster.server.shard_server import ShardServer
     from gear_data.storage.dataset_files import open_files

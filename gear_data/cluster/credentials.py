@@ -1,95 +1,75 @@
-"""What the nodes of one training run know, and nobody else: a token, and a certificate with its key."""
+"""Credentials of a node's server: a token that clients must send, and a TLS certificate."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
-import secrets
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from gear_data.cluster.addresses import ClientOptions
-from gear_data.common.extras import import_extra
-from gear_data.errors import ClusterError
+from gear_data.cluster.addresses import Address
+from gear_data.errors import InvalidArgumentError
 
-_VARIABLE = "GEAR_DATA_RUN_"
-_DAYS = 3650
+_MIN_TOKEN_LENGTH = 16
+
+
+def read_token(path: str | os.PathLike[str]) -> str:
+    """Reads the token from a file.
+
+    Raises:
+        InvalidArgumentError: The file cannot be read, or the token is too short or is not plain ASCII without spaces.
+    """
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"cannot read the token: {error}", file=str(path)) from error
+    if len(token) < _MIN_TOKEN_LENGTH or not token.isprintable() or " " in token:
+        raise InvalidArgumentError(
+            f"the token has {len(token)} characters; it needs {_MIN_TOKEN_LENGTH} or more, plain text without spaces",
+            file=str(path),
+            hint=f"create one: openssl rand -hex 32 > {path}",
+        )
+    return token
 
 
 @dataclass(frozen=True)
-class RunCredentials:
-    """Made by rank 0 for all.
+class ServerCredentials:
+    """Credentials that protect a server.
 
     Attributes:
-        run: names the run; no secret.
-        token: what clients show to nodes.
-        certificate, key: PEM, one for all nodes; empty where all are on one machine, which takes no TLS.
+        token: Clients must send this token. None: the server accepts every client.
+        certificate, key: TLS certificate and private key, PEM. None: the server does not use TLS.
     """
 
-    run: str
-    token: str = field(repr=False)
-    certificate: str = ""
-    key: str = field(default="", repr=False)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    token: str | None = field(default=None, repr=False)
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> RunCredentials:
-        return RunCredentials(**data)
+    def from_files(token: str | None, certificate: Path | None, key: Path | None) -> ServerCredentials:
+        """Reads the certificate and its key.
 
-    def keep(self) -> None:
-        """For processes that this one starts: `client_options` finds it there. Neither a URL nor a pickle holds it."""
-        os.environ[_VARIABLE + self.run] = json.dumps({"token": self.token, "certificate": self.certificate})
+        Raises:
+            InvalidArgumentError: A file cannot be read, or only one of certificate and key is given.
+        """
+        if (certificate is None) is not (key is None):
+            raise InvalidArgumentError("TLS needs both a certificate and its key; only one of them was given")
+        try:
+            return ServerCredentials(
+                token,
+                None if certificate is None else certificate.read_bytes(),
+                None if key is None else key.read_bytes(),
+            )
+        except OSError as error:
+            raise InvalidArgumentError(f"cannot read the file: {error.strerror}", file=str(error.filename)) from error
 
+    def check(self, listen: Address) -> None:
+        """Checks that a server that other machines can reach has a token and TLS.
 
-def create_run_credentials(*, tls: bool) -> RunCredentials:
-    """A new one.
-
-    Raises:
-        MissingExtraError: TLS, and there is no package that makes certificates.
-    """
-    run = secrets.token_hex(8)
-    certificate, key = _certificate(run) if tls else ("", "")
-    return RunCredentials(run, secrets.token_hex(32), certificate, key)
-
-
-def client_options(run: str) -> ClientOptions:
-    """What this process shows to the nodes of a run. Raises ClusterError in a process that is none of the run's."""
-    kept = os.environ.get(_VARIABLE + run)
-    if kept is None:
-        raise ClusterError(
-            "this dataset was opened by a training run that this process is no part of",
-            hint="open it anew: gear_data.open(path, cluster='torchrun')",
-        )
-    known = json.loads(kept)
-    return ClientOptions.of_run(known["token"], known["certificate"].encode() or None, run)
-
-
-def _certificate(name: str) -> tuple[str, str]:
-    """(certificate, key), PEM: P-256, vouching for itself."""
-    import_extra("cryptography", "tls")
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        # Clocks of nodes differ.
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=_DAYS))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return made.public_bytes(pem).decode(), private.decode()
+        Raises:
+            InvalidArgumentError: It lacks one of them.
+        """
+        if not listen.is_loopback and (self.token is None or self.certificate is None):
+            raise InvalidArgumentError(
+                f"other machines can reach {listen}: that address needs TLS and a token",
+                hint="pass --tls-cert, --tls-key and --token-file, or listen on 127.0.0.1",
+            )

@@ -1,4 +1,4 @@
-"""Placement: which node holds which shards, and what is copied to more of them."""
+"""Placement: which node holds which shards, with replicas of the shards that are drawn most."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gear_data.storage.manifest import ShardEntry
 
 @dataclass(frozen=True)
 class Placement:
-    """Shards on nodes. Shards are numbered as in the manifest.
+    """The shards of each node. Shards are numbered as in the manifest.
 
     Attributes:
-        nodes: their names, sorted.
-        shard_bytes: of each shard.
-        shard_shares: of each shard, how much of what is drawn comes from it; 1 in sum.
-        held: of each node, the shards that it holds, ascending.
+        nodes: Names of the nodes, sorted.
+        shard_bytes: Bytes of each shard.
+        shard_shares: Share of the drawn data that comes from each shard; the shares sum to 1.
+        held: Shards of each node, ascending.
     """
 
     nodes: tuple[str, ...]
@@ -32,22 +32,28 @@ class Placement:
     held: tuple[tuple[int, ...], ...]
 
     def shards_of(self, node: str) -> tuple[int, ...]:
-        """The shards that a node holds, ascending. Raises UnknownNameError."""
+        """Returns the shards of a node, ascending.
+
+        Raises:
+            UnknownNameError: There is no such node.
+        """
         return self.held[self._index(node)]
 
     def nodes_of(self, shard: int) -> tuple[str, ...]:
-        """The nodes that hold a shard, sorted."""
+        """Returns the nodes that hold a shard, sorted."""
         return tuple(node for node, held in zip(self.nodes, self.held, strict=True) if shard in held)
 
     def bytes_of(self, node: str) -> int:
-        """What a node holds."""
+        """Returns the bytes of a node's shards."""
         return sum(self.shard_bytes[shard] for shard in self.shards_of(node))
 
     def remote_share(self, node: str) -> float:
-        """Of the bytes that a node reads when it draws from the whole dataset, the part that others must send it, 0 to
-        1."""
+        """Returns the share, 0 to 1, of the bytes that a node must read from other nodes.
+
+        The node draws from the whole dataset.
+        """
         held = set(self.shards_of(node))
-        # Steps have equally many bytes in all shards, so bytes are drawn as shards are.
+        # A step has the same number of bytes in all shards, so shares of steps are shares of bytes.
         remote = math.fsum(share for shard, share in enumerate(self.shard_shares) if shard not in held)
         return remote / self._total_share
 
@@ -79,7 +85,11 @@ class Placement:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Placement:
-        """What `to_json` gave. Raises InvalidArgumentError for what is none."""
+        """Reads what `to_json` returned.
+
+        Raises:
+            InvalidArgumentError: The data is not a placement.
+        """
         try:
             placement = Placement(
                 tuple(str(node["name"]) for node in data["nodes"]),
@@ -88,9 +98,11 @@ class Placement:
                 tuple(tuple(int(shard) for shard in node["shards"]) for node in data["nodes"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"is no placement: {type(error).__name__}: {error}") from error
+            raise InvalidArgumentError(f"the data is not a placement: {type(error).__name__}: {error}") from error
         if {shard for held in placement.held for shard in held} != set(range(len(placement.shard_bytes))):
-            raise InvalidArgumentError("is no placement: some shard is on no node, or there is no such shard")
+            raise InvalidArgumentError(
+                "the data is not a placement: a shard is on no node, or a node holds a shard that does not exist"
+            )
         return placement
 
     def __str__(self) -> str:
@@ -106,7 +118,7 @@ class Placement:
 
 
 def _ranges(shards: Sequence[int]) -> str:
-    """As `gear-data serve --shards` takes them: 0-3,7."""
+    """Returns shards in the form of `gear-data serve --shards`: 0-3,7."""
     parts: list[list[int]] = []
     for shard in shards:
         if parts and parts[-1][1] == shard - 1:
@@ -117,36 +129,47 @@ def _ranges(shards: Sequence[int]) -> str:
 
 
 def shard_shares(shards: Int64Array, shares: Float64Array, count: int) -> Float64Array:
-    """float64 [count]: how much of what is drawn comes from each shard, where `shares` (float64 [episodes]) says it of
-    the episodes and `shards` (int64 [episodes]) where these are."""
+    """Sums the shares of episodes by shard.
+
+    Args:
+        shards: int64 [episodes], the shard of each episode.
+        shares: float64 [episodes], the share of the drawn data that comes from each episode.
+        count: Number of shards.
+
+    Returns:
+        float64 [count], the share of each shard.
+    """
     return np.bincount(shards, shares, count).astype(np.float64, copy=False)
 
 
 def place_shards(
     shards: Sequence[ShardEntry], nodes: Sequence[str], shares: Float64Array, budget: int | None = None
 ) -> Placement:
-    """Every shard on one node, so that all hold about as many bytes; then, with a budget, copies of those that are
-    drawn most often a byte, on every node that has room.
+    """Places every shard on one node, and replicates the shards that are drawn most.
 
-    A pure function, in which neither the order of the shards nor that of the nodes counts. The first part goes from the
-    largest shard to the smallest, each to the node that has least yet (Graham's longest processing time first, 1969: no
-    node has more than 4/3 - 1/(3 nodes) of what the best division gives it). The second fills what a node has left as
-    one fills a knapsack, by share a byte, as Quiver (Tan et al., 2023) places features by how likely they are read.
+    A pure function: neither the order of the shards nor the order of the nodes matters. It has two steps:
+
+    1. From the largest shard to the smallest, each shard goes to the node with the fewest bytes so far (longest
+       processing time first, Graham 1969: no node gets more than 4/3 - 1/(3 nodes) of its bytes in the best division).
+    2. With a budget, each node's free bytes are filled with replicas, by share per byte, as in a knapsack problem.
+       Quiver (Tan et al., 2023) places features by their read probability in the same way.
 
     Args:
-        shards: the manifest's.
-        nodes: names, all different.
-        shares: float64 [shards], not negative, 1 in sum: how much of what is drawn comes from each.
-        budget: most bytes on a node; None: as many as there are, and no copies.
+        shards: The manifest's shards.
+        nodes: Names of the nodes, all different.
+        shares: float64 [shards], the share of the drawn data that comes from each shard; not negative, sums to 1.
+        budget: Most bytes on a node; None: no limit, and no replicas.
 
     Raises:
-        InvalidArgumentError: no node, two of one name, shares that are none, or a budget that is too small.
+        InvalidArgumentError: There is no node, a name occurs twice, the shares are invalid, or the budget is too small.
     """
     names = sorted(nodes)
     if not names or not all(names) or len(set(names)) < len(names):
-        raise InvalidArgumentError(f"nodes are names, one or more and all different, not {list(nodes)!r}")
+        raise InvalidArgumentError(f"nodes must be one or more names, all different; got {list(nodes)!r}")
     if len(shares) != len(shards) or not (np.isfinite(shares) & (shares >= 0)).all() or not shares.any():
-        raise InvalidArgumentError("shares are finite numbers from 0 on, one a shard and not all zero")
+        raise InvalidArgumentError(
+            f"shares must be finite numbers, 0 or more, one for each of {len(shards)} shards, and not all zero"
+        )
     sizes = [shard.entry.bytes for shard in shards]
     files = [shard.entry.file for shard in shards]
     held: list[set[int]] = [set() for _ in names]
@@ -155,9 +178,9 @@ def place_shards(
         node = min(range(len(names)), key=lambda node: used[node])
         if budget is not None and used[node] + sizes[shard] > budget:
             raise InvalidArgumentError(
-                f"shard {files[shard]} of {sizes[shard]:,} bytes has no place on {len(names)} nodes of {budget:,}; "
-                f"all shards have {sum(sizes):,}",
-                hint="give more nodes or a larger budget",
+                f"shard {files[shard]} of {sizes[shard]:,} bytes does not fit on {len(names)} nodes of {budget:,} "
+                f"bytes; all shards have {sum(sizes):,} bytes",
+                hint="use more nodes or a larger budget",
             )
         held[node].add(shard)
         used[node] += sizes[shard]

@@ -1,15 +1,16 @@
-"""What nodes say to each other: requests for rows of shards, what a node says of itself, and errors.
+"""Messages between clients and nodes: handshakes, requests for rows, responses and errors.
 
-A request is int64 words in the machine's order, little-endian on all that are supported:
+A request is a sequence of int64 words in the machine's byte order (little-endian on every supported machine):
 
     groups G, spans N
-    G times: columns C, then C places in the schema
+    G times: columns C, then C positions in the schema
     N times: shard
-    G times: N first rows, then N numbers of rows
+    G times: N first rows, then N row counts
 
-Span i asks, of every group's columns, for so many rows of its shard. The answer is packed: group by group and column by
-column the rows of all spans one after another, every part at a multiple of `ALIGNMENT` bytes. Of a column of fixed size
-there is one part; of text or bytes there are two: int64 offsets, one more than rows, from 0; and the values.
+For each group's columns, span i asks for a range of rows of its shard. The response is packed: group by group and
+column by column, the rows of all spans one after another. Every part starts at a multiple of `ALIGNMENT` bytes. A
+column of fixed size is one part. A column of text or bytes is two parts: int64 offsets (rows + 1, starting at 0) and
+the values.
 """
 
 from __future__ import annotations
@@ -18,41 +19,44 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
 from gear_data.errors import NodeRefusedError
-from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 
-#: Of all that is said here. Nodes of other versions refuse each other.
+#: Version of this protocol. Nodes of different versions refuse each other.
 VERSION = 2
 
-#: Of the parts of an answer.
+#: Alignment of the parts of a response, in bytes.
 ALIGNMENT = 64
 
-#: Most of a request: larger ones are refused unread.
+#: Largest request. A node refuses a larger one before it reads the rest.
 MAX_SPANS, MAX_COLUMNS = 1 << 16, 1 << 10
-#: Most bytes of an answer.
+#: Largest response, in bytes.
 MAX_RESPONSE_BYTES = 1 << 30
-#: Bytes of an answer that are sent at once.
+#: Bytes of a response that are sent in one message.
 MESSAGE_BYTES = 8 << 20
 
-#: Of all that is streamed: bytes.
+#: Schema of everything that is streamed: bytes.
 STREAM_SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
+
+ONE_VERSION_HINT = "use one version of gear-data on all nodes"
 
 
 @dataclass(frozen=True)
 class ColumnGroup:
-    """Rows of some columns.
+    """Columns of which the same rows are requested.
 
     Attributes:
-        columns: their places in the schema.
-        first, count: int64 [N], of each span the first row in its shard, and how many.
+        columns: Their positions in the schema.
+        first, count: int64 [N], the first row and the number of rows of each span, in its shard.
     """
 
     columns: tuple[int, ...]
@@ -62,11 +66,11 @@ class ColumnGroup:
 
 @dataclass(frozen=True)
 class Request:
-    """Spans of N places in shards.
+    """Rows of N spans of shards.
 
     Attributes:
-        shard: int64 [N].
-        groups: what is wanted of each span.
+        shard: int64 [N], the shard of each span.
+        groups: The columns and rows that are requested of each span.
     """
 
     shard: Int64Array
@@ -81,67 +85,66 @@ class Request:
 
     @staticmethod
     def from_bytes(data: bytes | memoryview) -> Request:
-        """Raises NodeRefusedError for what is no request, before anything is made of the sizes it claims."""
+        """Parses a request. Sizes are checked before memory is allocated for them.
+
+        Raises:
+            NodeRefusedError: The bytes are not a request.
+        """
         if len(data) % 8 or len(data) < 16:
-            raise _malformed(f"{len(data)} bytes are no words")
+            raise _malformed(f"{len(data)} bytes are not whole words")
         words = np.frombuffer(data, np.int64)
         groups, spans = int(words[0]), int(words[1])
         if not (1 <= groups <= MAX_COLUMNS and 0 <= spans <= MAX_SPANS):
             raise _malformed(f"{groups} groups of {spans} spans")
-        columns, place = [], 2
+        columns, position = [], 2
         for _ in range(groups):
-            count = int(words[place]) if place < len(words) else 0
-            if not 1 <= count <= MAX_COLUMNS or place + 1 + count > len(words):
+            count = int(words[position]) if position < len(words) else 0
+            if not 1 <= count <= MAX_COLUMNS or position + 1 + count > len(words):
                 raise _malformed(f"a group of {count} columns")
-            columns.append(tuple(words[place + 1 : place + 1 + count].tolist()))
-            place += 1 + count
-        if sum(map(len, columns)) > MAX_COLUMNS or len(words) != place + spans * (1 + 2 * groups):
-            raise _malformed("its length is not that of its spans")
-        rows = words[place:].reshape(1 + 2 * groups, spans)
+            columns.append(tuple(words[position + 1 : position + 1 + count].tolist()))
+            position += 1 + count
+        if sum(map(len, columns)) > MAX_COLUMNS or len(words) != position + spans * (1 + 2 * groups):
+            raise _malformed(f"{len(words)} words do not fit {spans} spans")
+        rows = words[position:].reshape(1 + 2 * groups, spans)
         return Request(
             rows[0], tuple(ColumnGroup(names, rows[1 + 2 * i], rows[2 + 2 * i]) for i, names in enumerate(columns))
         )
 
-    def part_sizes(self, schema: Schema) -> list[int]:
-        """Bytes of each part of the answer, of columns of fixed size alone."""
-        return [
-            int(group.count.sum()) * schema.columns[column].row_bytes
-            for group in self.groups
-            for column in group.columns
-        ]
-
 
 @dataclass(frozen=True)
 class FetchedSpans:
-    """What came back for some spans.
+    """The response for some spans of a request.
 
     Attributes:
-        spans: int64 [n], their numbers in the request.
-        parts: as this module says, for these spans alone.
-        placed: whether the rows went to the targets that were given; a part that had some is empty then.
+        spans: int64 [n], their positions in the request.
+        parts: The parts of the response for these spans only; see this module's docstring.
+        is_direct: Whether rows were written directly to the targets given. The part of a column with a target is then
+            empty.
     """
 
     spans: Int64Array
     parts: list[npt.NDArray[np.uint8]]
-    placed: bool = False
+    is_direct: bool = False
 
 
 def _malformed(reason: str) -> NodeRefusedError:
-    return NodeRefusedError(f"a malformed request: {reason}")
+    return NodeRefusedError(f"received a malformed request: {reason}", hint=ONE_VERSION_HINT)
 
 
-def part_places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where parts of these sizes begin in an answer, and the bytes of all."""
-    places, end = [], 0
+def part_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Returns the offset of each part in a response, and the bytes of the whole response."""
+    offsets, end = [], 0
     for size in sizes:
-        places.append(end)
+        offsets.append(end)
         end += -(-size // ALIGNMENT) * ALIGNMENT
-    return places, end
+    return offsets, end
 
 
 def dataset_identity(manifest: Manifest) -> str:
-    """Names the contents of a dataset and how they are divided into shards. Nodes that do not agree on it must not read
-    from each other: what one asks for would be other rows of the other."""
+    """Returns a hash of a dataset's contents and of their division into shards.
+
+    Nodes with different identities must not read from each other: the same shard and row are different data there.
+    """
     known = [
         manifest.fingerprint,
         manifest.schema.to_json(),
@@ -151,46 +154,63 @@ def dataset_identity(manifest: Manifest) -> str:
     return str(xxhash.xxh3_128(json.dumps(known).encode()).hexdigest())
 
 
-def handshake(dataset: str, *, checksum: bool = False) -> bytes:
-    """What opens every stream.
+class Handshake(msgspec.Struct, frozen=True, omit_defaults=True):
+    """First message of every stream and every call. Further fields are allowed.
+
+    Attributes:
+        version: `VERSION` of the sender.
+        byteorder: `sys.byteorder` of the sender.
+        dataset: The dataset's `dataset_identity`.
+        checksum: Whether the client asks for a checksum behind the sizes of each response.
+    """
+
+    version: int
+    byteorder: str
+    dataset: str
+    checksum: bool = False
+
+
+def handshake(dataset: str, *, checksum: bool = False, **fields: Any) -> bytes:
+    """Returns the bytes of a `Handshake`.
 
     Args:
-        dataset: its `dataset_identity`.
-        checksum: whether answers are to come with their `checksum`, behind their sizes.
+        dataset: The dataset's `dataset_identity`.
+        checksum: See `Handshake`.
+        fields: Further fields of this message, as JSON values.
     """
-    known = {"version": VERSION, "byteorder": sys.byteorder, "dataset": dataset}
-    return json.dumps({**known, "checksum": True} if checksum else known).encode()
+    known = msgspec.to_builtins(Handshake(VERSION, sys.byteorder, dataset, checksum))
+    return msgspec.json.encode({**known, **fields})
 
 
-def wants_checksum(data: bytes) -> bool:
-    """Of an opening that `check_handshake` has let pass."""
-    return json.loads(data).get("checksum") is True
+def check_handshake(data: bytes, dataset: str) -> Handshake:
+    """Parses a handshake.
+
+    Raises:
+        NodeRefusedError: It is malformed, or the client has another version or dataset.
+    """
+    try:
+        message = msgspec.json.decode(data, type=Handshake)
+    except (ValueError, RecursionError) as error:
+        raise NodeRefusedError("received a malformed handshake", hint=ONE_VERSION_HINT) from error
+    if message.version != VERSION or message.byteorder != sys.byteorder:
+        raise NodeRefusedError(
+            f"speaks protocol version {VERSION} ({sys.byteorder}-endian), not version {message.version} "
+            f"({message.byteorder[:20]}-endian)",
+            hint=ONE_VERSION_HINT,
+        )
+    if message.dataset != dataset:
+        raise NodeRefusedError(
+            "serves another dataset, or another conversion of it", hint="restart it with the dataset of the other nodes"
+        )
+    return message
 
 
 def response_checksum(data: npt.NDArray[np.uint8]) -> int:
-    """xxh3-64, as an int64."""
+    """Returns the xxh3-64 hash of a response, as an int64."""
     return int(np.uint64(xxhash.xxh3_64_intdigest(data.data)).astype(np.int64))
 
 
-def check_handshake(data: bytes, dataset: str) -> None:
-    """Raises NodeRefusedError for a client of another version or dataset."""
-    try:
-        found = json.loads(data)
-        version, order, name = found["version"], found["byteorder"], found["dataset"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise NodeRefusedError("a malformed opening of a stream") from error
-    if version != VERSION or order != sys.byteorder:
-        raise NodeRefusedError(
-            f"speaks version {VERSION} ({sys.byteorder}-endian), not {str(version)[:20]} ({str(order)[:20]}-endian)",
-            hint="use one version of gear-data on all nodes",
-        )
-    if name != dataset:
-        raise NodeRefusedError(
-            "serves another dataset, or another conversion of it", hint="restart it with the dataset of the others"
-        )
-
-
 def byte_batch(values: npt.NDArray[np.uint8]) -> pa.RecordBatch:
-    """Bytes as they are streamed, without copying."""
+    """Returns bytes as a record batch of `STREAM_SCHEMA`, without copying them."""
     array = pa.Array.from_buffers(pa.uint8(), len(values), [None, pa.py_buffer(values)], null_count=0)
     return pa.RecordBatch.from_arrays([array], schema=STREAM_SCHEMA)

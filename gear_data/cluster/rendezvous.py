@@ -1,13 +1,15 @@
-"""Joining: the processes of a training run become the nodes of a cluster, each node with a server of its own.
+"""Rendezvous: the ranks of a training run become the nodes of a cluster, and each node starts a server.
 
-All that they tell each other goes through torch.distributed's store (`KeyValueStore`), in three rounds:
+The ranks exchange messages through a `KeyValueStore`, in three rounds. `join` runs them in this order:
 
-    every rank      what it opened, on which node and machine it is         -> ranks/R
-    rank 0          which node holds which shards, the run's secret         -> plan
-    first of a node where its server listens, what the others hold it by    -> nodes/N
-    rank 0          where all listen                                        -> nodes
+    round       published by             key        value
+    1 report    every rank               ranks/R    RankReport: the dataset it opens, its node, its machine
+    2 plan      rank 0                   plan       ClusterPlan: ranks of each node, placement, credentials
+    3 servers   first rank of each node  nodes/N    NodeReport: its server, and how other ranks of the node join it
+                rank 0                   nodes      all NodeReports
 
-What is wrong on one rank is put in place of its note, so that all of them raise it, and soon.
+If a rank fails, it publishes its error in place of its value. Every rank that reads the value raises that error, so all
+ranks fail at once.
 """
 
 from __future__ import annotations
@@ -16,16 +18,18 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
-from gear_data.cluster.credentials import RunCredentials, create_run_credentials
+from gear_data.cluster.key_value_store import KeyValueStore, join_timeout
 from gear_data.cluster.placement import Placement
-from gear_data.cluster.protocol import dataset_identity
-from gear_data.cluster.ranks import KeyValueStore, Ranks, find_ranks, join_timeout, machine, own_host
+from gear_data.cluster.protocol import ONE_VERSION_HINT, dataset_identity
+from gear_data.cluster.ranks import Ranks, find_ranks, machine_id, own_host
+from gear_data.cluster.run_credentials import RunCredentials, create_run_credentials
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
-from gear_data.cluster.server.supervisor import ServerLease, join_server_lease, start_server
+from gear_data.cluster.server.supervisor import LeaseLocation, ServerLease, join_server_lease, start_server
 from gear_data.common.error_codec import error_from_bytes, error_to_bytes
 from gear_data.errors import ClusterError, GearError
 from gear_data.residency import host_residency
@@ -34,24 +38,24 @@ from gear_data.storage.manifest import Manifest
 
 _log = logging.getLogger(__name__)
 
-#: Joinings of this process so far: every rank makes the same ones in the same order.
-_joinings = itertools.count()
+#: Number of calls of `join` in this process. Every rank makes the same calls in the same order.
+_join_count = itertools.count()
 
-#: Gives, for the names of the nodes, what each holds, and which of them each shard is drawn on.
+#: Returns, for the names of the nodes, their placement with replicas and without; see `Membership`.
 PlacementPolicy = Callable[[Sequence[str]], tuple[Placement, Placement]]
 
 
 @dataclass(frozen=True)
 class Membership:
-    """A run as one of its processes knows it. Can be pickled; holds no secret.
+    """A cluster as one of its processes sees it. Can be pickled; holds no secret.
 
     Attributes:
-        run: names its secret.
-        node: the number of this process's node, in `placement.nodes`.
-        local_rank, local_size: this process among those of its node.
-        servers: each node's; None where it has none, since nobody needs it.
-        placement: which node holds which shards.
-        owners: the same without copies: each shard is on one node.
+        run: Name of the run's credentials.
+        node: Number of this process's node, in `placement.nodes`.
+        local_rank, local_size: This process among the ranks of its node.
+        servers: The server of each node; None for a node that no other node reads from.
+        placement: The shards of each node.
+        owners: The placement without replicas: each shard is on one node.
     """
 
     run: str
@@ -64,11 +68,11 @@ class Membership:
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Those that this node holds."""
+        """The shards of this process's node."""
         return self.placement.held[self.node]
 
     def owner(self) -> Int64Array:
-        """int64 [shards]: the number of the node that draws from each, where nodes draw by themselves."""
+        """Returns int64 [shards], the node that draws from each shard under `selection="decentralized"`."""
         owner = np.empty(len(self.owners.shard_bytes), np.int64)
         for node, shards in enumerate(self.owners.held):
             owner[list(shards)] = node
@@ -77,12 +81,12 @@ class Membership:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """What a process opens.
+    """The dataset that a rank opens.
 
     Attributes:
-        dataset, cache_dir, cache_bytes, residency, transport: see `gear_data.open`.
-        prepare: gives its manifest, once this process has seen that it can open it.
-        place: as rank 0 asks it.
+        dataset, cache_dir, cache_bytes, residency, transport: See `gear_data.open`.
+        prepare: Checks that this process can open the dataset, and returns its manifest.
+        policy: Chooses the placement; only rank 0 calls it.
     """
 
     dataset: str
@@ -91,124 +95,211 @@ class JoinRequest:
     residency: str
     transport: str
     prepare: Callable[[], Manifest]
-    place: PlacementPolicy
+    policy: PlacementPolicy
 
 
-def join(opened: JoinRequest) -> tuple[Membership, ServerLease | None]:
-    """Makes this process one of its run's nodes. Every rank must call it, with the same dataset.
+@dataclass(frozen=True)
+class RankReport:
+    """Round 1: a rank's node, its machine (see `machine_id`) and the identity of its dataset."""
+
+    node: str
+    machine: str
+    dataset: str
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """Round 2: decisions of rank 0.
+
+    Attributes:
+        nodes: The ranks of each node.
+        credentials: The run's credentials.
+        placement, owners: See `Membership`, as JSON.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+    credentials: RunCredentials
+    placement: dict[str, Any]
+    owners: dict[str, Any]
+
+    def node_of(self, rank: int) -> int:
+        return next(number for number, ranks in enumerate(self.nodes) if rank in ranks)
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """Round 3: a node's server and the location of its lease; None if no other node reads from the node."""
+
+    server: ServerInfo | None = None
+    lease: LeaseLocation | None = None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """The error of a rank: its bytes (see `error_to_bytes`) and the name of the rank."""
+
+    error: str
+    rank: str
+
+
+T = TypeVar("T")
+
+
+def join(request: JoinRequest) -> tuple[Membership, ServerLease | None]:
+    """Makes this process a member of its run's cluster. Every rank must call it, with the same dataset.
+
+    Returns:
+        The membership, and this rank's lease on its node's server (None if there is no server, or no lease on it).
 
     Raises:
-        ClusterError: there is no run, a rank leaves no word in time, or the ranks open different datasets.
-        MissingExtraError: the nodes are on several machines, and certificates cannot be made.
-        whatever opening the dataset or starting a server raises, on any of them.
+        ClusterError: There is no run, a rank does not answer in time, or the ranks open different datasets.
+        MissingExtraError: The nodes are on several machines, and certificates cannot be created.
+        GearError: Any rank's error while it opens the dataset or starts its server.
     """
     ranks = find_ranks()
-    board = KeyValueStore(ranks.store, f"gear_data/join-{next(_joinings)}/", join_timeout())
-    own = f"rank {ranks.rank}"
-    _post(
-        board,
-        f"ranks/{ranks.rank}",
-        own,
-        lambda: {"node": ranks.node, "machine": machine(), "dataset": dataset_identity(opened.prepare())},
+    messages = _Messages(
+        KeyValueStore(ranks.store, f"gear_data/join-{next(_join_count)}/", join_timeout()), f"rank {ranks.rank}"
     )
+    # Round 1: report.
+    messages.publish(f"ranks/{ranks.rank}", lambda: _report(ranks, request))
+    # Round 2: plan.
     if ranks.rank == 0:
-        _post(board, "plan", own, lambda: _plan(board, ranks, opened.place))
-    plan = _take(board, "plan", 0)
-    secret = RunCredentials.from_json(plan["secret"])
-    secret.keep()
-    nodes: list[list[int]] = plan["nodes"]
-    node = next(number for number, members in enumerate(nodes) if ranks.rank in members)
-    placement = Placement.from_json(plan["placement"])
-    leases: list[ServerLease] = []
-    if ranks.rank == nodes[node][0]:
-        _post(board, f"nodes/{node}", own, lambda: _start(opened, placement, node, secret, leases))
-    if ranks.rank == 0:
-        _post(
-            board,
-            "nodes",
-            own,
-            lambda: {"nodes": [_take(board, f"nodes/{n}", members[0]) for n, members in enumerate(nodes)]},
+        messages.publish("plan", lambda: _plan(_collect_reports(messages, ranks.world_size), request.policy))
+    plan = messages.read("plan", 0, ClusterPlan)
+    plan.credentials.export()
+    node = plan.node_of(ranks.rank)
+    placement = Placement.from_json(plan.placement)
+    # Round 3: servers.
+    lease: ServerLease | None = None
+    if ranks.rank == plan.nodes[node][0]:
+        lease = messages.publish_with_result(
+            f"nodes/{node}", lambda: _start_server(request, placement, node, plan.credentials)
         )
-    notes = _take(board, "nodes", 0)["nodes"]
-    lease = leases[0] if leases else None
-    if lease is None and notes[node]["lease"] is not None:
-        lease = join_server_lease(notes[node]["lease"])
+    if ranks.rank == 0:
+        messages.publish("nodes", lambda: _collect_servers(messages, plan))
+    reports = messages.read("nodes", 0, tuple[NodeReport, ...])
+    location = reports[node].lease
+    if lease is None and location is not None:
+        lease = join_server_lease(location)
     membership = Membership(
-        secret.run,
+        plan.credentials.run,
         node,
-        nodes[node].index(ranks.rank),
-        len(nodes[node]),
-        tuple(None if note["server"] is None else ServerInfo.from_json(note["server"]) for note in notes),
+        plan.nodes[node].index(ranks.rank),
+        len(plan.nodes[node]),
+        tuple(report.server for report in reports),
         placement,
-        Placement.from_json(plan["owners"]),
+        Placement.from_json(plan.owners),
     )
     return membership, lease
 
 
-def _plan(board: KeyValueStore, ranks: Ranks, place: PlacementPolicy) -> dict[str, Any]:
-    """What rank 0 decides."""
-    notes = [_take(board, f"ranks/{rank}", rank) for rank in range(ranks.world_size)]
-    for rank, note in enumerate(notes):
-        if note["dataset"] != notes[0]["dataset"]:
+def _report(ranks: Ranks, request: JoinRequest) -> RankReport:
+    return RankReport(ranks.node, machine_id(), dataset_identity(request.prepare()))
+
+
+def _collect_reports(messages: _Messages, world_size: int) -> list[RankReport]:
+    return [messages.read(f"ranks/{rank}", rank, RankReport) for rank in range(world_size)]
+
+
+def _plan(reports: Sequence[RankReport], policy: PlacementPolicy) -> ClusterPlan:
+    """Groups the ranks by node, and places the shards.
+
+    Raises:
+        ClusterError: The ranks open different datasets.
+    """
+    for rank, report in enumerate(reports):
+        if report.dataset != reports[0].dataset:
             raise ClusterError(
                 f"rank {rank} opens another dataset than rank 0, or another conversion of it",
-                hint="give all nodes the same dataset",
+                hint="pass the same dataset on all nodes",
             )
-    names = sorted({note["node"] for note in notes})
-    nodes = [[rank for rank, note in enumerate(notes) if note["node"] == name] for name in names]
+    names = sorted({report.node for report in reports})
+    nodes = tuple(tuple(rank for rank, report in enumerate(reports) if report.node == name) for name in names)
     width = len(str(len(nodes) - 1))
-    placement, owners = place([f"node-{number:0{width}}" for number in range(len(nodes))])
-    tls = len({note["machine"] for note in notes}) > 1
-    return {
-        "nodes": nodes,
-        "secret": create_run_credentials(tls=tls).to_json(),
-        "placement": placement.to_json(),
-        "owners": owners.to_json(),
-    }
+    placement, owners = policy([f"node-{number:0{width}}" for number in range(len(nodes))])
+    tls = len({report.machine for report in reports}) > 1
+    return ClusterPlan(nodes, create_run_credentials(tls=tls), placement.to_json(), owners.to_json())
 
 
-def _start(
-    opened: JoinRequest, placement: Placement, node: int, secret: RunCredentials, leases: list[ServerLease]
-) -> dict[str, Any]:
-    """Starts a server for this node, if other nodes read from it; its lease goes into `leases`."""
+def _start_server(
+    request: JoinRequest, placement: Placement, node: int, credentials: RunCredentials
+) -> tuple[NodeReport, ServerLease | None]:
+    """Starts this node's server, if other nodes read from it."""
     shards = placement.held[node]
     if len(placement.nodes) == 1 or not shards:
-        return {"server": None, "lease": None}
-    job = ServerConfig(
-        opened.dataset,
-        opened.cache_dir,
-        opened.cache_bytes,
-        host_residency(opened.residency),
-        opened.transport,
+        return NodeReport(), None
+    config = ServerConfig(
+        request.dataset,
+        request.cache_dir,
+        request.cache_bytes,
+        host_residency(request.residency),
+        request.transport,
         shards,
-        own_host() if secret.certificate else "127.0.0.1",
+        own_host() if credentials.certificate else "127.0.0.1",
         0,
-        secret,
+        credentials,
     )
-    serving, lease = start_server(job, join_timeout())
-    leases.append(lease)
-    return {"server": serving.to_json(), "lease": lease.note()}
+    server, lease = start_server(config, join_timeout())
+    return NodeReport(server, lease.location()), lease
 
 
-def _post(board: KeyValueStore, key: str, own: str, make: Callable[[], dict[str, Any]]) -> None:
-    """Leaves a note, or what went wrong in its place: whoever takes it raises that, this process too."""
-    try:
-        note = make()
-    except GearError as error:
-        known = error.file is not None and error.file.startswith("rank ")
-        if not known and error.file is not None:
-            error.message = f"{error.file}: {error.message}"
-        note = {"error": error_to_bytes(error).decode(), "of": error.file if known else own}
-    except Exception as error:
-        # Else the others would wait for it in vain.
-        _log.exception("joining failed")
-        note = {"error": error_to_bytes(ClusterError(f"joining failed: {error!r}")).decode(), "of": own}
-    board.put(key, note)
+def _collect_servers(messages: _Messages, plan: ClusterPlan) -> tuple[NodeReport, ...]:
+    return tuple(messages.read(f"nodes/{node}", ranks[0], NodeReport) for node, ranks in enumerate(plan.nodes))
 
 
-def _take(board: KeyValueStore, key: str, rank: int) -> Any:
-    """The note that a rank leaves. Raises what went wrong there."""
-    note = board.take(key, f"rank {rank}")
-    if "error" in note:
-        raise error_from_bytes(note["error"].encode(), note["of"]) or ClusterError("joining failed", file=note["of"])
-    return note
+class _Messages:
+    """Values that ranks publish for each other, with errors in place of the values of ranks that fail.
+
+    Args:
+        store: The run's store.
+        rank: Name of this process's rank, such as `rank 3`.
+    """
+
+    def __init__(self, store: KeyValueStore, rank: str) -> None:
+        self._store, self._rank = store, rank
+
+    def publish(self, key: str, make: Callable[[], Any]) -> None:
+        """Publishes what `make` returns, or its error. Does not raise: `read` raises it on every rank, this one too."""
+        self.publish_with_result(key, lambda: (make(), None))
+
+    def publish_with_result(self, key: str, make: Callable[[], tuple[Any, T]]) -> T | None:
+        """Publishes the first value that `make` returns, and returns the second; None after an error."""
+        result: T | None = None
+        try:
+            value, result = make()
+        except GearError as error:
+            value = self._failure(error)
+        except Exception as error:
+            # Published too: the other ranks would wait for the value until the timeout.
+            _log.exception("joining the cluster failed")
+            value = self._failure(ClusterError(f"joining the cluster failed: {error!r}"))
+        self._store.put(key, value)
+        return result
+
+    def _failure(self, error: GearError) -> _Failure:
+        """Returns an error with the name of the rank where it happened first."""
+        if error.file is not None and error.file.startswith("rank "):
+            rank = error.file
+        else:
+            rank = self._rank
+            if error.file is not None:
+                error.message = f"{error.file}: {error.message}"
+        return _Failure(error_to_bytes(error).decode(), rank)
+
+    def read(self, key: str, rank: int, kind: type[T]) -> T:
+        """Waits for the value that a rank publishes.
+
+        Raises:
+            GearError: The error that the rank published in its place.
+            ClusterError: The rank does not publish a valid value in time.
+        """
+        value = self._store.take(key, f"rank {rank}")
+        if isinstance(value, dict) and "error" in value:
+            failure = msgspec.convert(value, _Failure)
+            raise error_from_bytes(failure.error.encode(), failure.rank) or ClusterError(
+                "joining the cluster failed", file=failure.rank
+            )
+        try:
+            return msgspec.convert(value, kind)
+        except ValueError as problem:
+            raise ClusterError(f"rank {rank} published an invalid value: {problem}", hint=ONE_VERSION_HINT) from problem

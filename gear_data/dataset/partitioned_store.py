@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.cluster.client.shard_client import ShardDirectory
+from gear_data.cluster.client.directory import ClusterManifest
+from gear_data.cluster.client.retry import RetryPolicy
+from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shards import ClusterShards, RemoteShards
-from gear_data.cluster.credentials import client_options
 from gear_data.cluster.rdma.transport import AUTO
 from gear_data.cluster.rendezvous import JoinRequest, Membership, PlacementPolicy, join
-from gear_data.cluster.server.peer_servers import RunShardClient
+from gear_data.cluster.run_credentials import run_options
 from gear_data.cluster.server.supervisor import ServerLease
 from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.cluster_store import ClusterDatasetStore
@@ -64,15 +65,18 @@ class PartitionedDatasetStore(ClusterDatasetStore):
         peers = [
             (node, server) for node, server in enumerate(member.servers) if server is not None and node != member.node
         ]
-        self._client = RunShardClient(
+        options = run_options(member.run)
+        self._client = ShardClient(
             [server.address for _, server in peers],
-            client_options(member.run),
-            ShardDirectory(
+            options,
+            ClusterManifest(
                 self.manifest,
                 tuple(frozenset(member.placement.held[node]) for node, _ in peers),
                 tuple(server.verbs for _, server in peers),
             ),
             self._transport,
+            # A server that dies is restarted.
+            RetryPolicy(options.timeout),
         )
         self._here = np.zeros(len(self.manifest.shards), np.bool_)
         self._here[list(member.shards)] = True

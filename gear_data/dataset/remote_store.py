@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gear_data.cluster.addresses import SCHEME, Address, ClientOptions, parse_nodes
+from gear_data.cluster.addresses import Address, nodes_url, parse_nodes
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.rdma.transport import AUTO
@@ -53,7 +54,7 @@ class RemoteDatasetFiles:
 
     @property
     def location(self) -> str:
-        return SCHEME + ",".join(map(str, self._addresses))
+        return nodes_url(self._addresses)
 
     def manifest(self) -> Manifest:
         return self.client.manifest
@@ -71,7 +72,7 @@ class RemoteDatasetFiles:
             raise ClusterError("cannot be fetched: nodes send steps of shards, not files", file=self.name(entry))
 
         def fetch(file: BinaryIO) -> None:
-            for piece in self.client.file_pieces(names[0]):
+            for piece in self.client.file_chunks(names[0]):
                 file.write(piece)
 
         with self._cache.use(entry, fetch, self.name(entry)) as path:

@@ -13,14 +13,14 @@ def test_peers_of_a_batch(nodes, windows):
     """Over all ways in which windows can lie on nodes, each as likely as the others: the others than node 0."""
     ways = list(itertools.product(range(nodes), repeat=windows))
     others = sum(len(set(way) - {0}) for way in ways) / len(ways)
-    assert scale.peers_asked(nodes, windows) == pytest.approx(others)
+    assert scale.expected_peers(nodes, windows) == pytest.approx(others)
 
 
 def test_what_a_request_costs_is_found_again():
     request, byte = 5e-4, 2e-9
     rates = {size: size / (request + size * byte) for size in (1 << 18, 1 << 20, 1 << 22)}
     record = {"channels": {f"{size}/{count}": rate * count for size, rate in rates.items() for count in (1, 4)}}
-    assert scale.fitted(record) == pytest.approx((request, byte))
+    assert scale.fit_flight(record) == pytest.approx((request, byte))
 
 
 def test_costs_add_up():

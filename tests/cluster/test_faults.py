@@ -1,4 +1,4 @@
-"""Nodes that are asked for what they must not give, and nodes that die, hang, come back or are others."""
+"""Faults of nodes and clients: hostile requests, and nodes that die, hang, restart or serve another dataset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
 
-#: Seconds an answer may take here.
+#: Seconds that a response may take.
 TIMEOUT = 2.0
 TOKEN = "0123456789abcdef0123456789abcdef"
 OPTIONS = {"batch_size": 8, "context": 5, "seed": 2, "prefetch": 0}
@@ -55,7 +55,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(folder):
-    """Two nodes that hold everything."""
+    """Two nodes that hold all shards."""
     nodes = [NodeProcess(folder), NodeProcess(folder)]
     for node in nodes:
         node.wait()
@@ -66,11 +66,11 @@ def pair(folder):
 
 @pytest.fixture
 def both(pair):
-    """They are restored after each test."""
+    """The nodes of `pair`, restored after each test."""
     yield pair
     for node in pair:
-        if node.lives:
-            node.go_on()
+        if node.is_running:
+            node.resume()
         else:
             node.begin()
             node.wait()
@@ -86,7 +86,7 @@ def one_request():
 
 
 def exchange(client, command, message):
-    """The answer to one message, as any client may send it; None stands for a message of data alone."""
+    """Sends one message, as any client could, and returns the response. None stands for a message with data only."""
     writer, reader = client.do_exchange(
         flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(timeout=20)
     )
@@ -104,7 +104,7 @@ def exchange(client, command, message):
             writer.close()
 
 
-def test_hostile_clients_are_refused_and_the_node_lives(folder, pair):
+def test_hostile_clients_are_refused_and_the_node_survives(folder, pair):
     dataset = gear_data.open(folder)
     name = dataset_identity(dataset.manifest)
     good, request = handshake(name), one_request()
@@ -114,10 +114,10 @@ def test_hostile_clients_are_refused_and_the_node_lives(folder, pair):
     beyond, elsewhere, negative = words.copy(), words.copy(), words.copy()
     beyond[-1], elsewhere[4], negative[-2] = 1 << 40, 77, -1
     cases = [
-        (b"", request, "malformed opening"),
-        (b"\xff" * 1000, request, "malformed opening"),
+        (b"", request, "malformed handshake"),
+        (b"\xff" * 1000, request, "malformed handshake"),
         (handshake("0" * 32), request, "another dataset"),
-        (json.dumps({**json.loads(good), "version": 99}).encode(), request, "speaks version"),
+        (json.dumps({**json.loads(good), "version": 99}).encode(), request, "speaks protocol version"),
         (good, None, "without a request"),
         (good, b"\xff" * 16, "malformed"),
         (good, b"\0" * (1 << 20), "malformed"),
@@ -150,17 +150,17 @@ def test_hostile_clients_are_refused_and_the_node_lives(folder, pair):
         for call in (lambda: client.do_get(flight.Ticket(b"x")).read_all(), lambda: list(client.list_flights())):
             with pytest.raises((pa.ArrowException, NotImplementedError)):
                 call()
-        # What speaks no HTTP at all.
+        # A client that does not speak HTTP.
         host, port = pair[0].address.split(":")
         with socket.create_connection((host, int(port))) as plain:
             plain.sendall(b"\x80\0\xff" * 5000)
-        assert pair[0].lives
+        assert pair[0].is_running
         assert exchange(client, good, request)[: len(expected)] == expected
     finally:
         client.close()
 
 
-def test_another_node_takes_over_and_one_that_is_back_is_used(folder, both, expected):
+def test_a_replica_takes_over_and_a_restarted_node_is_used(folder, both, expected):
     one, two = both
     loader = SequenceLoader(gear_data.open(url(one, two)), **OPTIONS)
     found = []
@@ -171,13 +171,13 @@ def test_another_node_takes_over_and_one_that_is_back_is_used(folder, both, expe
         elif step == 14:
             one.begin()
             one.wait()
-            time.sleep(1.1)  # so long it is not asked
+            time.sleep(1.1)  # longer than its backoff
         elif step == 19:
             two.kill()
     same(found, expected)
 
 
-def test_without_another_the_error_names_the_node_and_the_windows_go_on(folder, both, expected):
+def test_without_a_replica_the_error_names_the_node_and_windows_are_unchanged(folder, both, expected):
     node, other = both
     other.kill()
     dataset = gear_data.open(url(node))
@@ -202,19 +202,19 @@ def test_without_another_the_error_names_the_node_and_the_windows_go_on(folder, 
 
 def test_a_node_that_hangs(folder, both, expected):
     one, two = both
-    alone, together = gear_data.open(url(one)), gear_data.open(url(one, two))
-    same(clones(itertools.islice(SequenceLoader(alone, **OPTIONS), 3)), expected[:3])
+    single, replicated = gear_data.open(url(one)), gear_data.open(url(one, two))
+    same(clones(itertools.islice(SequenceLoader(single, **OPTIONS), 3)), expected[:3])
     one.stop()
     begun = time.monotonic()
     with pytest.raises(NodeUnreachableError, match="did not answer within 2 s"):
-        next(iter(SequenceLoader(alone, **OPTIONS)))
+        next(iter(SequenceLoader(single, **OPTIONS)))
     assert TIMEOUT * 0.9 < time.monotonic() - begun < TIMEOUT + 1.5
     begun = time.monotonic()
-    same(clones(itertools.islice(SequenceLoader(together, **OPTIONS), 10)), expected[:10])
-    # On a busy machine it is asked again before all batches are there.
+    same(clones(itertools.islice(SequenceLoader(replicated, **OPTIONS), 10)), expected[:10])
+    # On a busy machine the backoff ends, and the node is tried again, before all batches are read.
     assert time.monotonic() - begun < 4 * TIMEOUT
-    one.go_on()
-    same(clones(itertools.islice(SequenceLoader(alone, **OPTIONS), 30)), expected)
+    one.resume()
+    same(clones(itertools.islice(SequenceLoader(single, **OPTIONS), 30)), expected)
 
 
 def test_nodes_that_do_not_hold_all(folder, both):
@@ -229,7 +229,7 @@ def test_nodes_that_do_not_hold_all(folder, both):
         two.kill()
         with pytest.raises(MissingShardsError, match=f"{two.address}: cannot be reached"):
             gear_data.open(url(some, two))
-        # What is away when the dataset is opened is asked later.
+        # A node that is unreachable when the dataset is opened is used later.
         dataset = gear_data.open(url(one, two))
         two.begin()
         two.wait()
@@ -257,7 +257,7 @@ def test_nodes_of_different_datasets(both, tmp_path):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """Paths of a self-signed certificate of 127.0.0.1, its key, and a token."""
+    """A folder with a self-signed certificate for 127.0.0.1, its key, and tokens."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -282,38 +282,38 @@ def certificate(tmp_path_factory):
 
 def test_tokens_and_tls(folder, certificate, expected, monkeypatch):
     files = {name: str(certificate / name) for name in ("node.pem", "node.key", "token", "wrong")}
-    guard = ["--token-file", files["token"], "--tls-cert", files["node.pem"], "--tls-key", files["node.key"]]
-    node, open_to_see = NodeProcess(folder, options=guard), NodeProcess(folder, options=guard[:2])
-    node.wait(), open_to_see.wait()
+    protection = ["--token-file", files["token"], "--tls-cert", files["node.pem"], "--tls-key", files["node.key"]]
+    node, without_tls = NodeProcess(folder, options=protection), NodeProcess(folder, options=protection[:2])
+    node.wait(), without_tls.wait()
     try:
         with pytest.raises(NodeUnreachableError):
             gear_data.open(url(node))  # without TLS
-        with pytest.raises(NodeRefusedError, match="wants a token"):
-            gear_data.open(url(open_to_see))
+        with pytest.raises(NodeRefusedError, match="needs a token"):
+            gear_data.open(url(without_tls))
         for token in ("wrong", "token"):
             monkeypatch.setenv("GEAR_DATA_TOKEN_FILE", files[token])
             if token == "wrong":
-                with pytest.raises(NodeRefusedError, match="does not take the token"):
-                    gear_data.open(url(open_to_see))
-        same(clones(itertools.islice(SequenceLoader(gear_data.open(url(open_to_see)), **OPTIONS), 3)), expected[:3])
+                with pytest.raises(NodeRefusedError, match="does not accept the token"):
+                    gear_data.open(url(without_tls))
+        same(clones(itertools.islice(SequenceLoader(gear_data.open(url(without_tls)), **OPTIONS), 3)), expected[:3])
         monkeypatch.setenv("GEAR_DATA_TLS_CA", files["node.pem"])
         same(clones(itertools.islice(SequenceLoader(gear_data.open(url(node)), **OPTIONS), 3)), expected[:3])
         monkeypatch.setenv("GEAR_DATA_TOKEN_FILE", files["wrong"])
-        with pytest.raises(NodeRefusedError, match="does not take the token"):
+        with pytest.raises(NodeRefusedError, match="does not accept the token"):
             gear_data.open(url(node))
-        assert node.lives and open_to_see.lives
+        assert node.is_running and without_tls.is_running
     finally:
         node.kill()
-        open_to_see.kill()
+        without_tls.kill()
 
 
-def test_no_open_door(folder, certificate, capsys):
-    """Nothing that others could reach listens without a token and TLS."""
+def test_public_addresses_need_a_token_and_tls(folder, certificate, capsys):
+    """A server that other machines can reach does not start without a token and TLS."""
     tls = ["--tls-cert", str(certificate / "node.pem"), "--tls-key", str(certificate / "node.key")]
     token = ["--token-file", str(certificate / "token")]
     for options in ([], tls, token):
         assert main(["serve", str(folder), "--listen", "0.0.0.0:0", *options]) == 2
-        assert "takes TLS and a token" in capsys.readouterr().err
+        assert "needs TLS and a token" in capsys.readouterr().err
     assert main(["serve", str(folder), "--listen", "127.0.0.1:0", *tls[:2]]) == 2
     assert "certificate and its key" in capsys.readouterr().err
     assert main(["serve", str(folder), "--listen", "127.0.0.1:0", "--shards", "99"]) == 2
@@ -322,31 +322,32 @@ def test_no_open_door(folder, certificate, capsys):
             main(["serve", str(folder), "--listen", "127.0.0.1:0", "--shards", shards])
 
 
-def test_who_gives_up_does_not_wait_for_a_node_that_hangs(both):
+def test_an_interrupted_reader_does_not_wait_for_a_node_that_hangs(both):
     nodes, request = gear_data.open(url(both[0]))._store._client, Request.from_bytes(one_request())
     nodes.fetch(request)
     both[0].stop()
     begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), nodes.asked(request):
+    with pytest.raises(KeyboardInterrupt), nodes.fetching(request):
         raise KeyboardInterrupt
     assert time.monotonic() - begun < TIMEOUT / 2
 
 
-#: A node that says what one of the dataset would say, and answers every request with the bytes given.
-NONSENSE = """
+#: A node that describes itself correctly, and answers every request with the given sizes and number of bytes.
+INVALID_NODE = """
 import json, sys
 import numpy as np, pyarrow as pa
 from pyarrow import flight
 from gear_data.cluster.flight import server as flight_server
 from gear_data.cluster.server import shard_server as served
 from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import ServerCredentials
 from gear_data.storage.dataset_files import FolderFiles
 sizes = json.loads(sys.argv[2])
-class Liar(served.ServedShards):
+class InvalidServer(served.ShardServer):
     def answer(self, request):
-        return served.Answer(np.array(sizes, np.int64), np.zeros(json.loads(sys.argv[3]), np.uint8))
-server = flight_server.FlightServer(Liar(FolderFiles(__import__("pathlib").Path(sys.argv[1]))), Address("127.0.0.1", 0),
-    flight_server.Guard())
+        return served.Response(np.array(sizes, np.int64), np.zeros(json.loads(sys.argv[3]), np.uint8))
+shards = InvalidServer(FolderFiles(__import__("pathlib").Path(sys.argv[1])))
+server = flight_server.FlightServer(shards, Address("127.0.0.1", 0), ServerCredentials())
 print(json.dumps({"listen": f"127.0.0.1:{server.port}"}), flush=True)
 server.serve()
 """
@@ -354,11 +355,11 @@ server.serve()
 
 @pytest.mark.parametrize(
     ("sizes", "data"),
-    # Too few parts, impossible ones, more than was said; and less, which is waited for in vain.
+    # Too few parts, impossible sizes, and more or fewer bytes than the sizes say.
     [([16], 64), ([-1], 64), ([1 << 62], 64), ([64], 128), ([16] * 9, 64)],
 )
-def test_answers_that_are_none(folder, sizes, data, pair, expected):
-    command = [sys.executable, "-c", NONSENSE, str(folder), json.dumps(sizes), str(data)]
+def test_invalid_responses(folder, sizes, data, pair, expected):
+    command = [sys.executable, "-c", INVALID_NODE, str(folder), json.dumps(sizes), str(data)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         address = json.loads(process.stdout.readline())["listen"]
@@ -371,33 +372,34 @@ def test_answers_that_are_none(folder, sizes, data, pair, expected):
         process.communicate()
 
 
-#: A node that damages what it sends, one byte in the middle of each answer.
-DAMAGE = """
+#: A node that damages one byte in the middle of each message.
+DAMAGING_NODE = """
 import json, sys
 from gear_data.cluster.flight import server as flight_server
 from gear_data.cluster.server import shard_server as served
 from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import ServerCredentials
 from gear_data.storage.dataset_files import open_files
-sound = flight_server.bytes_array
+undamaged = flight_server.byte_batch
 def damaged(values):
     values = values.copy()
     values[len(values) // 2] ^= 1
-    return sound(values)
-flight_server.bytes_array = damaged
-server = flight_server.FlightServer(served.ServedShards(open_files(sys.argv[1])), Address("127.0.0.1", 0),
-    flight_server.Guard())
+    return undamaged(values)
+flight_server.byte_batch = damaged
+server = flight_server.FlightServer(served.ShardServer(open_files(sys.argv[1])), Address("127.0.0.1", 0),
+    ServerCredentials())
 print(json.dumps({"listen": f"127.0.0.1:{server.port}"}), flush=True)
 server.serve()
 """
 
 
-def test_damage_on_the_way(folder, pair, expected, monkeypatch):
-    process = subprocess.Popen([sys.executable, "-c", DAMAGE, str(folder)], stdout=subprocess.PIPE, text=True)
+def test_a_damaged_response(folder, pair, expected, monkeypatch):
+    process = subprocess.Popen([sys.executable, "-c", DAMAGING_NODE, str(folder)], stdout=subprocess.PIPE, text=True)
     try:
         address = json.loads(process.stdout.readline())["listen"]
         for variable in ("2", "yes"):
             monkeypatch.setenv("GEAR_DATA_CHECKSUM", variable)
-            with pytest.raises(InvalidArgumentError, match="not 0 or 1"):
+            with pytest.raises(InvalidArgumentError, match="set it to 0 or 1"):
                 gear_data.open(f"gear://{address}")
         monkeypatch.setenv("GEAR_DATA_CHECKSUM", "1")
         with pytest.raises(CorruptResponseError, match="differs from its checksum") as error:
@@ -405,27 +407,27 @@ def test_damage_on_the_way(folder, pair, expected, monkeypatch):
         assert address in str(error.value)
         both = gear_data.open(f"gear://{address},{pair[0].address}")
         same(clones(itertools.islice(SequenceLoader(both, **OPTIONS), 30)), expected)
-        # Without checksums it goes unseen.
+        # Without checksums the damage is not detected.
         monkeypatch.setenv("GEAR_DATA_CHECKSUM", "0")
-        alone = SequenceLoader(gear_data.open(f"gear://{address}"), **OPTIONS)
+        unchecked = SequenceLoader(gear_data.open(f"gear://{address}"), **OPTIONS)
         with pytest.raises(AssertionError):
-            same(clones(itertools.islice(alone, 3)), expected[:3])
+            same(clones(itertools.islice(unchecked, 3)), expected[:3])
     finally:
         process.kill()
         process.communicate()
 
 
 def test_a_fork_does_not_wait_for_a_node_that_hangs(both):
-    node = gear_data.open(url(both[0]))._store._client._nodes[0]
-    name = node.describe().dataset
-    streams = [node.open_stream(name)[0] for _ in range(4)]
+    peer = gear_data.open(url(both[0]))._store._client._directory.peers[0]
+    name = peer.describe().dataset
+    streams = [peer.acquire_stream(name)[0] for _ in range(4)]
     for stream in streams:
-        node.keep(stream)
+        peer.release_stream(stream)
     both[0].stop()
     begun = time.monotonic()
     child = os.fork()
     if not child:
         os._exit(0)
-    took = time.monotonic() - begun
+    seconds = time.monotonic() - begun
     assert os.waitpid(child, 0)[1] == 0
-    assert took < TIMEOUT
+    assert seconds < TIMEOUT

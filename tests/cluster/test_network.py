@@ -1,22 +1,22 @@
-"""Runs, and a node and its client, on hosts of their own, over a wire that loses and delays packets, and is cut.
+"""Training runs over a network link that loses and delays packets, and that is cut.
 
-The wire is `network_link`'s, which any kernel can have. `tests/support/rdma/guest_network.py` does
-less, with `tc netem`.
+The link is `tests/support/cluster/network_link.py`, which works on any kernel. `tests/support/rdma/guest_network.py`
+tests less, with `tc netem`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import threading
 import time
 
+import msgspec
 import pytest
 
 import gear_data
-from gear_data.cluster.credentials import create_run_credentials
+from gear_data.cluster.run_credentials import create_run_credentials
 from tests.support.cluster import hold_rank, network_link, vanishing_client
 from tests.support.feed import data as feed_data
 
@@ -39,7 +39,7 @@ def link():
 
 
 class Host:
-    """A process on one of the hosts, which reads and writes lines."""
+    """A process on one of the hosts. It reads and writes lines."""
 
     def __init__(self, link, number, command, **environment):
         self._process = subprocess.Popen(
@@ -49,7 +49,7 @@ class Host:
             text=True,
             env={**os.environ, **environment},
         )
-        # So that nothing here waits for ever.
+        # No test waits forever.
         self._limit = threading.Timer(180, self._process.kill)
         self._limit.start()
 
@@ -68,18 +68,18 @@ class Host:
 
 
 def rank(link, number, folder):
-    """One that opens the dataset, and reads a batch at each line."""
-    told = {"RANK": number, "WORLD_SIZE": 2, "GROUP_RANK": number, "MASTER_PORT": 29400}
-    environment = {name: str(value) for name, value in told.items()}
+    """Starts a rank that opens the dataset, and reads a batch for each line of input."""
+    variables = {"RANK": number, "WORLD_SIZE": 2, "GROUP_RANK": number, "MASTER_PORT": 29400}
+    environment = {name: str(value) for name, value in variables.items()}
     environment |= {"MASTER_ADDR": network_link.HOSTS[0], "GEAR_DATA_NODE_TIMEOUT": str(TIMEOUT)}
     return Host(link, number, [hold_rank.__file__, folder, "{}"], **environment)
 
 
-def test_a_bad_wire(folder, link):
+def test_a_bad_link(folder, link):
     expected = next(hold_rank.digests(gear_data.open(folder), 0))
     hosts = [rank(link, number, folder) for number in range(2)]
     try:
-        # Neither is at 127.0.0.1: they listen with TLS and a token that they made for this run.
+        # Their servers listen on the network, with TLS and a token that this run created.
         assert [host.line() for host in hosts] == ["open"] * 2
         for loss, delay in ((0.0, 0.0), (0.0, 0.02), (0.03, 0.002)):
             link.become(loss=loss, delay=delay)
@@ -87,8 +87,8 @@ def test_a_bad_wire(folder, link):
         link.become(loss=1.0)
         for host, other in ((0, 1), (1, 0)):
             begun = time.monotonic()
-            said = hosts[host].ask("first")
-            assert said.startswith(f"NodeUnreachableError gear://{network_link.HOSTS[other]}:"), said
+            answer = hosts[host].ask("first")
+            assert answer.startswith(f"NodeUnreachableError gear://{network_link.HOSTS[other]}:"), answer
             assert time.monotonic() - begun < 2 * TIMEOUT + 2
         link.become()
         assert [host.ask("first") for host in hosts] == [expected] * 2
@@ -97,22 +97,23 @@ def test_a_bad_wire(folder, link):
             host.kill()
 
 
-def test_a_client_that_vanishes_is_let_go(folder, link):
-    """And one that is silent as long is not."""
+def test_a_vanished_client_is_disconnected(folder, link):
+    """A client that is only silent for the same time is not disconnected."""
     link.become()
-    script, secret, processes = vanishing_client.__file__, json.dumps(create_run_credentials(tls=True).to_json()), []
+    script, processes = vanishing_client.__file__, []
+    credentials = msgspec.json.encode(create_run_credentials(tls=True)).decode()
     try:
         node = Host(link, 0, [script, "node", folder, network_link.HOSTS[0]])
         processes.append(node)
-        port, seconds = map(int, node.ask(secret).split())
+        port, seconds = map(int, node.ask(credentials).split())
         client = Host(link, 1, [script, "client", f"{network_link.HOSTS[0]}:{port}"])
         processes.append(client)
-        assert client.ask(secret).endswith(" bytes")
+        assert client.ask(credentials).endswith(" bytes")
         assert node.line() == "begun"
         time.sleep(2 * seconds)
         assert client.ask().endswith(" bytes")
         link.become(loss=1.0)
-        # Its last word is lost.
+        # The kernel cannot tell the node: the link is cut.
         client.kill()
         begun = time.monotonic()
         assert node.line() == "ended"

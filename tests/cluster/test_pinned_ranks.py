@@ -1,5 +1,7 @@
-"""A node of a training run whose shards are in pinned memory, on a stand-in for a GPU: kernels read them in place, and
-what other nodes hold is brought to where they can."""
+"""A node with shards in pinned memory, on a stand-in for a GPU.
+
+Kernels read the node's own shards in place, and rows of other nodes from a staging buffer.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ import pytest
 import gear_data
 from gear_data import Dataset, SequenceLoader
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.credentials import create_run_credentials
-from gear_data.cluster.flight import grpc_fork as waiting
-from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight import grpc_fork
+from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.rendezvous import Membership
+from gear_data.cluster.run_credentials import create_run_credentials
 from gear_data.cluster.server.node_server import ServerInfo
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.dataset.partitioned_store import PartitionedDatasetStore
@@ -49,15 +52,17 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder:
 
 @pytest.fixture(scope="module")
 def join(folder: Path) -> Iterator[Join]:
-    """join(nodes) -> the dataset as one of so many nodes has it, the first; the others' servers are in this process."""
+    """join(nodes) -> the dataset as the first of N nodes sees it. The other nodes' servers are in this process."""
     path, running = convert(11, folder / "one"), dict[tuple[int, ...], FlightServer]()
-    secret = create_run_credentials(tls=False)
+    credentials = create_run_credentials(tls=False)
 
     def serve(shards: tuple[int, ...]) -> ServerInfo:
         server = running.get(shards)
         if server is None:
             served = ShardServer(open_files(path), shards, "host")
-            server = running[shards] = FlightServer(served, Address("127.0.0.1", 0), ServerCredentials(secret.token))
+            server = running[shards] = FlightServer(
+                served, Address("127.0.0.1", 0), ServerCredentials(credentials.token)
+            )
             threading.Thread(target=server.serve, daemon=True).start()
         return ServerInfo(Address("127.0.0.1", server.port), False)
 
@@ -65,14 +70,14 @@ def join(folder: Path) -> Iterator[Join]:
         placement = gear_data.open(path).placement([f"node-{number}" for number in range(nodes)])
         held = enumerate(placement.held)
         servers = tuple(serve(shards) if shards and number != node else None for number, shards in held)
-        membership = Membership(secret.run, node, 0, 1, servers, placement, placement)
+        membership = Membership(credentials.run, node, 0, 1, servers, placement, placement)
         return Dataset(PartitionedDatasetStore(open_files(path), residency, "auto", membership), View())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(f"GEAR_DATA_RUN_{secret.run}", "")
-        secret.keep()
+        patch.setenv(f"GEAR_DATA_RUN_{credentials.run}", "")
+        credentials.export()
         yield begin
-    waiting._close_all()
+    grpc_fork._close_all()
     for server in running.values():
         server.shutdown()
 
@@ -86,7 +91,7 @@ def test_in_every_order_of_the_streams(gpu: StandIn, path: Path, join: Join, nod
     assert dataset.is_remote == (nodes > 1)
     same(from_device(gpu, on_gpu(dataset, **options), 40), expected)
     assert len(gpu.cupy.registered) == 1
-    # Where all is here the device draws too.
+    # If all shards are local, the device draws the windows too.
     drawn = {"gear_draw_windows"} if nodes == 1 else set()
     assert set(gpu.cupy.launched) == {"gear_collect"} | drawn
     del dataset
@@ -101,28 +106,28 @@ def test_every_option(gpu: Gpu, path: Path, join: Join, case: str, nodes: int) -
     same(from_device(gpu, on_gpu(join(nodes), **CASES[case])), expected)
 
 
-def test_nothing_is_asked_of_others_for_ones_own_draws(gpu: Gpu, path: Path, join: Join) -> None:
+def test_decentralized_selection_sends_no_requests(gpu: Gpu, path: Path, join: Join) -> None:
     dataset = join(2)
 
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    dataset._store._client.asked = refuse  # type: ignore[attr-defined]
+    dataset._store._client.fetching = refuse  # type: ignore[attr-defined]
     options = {**OPTIONS, "selection": "decentralized"}
     same(from_device(gpu, on_gpu(dataset, **options)), copies(SequenceLoader(join(2, "host"), **options)))
 
 
 @pytest.mark.parametrize(("residency", "discount"), [("host", 1.0), ("mmap", 1.0), ("host", 0.9)])
-def test_what_no_kernel_reads_in_place(gpu: Gpu, path: Path, join: Join, residency: str, discount: float) -> None:
+def test_columns_that_kernels_cannot_read_in_place(
+    gpu: Gpu, path: Path, join: Join, residency: str, discount: float
+) -> None:
     expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=discount))
-    # Of another discount all returns are here.
+    # Returns of another discount are all local.
     same(from_device(gpu, on_gpu(join(2, residency), discount=discount)), expected)
 
 
 @pytest.mark.parametrize("discount", [None, 0.9])
-def test_of_several_nodes_kernels_read_ones_own_shards(
-    gpu: StandIn, path: Path, join: Join, discount: float | None
-) -> None:
+def test_kernels_read_the_nodes_own_shards(gpu: StandIn, path: Path, join: Join, discount: float | None) -> None:
     dataset, local = join(2), gear_data.open(path)
     if discount is not None:
         dataset, local = dataset.with_discount(discount), local.with_discount(discount)
@@ -134,7 +139,7 @@ def test_of_several_nodes_kernels_read_ones_own_shards(
     for shard in range(len(steps)):
         for index, column in enumerate(dataset.schema):
             address = int(found.addresses[shard, index])
-            # Of another discount all returns are here.
+            # Returns of another discount are all local.
             assert bool(address) == (
                 shard in member.shards or (column.name == "returns_to_go" and discount is not None)
             )
@@ -150,7 +155,7 @@ def test_of_several_nodes_kernels_read_ones_own_shards(
     assert not gpu.cupy.registered
 
 
-def test_a_node_that_holds_none(gpu: StandIn, path: Path, join: Join) -> None:
+def test_a_node_without_shards(gpu: StandIn, path: Path, join: Join) -> None:
     shards = len(gear_data.open(path).manifest.shards)
     dataset = join(shards + 1, node=shards)
     assert dataset._store.membership is not None and dataset._store.membership.shards == ()
@@ -166,8 +171,8 @@ def test_a_copy_for_another_process(gpu: Gpu, path: Path, join: Join) -> None:
 
 
 def test_a_plan(gpu: Gpu, path: Path, join: Join) -> None:
-    alone, dataset = join(1), join(2)
+    single, dataset = join(1), join(2)
     with pytest.raises(InvalidArgumentError, match="what other machines serve"):
         dataset.place(dataset.residency_plan(1 << 20, 1 << 20))
-    placed = alone.place(alone.residency_plan(10_000, 10_000))
+    placed = single.place(single.residency_plan(10_000, 10_000))
     same(from_device(gpu, on_gpu(placed)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))

@@ -1,4 +1,4 @@
-"""Placement against plain loops, and what must hold of any."""
+"""Placement: equal to plain loops, and invariants of every placement."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CASES = st.tuples(
 
 @given(CASES, st.randoms(use_true_random=False))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_a_placement_is_what_a_plain_loop_finds(
+def test_placements_equal_a_plain_loop(
     case: tuple[list[tuple[int, float]], list[str], int | None], order: random.Random
 ) -> None:
     shards, nodes, budget = case
@@ -68,7 +68,7 @@ def test_a_placement_is_what_a_plain_loop_finds(
         placement = place_shards(entries(sizes), nodes, shares, budget)
     except InvalidArgumentError as error:
         once = by_plain_loop(sizes, shares.tolist(), nodes, None)
-        assert budget is not None and "has no place" in str(error)
+        assert budget is not None and "does not fit" in str(error)
         assert max(sum(sizes[shard] for shard in held) for held in once.values()) > budget
         return
 
@@ -77,7 +77,7 @@ def test_a_placement_is_what_a_plain_loop_finds(
         assert placement.nodes_of(shard) == tuple(node for node in sorted(nodes) if shard in expected[node])
         assert placement.nodes_of(shard)
         if not shares[shard] or budget is None:
-            assert len(placement.nodes_of(shard)) == 1  # a copy would lower nothing
+            assert len(placement.nodes_of(shard)) == 1  # a replica would save no reads
     for node in placement.nodes:
         assert placement.bytes_of(node) == sum(sizes[shard] for shard in expected[node])
         assert budget is None or placement.bytes_of(node) <= budget
@@ -85,7 +85,7 @@ def test_a_placement_is_what_a_plain_loop_finds(
         assert placement.remote_share(node) == pytest.approx(remote)
     assert Placement.from_json(json.loads(json.dumps(placement.to_json()))) == placement
 
-    # The same files are on the same nodes, whatever the order they are named in.
+    # The order of the shards and nodes does not change the placement of a file.
     mixed = list(range(len(sizes)))
     order.shuffle(mixed)
     order.shuffle(nodes)
@@ -93,7 +93,7 @@ def test_a_placement_is_what_a_plain_loop_finds(
     assert {node: {mixed[i] for i in again.shards_of(node)} for node in again.nodes} == expected
 
 
-def test_what_is_no_placement() -> None:
+def test_invalid_placements() -> None:
     even = np.array([0.5, 0.5])
     for nodes in ([], ["a", "a"], ["a", ""]):
         with pytest.raises(InvalidArgumentError, match="all different"):
@@ -105,7 +105,7 @@ def test_what_is_no_placement() -> None:
     with pytest.raises(UnknownNameError, match="unknown node 'b'"):
         placement.shards_of("b")
     for change in ({"nodes": []}, {"shards": None}, {"nodes": [{"name": "a", "shards": [0, 1, 2]}]}):
-        with pytest.raises(InvalidArgumentError, match="is no placement"):
+        with pytest.raises(InvalidArgumentError, match="is not a placement"):
             Placement.from_json({**placement.to_json(), **change})
 
 
@@ -122,7 +122,7 @@ def test_plan_command(rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -
     for row in table.iter_rows(named=True):
         drawn[row["shard"]] += row["length"] ** 2 * (row["episode_id"] % 3)
     assert found.shard_shares == pytest.approx([value / sum(drawn) for value in drawn], rel=1e-6)
-    # There is room for everything everywhere, and what is never drawn is copied nowhere.
+    # Every node has room for everything. Shards that are never drawn have no replica.
     assert [found.remote_share(node) for node in found.nodes] == [0, 0, 0]
     assert all(len(found.nodes_of(shard)) == (3 if value else 1) for shard, value in enumerate(drawn))
 
@@ -130,7 +130,7 @@ def test_plan_command(rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["node", "east", "west"]
     assert main(["plan", str(rollouts_path), "--nodes", "2", "--budget", "10"]) == 2
-    assert "has no place on 2 nodes" in capsys.readouterr().err
+    assert "does not fit on 2 nodes" in capsys.readouterr().err
 
 
 def test_nodes_of_equal_width(rollouts_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What nodes say to each other: requests that are none, and answers against plain slices."""
+"""Messages: malformed requests are refused, and responses equal plain slices."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gear_data
-from gear_data.cluster.addresses import Address, ClientOptions, parse_nodes, read_token
+from gear_data.cluster.addresses import Address, parse_nodes
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.peer import Peer
+from gear_data.cluster.credentials import read_token
 from gear_data.cluster.flight.client import Endpoint
 from gear_data.cluster.protocol import (
     MAX_SPANS,
@@ -25,7 +27,7 @@ from gear_data.cluster.protocol import (
     check_handshake,
     dataset_identity,
     handshake,
-    part_places,
+    part_offsets,
 )
 from gear_data.cluster.server import shard_server as served_module
 from gear_data.cluster.server.shard_server import ShardServer
@@ -38,7 +40,7 @@ LENGTHS = [25, 9, 18, 3, 32, 22, 17]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Columns of 12, 1, 8 and 4 bytes a row, and text, in several shards."""
+    """A dataset in several shards, with columns of 12, 1, 8 and 4 bytes a row, and a text column."""
     rng = np.random.default_rng(5)
     rows = [
         {
@@ -66,14 +68,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(folder: Path) -> ShardServer:
-    """All but the first shard."""
+    """A server of all shards but the first."""
     count = len(FolderFiles(folder).manifest().shards)
     assert count > 2
     return ShardServer(FolderFiles(folder), range(1, count))
 
 
 def plain_rows(folder: Path, shard: int, name: str) -> Any:
-    """A shard's column, by pyarrow alone."""
+    """Reads a shard's column with pyarrow only."""
     column = pa.ipc.open_file(folder / "shards" / f"{shard:06}.arrow").read_all().column(name).to_pylist()
     return column
 
@@ -87,31 +89,31 @@ spans = st.tuples(st.sampled_from((1,) * 6 + (2,) * 6 + (0, 9)), st.integers(0, 
 
 @given(st.lists(spans, max_size=8), st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=4), max_size=3))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_answers_are_plain_slices_or_refusals(
-    folder: Path, served: ShardServer, asked: list[tuple[int, int, int]], groups: list[list[int]]
+def test_responses_are_plain_slices_or_refusals(
+    folder: Path, served: ShardServer, requested: list[tuple[int, int, int]], groups: list[list[int]]
 ) -> None:
-    shard, first, count = (np.array([span[i] for span in asked], np.int64) for i in range(3))
+    shard, first, count = (np.array([span[i] for span in requested], np.int64) for i in range(3))
     groups = groups or [[0]]
-    # Every group asks for other rows.
+    # Every group requests other rows.
     parts = tuple(ColumnGroup(tuple(each), first + i, count) for i, each in enumerate(groups))
     request = Request.from_bytes(Request(shard, parts).to_bytes())
     manifest = served.manifest
     columns = list(manifest.schema)
     steps = {i: entry.steps for i, entry in enumerate(manifest.shards)}
     good = all(c < len(columns) for each in groups for c in each) and all(
-        s in served.shards and f + i + n <= steps[s] for s, f, n in asked for i in range(len(groups))
+        s in served.shards and f + i + n <= steps[s] for s, f, n in requested for i in range(len(groups))
     )
     if not good:
         with pytest.raises(NodeRefusedError):
             served.answer(request)
         return
-    answer = served.answer(request)
-    places, total = part_places(answer.sizes.tolist())
-    assert len(answer.data) == total
-    found = iter([answer.data[p : p + n].tobytes() for p, n in zip(places, answer.sizes.tolist(), strict=True)])
+    response = served.answer(request)
+    offsets, total = part_offsets(response.sizes.tolist())
+    assert len(response.data) == total
+    found = iter([response.data[p : p + n].tobytes() for p, n in zip(offsets, response.sizes.tolist(), strict=True)])
     for i, each in enumerate(groups):
         for c in each:
-            rows = [row for s, f, n in asked for row in plain_rows(folder, s, columns[c].name)[f + i : f + i + n]]
+            rows = [row for s, f, n in requested for row in plain_rows(folder, s, columns[c].name)[f + i : f + i + n]]
             if columns[c].variable_length:
                 encoded = [row.encode() for row in rows]
                 ends = np.cumsum([0, *map(len, encoded)])
@@ -137,11 +139,11 @@ def test_answers_are_plain_slices_or_refusals(
         words(1, 1, 1 << 62, 0),
         words(1, 1, -1, 0),
         words(1, 1, 1, 0, 1, 0),  # one word too few
-        words(1, 1, 1, 0, 1, 0, 1, 9),  # and one too many
+        words(1, 1, 1, 0, 1, 0, 1, 9),  # one word too many
         words(2, 1, 1, 0, 1, 0, 1),
     ],
 )
-def test_what_is_no_request(data: bytes) -> None:
+def test_malformed_requests(data: bytes) -> None:
     with pytest.raises(NodeRefusedError, match="malformed"):
         Request.from_bytes(data)
 
@@ -161,7 +163,7 @@ def test_what_is_no_request(data: bytes) -> None:
         (1, 0, 1, 99),
     ],
 )
-def test_rows_that_are_not_there(served: ShardServer, shard: int, first: int, count: int, column: int) -> None:
+def test_rows_that_do_not_exist(served: ShardServer, shard: int, first: int, count: int, column: int) -> None:
     group = ColumnGroup((column,), np.array([0, first]), np.array([1, count]))
     with pytest.raises(NodeRefusedError):
         served.answer(Request(np.array([1, shard]), (group,)))
@@ -178,13 +180,13 @@ def test_a_request_with_a_word_changed(served: ShardServer, data: st.DataObject)
     place = data.draw(st.integers(0, len(changed) - 1))
     changed[place] = data.draw(st.one_of(st.integers(-3, 9), st.integers(-(1 << 63), (1 << 63) - 1)))
     try:
-        answer = served.answer(Request.from_bytes(changed.tobytes()))
+        response = served.answer(Request.from_bytes(changed.tobytes()))
     except NodeRefusedError:
         return
-    assert len(answer.data) == part_places(answer.sizes.tolist())[1]
+    assert len(response.data) == part_offsets(response.sizes.tolist())[1]
 
 
-def test_answers_that_are_too_large(served: ShardServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_that_are_too_large(served: ShardServer, monkeypatch: pytest.MonkeyPatch) -> None:
     text = served.manifest.schema.index("infos.text")
     steps = served.manifest.shards[1].steps
     for column, limit in ((0, 12 * steps * 3 - 1), (text, 8 * 3 * steps + 3)):
@@ -194,7 +196,7 @@ def test_answers_that_are_too_large(served: ShardServer, monkeypatch: pytest.Mon
             served.answer(Request(np.ones(3, np.int64), (group,)))
 
 
-def test_large_answers_do_not_come_from_the_pool(served: ShardServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_responses_do_not_use_the_pool(served: ShardServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_module, "MESSAGE_BYTES", 16)
     steps = served.manifest.shards[1].steps
     request = Request(np.ones(1, np.int64), (ColumnGroup((0,), np.zeros(1, np.int64), np.array([steps])),))
@@ -219,7 +221,7 @@ def test_damaged_text_is_named(folder: Path, tmp_path: Path) -> None:
         damaged.answer(Request(np.array([index]), (group,)))
 
 
-def test_shards_that_are_not_there(folder: Path, tmp_path: Path) -> None:
+def test_shards_that_do_not_exist(folder: Path, tmp_path: Path) -> None:
     import shutil
 
     files = FolderFiles(folder)
@@ -228,12 +230,12 @@ def test_shards_that_are_not_there(folder: Path, tmp_path: Path) -> None:
             ShardServer(files, shards)
     shutil.copytree(folder, tmp_path / "d")
     (tmp_path / "d" / "shards" / "000000.arrow").unlink()
-    ShardServer(FolderFiles(tmp_path / "d"), [1])  # needs no other
+    ShardServer(FolderFiles(tmp_path / "d"), [1])  # needs no other shard's file
     with pytest.raises(CorruptShardError, match="missing"):
         ShardServer(FolderFiles(tmp_path / "d"), [0, 1])
 
 
-def test_openings(folder: Path) -> None:
+def test_handshakes(folder: Path) -> None:
     name = dataset_identity(FolderFiles(folder).manifest())
     check_handshake(handshake(name), name)
     good = json.loads(handshake(name))
@@ -241,7 +243,7 @@ def test_openings(folder: Path) -> None:
         (b"", "malformed"),
         (b"[]", "malformed"),
         (b"[" * 100_000, "malformed"),
-        (json.dumps({**good, "version": VERSION - 1}).encode(), f"speaks version {VERSION}"),
+        (json.dumps({**good, "version": VERSION - 1}).encode(), f"speaks protocol version {VERSION}"),
         (json.dumps({**good, "byteorder": "middle"}).encode(), "endian"),
         (json.dumps({**good, "dataset": "0" * 32}).encode(), "another dataset"),
     ]:
@@ -249,7 +251,7 @@ def test_openings(folder: Path) -> None:
             check_handshake(data, name)
 
 
-def test_errors_keep_their_kind() -> None:
+def test_errors_keep_their_type() -> None:
     error = error_from_bytes(error_to_bytes(CorruptShardError("is bad", column="x", hint="mend it")), "gear://n:1")
     assert type(error) is CorruptShardError
     assert str(error) == "gear://n:1, column 'x': is bad\n  mend it"
@@ -262,7 +264,7 @@ def test_addresses() -> None:
     assert parse_nodes("gear://a:1,[::1]:2,10.0.0.1:3/") == (Address("a", 1), Address("::1", 2), Address("10.0.0.1", 3))
     assert [str(address) for address in parse_nodes("gear://a:1,[::1]:2")] == ["a:1", "[::1]:2"]
     for text in ("", "a", "a:", "a:x", ":1", "a:70000", "a:-1", "::1:2", "a/b:1", "u@h:1", "[::1:2", "a b:1"):
-        with pytest.raises(InvalidArgumentError, match="is no host:port"):
+        with pytest.raises(InvalidArgumentError, match="is not host:port"):
             parse_nodes(f"gear://{text}")
     with pytest.raises(InvalidArgumentError, match="twice"):
         parse_nodes("gear://a:1,a:1")
@@ -271,14 +273,17 @@ def test_addresses() -> None:
         assert Address(host, 1).is_loopback is is_loopback
 
 
-def test_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    away, here = Address("10.0.0.1", 1), Address("127.0.0.1", 1)
+def test_client_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote, local = Address("10.0.0.1", 1), Address("127.0.0.1", 1)
     bare = ClientOptions.from_environment()
     assert bare == ClientOptions(None, None, 30.0)
-    bare.check(here)
+    bare.check(local)
     with pytest.raises(InvalidArgumentError, match="needs a token"):
-        bare.check(away)
-    assert (bare.location(here), bare.location(away)) == ("grpc://127.0.0.1:1", "grpc+tls://10.0.0.1:1")
+        bare.check(remote)
+    assert (bare.flight_location(local), bare.flight_location(remote)) == (
+        "grpc://127.0.0.1:1",
+        "grpc+tls://10.0.0.1:1",
+    )
 
     path = tmp_path / "token"
     for text in ("", "short", "0123456789abcde ", "0123456789 abcdef", "0123456789abcdefß"):
@@ -293,8 +298,8 @@ def test_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = ClientOptions.from_environment()
     assert full == ClientOptions("0123456789abcdef", b"pem", 2.5)
     assert "0123456789abcdef" not in repr(full)
-    full.check(away)
-    assert full.location(here) == "grpc+tls://127.0.0.1:1"
+    full.check(remote)
+    assert full.flight_location(local) == "grpc+tls://127.0.0.1:1"
     monkeypatch.setenv("GEAR_DATA_TLS_CA", str(tmp_path / "none"))
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
         ClientOptions.from_environment()
@@ -315,7 +320,7 @@ def test_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         b"[" * 100_000,
     ],
 )
-def test_descriptions_that_are_none(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_descriptions(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     class Client:
         def do_action(self, *arguments: Any) -> list[Any]:
             return [type("Result", (), {"body": pa.py_buffer(body)})]
@@ -324,6 +329,6 @@ def test_descriptions_that_are_none(body: bytes, monkeypatch: pytest.MonkeyPatch
             pass
 
     monkeypatch.setattr(Endpoint, "connect", lambda self: Client())
-    with pytest.raises(NodeRefusedError, match="a description that is none") as error:
+    with pytest.raises(NodeRefusedError, match="a malformed description") as error:
         Peer(Address("127.0.0.1", 1), ClientOptions(None, None, 1.0)).describe()
     assert error.value.file == "gear://127.0.0.1:1"

@@ -1,8 +1,8 @@
-"""What launchers tell the processes of a run, and what these make of it: real processes and a real store.
+"""Ranks, from the environment variables of each launcher, in real processes with a real store.
 
-The variables are those that the launchers' own documents name: torch.distributed.run ("Environment Variables"), srun(1)
-("OUTPUT ENVIRONMENT VARIABLES"), Open MPI ("Environment variables set for MPI applications"); Open MPI's others as
-`mpirun` 4.1.4 set them.
+The variables are documented by the launchers: torch.distributed.run ("Environment Variables"), srun(1) ("OUTPUT
+ENVIRONMENT VARIABLES"), Open MPI ("Environment variables set for MPI applications"). Further variables of Open MPI are
+as `mpirun` 4.1.4 set them.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ def mpich(rank: int, size: int, node: int) -> dict[str, object]:
 
 
 def open_mpi_in_a_slurm_job(rank: int, size: int, node: int) -> dict[str, object]:
-    """Of Slurm's, what the job's script was told, and on other nodes mpirun's daemons: there are as many of these as
-    other nodes, and they are counted from 0."""
+    """Returns Open MPI's variables, with Slurm's variables of the job's script.
+
+    On other nodes, Slurm's variables are those of mpirun's daemons: one for each other node, counted from 0.
+    """
     return {**srun(0, 1, 0), **open_mpi(rank, size, node)}
 
 
@@ -63,7 +65,8 @@ def torchrun_by_srun(rank: int, size: int, node: int) -> dict[str, object]:
     return {**srun(node, 2, node), **torchrun(rank, size, node)}
 
 
-NAMED = {
+#: Launcher -> the names of its two nodes.
+NODE_NAMES = {
     torchrun: ["00000000", "00000001"],
     srun: ["00000000", "00000001"],
     open_mpi: [HOST, HOST],
@@ -71,38 +74,38 @@ NAMED = {
     open_mpi_in_a_slurm_job: [HOST, HOST],
     torchrun_by_srun: ["00000000", "00000001"],
 }
-#: Of each rank.
+#: Node of each rank.
 NODES = [0, 0, 1]
 
 
 @pytest.fixture(scope="module")
 def found():
-    """Launcher -> what each rank said."""
+    """Launcher -> what each rank found."""
     runs = []
-    for launcher in NAMED:
+    for launcher in NODE_NAMES:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GEAR_DATA_JOIN_TIMEOUT": 30}
-        told = [{**master, **launcher(rank, len(NODES), node)} for rank, node in enumerate(NODES)]
-        runs.append([{name: str(value) for name, value in each.items()} for each in told])
-    around = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+        ranks = [{**master, **launcher(rank, len(NODES), node)} for rank, node in enumerate(NODES)]
+        runs.append([{name: str(value) for name, value in each.items()} for each in ranks])
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     command = [sys.executable, facts.__file__, json.dumps(runs)]
-    said = subprocess.run(command, stdout=subprocess.PIPE, env=around, timeout=120, check=True).stdout
-    return dict(zip(NAMED, json.loads(said), strict=True))
+    output = subprocess.run(command, stdout=subprocess.PIPE, env=inherited, timeout=120, check=True).stdout
+    return dict(zip(NODE_NAMES, json.loads(output), strict=True))
 
 
-@pytest.mark.parametrize("launcher", NAMED)
+@pytest.mark.parametrize("launcher", NODE_NAMES)
 def test_processes_of_a_launcher_find_each_other(found, launcher):
     size = len(NODES)
-    expected = [[rank, size, NAMED[launcher][node], (rank - 1) % size] for rank, node in enumerate(NODES)]
+    expected = [[rank, size, NODE_NAMES[launcher][node], (rank - 1) % size] for rank, node in enumerate(NODES)]
     assert found[launcher] == expected
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "OMPI_COMM_WORLD_SIZE"])
-def test_what_is_not_told(monkeypatch, missing):
+def test_missing_variables(monkeypatch, missing):
     for name in os.environ:
         if name.startswith(LAUNCHERS):
             monkeypatch.delenv(name)
-    told = {**open_mpi(0, 1, 0), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    for name, value in told.items():
+    variables = {**open_mpi(0, 1, 0), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in variables.items():
         if name != missing:
             monkeypatch.setenv(name, str(value))
     with pytest.raises(ClusterError, match="no launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"):

@@ -1,4 +1,4 @@
-"""Runs under torchrun: nodes that share a dataset out give what one process gives, bit for bit, and end with them."""
+"""Training runs: several nodes give the batches of one process, bit for bit; servers end with their ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 import gear_data
 from gear_data import SequenceLoader
-from gear_data.cluster.ranks import KeyValueStore
+from gear_data.cluster.key_value_store import KeyValueStore
 from gear_data.cluster.server.node_server import LINGER_SECONDS
 from gear_data.errors import ClusterError, InvalidArgumentError, StateMismatchError, UnknownNameError
 from tests.support.cluster import hold_rank, join_rank
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    """What one process gives that has all."""
+    """The batches of one process that has all shards."""
     dataset = gear_data.open(folder)
     found = {
         name: join_rank.stacked(SequenceLoader(dataset, **{**join_rank.OPTIONS, **more}))
@@ -46,7 +46,7 @@ def expected(folder):
 
 
 def parts(folder, nodes, to):
-    """Copies of a dataset for nodes 0, 1, ..., each with the shards alone that are placed there."""
+    """Makes a copy of a dataset for each node, with only the shards that are placed there."""
     placement = gear_data.open(folder).placement([f"node-{number}" for number in range(nodes)])
     manifest = gear_data.open(folder).manifest
     for number in range(nodes):
@@ -58,7 +58,7 @@ def parts(folder, nodes, to):
 
 
 def torchrun(nodes, ranks, *arguments):
-    """Runs a script with so many agents on this machine, each a node; as many exit statuses."""
+    """Runs a script under torchrun on `nodes` agents of this machine; returns their exit statuses."""
     common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
     common += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     agents = [subprocess.Popen([*common, "--node-rank", str(node), *map(str, arguments)]) for node in range(nodes)]
@@ -70,7 +70,7 @@ def torchrun(nodes, ranks, *arguments):
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 2), (3, 1)])
-def test_runs_give_what_one_process_gives(folder, expected, tmp_path, nodes, ranks):
+def test_runs_give_the_batches_of_one_process(folder, expected, tmp_path, nodes, ranks):
     dataset = parts(folder, nodes, tmp_path)
     before = {process.pid for process in servers()}
     assert torchrun(nodes, ranks, join_rank.__file__, dataset, tmp_path / "out") == [0] * nodes
@@ -84,7 +84,7 @@ def test_runs_give_what_one_process_gives(folder, expected, tmp_path, nodes, ran
                 mine = [np.split(one, batches) for one in mine]
                 joined = np.concatenate([part for step in zip(*mine, strict=True) for part in step])
                 assert joined.tobytes() == whole.tobytes(), (name, key)
-            # Of a shorter last batch each rank has its part.
+            # Each rank has its part of a shorter last batch.
             else:
                 assert sum(map(len, mine)) == len(whole), (name, key)
     assert all(one["token"] == [] for one in facts)
@@ -102,7 +102,7 @@ def test_runs_give_what_one_process_gives(folder, expected, tmp_path, nodes, ran
 
 
 def _check_decentralized(folder, found, facts, nodes, ranks):
-    """Rows of a node are of its own shards, and were not asked of others; together they are whole batches."""
+    """Checks that each node draws only from its own shards, sends no requests, and that all rows form whole batches."""
     dataset = gear_data.open(folder)
     shard = dataset.episodes["shard"].to_numpy()
     rows = sum(len(one["decentralized/rewards"]) for one in found)
@@ -121,7 +121,7 @@ def _check_decentralized(folder, found, facts, nodes, ranks):
         assert fact["state"] == facts[0]["state"]
         by_node[rank // ranks] += len(drawn)
     steps = np.array([dataset.lengths[np.isin(shard, facts[node * ranks]["here"])].sum() for node in range(nodes)])
-    # A cycle deals rows to within one.
+    # Rows are divided by a cycle: each node is within one row of its share.
     assert (np.abs(by_node - rows * steps / steps.sum()) <= 1).all()
 
 
@@ -139,7 +139,7 @@ def test_a_server_lives_as_long_as_any_of_its_ranks(folder, run):
     mine = [process for process in servers() if process.pid not in before]
     assert len(mine) == 2
     assert [rank.ask("first") for rank in (first, second, other)] == [expected] * 3
-    # The one that started the server; the store was its too.
+    # The first rank started the server and holds the store.
     first.kill()
     time.sleep(LINGER_SECONDS + 1)
     assert other.ask("first") == second.ask("first") == expected
@@ -150,14 +150,14 @@ def test_a_server_lives_as_long_as_any_of_its_ranks(folder, run):
         time.sleep(0.1)
     assert time.monotonic() > ended + LINGER_SECONDS - 1
     assert other.ask("first").startswith("NodeUnreachableError gear://127.0.0.1:")
-    # The one that remains ends with its rank, in good order.
+    # The remaining server exits normally with its rank.
     other.process.stdin.close()
     assert other.process.wait(20) == 0
     assert all_ended(mine, LINGER_SECONDS + 5)
 
 
 def _new_servers(before):
-    """Those of two nodes, as soon as they are there."""
+    """Waits for the servers of two nodes, and returns them."""
     limit = time.monotonic() + 20
     while len(found := [process for process in servers() if process.pid not in before]) < 2:
         assert time.monotonic() < limit
@@ -165,24 +165,24 @@ def _new_servers(before):
     return found
 
 
-def test_a_server_that_dies_is_started_again(folder, run):
-    """Again and again, in the midst of reading: batches are those that they would have been."""
+def test_a_server_that_dies_is_restarted(folder, run):
+    """Servers die several times in the middle of reading, and the batches do not change."""
     expected = iter(list(itertools.islice(hold_rank.digests(gear_data.open(folder), 0), 91)))
     before = {process.pid for process in servers()}
     ranks = run([(folder, 0), (folder, 0), (folder, 1)], GEAR_DATA_NODE_TIMEOUT=30)
     assert [rank.line() for rank in ranks] == ["open"] * 3
     for _ in range(2):
-        # Of this node's ranks one holds the server that it did not start.
+        # The first node has two ranks: the second holds a lease on a server that it did not start.
         for batch in itertools.islice(expected, 5):
             assert [rank.ask("next") for rank in ranks] == [batch] * 3
         dying = _new_servers(before)
         for process in dying:
             process.kill()
         before |= {process.pid for process in dying}
-        # More than were made ahead.
+        # More batches than prefetching had read.
         for batch in itertools.islice(expected, 40):
             assert [rank.ask("next") for rank in ranks] == [batch] * 3
-    # The last ones end with their ranks, and not before; the first node's is held by who did not start it.
+    # The last servers end with their ranks, not before. The second rank alone holds the first node's server.
     mine = _new_servers(before)
     ranks[0].kill()
     time.sleep(LINGER_SECONDS + 1)
@@ -190,15 +190,15 @@ def test_a_server_that_dies_is_started_again(folder, run):
     assert all(process.is_running() for process in mine)
 
 
-def test_what_is_wrong_on_one_rank_is_raised_on_all(folder, run, tmp_path):
+def test_an_error_on_one_rank_is_raised_on_all(folder, run, tmp_path):
     parted = str(parts(folder, 2, tmp_path))
     mine = [parted.replace("{node}", str(node)) for node in range(2)]
     for shard in (Path(mine[1]) / "shards").iterdir():
         shard.unlink()
     ranks = run([(mine[0], 0), (mine[1], 1), (mine[1], 1)])
-    said = [rank.line() for rank in ranks]
-    assert said[0].startswith("CorruptShardError rank 1: ") and said[0].endswith("the file is missing")
-    assert said == said[:1] * 3
+    errors = [rank.line() for rank in ranks]
+    assert errors[0].startswith("CorruptShardError rank 1: ") and errors[0].endswith("the file is missing")
+    assert errors == errors[:1] * 3
 
 
 @pytest.mark.parametrize(
@@ -208,11 +208,11 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all(folder, run, tmp_path):
         ({"residency": "pinned"}, r"(MissingExtraError|DeviceError) rank 0: .*(cupy|CUDA)"),
     ],
 )
-def test_what_a_machine_lacks_is_raised_on_all(folder, run, options, problem):
+def test_missing_hardware_is_raised_on_all_ranks(folder, run, options, problem):
     ranks = run([(folder, 0), (folder, 1)], repr(options), CUDA_VISIBLE_DEVICES="", GEAR_DATA_RDMA_DEVICE="none")
-    said = [rank.line() for rank in ranks]
-    assert re.match(problem, said[0]), said
-    assert said[1] == said[0]
+    errors = [rank.line() for rank in ranks]
+    assert re.match(problem, errors[0]), errors
+    assert errors[1] == errors[0]
 
 
 def test_ranks_that_open_different_datasets(folder, run, tmp_path):
@@ -222,28 +222,28 @@ def test_ranks_that_open_different_datasets(folder, run, tmp_path):
         assert rank.line().startswith("ClusterError rank 0: rank 1 opens another dataset than rank 0")
 
 
-def test_a_rank_that_never_comes(folder, run):
+def test_a_rank_that_never_starts(folder, run):
     (rank,) = run([(folder, 0)], SLURM_NTASKS=2, GEAR_DATA_JOIN_TIMEOUT=2)
     assert rank.line().startswith("ClusterError None: torch.distributed's store at 127.0.0.1:")
 
 
-def test_a_rank_that_leaves_no_word():
-    board = KeyValueStore(torch.distributed.HashStore(), "run/", 0.5)
-    board.put("a", {"x": 1})
-    assert board.take("a", "rank 0") == {"x": 1}
-    with pytest.raises(ClusterError, match="rank 3 has left no word"):
-        board.take("b", "rank 3")
+def test_a_rank_that_publishes_nothing():
+    values = KeyValueStore(torch.distributed.HashStore(), "run/", 0.5)
+    values.put("a", {"x": 1})
+    assert values.take("a", "rank 0") == {"x": 1}
+    with pytest.raises(ClusterError, match=r"timed out after 0\.5 s waiting for rank 3"):
+        values.take("b", "rank 3")
 
 
-def test_a_store_that_is_gone():
+def test_a_store_that_has_ended():
     master = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
     store = torch.distributed.TCPStore("127.0.0.1", master.port, is_master=False)
-    board = KeyValueStore(store, "run/", 0.5)
-    board.put("a", {})
+    values = KeyValueStore(store, "run/", 0.5)
+    values.put("a", {})
     del master
-    with pytest.raises(ClusterError, match="store cannot be reached"):
-        for _ in range(10):  # the first may still go out
-            board.put("a", {})
+    with pytest.raises(ClusterError, match="cannot reach the run's key-value store"):
+        for _ in range(10):  # the first messages may still be sent
+            values.put("a", {})
 
 
 def test_no_run(folder, monkeypatch):

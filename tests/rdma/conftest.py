@@ -1,7 +1,4 @@
-"""Nodes of this process with a stand-in for their RDMA device.
-
-Helper modules here, and those of tests/feed, go by their own names.
-"""
+"""Nodes in this process, with a stand-in for their RDMA device."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ import threading
 import pytest
 
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.flight import grpc_fork as waiting
-from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight import grpc_fork
+from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.rdma.server import open_rdma_server
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.storage.dataset_files import open_files
@@ -29,7 +27,7 @@ def world(monkeypatch, tmp_path):
 
 @pytest.fixture
 def serve(folder, world):
-    """Starts nodes in this process, and ends them."""
+    """serve(shards, transport) -> the address of a new node in this process. All nodes end with the test."""
     running = []
 
     def start(shards=None, transport="verbs", folder=folder):
@@ -42,8 +40,8 @@ def serve(folder, world):
         return f"127.0.0.1:{server.port}"
 
     yield start
-    # A server waits for its clients; some of them live on in the tracebacks of what was raised.
-    waiting._close_all()
+    # A server waits for its clients, and tracebacks of raised errors keep some clients alive.
+    grpc_fork._close_all()
     world.wait_for_no_pairs()
     for server, memory in running:
         server.shutdown()

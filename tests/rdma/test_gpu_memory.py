@@ -1,4 +1,4 @@
-"""Batches that a GPU collects of rows read by RDMA, with stand-ins for both devices: those of the folder."""
+"""Batches that a GPU collects from rows read by RDMA, with stand-ins for both devices; equal to the folder's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def libraries(tmp_path_factory):
 
 
 class Driver:
-    """CUDA's driver, as far as a GPU's memory is made a file."""
+    """Stand-in for the part of CUDA's driver that exports GPU memory as a DMA-BUF."""
 
     def __init__(self, world, supported=1, status=0):
         self._world, self._supported, self._status = world, supported, status
@@ -60,7 +60,7 @@ class Driver:
 
     def cuMemGetHandleForAddressRange(self, file, address, size, kind, flags):
         assert (kind, flags.value) == (1, 0)
-        # As the driver wants them: whole pages.
+        # The driver requires whole pages.
         assert not address.value % (64 << 10) and not size.value % (64 << 10)
         if not self._status:
             file._obj.value = os.memfd_create("made-up-dma-buf")
@@ -71,7 +71,7 @@ class Driver:
 
 @pytest.fixture
 def way(request, monkeypatch, world, tmp_path):
-    """How the RDMA device writes to the GPU's memory."""
+    """The method by which the RDMA device writes to GPU memory; \"none\" if there is none."""
     (tmp_path / "module").mkdir()
     driver = Driver(world, supported=int(request.param == "DMA-BUF"))
     monkeypatch.setattr(gpu_memory, "_driver", lambda: driver)
@@ -88,7 +88,7 @@ by_gpu_memory = pytest.mark.parametrize("way", WAYS[1:2], indirect=True)
 
 
 def read_to_gpu(world, gpu):
-    """Bytes read to memory of the GPU, and to that of this machine."""
+    """Counts the bytes read to GPU memory and to host memory."""
     found = [0, 0]
 
     def noting(remote, local, size):
@@ -116,14 +116,14 @@ def test_batches_are_those_of_the_folder(folder, gpu, serve, world, way):
     for options in cases:
         expected = copies(SequenceLoader(local, **{**OPTIONS, **options}))
         same(from_device(gpu, on_gpu(remote, **options)), expected)
-    # Whatever is read goes where kernels read it, and nothing else.
+    # All bytes are read to the memory that kernels read, and none to the other.
     assert read[way == "none"] > 0 and not read[way != "none"]
     assert "gear_collect" in gpu.cupy.launched
 
 
 @every_way
-def test_a_discount_of_its_own(folder, gpu, serve, world, way):
-    """Of one column the values are here, of the others elsewhere."""
+def test_another_discount(folder, gpu, serve, world, way):
+    """The values of one column are local, those of the others remote."""
     local = gear_data.open(folder).with_discount(0.5)
     remote = gear_data.open(f"gear://{serve()}", transport="verbs").with_discount(0.5)
     options = {**OPTIONS, "columns": ["returns_to_go", "observations"]}
@@ -131,7 +131,7 @@ def test_a_discount_of_its_own(folder, gpu, serve, world, way):
 
 
 @every_way
-def test_rows_that_come_by_flight_meanwhile(folder, gpu, serve, world, caplog, way):
+def test_rows_that_arrive_by_flight(folder, gpu, serve, world, caplog, way):
     place = f"gear://{serve()}"
     local, auto, verbs = gear_data.open(folder), gear_data.open(place), gear_data.open(place, transport="verbs")
     if way == "DMA-BUF":
@@ -164,20 +164,20 @@ def test_without_rdma_the_cpu_collects(folder, gpu, serve, world, caplog):
 
 
 @pytest.mark.parametrize(
-    ("supported", "status", "says"),
-    [(0, 0, "there is no way to"), (1, 801, r"CUresult 801")],
-    ids=["no way", "refused"],
+    ("supported", "status", "message"),
+    [(0, 0, "neither peer memory nor DMA-BUF"), (1, 801, r"CUresult 801")],
+    ids=["no method", "refused"],
 )
-def test_memory_of_a_gpu_that_cannot_be_registered(gpu, world, monkeypatch, tmp_path, supported, status, says):
+def test_gpu_memory_that_cannot_be_registered(gpu, world, monkeypatch, tmp_path, supported, status, message):
     monkeypatch.setattr(gpu_memory, "_MODULES", (tmp_path / "none",))
     monkeypatch.setattr(gpu_memory, "_driver", lambda: Driver(world, supported, status))
     device = SimpleNamespace(port=stand_in.PORT)
-    with pytest.raises(DeviceError, match=says) as raised:
+    with pytest.raises(DeviceError, match=message) as raised:
         gpu_memory.register_gpu_memory(device, 1 << 16, 1 << 16, 1)
     assert "nvidia-peermem" in str(raised.value)
 
 
-def test_no_driver_is_no_way(world, monkeypatch, tmp_path):
+def test_without_a_driver(world, monkeypatch, tmp_path):
     def missing():
         raise OSError("libcuda.so.1: no such file")
 
@@ -187,7 +187,7 @@ def test_no_driver_is_no_way(world, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_pieces_go_to_their_places(gpu, on_device):
+def test_a_staging_buffer_copies_each_piece_to_its_address(gpu, on_device):
     stage, rng = StagingBuffer(5000, on_device=on_device), np.random.default_rng(0)
     assert isinstance(stage.memory, DeviceBuffer) == on_device
     first, second = stage.take(700), stage.take(4000)

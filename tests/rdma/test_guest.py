@@ -1,4 +1,4 @@
-"""RDMA without RDMA hardware: soft-RoCE in QEMU guests, see `guest`. Minutes, of which most are emulated imports."""
+"""RDMA without RDMA hardware: soft-RoCE in QEMU guests; see `guest`. Takes minutes, mostly for emulated imports."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tests.support.rdma import guest, remote_batches
 
 HERE = Path(guest.__file__).parent
 REQUIRED = "GEAR_DATA_REQUIRE_VERBS"
-#: What a guest's processor has is none of this one's business: kernels are compiled for any, here, and read there.
+#: Kernels are compiled here for any processor, and loaded in the guest, whose processor is another one.
 _NUMBA = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 
 
 @pytest.fixture(scope="module")
-def possible():
+def guests_available():
     reason = guest.obstacle()
     if reason is not None and os.environ.get(REQUIRED):
-        pytest.fail(f"${REQUIRED} is set, and there can be no guest: {reason}")
+        pytest.fail(f"${REQUIRED} is set, and no guest can start: {reason}")
     if reason is not None:
         pytest.skip(f"no guest: {reason}")
 
 
 @pytest.fixture(scope="module")
-def made(possible, tmp_path_factory):
-    """A folder with the dataset, what its batches are, and compiled kernels."""
+def prepared(guests_available, tmp_path_factory):
+    """A folder with the dataset, its expected batches, and compiled kernels."""
     folder = tmp_path_factory.mktemp("verbs")
     lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
     dataset = with_text(feed_data.locomotion(lengths, seed=5, observations=11), folder)
@@ -56,7 +56,7 @@ def made(possible, tmp_path_factory):
 
 
 def with_text(episodes, folder):
-    """A dataset of these episodes, with a column of none to nine words besides."""
+    """Converts these episodes, with an additional column of texts."""
     feed_data.write_episodes(episodes, folder / "d.parquet")
     table, rng = pq.read_table(folder / "d.parquet"), np.random.default_rng(1)
     texts = [
@@ -79,7 +79,7 @@ def variables(folder: Path) -> dict[str, str]:
     }
 
 
-def checks(file: str) -> list[str]:
+def check_names(file: str) -> list[str]:
     tree = ast.parse((HERE / file).read_text())
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [name.removeprefix("check_") for name in names if name.startswith("check_")]
@@ -87,7 +87,7 @@ def checks(file: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def protection(tmp_path_factory):
-    """A certificate of the first guest, its key, and a token."""
+    """A folder with a certificate of the first guest, its key, and a token."""
     folder = tmp_path_factory.mktemp("tls")
     key, pem, address = folder / "node.key", folder / "node.pem", guest.address(1)
     subject = ["-subj", "/CN=node", "-addext", f"subjectAltName=IP:{address}", "-days", "2"]
@@ -98,23 +98,23 @@ def protection(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def started(made, protection, tmp_path_factory):
-    """The guest of `test_one_machine`, and its folder: it works while the two others do."""
+def started(prepared, protection, tmp_path_factory):
+    """The guest of `test_one_machine`, and its output folder. It runs beside the two other guests."""
     out = tmp_path_factory.mktemp("out")
-    command = [sys.executable, str(HERE / "guest_checks.py"), str(made / "d"), str(made / "expected.npz")]
-    machine = guest.Guest(out, [*command, str(protection)], variables(made))
+    command = [sys.executable, str(HERE / "guest_checks.py"), str(prepared / "d"), str(prepared / "expected.npz")]
+    machine = guest.Guest(out, [*command, str(protection)], variables(prepared))
     yield machine, out
     machine.kill()
 
 
-def test_two_machines(started, made, protection, tmp_path):
-    """Over a wire between two guests: the rows of the files; and the second notices that the first is gone."""
+def test_two_machines(started, prepared, protection, tmp_path):
+    """The second guest reads the first over a network, and notices when the first is gone."""
     place, timeout = f"{guest.address(1)}:7000", 30
     tls = {"GEAR_DATA_TLS_CA": str(protection / "node.pem"), "GEAR_DATA_TOKEN_FILE": str(protection / "token")}
-    serve = [sys.executable, "-m", "gear_data.cli", "serve", str(made / "d"), "--listen", place]
+    serve = [sys.executable, "-m", "gear_data.cli", "serve", str(prepared / "d"), "--listen", place]
     serve += ["--residency", "host", "--transport", "verbs", "--tls-cert", str(protection / "node.pem")]
     serve += ["--tls-key", str(protection / "node.key"), "--token-file", str(protection / "token")]
-    read = [sys.executable, str(HERE / "guest_peer.py"), str(made / "d"), place]
+    read = [sys.executable, str(HERE / "guest_peer.py"), str(prepared / "d"), place]
     with socket.create_server(("127.0.0.1", 0)) as free:
         wire = free.getsockname()[1]
     machines = []
@@ -122,9 +122,9 @@ def test_two_machines(started, made, protection, tmp_path):
         for number, command in enumerate((serve, read), 1):
             out = tmp_path / str(number)
             out.mkdir()
-            options = {**variables(made), **tls, "GEAR_DATA_NODE_TIMEOUT": str(timeout)}
+            options = {**variables(prepared), **tls, "GEAR_DATA_NODE_TIMEOUT": str(timeout)}
             machines.append(guest.Guest(out, command, options, number, wire))
-            # The second must find the first's end of the wire.
+            # The second guest connects to the first guest's end of the network.
             machines[-1].wait_for("also by RDMA" if number == 1 else "equal", 180)
         node, client = machines
         node.kill()
@@ -133,9 +133,9 @@ def test_two_machines(started, made, protection, tmp_path):
         for machine in machines:
             machine.kill()
     print(client.log)
-    assert "without the token" in client.log and "does not take the token" in client.log
+    assert "without the token" in client.log and "does not accept the token" in client.log
     (line,) = [line for line in client.log.splitlines() if line.startswith("gone after")]
-    # The READs by then; and the attempt at a new queue pair to a node that may only have been restarted.
+    # Time for the READs, and for one attempt at a new queue pair, in case the node only restarted.
     assert float(line.split()[2]) < 1.5 * timeout and f"gear://{place}" in line, line
 
 
@@ -149,6 +149,6 @@ def one_guest(started):
     return {row["check"]: row["problem"] for row in rows}
 
 
-@pytest.mark.parametrize("check", [*checks("guest_checks.py"), *checks("guest_network.py")])
+@pytest.mark.parametrize("check", [*check_names("guest_checks.py"), *check_names("guest_network.py")])
 def test_one_machine(one_guest, check):
     assert one_guest[check] is None, one_guest[check]

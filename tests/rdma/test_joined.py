@@ -1,4 +1,4 @@
-"""Runs under torchrun whose nodes read each other's memory, with a stand-in for the device, each process on its own."""
+"""Training runs whose nodes read each other's memory, with a stand-in for the device in each process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.cluster.runs import all_ended, runs, servers
 from tests.support.feed import data as feed_data
 from tests.support.rdma import stand_in
 
-#: In place of a device; and this gear-data.
+#: The stand-in for a device, and this gear-data.
 PYTHONPATH = os.pathsep.join(
     [str(Path(stand_in.__file__).parent / "site"), str(Path(gear_data.__file__).parent.parent)]
 )
@@ -44,7 +44,7 @@ def test_nodes_read_each_others_memory(folder, run, transport, reads):
     assert [int(rank.ask("reads")) > 0 for rank in ranks] == [reads] * 2
 
 
-def test_memory_of_a_server_that_was_started_again(folder, run):
+def test_memory_of_a_restarted_server(folder, run):
     expected = iter(list(itertools.islice(hold_rank.digests(gear_data.open(folder), 0), 91)))
     before = {process.pid for process in servers()}
     options = "{'transport': 'verbs'}"
@@ -56,14 +56,14 @@ def test_memory_of_a_server_that_was_started_again(folder, run):
         if process.pid not in before:
             process.send_signal(signal.SIGKILL)
     reads = [int(rank.ask("reads")) for rank in ranks]
-    # More than were made ahead.
+    # More batches than prefetching had read.
     for batch in expected:
         assert [rank.ask("next") for rank in ranks] == [batch] * 2
     assert all(int(rank.ask("reads")) > was for rank, was in zip(ranks, reads, strict=True))
 
 
 def test_a_server_whose_memory_is_read_stays(folder, run):
-    """Its ranks have ended; another node's goes on, and ends."""
+    """The server's ranks have exited, and another node still reads from it. Both servers end with that node's rank."""
     expected = iter(list(itertools.islice(hold_rank.digests(gear_data.open(folder), 0), 91)))
     before = {process.pid for process in servers()}
     first, other = run([(folder, 1), (folder, 0)], "{'transport': 'verbs'}", PYTHONPATH=PYTHONPATH)

@@ -1,14 +1,14 @@
-"""The parts of the RDMA transport that need no device, each against a plain computation or its text."""
+"""Parts of the RDMA transport that need no device, each against a plain computation."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import gear_data
 from gear_data.cli import main
-from gear_data.cluster.addresses import ClientOptions
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.protocol import handshake
 from gear_data.cluster.rdma import device, library, messages, native, ports, values, work
 from gear_data.cluster.rdma.messages import QueuePairEnd
@@ -35,7 +35,7 @@ END = QueuePairEnd(700, 1 << 23, ports.ETHERNET, 0, "::ffff:10.0.0.1", 3, 16)
 
 
 def moves(reads: work.Reads) -> dict[int, tuple[int, int, int]]:
-    """Local byte -> the remote byte that goes there, and both keys."""
+    """Returns local byte -> the remote byte that is written there, and both keys."""
     found = {}
     for remote, rkey, local, lkey, size in zip(
         *(getattr(reads, name).tolist() for name in ("remote", "rkey", "local", "lkey", "size")), strict=True
@@ -46,13 +46,13 @@ def moves(reads: work.Reads) -> dict[int, tuple[int, int, int]]:
     return found
 
 
-#: Bytes of a READ, of the gap before it at the remote end and at this one, and its keys.
+#: Bytes of a READ, the remote and the local gap before it, and its key.
 SPAN = st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 3]), st.sampled_from([0, 0, 5]), st.integers(0, 1))
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(SPAN, max_size=30), st.integers(1, 12))
-def test_merging_moves_the_same_bytes_in_as_few_reads_as_can_be(spans, largest):
+def test_merging_moves_the_same_bytes_in_the_fewest_reads(spans, largest):
     remote, local, rows = 1000, 9000, []
     for size, gap, other_gap, key in spans:
         remote, local = remote + gap, local + other_gap
@@ -61,7 +61,7 @@ def test_merging_moves_the_same_bytes_in_as_few_reads_as_can_be(spans, largest):
     reads = work.Reads(*np.array(rows, np.int64).reshape(-1, 5).T)
     merged = reads.merged(largest)
     assert moves(merged) == moves(reads)
-    # Plainly: runs of bytes that are adjacent at both ends, of at most so many.
+    # Plain computation: runs of bytes that are adjacent at both ends, at most `largest` long.
     runs, last, length = 0, None, 0
     for place, (source, key, _) in moves(reads).items():
         if last != (place - 1, source - 1, key) or length == largest:
@@ -71,14 +71,14 @@ def test_merging_moves_the_same_bytes_in_as_few_reads_as_can_be(spans, largest):
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
-def test_a_chain_is_a_list_of_reads_in_the_librarys_layout(count):
+def test_work_requests_have_the_layout_of_the_library(count):
     rng = np.random.default_rng(count)
     reads = work.Reads(*(rng.integers(1, 1 << 31, count) for _ in range(5)))
-    chain = work.WorkRequestList(reads)
+    requests = work.WorkRequestList(reads)
     assert ctypes.sizeof(stand_in.SendWr) == work.WORK_REQUEST.itemsize == 128
     assert ctypes.sizeof(stand_in.Wc) == work.COMPLETION.itemsize == 48
-    found = stand_in.walk(chain.address)
-    assert len(found) == len(chain) == count
+    found = stand_in.walk(requests.address)
+    assert len(found) == len(requests) == count
     for number, request in enumerate(found):
         place = request.sg_list.contents
         assert (request.wr_id, request.opcode, request.num_sge) == (number + 1, 4, 1)
@@ -86,10 +86,10 @@ def test_a_chain_is_a_list_of_reads_in_the_librarys_layout(count):
         assert [request.remote_addr, request.rkey, place.addr, place.lkey, place.length] == [
             int(values[number]) for values in (reads.remote, reads.rkey, reads.local, reads.lkey, reads.size)
         ]
-    # In two parts, as where a queue has no room for all.
+    # In two sections, as if the queue had no room for all.
     if count > 64:
-        assert [each.wr_id for each in stand_in.walk(chain.cut(0, 64))] == list(range(1, 65))
-        assert [each.wr_id for each in stand_in.walk(chain.cut(64, count))] == list(range(65, count + 1))
+        assert [each.wr_id for each in stand_in.walk(requests.section(0, 64))] == list(range(1, 65))
+        assert [each.wr_id for each in stand_in.walk(requests.section(64, count))] == list(range(65, count + 1))
 
 
 SIZES = st.lists(st.integers(1, 1000), max_size=40)
@@ -97,25 +97,25 @@ SIZES = st.lists(st.integers(1, 1000), max_size=40)
 
 @settings(derandomize=True, deadline=None)
 @given(SIZES, st.integers(1, 9))
-def test_dealing_gives_every_read_once_and_about_as_many_bytes(sizes, count):
+def test_splitting_keeps_every_read_and_balances_bytes(sizes, count):
     size = np.array(sizes, np.int64)
     reads = work.Reads(*(np.arange(len(size)) + 100 * number for number in range(4)), size)
-    dealt = reads.dealt(count)
-    assert len(dealt) == count
+    parts = reads.split(count)
+    assert len(parts) == count
     for name in ("remote", "rkey", "local", "lkey", "size"):
-        # In their order, so that each has whole runs of them.
-        assert np.concatenate([getattr(part, name) for part in dealt]).tolist() == getattr(reads, name).tolist()
-    for part in dealt:
+        # In order, so that each part has whole runs.
+        assert np.concatenate([getattr(part, name) for part in parts]).tolist() == getattr(reads, name).tolist()
+    for part in parts:
         assert int(part.size.sum()) <= sum(sizes) / count + max(sizes, default=0)
 
 
-#: Of a span: its shard, first row and rows; of the dataset: values of each row of three shards.
+#: Lengths of the values of each row of three shards; and spans: shard, first row, row count.
 VALUES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=3, max_size=3)
 SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7), st.integers(1, 8)), max_size=12)
 
 
 def value_spans(lengths, spans):
-    """As they are read: the spans, cut to what the shards have, and the offsets of each."""
+    """Returns spans as they are read: clipped to the shards, with the offsets of each."""
     offsets = [np.concatenate([[0], np.cumsum(each)]) for each in lengths]
     some = [(shard, first % len(lengths[shard]), count) for shard, first, count in spans]
     some = [(shard, first, min(count, len(lengths[shard]) - first)) for shard, first, count in some]
@@ -132,9 +132,9 @@ def value_spans(lengths, spans):
 
 @settings(derandomize=True, deadline=None)
 @given(VALUES, SPANS)
-def test_where_values_are(lengths, spans):
+def test_locating_values(lengths, spans):
     known, manifest, parts, _ = value_spans(lengths, spans)
-    first, size, offsets = known.places(manifest)
+    first, size, offsets = known.locate(manifest)
     assert first.tolist() == [int(part[0]) for part in parts]
     assert size.tolist() == [int(part[-1] - part[0]) for part in parts]
     expected = [0]
@@ -149,7 +149,7 @@ WRONG = st.sampled_from([-1, -(1 << 63), (1 << 63) - 1, 0, 1, 3, 41])
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(VALUES, SPANS.filter(len), st.integers(0, 1000), WRONG)
-def test_offsets_of_a_hostile_node_are_found_out(lengths, spans, place, wrong):
+def test_hostile_offsets_are_detected(lengths, spans, place, wrong):
     known, manifest, parts, some = value_spans(lengths, spans)
     known.offsets[place % len(known.offsets)] = wrong
     bad, begin = [], 0
@@ -159,15 +159,15 @@ def test_offsets_of_a_hostile_node_are_found_out(lengths, spans, place, wrong):
             bad.append(shard)
         begin += count + 1
     if not bad:
-        known.places(manifest)
+        known.locate(manifest)
         return
     with pytest.raises(CorruptShardError, match=rf"damaged values: offsets of shards/{bad[0]} ") as raised:
-        known.places(manifest)
+        known.locate(manifest)
     assert raised.value.column == "text"
 
 
-def test_ends_of_queue_pairs_survive_the_wire():
-    ends = END, replace(END, number=701)
+def test_queue_pair_messages_round_trip():
+    ends = END, msgspec.structs.replace(END, number=701)
     assert messages.parse_queue_pair_request(messages.queue_pair_request("d", ends)) == ends
     assert messages.parse_queue_pair_request(handshake("d")) is None
     table = np.arange(24).reshape(2, 3, 2, 2)
@@ -183,7 +183,7 @@ HOSTILE += [{**GOOD, name: value} for name in GOOD for value in (-1, 1 << 24, 1 
 
 
 @pytest.mark.parametrize("ends", [None, 5, "x", [], {}, GOOD, [GOOD] * 65, *([GOOD, end] for end in HOSTILE)], ids=str)
-def test_what_are_no_ends_is_refused(ends):
+def test_malformed_ends_are_refused(ends):
     with pytest.raises(NodeRefusedError, match="malformed"):
         messages.parse_queue_pair_request(json.dumps({"queue_pairs": ends}).encode())
 
@@ -205,7 +205,7 @@ def test_what_are_no_ends_is_refused(ends):
         lambda parts: [*parts[:2], np.where(np.arange(24) == 4, -5, 1).view(np.uint8)],
     ],
 )
-def test_what_is_no_grant_is_refused(change):
+def test_malformed_responses_are_refused(change):
     parts = messages.queue_pair_response([END, END], [4, 1], np.ones((2, 3, 2, 2), np.int64))
     messages.parse_queue_pair_response(parts, 2, 6, 3)
     with pytest.raises(NodeRefusedError, match=r"malformed|impossible"):
@@ -213,10 +213,12 @@ def test_what_is_no_grant_is_refused(change):
 
 
 @pytest.mark.parametrize("text", ["", "0", "65", "-1", "2.5", "two", "\u0661"])
-def test_a_number_of_queue_pairs_that_is_none(monkeypatch, text):
+def test_invalid_numbers_of_queue_pairs(monkeypatch, text):
     monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", text)
     for make in (ClientOptions.from_environment, lambda: ClientOptions.of_run("0123456789abcdef", None, "n")):
-        with pytest.raises(InvalidArgumentError, match=r"GEAR_DATA_RDMA_QUEUE_PAIRS is .* not a number from 1 to 64"):
+        with pytest.raises(
+            InvalidArgumentError, match=r"GEAR_DATA_RDMA_QUEUE_PAIRS is .*; set it to a .* from 1 to 64"
+        ):
             make()
 
 
@@ -235,7 +237,7 @@ LINK_LOCAL, V4, V6 = "fe80::1", "0000:0000:0000:0000:0000:ffff:0a09:0001", "2001
 V1, V2 = "IB/RoCE v1", "RoCE v2"
 
 
-def test_the_port_that_is_chosen(tmp_path, monkeypatch):
+def test_choosing_a_port(tmp_path, monkeypatch):
     monkeypatch.delenv(ports.DEVICE_VARIABLE, raising=False)
     with pytest.raises(DeviceError, match="no RDMA device with an active port"):
         ports.choose_port(tmp_path)
@@ -258,7 +260,7 @@ def test_the_port_that_is_chosen(tmp_path, monkeypatch):
     assert "mlx0:10" in str(raised.value)
 
 
-def test_memory_that_is_no_queue_pair_is_not_taken_for_one():
+def test_memory_that_is_not_a_queue_pair_is_refused():
     class Small:
         qp_num = 5
 
@@ -269,12 +271,12 @@ def test_memory_that_is_no_queue_pair_is_not_taken_for_one():
     pair, empty = Other(), Other()
     pair.d = np.zeros(9)
     for each in (Small(), empty, pair):
-        with pytest.raises(DeviceError, match="release of pyverbs is not known"):
+        with pytest.raises(DeviceError, match="release of pyverbs is not supported"):
             native.VerbsCalls(each)
 
 
 @pytest.mark.parametrize("name", ["pyverbs.enums", "pyverbs.libibverbs_enums"])
-def test_both_names_of_the_constants(monkeypatch, name):
+def test_both_module_names_of_the_constants(monkeypatch, name):
     stand_in.StandIn().install(monkeypatch)
     module = sys.modules.pop("pyverbs.enums")
     monkeypatch.setitem(sys.modules, name, module)
@@ -296,11 +298,11 @@ def test_without_a_device(tmp_path, monkeypatch, capsys):
         gear_data.open("gear://127.0.0.1:1", transport="tcp")
 
 
-@pytest.mark.parametrize(("residency", "says"), [("mmap", "--residency host"), ("host", "no RDMA device")])
-def test_serving_by_rdma_that_cannot_be(tmp_path, monkeypatch, capsys, residency, says):
+@pytest.mark.parametrize(("residency", "message"), [("mmap", "--residency host"), ("host", "no RDMA device")])
+def test_serving_by_rdma_without_memory_or_device(tmp_path, monkeypatch, capsys, residency, message):
     monkeypatch.setattr(ports.choose_port, "__defaults__", (tmp_path / "none",))
     monkeypatch.delenv(ports.DEVICE_VARIABLE, raising=False)
     feed_data.convert_episodes(feed_data.locomotion([5, 6], seed=1), tmp_path / "d")
     options = ["--listen", "127.0.0.1:0", "--residency", residency, "--transport", "verbs"]
     assert main(["serve", str(tmp_path / "d"), *options]) > 0
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The whole loader path over the RDMA transport, with a stand-in for the device: batches are those of the folder."""
+"""Loaders over the RDMA transport, with a stand-in for the device: batches equal those of the folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import gear_data
 from gear_data import SequenceLoader
 from gear_data.cluster.flight.fetch import FlightFetch
 from gear_data.cluster.rdma import client as client_module
-from gear_data.cluster.rdma import span_read as reading_module
-from gear_data.cluster.rdma.client import RdmaFetch
+from gear_data.cluster.rdma import span_read as span_read_module
+from gear_data.cluster.rdma.fetch import RdmaFetch
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefusedError, NodeUnreachableError
 from gear_data.loaders.presets.outputs import PRESETS
@@ -45,7 +45,7 @@ def url(*places):
 
 def batches(dataset, count=4, **options):
     loader = SequenceLoader(dataset, **{"batch_size": 16, "context": 8, "seed": 3, "prefetch": 0, **options})
-    # Copies: a kept batch would keep its buffer from being used again.
+    # Copies: a batch that is kept would prevent the reuse of its buffer.
     return [copied(batch) for batch in itertools.islice(loader, count)]
 
 
@@ -80,35 +80,35 @@ OPTIONS = {
 }
 
 
-def test_every_preset_gives_what_it_gives_locally(folder, serve, world):
+def test_every_preset_gives_the_local_batches(folder, serve, world):
     local = gear_data.open(folder)
     half = len(local.manifest.shards) // 2
     remote = gear_data.open(url(serve(range(half)), serve(range(half, len(local.manifest.shards)))), transport="verbs")
-    taken = 0
+    supported = 0
     for preset, options in itertools.product(PRESETS, OPTIONS.values()):
         try:
             expected = batches(local, preset=preset, **options)
         except gear_data.GearError:
             continue
-        taken += 1
+        supported += 1
         same(batches(remote, preset=preset, **options), expected)
-    assert taken > len(PRESETS)
+    assert supported > len(PRESETS)
     assert len(world.reads) > 1000 and max(world.posts) > 1
     same({"x": torch.tensor(remote.steps("rewards", 1, 9))}, {"x": torch.tensor(local.steps("rewards", 1, 9))})
 
 
-def test_auto_takes_it_and_flight_does_not(folder, serve, world, monkeypatch):
+def test_auto_uses_rdma_and_flight_does_not(folder, serve, world, monkeypatch):
     local, place = gear_data.open(folder), url(serve())
     for transport, reads in (("flight", False), ("auto", True)):
         same(batches(gear_data.open(place, transport=transport)), batches(local))
         assert bool(world.reads) == reads
     with monkeypatch.context() as patch:
-        # RDMA has none: `auto` reads by Flight then, and `verbs` cannot be had.
+        # RDMA has no checksums: `auto` reads by Flight, and `verbs` is refused.
         patch.setenv("GEAR_DATA_CHECKSUM", "1")
         before = len(world.reads)
         same(batches(gear_data.open(place)), batches(local))
         assert len(world.reads) == before
-        with pytest.raises(InvalidArgumentError, match="without a checksum"):
+        with pytest.raises(InvalidArgumentError, match="RDMA responses have no checksum"):
             gear_data.open(place, transport="verbs")
     plain = url(serve(transport="flight"))
     same(batches(gear_data.open(plain)), batches(local))
@@ -117,14 +117,14 @@ def test_auto_takes_it_and_flight_does_not(folder, serve, world, monkeypatch):
 
 
 def test_more_windows_than_a_queue_holds(folder, serve, world):
-    """Its queue holds 256 requests, and tells of one in 64."""
+    """The stand-in's queue holds 256 requests, and one in 64 requests a completion."""
     local, remote = gear_data.open(folder), gear_data.open(url(serve()), transport="verbs")
     options = {"batch_size": 700, "context": 20}
     same(batches(remote, 2, **options), batches(local, 2, **options))
     assert max(world.posts) == 256
 
 
-def test_what_fails_comes_by_flight_or_is_an_error(folder, serve, world, caplog, monkeypatch):
+def test_failed_reads_fall_back_to_flight_or_raise(folder, serve, world, caplog, monkeypatch):
     place, expected = url(serve()), batches(gear_data.open(folder))
     auto, verbs = gear_data.open(place), gear_data.open(place, transport="verbs")
     same(batches(auto), expected)
@@ -133,7 +133,7 @@ def test_what_fails_comes_by_flight_or_is_an_error(folder, serve, world, caplog,
         same(batches(auto), expected)
     (record,) = caplog.records
     assert "did not answer" in record.message and "by Arrow Flight" in record.message
-    with pytest.raises(NodeUnreachableError, match=r"RDMA READ failed: it did not answer.*no other node gives"):
+    with pytest.raises(NodeUnreachableError, match=r"RDMA READ failed: the peer did not answer.*no other node gives"):
         batches(verbs)
     world.broken = False
     same(batches(verbs), expected)
@@ -144,33 +144,33 @@ def three_pairs(monkeypatch):
     monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", "3")
 
 
-def test_reads_are_dealt_over_the_queue_pairs(folder, serve, world, three_pairs):
+def test_reads_are_split_over_the_queue_pairs(folder, serve, world, three_pairs):
     local, remote = gear_data.open(folder), gear_data.open(url(serve()), transport="verbs")
     options = {"batch_size": 700, "context": 20}
     same(batches(remote, 2, **options), batches(local, 2, **options))
-    # Three at each end.
+    # Three queue pairs at each end.
     assert len(world.read_by) == 3 and len(world.pairs) == 6
     assert min(world.read_by.values()) > 0.3 * world.read_by.total()
 
 
-def test_one_queue_pair_that_fails_ends_all(folder, serve, world, three_pairs, monkeypatch):
+def test_one_failed_queue_pair_closes_all(folder, serve, world, three_pairs, monkeypatch):
     expected, remote = batches(gear_data.open(folder)), gear_data.open(url(serve()), transport="verbs")
     same(batches(remote), expected)
     pairs, last = set(world.read_by), max(world.read_by)
     assert len(pairs) == 3 and pairs < world.pairs
-    read, open_link, left = stand_in.VerbsCalls._read, RdmaFetch._open, []
+    read, acquire, open_pairs = stand_in.VerbsCalls._read, RdmaFetch._acquire, []
 
-    def noting(lane):
-        left.append(pairs & world.pairs)
-        return open_link(lane)
+    def recording_acquire(fetch):
+        open_pairs.append(pairs & world.pairs)
+        return acquire(fetch)
 
-    monkeypatch.setattr(RdmaFetch, "_open", noting)
+    monkeypatch.setattr(RdmaFetch, "_acquire", recording_acquire)
     monkeypatch.setattr(
         stand_in.VerbsCalls, "_read", lambda self, request: 12 if self._pair.number == last else read(self, request)
     )
     same(batches(remote), expected)
-    # First the kept link; and before all is read anew through another, nothing can be written any more where it goes.
-    assert left[:2] == [pairs, set()]
+    # First the idle connection. Before everything is read again over another one, the old queue pairs are closed.
+    assert open_pairs[:2] == [pairs, set()]
 
 
 def no_flight(*arguments):
@@ -183,7 +183,7 @@ TEXT_COLUMNS = [variable_data.TEXT, variable_data.IMAGE, "observations"]
 @pytest.mark.parametrize("pairs", ["1", "3"])
 def test_text_and_images(text_folder, serve, world, monkeypatch, pairs):
     monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", pairs)
-    monkeypatch.setattr(FlightFetch, "_open", no_flight)
+    monkeypatch.setattr(FlightFetch, "_acquire", no_flight)
     local = gear_data.open(text_folder)
     half = len(local.manifest.shards) // 2
     places = serve(range(half), folder=text_folder), serve(range(half, len(local.manifest.shards)), folder=text_folder)
@@ -197,7 +197,7 @@ def test_text_and_images(text_folder, serve, world, monkeypatch, pairs):
     assert len(world.reads) > 100
 
 
-def test_text_that_is_damaged_on_the_way(text_folder, serve, world):
+def test_damaged_text(text_folder, serve, world):
     served = ShardServer(open_files(text_folder), None, "host")
     index = [spec.name for spec in served.manifest.schema].index(variable_data.TEXT)
     remote = gear_data.open(url(serve(folder=text_folder)), transport="verbs")
@@ -217,15 +217,15 @@ def test_text_that_is_damaged_on_the_way(text_folder, serve, world):
     assert remote.steps(variable_data.TEXT, 0, 20).tolist() == expected
 
 
-def test_more_text_than_is_read_at_once(text_folder, serve, world, monkeypatch):
+def test_more_text_than_the_limit(text_folder, serve, world, monkeypatch):
     remote = gear_data.open(url(serve(folder=text_folder)), transport="verbs")
-    monkeypatch.setattr(reading_module, "MAX_RESPONSE_BYTES", 50)
-    with pytest.raises(InvalidArgumentError, match="bytes of text at once"):
+    monkeypatch.setattr(span_read_module, "MAX_RESPONSE_BYTES", 50)
+    with pytest.raises(InvalidArgumentError, match="bytes of text in one batch"):
         remote.steps(variable_data.IMAGE, 0, 20)
     world.wait_for_no_pairs()
 
 
-def test_an_answer_that_does_not_come(folder, serve, world, monkeypatch):
+def test_a_read_that_does_not_complete(folder, serve, world, monkeypatch):
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "0.5")
     verbs = gear_data.open(url(serve()), transport="verbs")
     monkeypatch.setattr(stand_in.VerbsCalls, "poll", lambda *arguments: 0)
@@ -234,7 +234,7 @@ def test_an_answer_that_does_not_come(folder, serve, world, monkeypatch):
     world.wait_for_no_pairs()
 
 
-def test_an_interrupt_leaves_nothing_under_way(folder, serve, world, monkeypatch):
+def test_an_interrupt_leaves_nothing_in_flight(folder, serve, world, monkeypatch):
     verbs = gear_data.open(url(serve()), transport="verbs")
     batches(verbs)
 
@@ -249,25 +249,25 @@ def test_an_interrupt_leaves_nothing_under_way(folder, serve, world, monkeypatch
     same(batches(verbs), batches(gear_data.open(folder)))
 
 
-def test_a_fork_has_what_it_needs(folder, serve, world):
+def test_reading_after_a_fork(folder, serve, world):
     verbs, expected = gear_data.open(url(serve()), transport="verbs"), batches(gear_data.open(folder))
     same(batches(verbs), expected)
     store = verbs._store
-    assert store._client._memory._open
+    assert store._client._transports.rdma._open
     child = os.fork()
     if child == 0:
-        # Nothing is open that the parent had: what a device maps is not the child's.
-        os._exit(1 if store._client._memory._open else 0)
+        # The parent's device is closed: the child cannot use a device that the parent mapped.
+        os._exit(1 if store._client._transports.rdma._open else 0)
     assert os.waitpid(child, 0)[1] == 0
     same(batches(verbs), expected)
 
 
 def test_regions_end_with_their_memory(folder, serve, world, monkeypatch):
-    monkeypatch.setattr(client_module, "_IDLE_LINKS", 1)
+    monkeypatch.setattr(client_module, "_MAX_IDLE_CONNECTIONS", 1)
     verbs = gear_data.open(url(serve()), transport="verbs")
     before = len(world.regions)
     for context in range(3, 9):
         batches(verbs, 2, context=context)
         gc.collect()
-    # One staging buffer at most: those of the loaders are gone with them.
+    # At most one staging buffer remains: the buffers of the loaders are freed with them.
     assert before <= len(world.regions) <= before + 1

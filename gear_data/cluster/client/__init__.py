@@ -1,0 +1,1 @@
+"""Client: reads rows of shards from the nodes that hold them."""

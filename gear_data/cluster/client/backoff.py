@@ -1,50 +1,50 @@
-"""Which nodes failed lately, and are to be left alone for a while."""
+"""Exponential backoff from peers that failed recently."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-#: Seconds for which a node that failed is asked only where no other can be; doubled each time it fails again.
-AVOID_SECONDS, MOST_AVOID_SECONDS = 1.0, 60.0
+#: Seconds for which a failed peer is used only if no replica is left. Every further failure doubles them, up to a
+#: limit.
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 60.0
 
 
 @dataclass(frozen=True)
-class _Failing:
-    """A node that failed, and gave nothing since.
+class _FailureState:
+    """A peer that failed and has returned nothing since.
 
     Attributes:
-        since: when it did so first.
-        seconds: for how long it is avoided since it did so last.
-        until: till when.
+        first: Time of its first failure.
+        seconds: Length of the present backoff.
+        until: End of the present backoff.
     """
 
-    since: float
+    first: float
     seconds: float
     until: float
 
 
 class PeerBackoff:
-    """Nodes by their numbers. For any threads."""
+    """Peers that failed recently, by their numbers. Thread-safe. Times are those of `time.monotonic`."""
 
     def __init__(self) -> None:
-        self._failing: dict[int, _Failing] = {}
+        self._failing: dict[int, _FailureState] = {}
 
-    def avoided(self) -> frozenset[int]:
+    def active(self) -> frozenset[int]:
+        """Returns the peers that are in backoff now."""
         now = time.monotonic()
-        return frozenset(number for number, failing in list(self._failing.items()) if failing.until > now)
+        return frozenset(peer for peer, state in list(self._failing.items()) if state.until > now)
 
-    def since(self, number: int) -> float | None:
-        """When a node failed that gave nothing since, by `time.monotonic`; None for one that did."""
-        failing = self._failing.get(number)
-        return None if failing is None else failing.since
+    def first_failure(self, peer: int) -> float | None:
+        """Returns when a peer failed first since its last success; None if it has not failed since."""
+        state = self._failing.get(peer)
+        return None if state is None else state.first
 
-    def note(self, number: int) -> None:
-        """It failed."""
-        now, before = time.monotonic(), self._failing.get(number)
-        seconds = AVOID_SECONDS if before is None else min(2 * before.seconds, MOST_AVOID_SECONDS)
-        self._failing[number] = _Failing(now if before is None else before.since, seconds, now + seconds)
+    def record_failure(self, peer: int) -> None:
+        now, before = time.monotonic(), self._failing.get(peer)
+        seconds = MIN_BACKOFF_SECONDS if before is None else min(2 * before.seconds, MAX_BACKOFF_SECONDS)
+        self._failing[peer] = _FailureState(now if before is None else before.first, seconds, now + seconds)
 
-    def end(self, number: int) -> None:
-        """It gave what it was asked for."""
-        self._failing.pop(number, None)
+    def record_success(self, peer: int) -> None:
+        self._failing.pop(peer, None)

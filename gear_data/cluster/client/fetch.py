@@ -1,4 +1,4 @@
-"""The pieces of a request that one node is asked for, whatever they are read by."""
+"""Fetch: the part of a request that is read from one peer, over any transport."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from gear_data.selection.windows import Int64Array
 
 
 class Connection(Protocol):
-    """What pieces come through.
+    """A connection to a peer, from a pool of idle connections.
 
     Attributes:
-        kept: not used since it was given back: the node may have gone meanwhile.
+        was_idle: The connection was idle in the pool, and no response has arrived since. The peer may have restarted
+            meanwhile.
     """
 
-    kept: bool
+    was_idle: bool
 
 
 C = TypeVar("C", bound=Connection)
@@ -27,96 +28,100 @@ S = TypeVar("S")
 
 
 class Fetch(ABC, Generic[C, S]):
-    """Asks a node for pieces, and takes them: what comes is put into `done`. After the last `take`, what did not come
-    is in `unread`, and `error` says why.
+    """Reads batches of spans from one peer: posts requests, and takes the responses into `done`.
 
-    Of a connection that was kept and broke meanwhile, as when a node was restarted, all is asked again on a new one.
+    After the last `take`, the batches that did not arrive are in `unread`, and `error` is the reason. If a connection
+    turns out to have broken while it was idle, as when the peer was restarted, everything is posted again over a new
+    connection.
 
     Args:
-        number, name: of the node.
-        pieces: numbers of spans, those of each piece.
+        peer, name: Number and name of the peer.
+        batches: int64 arrays of positions of spans, one array for each request to the peer.
     """
 
-    def __init__(self, number: int, name: str, pieces: Sequence[Int64Array]) -> None:
-        self.number, self._name = number, name
+    def __init__(self, peer: int, name: str, batches: Sequence[Int64Array]) -> None:
+        self.peer, self._name = peer, name
         self.done: deque[FetchedSpans] = deque()
         self.error: GearError | None = None
-        self._waiting = deque(pieces)
-        #: Under way: the spans of a piece, and what was noted of it.
-        self._posted: deque[tuple[Int64Array, S]] = deque()
+        self._pending = deque(batches)
+        #: Posted batches, each with the transport's state of it.
+        self._in_flight: deque[tuple[Int64Array, S]] = deque()
         self._connection: C | None = None
 
     @abstractmethod
-    def _open(self) -> C:
-        """A connection to the node, kept or new."""
+    def _acquire(self) -> C:
+        """Returns an idle connection to the peer, or a new one."""
 
     @abstractmethod
     def _send(self, connection: C) -> None:
-        """Moves from `_waiting` to `_posted` as much as may be under way."""
+        """Moves batches from `_pending` to `_in_flight`, as many as may be in flight."""
 
     @abstractmethod
     def _receive(self, connection: C) -> None:
-        """Moves from `_posted` to `done` what has come."""
+        """Moves arrived batches from `_in_flight` to `done`."""
 
     @abstractmethod
-    def _keep(self, connection: C) -> None:
-        """Gives back a connection that nothing is under way on."""
+    def _release(self, connection: C) -> None:
+        """Returns a connection with nothing in flight to the pool."""
 
     @abstractmethod
-    def _end(self, connection: C) -> None:
-        """Ends one that is of no use, and does not wait for a node that may be gone."""
+    def _abort(self, connection: C) -> None:
+        """Closes a broken connection. Does not wait for the peer."""
 
     @abstractmethod
-    def _end_kept(self) -> None:
-        """Ends those that are kept."""
+    def _close_idle(self) -> None:
+        """Closes the idle connections to the peer."""
 
-    def _is_stale(self, connection: C, error: GearError) -> bool:
-        """Whether it broke while it was kept."""
-        return connection.kept
+    def _broke_while_idle(self, connection: C, error: GearError) -> bool:
+        """Returns whether a connection broke while it was idle."""
+        return connection.was_idle
 
     def post(self) -> None:
-        """Sends as many requests as may be under way."""
-        self._guarded(self._send)
+        """Sends as many requests as may be in flight."""
+        self._run(self._send)
 
     def take(self) -> bool:
-        """Takes what has come, or waits for some of it, and sends the next requests; False where there is nothing more
-        to take."""
-        if self.error is None and (self._posted or self._waiting):
-            self._guarded(self._exchange)
+        """Takes what has arrived, or waits for some of it, and sends the next requests.
+
+        Returns:
+            False if nothing is left to take.
+        """
+        if self.error is None and (self._in_flight or self._pending):
+            self._run(self._exchange)
             return True
         if self._connection is not None:
-            self._keep(self._connection)
+            self._release(self._connection)
             self._connection = None
         return False
 
     def abandon(self) -> None:
-        """Ends all requests: nothing is written any more to where they went."""
+        """Drops all requests. Nothing is written to their targets after this call."""
         if self._connection is not None:
-            self._end(self._connection)
+            self._abort(self._connection)
             self._connection = None
 
     @property
     def unread(self) -> list[Int64Array]:
-        """The spans of each piece that did not come."""
-        return [*(spans for spans, _ in self._posted), *self._waiting]
+        """The batches that did not arrive."""
+        return [*(spans for spans, _ in self._in_flight), *self._pending]
 
     def _exchange(self, connection: C) -> None:
         self._send(connection)
         self._receive(connection)
 
-    def _guarded(self, work: Callable[[C], None]) -> None:
+    def _run(self, step: Callable[[C], None]) -> None:
         try:
             if self._connection is None:
-                self._connection = self._open()
-            work(self._connection)
+                self._connection = self._acquire()
+            step(self._connection)
         except (ClusterError, CorruptShardError, DeviceError) as error:
-            stale = self._connection is not None and self._is_stale(self._connection, error)
+            is_stale = self._connection is not None and self._broke_while_idle(self._connection, error)
             self.abandon()
-            if stale:
-                # They broke with it.
-                self._end_kept()
-                self._waiting.extendleft(spans for spans, _ in reversed(self._posted))
-                self._posted.clear()
+            if is_stale:
+                # The other idle connections broke with it.
+                self._close_idle()
+                self._pending.extendleft(spans for spans, _ in reversed(self._in_flight))
+                self._in_flight.clear()
             else:
                 error.file = error.file or self._name
                 self.error = error

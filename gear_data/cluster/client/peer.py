@@ -1,69 +1,69 @@
-"""A node as its clients know it: what it serves, and streams to it that are kept."""
+"""Peer: a node as its clients see it, with a pool of idle streams to it."""
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from pyarrow import flight
 
-from gear_data.cluster.addresses import Address, ClientOptions
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
 from gear_data.cluster.protocol import check_handshake, handshake
 from gear_data.errors import ClusterError
 
-#: Streams to one node that are kept for the next batch.
-_IDLE_STREAMS = 8
+#: Idle streams to one peer that are kept for the next batch.
+_MAX_IDLE_STREAMS = 8
 
 
-@dataclass(frozen=True)
-class PeerDescription:
-    """What a node says of itself.
+class PeerDescription(msgspec.Struct, frozen=True):
+    """Response to the action `describe`, which is also a handshake.
 
     Attributes:
-        dataset: its `dataset_identity`.
-        shards: the places in the manifest of those that it serves.
-        verbs: whether they can be read by RDMA.
+        dataset: The dataset's `dataset_identity`.
+        shards: Positions in the manifest of the shards that the peer serves.
+        verbs: Whether they can be read by RDMA.
     """
 
     dataset: str
-    shards: frozenset[int]
+    shards: Annotated[frozenset[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
     verbs: bool
 
 
 class Peer:
-    """A node's server. Safe to use from several threads, before and after a fork; opens what it needs when it needs it.
+    """Connections to one node's server. Thread-safe, and usable before and after a fork; connects on first use.
 
     Args:
-        address: where it listens.
-        access: what is shown to it, and how long it may take.
+        address: Where the server listens.
+        options: Token, authorities and timeout.
 
     Raises:
-        InvalidArgumentError: it is on another machine, and there is no token.
+        InvalidArgumentError: The server is on another machine, and there is no token.
     """
 
-    def __init__(self, address: Address, access: ClientOptions) -> None:
-        access.check(address)
-        self.endpoint = Endpoint(address, access)
-        # Streams do not know the node: what is closed with it must not keep it.
+    def __init__(self, address: Address, options: ClientOptions) -> None:
+        options.check(address)
+        self.endpoint = Endpoint(address, options)
+        # Streams hold no reference to the peer: a finalizer of the peer closes them.
         self._idle: list[Stream] = []
         close_before_fork(self)
-        weakref.finalize(self, _close, self._idle)
+        weakref.finalize(self, _abandon, self._idle)
 
     @property
     def name(self) -> str:
         return self.endpoint.name
 
     def describe(self) -> PeerDescription:
-        """What it serves.
+        """Asks the peer which shards it serves.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError: it says nothing, or not to this process.
+            NodeUnreachableError: The peer does not answer in time.
+            NodeRefusedError: The peer refuses this client, or its response is malformed.
         """
         with using_grpc():
             client = self.endpoint.connect()
@@ -75,61 +75,61 @@ class Peer:
     def _describe(self, client: Any) -> PeerDescription:
         body = self._act(client, "describe", b"")
         try:
-            found = json.loads(body)
-            description = PeerDescription(
-                str(found["dataset"]), frozenset(map(int, found["shards"])), found["verbs"] is True
-            )
-            if not description.shards:
-                raise ValueError("no shards")
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise self.endpoint.nonsense("a description that is none") from error
-        with self._naming():
+            description = msgspec.json.decode(body, type=PeerDescription)
+        except (ValueError, RecursionError) as error:
+            raise self.endpoint.invalid_response("a malformed description") from error
+        with self._named_errors():
             check_handshake(body, description.dataset)
         return description
 
-    def file_piece(self, dataset: str, file: str, offset: int) -> bytes:
-        """A piece of the manifest or of a table, see `ShardServer.file_piece`. Raises as `describe` does."""
-        body = json.dumps({**json.loads(handshake(dataset)), "file": file, "offset": offset}).encode()
+    def file_chunk(self, dataset: str, file: str, offset: int) -> bytes:
+        """Reads a chunk of the manifest or of a table; see `ShardServer.file_chunk`.
+
+        Raises:
+            NodeUnreachableError, NodeRefusedError: As `describe`.
+        """
         with using_grpc():
             client = self.endpoint.connect()
             try:
-                return self._act(client, "file", body)
+                return self._act(client, "file", handshake(dataset, file=file, offset=offset))
             finally:
                 client.close()
 
     def _act(self, client: Any, action: str, body: bytes) -> bytes:
         with self.endpoint.errors():
-            results = list(client.do_action(flight.Action(action, body), self.endpoint.options()))
+            results = list(client.do_action(flight.Action(action, body), self.endpoint.call_options()))
         if len(results) != 1:
-            raise self.endpoint.nonsense(f"{len(results)} results in place of one")
+            raise self.endpoint.invalid_response(f"{len(results)} results instead of 1")
         return results[0].body.to_pybytes()  # type: ignore[no-any-return]
 
-    def open_stream(self, dataset: str) -> tuple[Stream, PeerDescription | None]:
-        """A stream: an idle one, or a new one and what the node now says of itself. To be given back with `keep`, or
-        closed."""
+    def acquire_stream(self, dataset: str) -> tuple[Stream, PeerDescription | None]:
+        """Returns an idle stream, or a new stream and the peer's present description.
+
+        The caller returns the stream with `release_stream`, or closes it.
+        """
         with suppress(IndexError):
             return self._idle.pop(), None
-        # Of a node that does not answer this finds out within the limit, which opening a stream would not.
+        # `describe` has a timeout; opening a stream to a peer that hangs does not.
         client = self.endpoint.connect()
         try:
             description = self._describe(client)
         finally:
             client.close()
-        return Stream(self.endpoint, handshake(dataset, checksum=self.endpoint.access.checksum)), description
+        return Stream(self.endpoint, handshake(dataset, checksum=self.endpoint.options.checksum)), description
 
-    def keep(self, stream: Stream) -> None:
-        """Gives back a stream all of whose requests are answered."""
-        stream.kept = True
-        if len(self._idle) < _IDLE_STREAMS:
+    def release_stream(self, stream: Stream) -> None:
+        """Returns a stream to the pool. All its requests must have been answered."""
+        stream.was_idle = True
+        if len(self._idle) < _MAX_IDLE_STREAMS:
             self._idle.append(stream)
         else:
             stream.close()
 
     def close_idle(self) -> None:
-        _close(self._idle)
+        _abandon(self._idle)
 
     @contextmanager
-    def _naming(self) -> Iterator[None]:
+    def _named_errors(self) -> Iterator[None]:
         try:
             yield
         except ClusterError as error:
@@ -137,7 +137,7 @@ class Peer:
             raise
 
 
-def _close(streams: list[Stream]) -> None:
+def _abandon(streams: list[Stream]) -> None:
     while streams:
-        # In a fork, and when the process ends: neither is to wait for a node that hangs.
+        # Neither a fork nor the end of the process waits for a peer that hangs.
         streams.pop().abandon()

@@ -1,4 +1,4 @@
-"""Windows read from the shards of other nodes, and from those that are here in place."""
+"""ClusterReader: reads windows of a batch from local and remote shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shards import read_variable
 from gear_data.cluster.client.staging import ClusterStaging
-from gear_data.cluster.client.zero_copy import copied_to, target_rows
+from gear_data.cluster.client.zero_copy import direct_output, row_targets
 from gear_data.cluster.protocol import ColumnGroup, FetchedSpans, Request
 from gear_data.cluster.rdma.span_read import WriteTargets
 from gear_data.collection.reader import OutputBuffers
@@ -29,35 +29,35 @@ _NO_ROWS: Int64Array = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """Columns of which the same rows are read.
+class _PlannedColumns:
+    """Columns of which a plan reads the same rows.
 
     Attributes:
-        wanted: says which rows.
-        columns, row_bytes: int64 [C]: their places in the schema, and the bytes of a row of each.
+        reads: The rows.
+        columns, row_bytes: int64 [C], position in the schema and bytes of a row of each column.
     """
 
-    wanted: ColumnReads
+    reads: ColumnReads
     columns: Int64Array
     row_bytes: Int64Array
 
 
-def _columns(plan: OutputPlanArray) -> tuple[_Columns, ...]:
-    """What a plan of `gear_data.kernels.cpu.collect` reads."""
+def _planned_columns(plan: OutputPlanArray) -> tuple[_PlannedColumns, ...]:
+    """Returns the columns that a plan of `gear_data.kernels.cpu.collect` reads."""
     sizes = row_sizes(plan)
     return tuple(
-        _Columns(each, np.array(each.columns), np.array([sizes[column] for column in each.columns]))
+        _PlannedColumns(each, np.array(each.columns), np.array([sizes[column] for column in each.columns]))
         for each in column_reads(plan)
     )
 
 
 @dataclass(frozen=True)
-class _Away:
-    """Columns that are brought for some windows.
+class _RemoteColumns:
+    """Columns that are fetched for some windows of a batch.
 
     Attributes:
-        columns, row_bytes: see `_Columns`.
-        low, count: int64 [B]: the first row of its episode that is brought for each window, and how many.
+        columns, row_bytes: See `_PlannedColumns`.
+        low, count: int64 [B], the first row of its episode and the number of rows that each window needs.
     """
 
     columns: Int64Array
@@ -68,18 +68,18 @@ class _Away:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Windows on their way to their places.
+    """A batch that is being read.
 
     Attributes:
-        windows, places: see `ColumnReader.read`.
-        total: int64 [B], the steps of their episodes.
-        finals: int64 [B], the rows of their final observations; empty: none has one.
-        addresses: int64 [B, columns]: of each window's shard's columns, and later of its episode's first row, or where
-            that would be; 0 while it is not known.
+        windows, buffers: See `ColumnReader.read`.
+        total: int64 [B], the steps of each window's episode.
+        finals: int64 [B], the row of each episode's final observation; empty if no episode has one.
+        addresses: int64 [B, columns]. At first the addresses of the columns of each window's shard; later the address
+            of its episode's first row (or where that row would be). 0 while unknown.
     """
 
     windows: Windows
-    places: OutputBuffers
+    buffers: OutputBuffers
     total: Int64Array
     finals: Int64Array
     addresses: Int64Array
@@ -94,22 +94,22 @@ class _Batch:
 
 
 class ClusterReader:
-    """A `ColumnReader` over shards some of which, or all, are on other nodes.
+    """A `ColumnReader` over local and remote shards.
 
-    What comes over the wire are packed rows. To the collector's kernel each window is then an episode of its own, whose
-    rows lie there; so casts, padding, final observations and sums are made by the same code wherever the rows are from.
+    Responses are packed rows. The collector's kernel treats each fetched window as an episode of its own, whose rows
+    lie in the response. So the same code does casts, padding, final observations and sums for local and remote rows.
 
     Args:
-        nodes: the nodes.
-        shards: all; the address 0 stands for columns of a shard that are not here.
-        here: bool [shards]: which are here with all columns.
+        client: Reads the remote shards.
+        shards: All shards; address 0 stands for columns of remote shards.
+        here: bool [shards], which shards are local with all their columns.
         shard, start, length: int64 [episodes], from the episode table.
-        finals: see `ShardReader`.
+        finals: See `ShardReader`.
     """
 
     def __init__(
         self,
-        nodes: ShardClient,
+        client: ShardClient,
         shards: Shards,
         here: npt.NDArray[np.bool_],
         shard: Int64Array,
@@ -122,130 +122,142 @@ class ClusterReader:
 
         self._collect, self._count_valid = collect, count_valid
         self._all_of, self._to_episodes, self._to_packed = all_of, to_episodes, to_packed
-        self._nodes = nodes
+        self._client = client
         self._shards = shards
         self._here = here
-        self._is_here = here[shard]
+        self._is_local = here[shard]
         self._shard, self._start, self._length = shard, start, length
         # Knows where final observations are.
         self._local = ShardReader(shards, shard, start, length, finals)
-        self._wanted: dict[bytes, tuple[_Columns, ...]] = {}
+        self._plans: dict[bytes, tuple[_PlannedColumns, ...]] = {}
 
     def final_address(self, column: str) -> int:
         return self._local.final_address(column)
 
     def values(self, column: int, windows: Windows) -> pa.ChunkedArray:
         first = self._start[windows.episode_id] + windows.start
-        shard = self._shard[windows.episode_id]
-        return pa.chunked_array(
-            read_variable(self._nodes, self._shards, self._here, column, (shard, first, windows.length))
-        )
+        spans = (self._shard[windows.episode_id], first, windows.length)
+        return pa.chunked_array(read_variable(self._client, self._shards, self._here, column, spans))
 
-    def read(self, windows: Windows, places: OutputBuffers) -> None:
+    def read(self, windows: Windows, buffers: OutputBuffers) -> None:
+        """Fills the buffers; see `ColumnReader.read`. Local windows are collected while nodes send the others.
+
+        Raises:
+            As `ShardClient.fetching`.
+        """
         episode = windows.episode_id
-        if self._all_of(self._is_here, episode):
-            self._local.read(windows, places)
+        if self._all_of(self._is_local, episode):
+            self._local.read(windows, buffers)
             return
         shard, finals = self._shard[episode], self._local.final_rows
         lease = self._lease(shard)
         batch = _Batch(
-            windows, places, self._length[episode], finals[episode] if len(finals) else _NO_ROWS, lease.addresses[shard]
+            windows,
+            buffers,
+            self._length[episode],
+            finals[episode] if len(finals) else _NO_ROWS,
+            lease.addresses[shard],
         )
-        away, groups = self._away(batch, self._start[episode])
-        targets = self._targets(groups, away, batch)
-        with self._nodes.asked(Request(shard, groups), targets) as pieces:
-            # What is here, while the others send.
-            some = functools.reduce(np.bitwise_or, [each.count for each in away], batch.zeros)
-            self._fill(batch, np.flatnonzero(some == 0))
-            for piece in pieces:
-                self._point(batch, away, piece, targets)
-                self._fill(batch, piece.spans)
+        remote, groups = self._remote_columns(batch, self._start[episode])
+        targets = self._targets(groups, remote, batch)
+        with self._client.fetching(Request(shard, groups), targets) as results:
+            needed = functools.reduce(np.bitwise_or, [each.count for each in remote], batch.zeros)
+            self._fill(batch, np.flatnonzero(needed == 0))
+            for result in results:
+                self._point(batch, remote, result, targets)
+                self._fill(batch, result.spans)
         self._count_valid(
-            batch.numbers, windows.start, windows.length, batch.total, batch.finals, places.plan, places.per,
-            places.valid,
+            batch.numbers, windows.start, windows.length, batch.total, batch.finals, buffers.plan, buffers.per,
+            buffers.valid,
         )  # fmt: skip
         del lease
 
     def staging(self) -> ClusterStaging | None:
-        """What brings rows to where a GPU's kernels read them; None: nothing is here, and nodes' memory is not read, so
-        that there is nothing to gain."""
-        if not self._nodes.reads_memory and not self._here.any():
+        """Returns a staging reader for a GPU; None if no shard is local and RDMA is not used: it would gain nothing."""
+        if not self._client.uses_rdma and not self._here.any():
             return None
-        return ClusterStaging(self._nodes, self._shards, self._local)
+        return ClusterStaging(self._client, self._shards, self._local)
 
     def _lease(self, shards: Int64Array) -> ShardLease:
         if self._shards.all_mapped:
             return ShardLease(self._shards.addresses)
         return self._shards.lease(np.flatnonzero(np.bincount(shards)).tolist())
 
-    def _away(self, batch: _Batch, start: Int64Array) -> tuple[list[_Away], tuple[ColumnGroup, ...]]:
-        """What is to be brought, and how nodes are asked for it. Turns addresses into those of episodes' first rows.
+    def _remote_columns(self, batch: _Batch, start: Int64Array) -> tuple[list[_RemoteColumns], tuple[ColumnGroup, ...]]:
+        """Returns the columns to fetch, and their part of the request.
+
+        Turns the batch's addresses into the addresses of the first rows of its episodes.
 
         Args:
-            start: int64 [B]: the row of its shard that each window's episode begins with.
+            batch: The batch.
+            start: int64 [B], the first row of each window's episode in its shard.
         """
-        key = batch.places.plan.tobytes()
-        wanted = self._wanted.get(key)
-        if wanted is None:
-            wanted = self._wanted[key] = _columns(batch.places.plan)
-        found, groups = [], []
-        for each in wanted:
-            low, count = each.wanted.rows(batch.windows, batch.total)
-            away = np.zeros(len(each.columns), np.bool_)
-            self._to_episodes(batch.addresses, each.columns, each.row_bytes, start, count, away)
-            if away.any():
-                found.append(_Away(each.columns[away], each.row_bytes[away], low, count))
-                groups.append(ColumnGroup(tuple(found[-1].columns.tolist()), start + low, count))
-        return found, tuple(groups)
+        key = batch.buffers.plan.tobytes()
+        planned = self._plans.get(key)
+        if planned is None:
+            planned = self._plans[key] = _planned_columns(batch.buffers.plan)
+        remote, groups = [], []
+        for each in planned:
+            low, count = each.reads.rows(batch.windows, batch.total)
+            is_remote = np.zeros(len(each.columns), np.bool_)
+            self._to_episodes(batch.addresses, each.columns, each.row_bytes, start, count, is_remote)
+            if is_remote.any():
+                remote.append(_RemoteColumns(each.columns[is_remote], each.row_bytes[is_remote], low, count))
+                groups.append(ColumnGroup(tuple(remote[-1].columns.tolist()), start + low, count))
+        return remote, tuple(groups)
 
-    def _point(self, batch: _Batch, away: Sequence[_Away], piece: FetchedSpans, targets: WriteTargets | None) -> None:
-        """Has the addresses of a piece's windows lead to its rows."""
+    def _point(
+        self, batch: _Batch, remote: Sequence[_RemoteColumns], result: FetchedSpans, targets: WriteTargets | None
+    ) -> None:
+        """Sets the addresses of a result's windows to its rows."""
         first = 0
-        for each in away:
+        for each in remote:
             last = first + len(each.columns)
-            parts = np.array([part.ctypes.data for part in piece.parts[first:last]])
-            if targets is not None and piece.placed:
-                spans = piece.spans[each.count[piece.spans] > 0]
-                for number, target in enumerate(targets.places[first:last]):
+            parts = np.array([part.ctypes.data for part in result.parts[first:last]])
+            if targets is not None and result.is_direct:
+                spans = result.spans[each.count[result.spans] > 0]
+                for number, target in enumerate(targets.addresses[first:last]):
                     if target is not None:
-                        # The kernel finds those rows there, and has nothing to copy.
+                        # The kernel finds the rows at their target, and copies nothing.
                         rows = each.low[spans] * each.row_bytes[number]
                         batch.addresses[spans, each.columns[number]] = target[spans] - rows
                         parts[number] = 0
-            self._to_packed(batch.addresses, each.columns, each.row_bytes, parts, piece.spans, each.low, each.count)
+            self._to_packed(batch.addresses, each.columns, each.row_bytes, parts, result.spans, each.low, each.count)
             first = last
 
     def _fill(self, batch: _Batch, spans: Int64Array) -> None:
-        """Collects some windows."""
+        """Collects some windows into the output buffers."""
         if not len(spans):
             return
-        windows, places = batch.windows, batch.places
+        windows, buffers = batch.windows, batch.buffers
         self._collect(
             spans,
             windows.start[spans],
             windows.length[spans],
-            places.rows[spans] if len(places.rows) else spans,
+            buffers.rows[spans] if len(buffers.rows) else spans,
             batch.numbers,
             batch.zeros,
             batch.total,
             batch.finals,
             batch.addresses,
-            places.plan,
-            places.addresses,
+            buffers.plan,
+            buffers.addresses,
             len(spans),
-            np.empty(1, np.int64),  # of all windows they are counted at the end
+            np.empty(1, np.int64),  # valid bytes: `read` counts them for all windows at the end
         )
 
-    def _targets(self, groups: Sequence[ColumnGroup], away: Sequence[_Away], batch: _Batch) -> WriteTargets | None:
-        """Where rows of columns that are copied to one output belong in the batch; None: all are packed."""
-        places = batch.places
-        if places.memory is None or not self._nodes.reads_memory:
+    def _targets(
+        self, groups: Sequence[ColumnGroup], remote: Sequence[_RemoteColumns], batch: _Batch
+    ) -> WriteTargets | None:
+        """Returns where in the batch RDMA writes columns that are copied to one output; None: all rows are packed."""
+        buffers = batch.buffers
+        if buffers.memory is None or not self._client.uses_rdma:
             return None
-        found = []
-        for group, each in zip(groups, away, strict=True):
+        addresses = []
+        for group, each in zip(groups, remote, strict=True):
             for column in group.columns:
-                output = copied_to(places.plan, column)
-                found.append(
-                    None if output is None else target_rows(places, output, batch.windows, each.low, each.count)
+                output = direct_output(buffers.plan, column)
+                addresses.append(
+                    None if output is None else row_targets(buffers, output, batch.windows, each.low, each.count)
                 )
-        return WriteTargets(places.memory, tuple(found))
+        return WriteTargets(buffers.memory, tuple(addresses))

@@ -1,34 +1,29 @@
-"""All nodes of a dataset: which holds what, and reading from one that does."""
+"""ShardClient: reads rows of a dataset from the nodes that hold its shards."""
 
 from __future__ import annotations
 
 import functools
 import logging
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
-from gear_data.cluster.addresses import CHECKSUM_VARIABLE, SCHEME, Address, ClientOptions
-from gear_data.cluster.client.backoff import PeerBackoff
-from gear_data.cluster.client.peer import Peer, PeerDescription
-from gear_data.cluster.flight.client import Stream
-from gear_data.cluster.flight.fetch import FlightFetch, cut
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.client.directory import ClusterManifest, ShardDirectory, list_shards
+from gear_data.cluster.client.options import CHECKSUM_VARIABLE, ClientOptions
+from gear_data.cluster.client.peer import Peer
+from gear_data.cluster.client.retry import NO_RETRY, Retries, RetryPolicy
+from gear_data.cluster.client.session import FetchSession
+from gear_data.cluster.client.transports import PeerTransports
 from gear_data.cluster.flight.grpc_fork import using_grpc
 from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, FetchedSpans, Request, dataset_identity
-from gear_data.cluster.rdma.client import RdmaClient, RdmaFetch
-from gear_data.cluster.rdma.gpu_memory import gpu_transfer_method
 from gear_data.cluster.rdma.span_read import WriteTargets
-from gear_data.cluster.rdma.transport import AUTO, FLIGHT, VERBS, check_transport, has_device
+from gear_data.cluster.rdma.transport import AUTO, FLIGHT, VERBS, check_transport
 from gear_data.errors import (
     ClusterError,
-    DeviceError,
     GearError,
     InvalidArgumentError,
-    MissingExtraError,
     MissingShardsError,
     NodeRefusedError,
     NodeUnreachableError,
@@ -38,219 +33,149 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.variable import OFFSET_BYTES
 
-#: Seconds for which a node whose memory could not be read is read by Arrow Flight.
-_BY_FLIGHT_SECONDS = 60.0
-
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ShardDirectory:
-    """What is known of nodes before they are asked.
-
-    Attributes:
-        manifest: the dataset's.
-        held: of each node, its shards.
-        verbs: of each node, whether it offers RDMA.
-    """
-
-    manifest: Manifest
-    held: tuple[frozenset[int], ...]
-    verbs: tuple[bool, ...]
-
-
 class ShardClient:
-    """The nodes that hold a dataset, each some of its shards. For any threads, before and after a fork.
+    """Client of the nodes that hold a dataset. Thread-safe, and usable before and after a fork.
 
     Args:
-        addresses: of all nodes; one that cannot be reached now is asked again when it is needed.
-        access: what is shown to them.
-        known: what they hold; they are then asked for nothing now. None: they are asked, and must hold all shards.
-        transport: `verbs`, `flight`, or `auto`: RDMA from those nodes that offer it, if this machine has a device too.
+        addresses: Addresses of all nodes. A node that cannot be reached now is tried again when it is needed.
+        options: Token, authorities and timeout.
+        known: What the nodes hold; no node is then contacted now. None: the nodes are asked, and together they must
+            hold all shards.
+        transport: `verbs`, `flight`, or `auto`: RDMA from the nodes that offer it, if this machine has a device too.
+        retry: How long to retry shards whose nodes all fail.
+
+    Attributes:
+        manifest: The dataset's manifest.
 
     Raises:
-        UnknownNameError: there is no such transport.
-        InvalidArgumentError: `verbs`, and answers with checksums.
-        DeviceError, MissingExtraError: `verbs`, and this machine has no device or no pyverbs.
-        NodeUnreachableError, NodeRefusedError: no node can be used.
-        MissingShardsError: no node that can be reached holds some shards.
-        NodeRefusedError: two nodes serve different datasets.
+        UnknownNameError: There is no such transport.
+        InvalidArgumentError: Transport `verbs`, and responses with checksums.
+        DeviceError, MissingExtraError: Transport `verbs`, and this machine has no device or no pyverbs.
+        NodeUnreachableError, NodeRefusedError: No node can be used, or two nodes serve different datasets.
+        MissingShardsError: No reachable node holds some of the shards.
     """
 
     def __init__(
         self,
         addresses: Sequence[Address],
-        access: ClientOptions,
-        known: ShardDirectory | None = None,
+        options: ClientOptions,
+        known: ClusterManifest | None = None,
         transport: str = AUTO,
+        retry: RetryPolicy = NO_RETRY,
     ) -> None:
         check_transport(transport)
-        if transport == VERBS and access.checksum:
+        if transport == VERBS and options.checksum:
             raise InvalidArgumentError(
-                "what is read by RDMA comes without a checksum",
-                hint=f"unset ${CHECKSUM_VARIABLE}, or choose transport='flight'",
+                "RDMA responses have no checksum", hint=f"unset ${CHECKSUM_VARIABLE}, or use transport='flight'"
             )
-        self._transport = FLIGHT if access.checksum else transport
-        self._nodes = [Peer(address, access) for address in addresses]
-        self._held: list[frozenset[int]] = [frozenset()] * len(self._nodes)
-        self._by_verbs: set[int] = set()
-        self._memory: RdmaClient | None
-        self._verbs_failed: dict[int, float] = {}  # node -> read by Arrow Flight until
-        self._failures = PeerBackoff()
+        transport = FLIGHT if options.checksum else transport
+        self._directory = ShardDirectory([Peer(address, options) for address in addresses], transport, known)
+        self._retries = Retries(retry, self._directory.backoff)
         self._turn = 0
-        self._routes: dict[tuple[int, frozenset[int]], Int64Array] = {}
-        if known is not None:
-            self.manifest, self._held = known.manifest, list(known.held)
-            self.dataset = dataset_identity(known.manifest)
-            self._by_verbs = {number for number, offers in enumerate(known.verbs) if offers}
-            self._memory = self._remote_memory()
-            return
-        self.dataset = ""
-        errors = self._ask()
-        if not self.dataset:
-            raise errors[0]
-        self.manifest = self._manifest()
-        self._check_all_held(errors)
-        self._memory = self._remote_memory()
-
-    def _remote_memory(self) -> RdmaClient | None:
-        if self._transport == FLIGHT or not self._by_verbs or (self._transport == AUTO and not has_device()):
-            return None
-        memory = RdmaClient(self.manifest, self.dataset)
-        try:
-            # Now, and not in the midst of training.
-            memory.open()
-        except (DeviceError, MissingExtraError) as error:
-            if self._transport == VERBS:
-                raise
-            _log.warning("no RDMA: %s", error)
-            return None
-        return memory
+        self.manifest = self._discover() if known is None else known.manifest
+        self._transports = PeerTransports(self._directory, self.manifest, transport)
 
     @property
-    def place(self) -> str:
-        """The URL that names them all."""
-        return SCHEME + ",".join(str(node.endpoint.address) for node in self._nodes)
+    def dataset(self) -> str:
+        """The dataset's `dataset_identity`."""
+        return self._directory.dataset
 
-    def _ask(self) -> list[ClusterError]:
-        """Asks all what they hold, and gives the errors of those that cannot be reached."""
+    @property
+    def url(self) -> str:
+        """The URL that lists all nodes."""
+        return self._directory.url
+
+    def _discover(self) -> Manifest:
+        """Asks all nodes for their shards, and one node for the manifest."""
         errors: list[ClusterError] = []
-        for number, node in enumerate(self._nodes):
+        for number, peer in enumerate(self._directory.peers):
             try:
-                self._note(number, node.describe())
+                self._directory.update(number, peer.describe())
             except NodeUnreachableError as error:
                 errors.append(error)
-        return errors
-
-    def _note(self, number: int, description: PeerDescription) -> None:
-        node = self._nodes[number]
-        if self.dataset and description.dataset != self.dataset:
-            raise NodeRefusedError(
-                "serves another dataset than the other nodes, or another conversion of it",
-                file=node.name,
-                hint="restart it with the dataset of the others",
-            )
-        self.dataset = description.dataset
-        if self._transport == VERBS and not description.verbs:
-            raise NodeRefusedError(
-                "does not offer RDMA",
-                file=node.name,
-                hint="serve with --transport verbs, or read with transport='auto'",
-            )
-        if description.verbs:
-            self._by_verbs.add(number)
-        else:
-            self._by_verbs.discard(number)
-        if self._held[number] != description.shards:
-            self._held[number] = description.shards
-            self._routes = {}
-
-    def _check_all_held(self, errors: Sequence[ClusterError]) -> None:
-        count = len(self.manifest.shards)
-        missing = sorted(set(range(count)).difference(*self._held))
+        if not self.dataset:
+            raise errors[0]
+        manifest = self._read_manifest()
+        self._directory.shard_count = len(manifest.shards)
+        missing = self._directory.missing()
         if missing:
             reasons = "".join(f"; {error}" for error in errors)
             raise MissingShardsError(
-                f"no node holds shards {_listed(missing)} of {count}{reasons}",
-                file=self.place,
-                hint="name all nodes, or serve these shards too",
+                f"no node holds shards {list_shards(missing)} of {len(manifest.shards)}{reasons}",
+                file=self.url,
+                hint="list all nodes in the URL, or serve these shards too",
             )
-        for error in errors:
-            _log.warning("%s; the other nodes hold all its shards", error)
+        for unreachable in errors:
+            _log.warning("%s; the other nodes hold all its shards", unreachable)
+        return manifest
 
-    def _manifest(self) -> Manifest:
-        text = b"".join(self.file_pieces("manifest"))
-        name = f"{self._nodes[0].name}/manifest.json"
+    def _read_manifest(self) -> Manifest:
+        text = b"".join(self.file_chunks("manifest"))
+        name = f"{self._directory.peers[0].name}/manifest.json"
         try:
             manifest = Manifest.from_text(text.decode(), name)
         except UnicodeDecodeError as error:
-            raise NodeRefusedError(f"its manifest cannot be read: {error}", file=name) from error
+            raise NodeRefusedError(f"sent a manifest that is not UTF-8: {error}", file=name) from error
         if dataset_identity(manifest) != self.dataset:
-            raise NodeRefusedError("its manifest is not that of what it says it serves", file=name)
+            raise NodeRefusedError(
+                "sent the manifest of another dataset than it serves", file=name, hint="restart this node"
+            )
         return manifest
 
-    def file_pieces(self, file: str) -> Iterator[bytes]:
-        """The bytes of the manifest (`manifest`) or of a table's file; see `ShardServer.file_piece`.
+    def file_chunks(self, file: str) -> Iterator[bytes]:
+        """Yields the bytes of the manifest (`manifest`) or of a table's file; see `ShardServer.file_chunk`.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError: no node gives them.
+            NodeUnreachableError, NodeRefusedError: No node returns them.
         """
         offset = 0
-        while piece := self._file_piece(file, offset):
-            yield piece
-            offset += len(piece)
+        while chunk := self._file_chunk(file, offset):
+            yield chunk
+            offset += len(chunk)
 
-    def _file_piece(self, file: str, offset: int) -> bytes:
-        problem: GearError | None = None
-        for number in sorted(range(len(self._nodes)), key=lambda number: number in self._failures.avoided()):
+    def _file_chunk(self, file: str, offset: int) -> bytes:
+        first_error: GearError | None = None
+        backoff = self._directory.backoff
+        for number in sorted(range(len(self._directory.peers)), key=lambda number: number in backoff.active()):
             try:
-                return self._nodes[number].file_piece(self.dataset, file, offset)
+                return self._directory.peers[number].file_chunk(self.dataset, file, offset)
             except ClusterError as error:
-                self._failures.note(number)
-                problem = problem or error
-        raise problem or InvalidArgumentError("no nodes")
-
-    def _route(self, turn: int, without: frozenset[int]) -> Int64Array:
-        """int64 [shards]: the node that is asked for each; -1 where there is none. In another turn others are, of those
-        that hold the same, so that all have as much to do."""
-        routes = self._routes
-        route = routes.get((turn, without))
-        if route is None:
-            route = np.full(len(self.manifest.shards), -1, np.int64)
-            for shard in range(len(route)):
-                holders = [number for number, held in enumerate(self._held) if shard in held and number not in without]
-                if holders:
-                    route[shard] = holders[(shard + turn) % len(holders)]
-            routes[turn, without] = route
-        return route
+                backoff.record_failure(number)
+                first_error = first_error or error
+        raise first_error or InvalidArgumentError("there are no nodes; list at least one")
 
     @property
-    def reads_memory(self) -> bool:
-        """Whether some nodes' memory is read, so that rows can go straight to their places."""
-        return self._memory is not None
+    def uses_rdma(self) -> bool:
+        """Whether some nodes are read by RDMA, so that rows can be written directly to their targets."""
+        return self._transports.rdma is not None
 
-    def reads_to_gpu(self, device: int) -> bool:
-        """Whether rows can go to the memory of this CUDA device."""
-        return self._memory is not None and gpu_transfer_method(device) is not None
+    def can_write_gpu(self, device: int) -> bool:
+        """Returns whether RDMA can write rows to the memory of a CUDA device, given by its number."""
+        return self._transports.can_write_gpu(device)
 
     def fetch(self, request: Request, targets: WriteTargets | None = None) -> list[FetchedSpans]:
-        """All that `asked` gives."""
-        with self.asked(request, targets) as pieces:
-            return list(pieces)
+        """Returns everything that `fetching` yields."""
+        with self.fetching(request, targets) as results:
+            return list(results)
 
     @contextmanager
-    def asked(self, request: Request, targets: WriteTargets | None = None) -> Iterator[Iterator[FetchedSpans]]:
-        """The rows of a request of any size, in pieces of some spans each, as they come. Spans without any rows are in
-        none. All nodes are asked before the body begins.
+    def fetching(self, request: Request, targets: WriteTargets | None = None) -> Iterator[Iterator[FetchedSpans]]:
+        """Posts a request of any size to its nodes, and yields an iterator over the spans as they arrive.
 
-        Of a node that fails the spans are asked of others that hold them.
+        All nodes have received their requests before the body begins. Spans without rows are not returned. If a node
+        fails, its spans are read from a replica.
 
         Args:
-            targets: where rows go if they are read from a node's memory.
+            request: The rows to read.
+            targets: Memory that rows are written to if they are read by RDMA.
 
         Raises:
-            NodeUnreachableError: no node that holds some of the shards can be reached, or answers in time.
-            CorruptShardError, NodeRefusedError: what the last of them said.
+            NodeUnreachableError: No node that holds some of the shards answers in time.
+            CorruptShardError, NodeRefusedError: The error of the last of them.
+            InvalidArgumentError: One span is larger than a response may be.
         """
         counts = [group.count for group in request.groups]
         if not counts or not len(spans := np.flatnonzero(functools.reduce(np.bitwise_or, counts))):
@@ -259,65 +184,20 @@ class ShardClient:
         sizes = self._span_bytes(request)
         if int(sizes.max()) > MAX_RESPONSE_BYTES // 2:
             raise InvalidArgumentError(
-                f"a window of {int(sizes.max()):,} bytes is more than a node sends at once",
+                f"a window of {int(sizes.max()):,} bytes is larger than the limit of {MAX_RESPONSE_BYTES // 2:,}",
                 hint="choose a shorter context, or fewer columns",
             )
-        self._turn = turn = (self._turn + 1) % len(self._nodes)
-        lanes: list[FlightFetch | RdmaFetch] = []
-        failed: dict[int, GearError] = {}
-
-        def ask(spans: Int64Array) -> None:
-            owners = self._owners(request.shard[spans], turn, failed)
-            lanes[:] = [
-                self._lane(number, request, cut(spans[owners == number], sizes), targets)
-                for number in np.flatnonzero(np.bincount(owners)).tolist()
-            ]
-            # All are asked before any is waited for.
-            for lane in lanes:
-                lane.post()
-
+        self._turn = turn = (self._turn + 1) % len(self._directory.peers)
+        session = FetchSession(self._directory, self._transports, self._retries, request, sizes, targets, turn)
         with using_grpc():
             try:
-                ask(spans)
-                yield self._taken(lanes, failed, ask)
+                session.start(spans)
+                yield session.results()
             finally:
-                for lane in lanes:
-                    lane.abandon()
-
-    def _taken(
-        self, lanes: list[FlightFetch | RdmaFetch], failed: dict[int, GearError], ask: Callable[[Int64Array], None]
-    ) -> Iterator[FetchedSpans]:
-        """What lanes bring, as it comes.
-
-        Args:
-            lanes: those under way; changed by `ask`.
-            failed: nodes not to be asked any more; here they are added.
-            ask: asks the others for some spans.
-        """
-        while True:
-            active = deque(lanes)
-            while active:
-                lane = active.popleft()
-                if lane.take():
-                    active.append(lane)
-                while lane.done:
-                    yield lane.done.popleft()
-            unread = []
-            for lane in lanes:
-                unread += lane.unread
-                if lane.error is not None and isinstance(lane, RdmaFetch) and self._transport == AUTO:
-                    self._note_verbs_failure(lane.number, lane.error)
-                elif lane.error is not None:
-                    failed[lane.number] = lane.error
-                    self._failures.note(lane.number)
-                else:
-                    self._failures.end(lane.number)
-            if not unread:
-                return
-            ask(np.concatenate(unread))
+                session.abandon()
 
     def _span_bytes(self, request: Request) -> Int64Array:
-        """int64 [N]: bytes that each span has over all groups."""
+        """Returns int64 [N], the bytes of each span over all groups."""
         sizes = np.zeros(len(request.shard), np.int64)
         for group in request.groups:
             sizes += group.count * sum(self._row_bytes[column] for column in group.columns)
@@ -325,59 +205,8 @@ class ShardClient:
 
     @functools.cached_property
     def _row_bytes(self) -> tuple[int, ...]:
-        """Bytes of a row of each column; of one of variable length, as many as its rows have on average."""
+        """Bytes of a row of each column; the average for a column of variable length."""
         return tuple(_row_bytes(column, self.manifest) for column in self.manifest.schema)
-
-    def _lane(
-        self, number: int, request: Request, pieces: Sequence[Int64Array], targets: WriteTargets | None
-    ) -> FlightFetch | RdmaFetch:
-        by_verbs = number in self._by_verbs and self._verbs_failed.get(number, 0.0) <= time.monotonic()
-        if self._memory is not None and by_verbs:
-            return RdmaFetch(self._memory, number, self._nodes[number].endpoint, request, pieces, targets)
-        node = self._nodes[number]
-        return FlightFetch(number, node, lambda: self._stream(number), self.manifest.schema, request, pieces)
-
-    def _note_verbs_failure(self, number: int, error: GearError) -> None:
-        self._verbs_failed[number] = time.monotonic() + _BY_FLIGHT_SECONDS
-        _log.warning("%s; it is read by Arrow Flight for %g s", error, _BY_FLIGHT_SECONDS)
-
-    def _owners(self, shards: Int64Array, turn: int, failed: dict[int, GearError]) -> Int64Array:
-        """int64 [n]: which node is asked for each of these shards; none of those that failed."""
-        without = frozenset(failed)
-        for avoided in (without | self._failures.avoided(), without):
-            owners = self._route(turn, avoided)[shards]
-            if (owners >= 0).all():
-                return owners
-        unknown = [number for number, held in enumerate(self._held) if not held and number not in failed]
-        for number in unknown:
-            try:
-                self._nodes[number].keep(self._stream(number))
-            except ClusterError as error:
-                failed[number] = error
-                self._failures.note(number)
-        if unknown:
-            return self._owners(shards, turn, failed)
-        lost = np.unique(shards[owners < 0]).tolist()
-        for number, problem in failed.items():
-            if self._held[number].intersection(lost):
-                problem.message += f"; no other node gives shards {_listed(lost)}"
-                raise problem
-        raise MissingShardsError(f"no node holds shards {_listed(lost)} any more", file=self.place)
-
-    def _stream(self, number: int) -> Stream:
-        """A stream to a node, which serves the same dataset as before."""
-        stream, description = self._nodes[number].open_stream(self.dataset)
-        if description is not None:
-            try:
-                self._note(number, description)
-            except NodeRefusedError:
-                stream.close()
-                raise
-        return stream
-
-
-def _listed(shards: Sequence[int]) -> str:
-    return ", ".join(map(str, shards[:20])) + (" ..." if len(shards) > 20 else "")
 
 
 def _row_bytes(column: ColumnSpec, manifest: Manifest) -> int:

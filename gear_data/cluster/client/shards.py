@@ -1,5 +1,4 @@
-"""Shards of other nodes, or some here and some there, for what reads columns and not windows: episodes, expressions
-over steps, statistics."""
+"""Whole columns of shards on other nodes, for reads by shard: episodes, step expressions, statistics."""
 
 from __future__ import annotations
 
@@ -18,175 +17,193 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.reader import ShardLease
 from gear_data.storage.variable import array_over, python_values, validated
 
-#: Rows asked for in one span; a shard has more.
+#: Bytes of one span of a request; a shard is read in several.
 _SPAN_BYTES = 8 << 20
 
 
 class RemoteShards:
-    """Shards that are all on other nodes. Every call brings what it gives over the network.
+    """Shards that are all on other nodes. Every call reads its result over the network.
+
+    Args:
+        client: Reads them.
 
     Attributes:
-        addresses: int64 [shards, columns], all 0: none is in this process's memory.
+        addresses: int64 [shards, columns], all 0: no column is in this process's memory.
     """
 
-    def __init__(self, nodes: ShardClient) -> None:
-        self._nodes = nodes
-        self._schema = nodes.manifest.schema
-        self._shards = nodes.manifest.shards
+    def __init__(self, client: ShardClient) -> None:
+        self._client = client
+        self._schema = client.manifest.schema
+        self._shards = client.manifest.shards
         self.addresses: Int64Array = np.zeros((len(self._shards), len(self._schema)), np.int64)
 
     @property
     def all_mapped(self) -> bool:
-        """Never: 0 stands for what is elsewhere."""
+        """Always False: address 0 stands for a column on another node."""
         return False
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
         return ShardLease(self.addresses)
 
     def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
-        """As of shards that are here, but a copy; read-only all the same.
+        """Returns a read-only copy of rows of a column.
 
         Raises:
-            NodeUnreachableError: no node that holds it answers.
-            CorruptShardError: values of variable length that are damaged.
+            NodeUnreachableError: No node that holds the shard answers.
+            CorruptShardError: Values of variable length are damaged.
         """
         spec = self._schema.columns[index]
         begin, end, _ = slice(first, last).indices(self._shards[shard].steps)
         if spec.variable_length:
             file = self._shards[shard].entry.file
-            return python_values(validated(self._rows(shard, index, begin, end), file=file, column=spec.name))
-        step = max(1, _SPAN_BYTES // spec.row_bytes)
-        starts = np.arange(begin, max(begin, end), step)
-        counts = np.minimum(starts + step, end) - starts
+            return python_values(validated(self._variable(shard, index, begin, end), file=file, column=spec.name))
+        starts, counts = _spans(begin, end, max(1, _SPAN_BYTES // spec.row_bytes))
         ends = np.cumsum(counts) * spec.row_bytes
         data = np.empty(int(counts.sum()) * spec.row_bytes, np.uint8)
         request = Request(np.full(len(starts), shard), (ColumnGroup((index,), starts, counts),))
-        for piece in self._nodes.fetch(request):
+        for result in self._client.fetch(request):
             taken = 0
-            # One by one: after a failure spans of a piece may be any.
-            for span in piece.spans.tolist():
+            # Copied span by span: after a failure, a result may hold any spans.
+            for span in result.spans.tolist():
                 size = int(counts[span]) * spec.row_bytes
-                data[int(ends[span]) - size : int(ends[span])] = piece.parts[0][taken : taken + size]
+                data[int(ends[span]) - size : int(ends[span])] = result.parts[0][taken : taken + size]
                 taken += size
         data.flags.writeable = False
         return data.view(spec.storage_dtype).view(spec.numpy_dtype).reshape(-1, *spec.shape)
 
     def values(self, shard: int, index: int) -> pa.Array:
-        return self._rows(shard, index, 0, self._shards[shard].steps)
+        return self._variable(shard, index, 0, self._shards[shard].steps)
 
-    def _rows(self, shard: int, index: int, first: int, last: int) -> pa.Array:
+    def _variable(self, shard: int, index: int, first: int, last: int) -> pa.Array:
         known = self._shards[shard].variable[self._schema.columns[index].name]
         step = max(1, _SPAN_BYTES * self._shards[shard].steps // max(1, known.bytes))
-        starts = np.arange(first, max(first, last), step)
-        counts = np.minimum(starts + step, last) - starts
-        arrays = read_remote_variable(self._nodes, index, np.full(len(starts), shard), starts, counts)
+        starts, counts = _spans(first, last, step)
+        arrays = read_remote_variable(self._client, index, np.full(len(starts), shard), starts, counts)
         return pa.concat_arrays(arrays) if arrays else pa.array([], self._schema.columns[index].arrow_type)
 
 
+def _spans(first: int, last: int, step: int) -> tuple[Int64Array, Int64Array]:
+    """Returns int64 [n] each, the first row and the row count of spans of `step` rows that cover a range of rows."""
+    starts = np.arange(first, max(first, last), step)
+    return starts, np.minimum(starts + step, last) - starts
+
+
 class ClusterShards:
-    """Shards of which some are here, and the others on other nodes.
+    """Shards of which some are local, and the others on other nodes.
 
     Args:
-        nodes: the nodes that hold the others.
-        here: the places of the local ones in the manifest, ascending.
-        local: these, in that order.
+        client: Reads the remote shards.
+        here: Positions of the local shards in the manifest, ascending.
+        local: The local shards, in that order.
 
     Attributes:
-        here, local: the same.
+        here, local: See above.
     """
 
-    def __init__(self, nodes: ShardClient, here: Sequence[int], local: Shards) -> None:
-        self._remote = RemoteShards(nodes)
+    def __init__(self, client: ShardClient, here: Sequence[int], local: Shards) -> None:
+        self._remote = RemoteShards(client)
         self.here = list(here)
         self.local = local
-        self._place = {shard: place for place, shard in enumerate(here)}
+        self._local_index = {shard: index for index, shard in enumerate(here)}
 
     @cached_property
     def addresses(self) -> Int64Array:
-        """int64 [shards, columns]; 0 for what is on other nodes. To be asked for when all that are here are mapped."""
+        """int64 [shards, columns]; 0 for remote shards. Valid once `all_mapped` is True."""
         addresses = self._remote.addresses.copy()
         addresses[self.here] = self.local.addresses
         return addresses
 
     @property
     def all_mapped(self) -> bool:
-        """Whether `addresses` holds those of every shard that is here."""
+        """Whether `addresses` has the addresses of every local shard."""
         return self.local.all_mapped
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
-        mine = [shard for shard in shards if shard in self._place]
-        places = [self._place[shard] for shard in mine]
-        lease = self.local.lease(places)
+        mine = [shard for shard in shards if shard in self._local_index]
+        indices = [self._local_index[shard] for shard in mine]
+        lease = self.local.lease(indices)
         addresses = self._remote.addresses.copy()
-        addresses[mine] = lease.addresses[places]
+        addresses[mine] = lease.addresses[indices]
         return ShardLease(addresses, lease)
 
     def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
-        place = self._place.get(shard)
-        if place is None:
+        local = self._local_index.get(shard)
+        if local is None:
             return self._remote.column(shard, index, first, last)
-        return self.local.column(place, index, first, last)
+        return self.local.column(local, index, first, last)
 
     def values(self, shard: int, index: int) -> pa.Array:
-        place = self._place.get(shard)
-        return self._remote.values(shard, index) if place is None else self.local.values(place, index)
+        local = self._local_index.get(shard)
+        return self._remote.values(shard, index) if local is None else self.local.values(local, index)
 
 
 def read_variable(
-    nodes: ShardClient,
+    client: ShardClient,
     shards: Shards,
     here: npt.NDArray[np.bool_],
     column: int,
     spans: tuple[Int64Array, Int64Array, Int64Array],
 ) -> list[pa.Array]:
-    """Values of a column of variable length, an array a span, wherever the shards are.
+    """Reads spans of a column of variable length from local and remote shards.
 
     Args:
-        shards: all; asked for those that are here.
-        here: bool [shards].
-        spans: int64 [n] each: shard, first row, rows.
+        client: Reads the remote shards.
+        shards: All shards; only local ones are read from it.
+        here: bool [shards], which shards are local.
+        column: Position of the column in the schema.
+        spans: int64 [n] each: shard, first row, row count.
+
+    Returns:
+        One array for each span.
 
     Raises:
-        NodeUnreachableError: no node that holds some of them answers.
-        CorruptShardError: damaged values.
+        NodeUnreachableError: No node that holds some of the shards answers.
+        CorruptShardError: Values are damaged.
     """
     shard, first, count = spans
-    away = ~here[shard]
+    is_remote = ~here[shard]
     arrays = np.empty(len(shard), object)
-    for place, array in zip(
-        np.flatnonzero(away).tolist(), read_remote_variable(nodes, column, *(each[away] for each in spans)), strict=True
-    ):
-        arrays[place] = array
-    whole = {number: shards.values(number, column) for number in np.unique(shard[~away]).tolist()}
-    for place in np.flatnonzero(~away).tolist():
-        number = int(shard[place])
-        arrays[place] = validated(
-            whole[number].slice(int(first[place]), int(count[place])),
-            file=nodes.manifest.shards[number].entry.file,
-            column=nodes.manifest.schema.columns[column].name,
+    remote = read_remote_variable(client, column, *(each[is_remote] for each in spans))
+    for span, array in zip(np.flatnonzero(is_remote).tolist(), remote, strict=True):
+        arrays[span] = array
+    whole = {number: shards.values(number, column) for number in np.unique(shard[~is_remote]).tolist()}
+    for span in np.flatnonzero(~is_remote).tolist():
+        number = int(shard[span])
+        arrays[span] = validated(
+            whole[number].slice(int(first[span]), int(count[span])),
+            file=client.manifest.shards[number].entry.file,
+            column=client.manifest.schema.columns[column].name,
         )
     return arrays.tolist()
 
 
 def read_remote_variable(
-    nodes: ShardClient, column: int, shard: Int64Array, first: Int64Array, count: Int64Array
+    client: ShardClient, column: int, shard: Int64Array, first: Int64Array, count: Int64Array
 ) -> list[pa.Array]:
-    """Values of a column of variable length, an array a span: `count` rows of a shard from row `first` on.
+    """Reads spans of a column of variable length from other nodes.
+
+    Args:
+        client: Reads the shards.
+        column: Position of the column in the schema.
+        shard, first, count: int64 [n] each: shard, first row and row count of each span.
+
+    Returns:
+        One array for each span.
 
     Raises:
-        NodeUnreachableError: no node that holds some of them answers.
-        CorruptShardError: damaged values.
+        NodeUnreachableError: No node that holds some of the shards answers.
+        CorruptShardError: Values are damaged.
     """
-    spec = nodes.manifest.schema.columns[column]
+    spec = client.manifest.schema.columns[column]
     arrays = [pa.array([], spec.arrow_type)] * len(shard)
-    for piece in nodes.fetch(Request(shard, (ColumnGroup((column,), first, count),))):
-        rows = count[piece.spans]
-        offsets, values = (pa.py_buffer(part) for part in piece.parts)
+    for result in client.fetch(Request(shard, (ColumnGroup((column,), first, count),))):
+        rows = count[result.spans]
+        offsets, values = (pa.py_buffer(part) for part in result.parts)
         whole = validated(
-            array_over(spec.arrow_type, int(rows.sum()), offsets, values, file=nodes.place, column=spec.name),
-            file=nodes.place,
+            array_over(spec.arrow_type, int(rows.sum()), offsets, values, file=client.url, column=spec.name),
+            file=client.url,
             column=spec.name,
         )
-        for span, end, length in zip(piece.spans.tolist(), np.cumsum(rows).tolist(), rows.tolist(), strict=True):
+        for span, end, length in zip(result.spans.tolist(), np.cumsum(rows).tolist(), rows.tolist(), strict=True):
             arrays[span] = whole.slice(end - length, length)
     return arrays

@@ -1,4 +1,4 @@
-"""Rows of other nodes' shards, brought to where a GPU's kernels read them."""
+"""Staging of remote rows in memory that a GPU's kernels read."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gear_data.selection.windows import Int64Array
 
 
 class ClusterStaging:
-    """A `StagingReader` over shards some of which, or all, are on other nodes.
+    """A `StagingReader` over local and remote shards.
 
     Args:
-        nodes: the nodes.
-        shards: all; the address 0 stands for columns of a shard that are not here.
-        reader: of the same; knows the episodes, and where final observations are.
+        client: Reads the remote shards.
+        shards: All shards; address 0 stands for columns of remote shards.
+        reader: Reader of the same shards; it knows the episodes and the final observations.
     """
 
-    def __init__(self, nodes: ShardClient, shards: Shards, reader: ShardReader) -> None:
+    def __init__(self, client: ShardClient, shards: Shards, reader: ShardReader) -> None:
         # Bound here: importing in `stage` would cost time at every batch.
         from gear_data.kernels.cpu.gather import gather
 
         self._gather = gather
-        self._nodes, self._shards, self._reader = nodes, shards, reader
+        self._client, self._shards, self._reader = client, shards, reader
         self.shard, self.start, self.length = reader.shard, reader.start, reader.length
 
     @property
@@ -41,36 +41,39 @@ class ClusterStaging:
         return self._reader.final_values(address)
 
     def stages_on(self, device: int) -> bool:
-        """Whether this machine's RDMA device writes to the memory of that GPU."""
-        return self._nodes.reads_to_gpu(device)
+        """Returns whether this machine's RDMA device can write to the memory of that GPU."""
+        return self._client.can_write_gpu(device)
 
     def stage(self, rows: Sequence[StagedRows], stage: StagingBuffer) -> None:
-        """See `StagingReader`. By RDMA they go there straight; what is here, or comes by Arrow Flight, is copied.
+        """Stages rows; see `StagingReader`.
+
+        RDMA writes rows directly to the staging buffer. Local rows, and rows that arrive by Arrow Flight, are copied.
 
         Raises:
-            as `ShardClient.fetch`.
+            As `ShardClient.fetch`.
         """
         shard = rows[0].shard
         lease = self._shards.lease(np.unique(shard).tolist())
-        away: list[StagedRows] = []
+        remote: list[StagedRows] = []
         groups: list[ColumnGroup] = []
         for each in rows:
             addresses = lease.addresses[shard, each.column]
-            here = addresses != 0
-            some = np.flatnonzero(here & (each.count > 0))
-            if len(some):
-                packed = np.empty(int(each.sizes[some].sum()), np.uint8)
-                self._gather(addresses[some] + each.first[some] * each.row_bytes, each.sizes[some], packed.ctypes.data)
-                stage.put(packed, each.sizes[some], each.places[some])
-            left = np.where(here, 0, each.count)
-            # A column that is all here may be none of the nodes': returns of another discount.
-            if left.any():
-                away.append(each)
-                groups.append(ColumnGroup((each.column,), each.first, left))
-        targets = WriteTargets(stage.memory, tuple(each.places for each in away))
-        for piece in self._nodes.fetch(Request(shard, tuple(groups)), targets):
-            if piece.placed:
+            is_local = addresses != 0
+            local = np.flatnonzero(is_local & (each.count > 0))
+            if len(local):
+                packed = np.empty(int(each.sizes[local].sum()), np.uint8)
+                sources = addresses[local] + each.first[local] * each.row_bytes
+                self._gather(sources, each.sizes[local], packed.ctypes.data)
+                stage.put(packed, each.sizes[local], each.places[local])
+            remote_count = np.where(is_local, 0, each.count)
+            # The nodes need not have a column that is all local, such as returns of another discount.
+            if remote_count.any():
+                remote.append(each)
+                groups.append(ColumnGroup((each.column,), each.first, remote_count))
+        targets = WriteTargets(stage.memory, tuple(each.places for each in remote))
+        for result in self._client.fetch(Request(shard, tuple(groups)), targets):
+            if result.is_direct:
                 continue
-            for each, group, part in zip(away, groups, piece.parts, strict=True):
-                spans = piece.spans[group.count[piece.spans] > 0]
+            for each, group, part in zip(remote, groups, result.parts, strict=True):
+                spans = result.spans[group.count[result.spans] > 0]
                 stage.put(part, each.sizes[spans], each.places[spans])

@@ -1,0 +1,1 @@
+"""Transport `flight`: requests and responses over Arrow Flight (gRPC over TCP)."""

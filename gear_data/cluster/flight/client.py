@@ -1,4 +1,4 @@
-"""A node as a client sees it: Arrow Flight, every wait limited, every error one of ours that names the node."""
+"""Arrow Flight client: every wait has a timeout, and every error is a GearError that names the node."""
 
 from __future__ import annotations
 
@@ -13,46 +13,43 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import flight
 
-from gear_data.cluster.addresses import SCHEME, TOKEN_VARIABLE, Address, ClientOptions
-from gear_data.cluster.flight.grpc_fork import limited
+from gear_data.cluster.addresses import SCHEME, Address
+from gear_data.cluster.client.options import TOKEN_VARIABLE, ClientOptions
+from gear_data.cluster.flight.grpc_fork import timeout
 from gear_data.cluster.protocol import (
     MAX_RESPONSE_BYTES,
+    ONE_VERSION_HINT,
     STREAM_SCHEMA,
-    part_places,
+    part_offsets,
     response_checksum,
 )
 from gear_data.common.error_codec import error_from_bytes
 from gear_data.errors import CorruptResponseError, NodeRefusedError, NodeUnreachableError
 
-#: glibc counts no block of 32 MiB or more, its own few bytes included.
+#: Largest block, without its header, whose size raises glibc's mmap threshold: blocks below 32 MiB.
 _LARGE_BYTES = (32 << 20) - (64 << 10)
 #: gRPC counts milliseconds in 32 bits: 24 days.
-_LONGEST_MS = (1 << 31) - 1
+_MAX_MS = (1 << 31) - 1
 
 
 @cache
 def _keep_freed_memory() -> None:
-    """Has glibc use the memory of answers again.
+    """Makes glibc reuse the memory of responses.
 
-    It gives large blocks back to the system when they are freed, so that every answer faults its pages in anew, which
-    costs as much as receiving it. What it takes for large grows with the largest block of up to 32 MiB that was ever
-    freed: M_MMAP_THRESHOLD in mallopt(3). So of what the process frees up to 64 MiB stay with it, as in any that once
-    freed so large an array.
+    glibc returns large blocks to the system when they are freed. Every response would then fault its pages in again,
+    which costs as much as receiving it. The size that counts as large grows with the largest block of up to 32 MiB that
+    was ever freed (M_MMAP_THRESHOLD in mallopt(3)). As a result, the process keeps up to 64 MiB of what it frees, like
+    any process that once freed an array of this size.
     """
     np.empty(_LARGE_BYTES, np.uint8)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A node as calls go to it.
-
-    Attributes:
-        address: where it listens.
-        access: what is shown to it, and how long it may take.
-    """
+    """Address of a node's server, and the options of calls to it."""
 
     address: Address
-    access: ClientOptions
+    options: ClientOptions
 
     @property
     def name(self) -> str:
@@ -60,130 +57,144 @@ class Endpoint:
 
     @property
     def timeout(self) -> float:
-        return self.access.timeout
+        return self.options.timeout
 
     def connect(self) -> Any:
+        """Returns a Flight client. It connects at its first call."""
         _keep_freed_memory()
-        location = self.access.location(self.address)
-        options = [
-            # A connection of its own for each client: they share one otherwise, and its flow control.
+        generic_options = [
+            # Each client has its own connection. Clients would share one otherwise, and its flow control.
             ("grpc.use_local_subchannel_pool", 1),
-            # How long gRPC tries to connect (20 s unless told), which opening a stream cannot be called back from.
-            ("grpc.min_reconnect_backoff_ms", min(int(1000 * self.timeout), _LONGEST_MS)),
+            # Time for which gRPC tries to connect. Opening a stream cannot be cancelled; gRPC's default is 20 s.
+            ("grpc.min_reconnect_backoff_ms", min(int(1000 * self.timeout), _MAX_MS)),
         ]
         return flight.connect(
-            location,
-            tls_root_certs=self.access.authorities,
-            override_hostname=self.access.certified,
-            generic_options=options,
+            self.options.flight_location(self.address),
+            tls_root_certs=self.options.authorities,
+            override_hostname=self.options.certificate_name,
+            generic_options=generic_options,
         )
 
-    def options(self, *, limit: bool = True) -> Any:
-        headers = [] if self.access.token is None else [(b"authorization", f"Bearer {self.access.token}".encode())]
+    def call_options(self, *, limit: bool = True) -> Any:
+        """Returns the options of one call.
+
+        Args:
+            limit: Whether the whole call has the timeout.
+        """
+        token = self.options.token
+        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
         return flight.FlightCallOptions(timeout=self.timeout if limit else None, headers=headers)
 
-    def nonsense(self, what: str) -> NodeRefusedError:
-        return NodeRefusedError(
-            f"answers with {what}", file=self.name, hint="use one version of gear-data on all nodes"
-        )
+    def invalid_response(self, found: str) -> NodeRefusedError:
+        """Returns the error for a response that this client cannot use."""
+        return NodeRefusedError(f"answers with {found}", file=self.name, hint=ONE_VERSION_HINT)
 
     @contextmanager
     def errors(self, stream: Stream | None = None) -> Iterator[None]:
-        """Turns errors of Arrow Flight into ours."""
+        """Converts Arrow Flight's errors to GearErrors.
+
+        Raises:
+            NodeUnreachableError: The connection broke, or the timeout passed.
+            NodeRefusedError: The node does not accept the token.
+            GearError: The node's own error.
+        """
         try:
             yield
         except StopIteration as error:
             raise NodeUnreachableError("closed the connection", file=self.name) from error
         except (pa.ArrowException, OSError) as error:
             info = getattr(error, "extra_info", b"")
-            said = error_from_bytes(info, self.name) if info else None
-            if said is not None:
-                raise said from error
+            node_error = error_from_bytes(info, self.name) if info else None
+            if node_error is not None:
+                raise node_error from error
             if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
                 raise NodeRefusedError(
-                    "does not take the token" if self.access.token else "wants a token",
+                    "does not accept the token" if self.options.token else "needs a token",
                     file=self.name,
-                    hint=f"set ${TOKEN_VARIABLE} to the file that the node was given with --token-file",
+                    hint=f"set ${TOKEN_VARIABLE} to the file that the node was started with (--token-file)",
                 ) from error
-            late = isinstance(error, flight.FlightTimedOutError) or (stream is not None and stream.was_late)
-            reason = f"did not answer within {self.timeout:g} s" if late else f"cannot be reached: {_short(error)}"
+            timed_out = isinstance(error, flight.FlightTimedOutError) or (stream is not None and stream.timed_out)
+            reason = f"did not answer within {self.timeout:g} s" if timed_out else f"cannot be reached: {_short(error)}"
             raise NodeUnreachableError(reason, file=self.name) from error
 
 
 class Stream:
-    """One stream of requests, answered in their order. For one thread at a time.
+    """A stream of requests, answered in order. Used by one thread at a time.
 
     Args:
-        endpoint: the node.
-        opening: what opens the stream; see `protocol.handshake`.
+        endpoint: The node.
+        handshake: First message of the stream; see `protocol.handshake`.
 
-    Raises (everywhere):
-        NodeUnreachableError: it broke, or an answer took longer than the limit. It is of no use then.
-        NodeRefusedError, CorruptShardError: what the node says.
-        CorruptAnswerError: an answer that differs from its checksum, if it was asked for.
+    Raises (also by every method):
+        NodeUnreachableError: The stream broke, or a response took longer than the timeout. The stream is unusable then.
+        NodeRefusedError, CorruptShardError: The node's own error.
+        CorruptResponseError: A response differs from its checksum, if one was requested.
     """
 
     def __init__(self, endpoint: Endpoint, handshake: bytes) -> None:
         self._endpoint = endpoint
-        self._late = False
+        #: Whether the stream was cancelled because a response took too long.
+        self.timed_out = False
         self._client = endpoint.connect()
-        #: Not used since it was given back: the node may have gone meanwhile.
-        self.kept = False
+        #: See `client.fetch.Connection`.
+        self.was_idle = False
         with endpoint.errors():
             descriptor = flight.FlightDescriptor.for_command(handshake)
-            self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.options(limit=False))
-            with limited(self, endpoint.timeout):
+            self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.call_options(limit=False))
+            with timeout(self, endpoint.timeout):
                 self._writer.begin(STREAM_SCHEMA)
 
-    def cancel_late(self) -> None:
-        self._late = True
-        # It may have been closed when this was about to be called: whoever calls has others to watch.
+    def cancel(self) -> None:
+        """Ends the call in the thread that waits for it."""
+        self.timed_out = True
+        # The stream may have been closed just before: the thread that cancels it must survive that.
         with suppress(AttributeError):
             self._reader.cancel()
 
     def post(self, request: bytes) -> None:
         """Sends a request."""
-        with self._endpoint.errors(self), limited(self, self._endpoint.timeout):
+        with self._endpoint.errors(self), timeout(self, self._endpoint.timeout):
             self._writer.write_metadata(request)
 
     def take(self) -> list[npt.NDArray[np.uint8]]:
-        """The parts of the answer to the first request that has none yet."""
-        with self._endpoint.errors(self), limited(self, self._endpoint.timeout):
+        """Waits for the next response and returns its parts."""
+        with self._endpoint.errors(self), timeout(self, self._endpoint.timeout):
             chunk = self._reader.read_chunk()
         if chunk.app_metadata is None or len(chunk.app_metadata) % 8:
-            raise self._endpoint.nonsense("an answer without its sizes")
+            raise self._endpoint.invalid_response("a response without its sizes")
         sizes = np.frombuffer(chunk.app_metadata, np.int64).tolist()
-        if self._endpoint.access.checksum and not sizes:
-            raise self._endpoint.nonsense("an answer without its checksum")
-        checksum = sizes.pop() if self._endpoint.access.checksum else None
-        places, total = part_places(sizes)
+        if self._endpoint.options.checksum and not sizes:
+            raise self._endpoint.invalid_response("a response without its checksum")
+        checksum = sizes.pop() if self._endpoint.options.checksum else None
+        offsets, total = part_offsets(sizes)
         if min(sizes, default=0) < 0 or total > MAX_RESPONSE_BYTES:
-            raise self._endpoint.nonsense("an answer of impossible size")
+            raise self._endpoint.invalid_response(f"a response of impossible size ({total} bytes)")
         data = self._bytes(chunk)
         if len(data) < total:
-            data = self._rest(data, total)
+            data = self._take_rest(data, total)
         if len(data) != total:
-            raise self._endpoint.nonsense(f"{len(data)} bytes in place of {total}")
+            raise self._endpoint.invalid_response(f"{len(data)} bytes instead of {total}")
         if checksum is not None and response_checksum(data) != checksum:
             raise CorruptResponseError(
-                "sent an answer that differs from its checksum",
+                "sent a response that differs from its checksum",
                 file=self._endpoint.name,
                 hint="test that machine's memory and network card",
             )
-        self.kept = False
-        return [data[place : place + size] for place, size in zip(places, sizes, strict=True)]
+        self.was_idle = False
+        return [data[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
 
-    def _rest(self, data: npt.NDArray[np.uint8], total: int) -> npt.NDArray[np.uint8]:
+    def _take_rest(self, data: npt.NDArray[np.uint8], total: int) -> npt.NDArray[np.uint8]:
+        """Returns a response of several messages, of which `data` is the first."""
         whole = np.empty(total, np.uint8)
         done = 0
         while True:
             if done + len(data) > total or not len(data):
-                raise self._endpoint.nonsense("an answer of another size than it said")
+                raise self._endpoint.invalid_response("a response of another size than it declared")
             whole[done : done + len(data)] = data
             done += len(data)
             if done == total:
                 return whole
-            with self._endpoint.errors(self), limited(self, self._endpoint.timeout):
+            with self._endpoint.errors(self), timeout(self, self._endpoint.timeout):
                 chunk = self._reader.read_chunk()
             data = self._bytes(chunk)
 
@@ -191,19 +202,14 @@ class Stream:
         if chunk.data is None:
             return np.empty(0, np.uint8)
         if chunk.data.schema != STREAM_SCHEMA:
-            raise self._endpoint.nonsense("columns that are no bytes")
+            raise self._endpoint.invalid_response("columns that are not bytes")
         column = chunk.data.column(0)
         # Not `to_numpy`, which imports pandas where that is installed.
         return np.frombuffer(column.buffers()[1], np.uint8, len(column), column.offset)
 
-    @property
-    def was_late(self) -> bool:
-        """Whether it was ended because an answer took too long."""
-        return self._late
-
     def close(self) -> None:
-        """Ends it, whatever state it is in."""
-        with suppress(pa.ArrowException, OSError, StopIteration), limited(self, self._endpoint.timeout):
+        """Closes the stream, whatever state it is in."""
+        with suppress(pa.ArrowException, OSError, StopIteration), timeout(self, self._endpoint.timeout):
             self._writer.done_writing()
             while True:
                 self._reader.read_chunk()
@@ -214,11 +220,11 @@ class Stream:
         del self._writer, self._reader, self._client
 
     def abandon(self) -> None:
-        """Ends it, and does not wait for a node that may be gone."""
-        self.cancel_late()
+        """Closes the stream without waiting for the node."""
+        self.cancel()
         self.close()
 
 
 def _short(error: BaseException) -> str:
-    """Without gRPC's own record of it."""
+    """Returns an error's text without gRPC's debug record."""
     return str(error).split(" gRPC client debug context:")[0].split(". Client context:")[0]

@@ -1,8 +1,8 @@
-"""Limits of waiting, and of forking, for calls that go through gRPC.
+"""Timeouts of gRPC calls, and safe forks of a process that uses gRPC.
 
-A call that waits too long is cancelled from a thread of its own: gRPC's own limits are of a whole stream, and these
-streams live as long as the process. And gRPC cannot be used in a child that was forked while it was in use, so that
-before a fork everything is closed, and opened again when it is next needed, in parent and child.
+A thread cancels calls that take too long: gRPC's own timeouts apply to a whole stream, and these streams live as long
+as the process. gRPC cannot be used in a child that was forked while gRPC was in use. So all connections are closed
+before a fork, and opened again on their next use, in the parent and in the child.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-#: Seconds between two looks at who waits too long.
-_LOOK = 0.05
-#: What gRPC's threads are called, and for how long a fork waits for their end.
+#: Seconds between two checks of the deadlines.
+_CHECK_SECONDS = 0.05
+#: Names of gRPC's threads, and seconds that a fork waits for them to end.
 _GRPC_THREADS = ("event_engine", "grpc", "lifeguard", "timer_manager", "resolver")
 _GRPC_END_SECONDS = 1.0
 
@@ -28,97 +28,97 @@ _log = logging.getLogger(__name__)
 
 
 class Cancellable(Protocol):
-    """A call."""
+    """A call that can be cancelled from another thread."""
 
-    def cancel_late(self) -> None:
-        """Ends the call, in whatever thread waits for it. It waited too long."""
+    def cancel(self) -> None:
+        """Ends the call in the thread that waits for it."""
 
 
 class Closable(Protocol):
-    """What holds gRPC open."""
+    """An object that keeps gRPC connections open."""
 
     def close_idle(self) -> None:
-        """Closes all that is not in use."""
+        """Closes all connections that are not in use."""
 
 
-class _Watch:
-    """Cancels what waits too long."""
+class _DeadlineThread:
+    """Cancels calls whose deadline has passed, from a thread that starts with the first call."""
 
     def __init__(self) -> None:
-        self._due: dict[Cancellable, float] = {}
-        self._some = threading.Event()
+        self._deadlines: dict[Cancellable, float] = {}
+        self._has_calls = threading.Event()
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, call: Cancellable, seconds: float) -> None:
-        self._due[call] = time.monotonic() + seconds
-        if not self._some.is_set():
-            self._some.set()
+        self._deadlines[call] = time.monotonic() + seconds
+        if not self._has_calls.is_set():
+            self._has_calls.set()
         if self._thread is None:
             with self._start:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="gear-data-watch", daemon=True)
+                    self._thread = threading.Thread(target=self._run, name="gear-data-deadlines", daemon=True)
                     self._thread.start()
 
     def remove(self, call: Cancellable) -> None:
-        self._due.pop(call, None)
+        self._deadlines.pop(call, None)
 
     def _run(self) -> None:
         while True:
-            self._some.wait()
+            self._has_calls.wait()
             now = time.monotonic()
-            for call, due in list(self._due.items()):
-                if due <= now and self._due.pop(call, None) is not None:
-                    call.cancel_late()
-            if not self._due:
-                self._some.clear()
-                if self._due:  # added meanwhile
-                    self._some.set()
-            time.sleep(_LOOK)
+            for call, deadline in list(self._deadlines.items()):
+                if deadline <= now and self._deadlines.pop(call, None) is not None:
+                    call.cancel()
+            if not self._deadlines:
+                self._has_calls.clear()
+                if self._deadlines:  # a call was added between the two lines above
+                    self._has_calls.set()
+            time.sleep(_CHECK_SECONDS)
 
 
-class _Gate:
-    """Shut while the process forks; a fork waits till all have left."""
+class _ForkGate:
+    """A gate that is closed while the process forks. A fork waits until all callers have left."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._inside = 0
-        self._shut = False
-        #: Since the last fork.
+        self._callers = 0
+        self._closed = False
+        #: Whether anybody entered since the last fork.
         self.was_used = False
 
     def enter(self) -> None:
         with self._changed:
-            while self._shut:
+            while self._closed:
                 self._changed.wait()
-            self._inside += 1
+            self._callers += 1
             self.was_used = True
 
     def leave(self) -> None:
         with self._changed:
-            self._inside -= 1
+            self._callers -= 1
             self._changed.notify_all()
 
-    def shut(self) -> None:
+    def close(self) -> None:
         with self._changed:
-            self._shut = True
-            # They leave soon: all that they wait for has a limit.
-            while self._inside:
+            self._closed = True
+            # This ends soon: every wait of a caller has a timeout.
+            while self._callers:
                 self._changed.wait()
 
     def open(self) -> None:
         with self._changed:
-            self._shut = False
+            self._closed = False
             self._changed.notify_all()
 
 
-_watch, _gate = _Watch(), _Gate()
+_deadlines, _gate = _DeadlineThread(), _ForkGate()
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
 @contextmanager
 def using_grpc() -> Iterator[None]:
-    """All use of gRPC is in here; no process forks meanwhile. Not to be nested."""
+    """Keeps the process from forking during the body. All use of gRPC is in such a body. Not reentrant."""
     _gate.enter()
     try:
         yield
@@ -127,17 +127,17 @@ def using_grpc() -> Iterator[None]:
 
 
 @contextmanager
-def limited(call: Cancellable, seconds: float) -> Iterator[None]:
-    """Cancels the call if the body takes longer."""
-    _watch.add(call, seconds)
+def timeout(call: Cancellable, seconds: float) -> Iterator[None]:
+    """Cancels a call if the body takes longer than `seconds`."""
+    _deadlines.add(call, seconds)
     try:
         yield
     finally:
-        _watch.remove(call)
+        _deadlines.remove(call)
 
 
 def close_before_fork(closable: Closable) -> None:
-    """Has it closed before every fork, as long as it lives, and when the process ends."""
+    """Registers an object to be closed before every fork, and when the process ends."""
     _closables.add(closable)
 
 
@@ -146,8 +146,7 @@ def _close_all() -> None:
         closable.close_idle()
 
 
-def _grpc_threads() -> bool:
-    """Whether any of gRPC's threads is there still, by the names that it gives them."""
+def _grpc_threads_running() -> bool:
     for path in glob.iglob("/proc/self/task/*/comm"):
         with suppress(OSError), open(path) as file:
             if file.read().startswith(_GRPC_THREADS):
@@ -158,14 +157,14 @@ def _grpc_threads() -> bool:
 def _before_fork() -> None:
     if not len(_closables):
         return
-    _gate.shut()
+    _gate.close()
     _close_all()
     if _gate.was_used:
-        # gRPC ends its threads behind its callers' backs; a child made before that waits for them for ever.
-        limit = time.monotonic() + _GRPC_END_SECONDS
-        while _grpc_threads():
-            if time.monotonic() > limit:
-                _log.warning("this process forks while something in it uses gRPC: the child may hang if it does too")
+        # gRPC ends its threads in the background. A child forked earlier would wait for them forever.
+        deadline = time.monotonic() + _GRPC_END_SECONDS
+        while _grpc_threads_running():
+            if time.monotonic() > deadline:
+                _log.warning("the process forks while other code in it uses gRPC: a child that uses gRPC may hang")
                 break
             time.sleep(0.0005)
         _gate.was_used = False
@@ -176,9 +175,9 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _watch, _gate
-    # The old ones' thread is not in the child, and their locks may be held for ever.
-    _watch, _gate = _Watch(), _Gate()
+    global _deadlines, _gate
+    # The child does not have the parent's thread, and the parent's locks may be held forever.
+    _deadlines, _gate = _DeadlineThread(), _ForkGate()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

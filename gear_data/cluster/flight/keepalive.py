@@ -1,8 +1,9 @@
-"""Clients that vanish without a word: power cut, cable pulled.
+"""TCP keepalive probes, so that a server notices clients that vanished (power cut, cable pulled).
 
-A server that waits for such a client's next request waits for hours: TCP says nothing of itself, gRPC asks every two
-hours unless it is told otherwise (its doc/keepalive.md), and pyarrow gives no access to its options. But on Linux an
-accepted connection begins as a copy of the listening socket, options included, so that one is asked to probe clients.
+A server that waits for the next request of such a client would wait for hours. TCP does not notice an idle connection
+that broke, gRPC probes every two hours by default (its doc/keepalive.md), and pyarrow does not expose gRPC's options.
+On Linux an accepted connection starts as a copy of the listening socket, with its options. So the options are set on
+the listening socket.
 """
 
 from __future__ import annotations
@@ -12,49 +13,49 @@ import os
 import socket
 from collections.abc import Iterator
 
-#: Seconds of silence before a client is probed, between two probes, and how many go without an answer.
+#: Seconds of silence before the first probe, seconds between two probes, and unanswered probes before the end.
 IDLE_SECONDS, INTERVAL_SECONDS, PROBES = 60, 10, 3
 
 _log = logging.getLogger(__name__)
 
 
-def gone_after() -> int:
-    """Seconds after which a client that says nothing more counts as gone."""
+def vanished_seconds() -> int:
+    """Returns the seconds of silence after which a vanished client's connection is closed."""
     return IDLE_SECONDS + INTERVAL_SECONDS * PROBES
 
 
-def keep_alive(port: int) -> None:
-    """Has connections end whose clients are gone: those that this process accepts at a port.
+def enable_keepalive(port: int) -> None:
+    """Turns on probes for the connections that this process accepts at a port.
 
-    Where the system does not let it, a warning is logged, and nothing changed.
+    If the system does not allow it, logs a warning and changes nothing.
     """
     problem: object = "its socket is not in /proc/self/fd"
     try:
-        # The listening ones, and those that were accepted already.
+        # The listening sockets, and connections that were accepted already.
         for each in _sockets(port):
-            _probe(each)
+            _set_options(each)
             problem = None
     except OSError as error:
         problem = error
     if problem is not None:
-        _log.warning("clients of port %d that vanish will be waited for: %s", port, problem)
+        _log.warning("cannot detect vanished clients of port %d: %s", port, problem)
 
 
-def _probe(each: socket.socket) -> None:
+def _set_options(each: socket.socket) -> None:
     each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, IDLE_SECONDS),
         (socket.TCP_KEEPINTVL, INTERVAL_SECONDS),
         (socket.TCP_KEEPCNT, PROBES),
-        # What was sent and is not acknowledged: no probes are sent then. It also stands for their number where it is
-        # set, as gRPC sets it: its 20 s would end a connection at the first probe that is lost.
-        (socket.TCP_USER_TIMEOUT, 1000 * gone_after()),
+        # Limit for unacknowledged data, during which no probes are sent. Where it is set, it also replaces the number
+        # of probes. gRPC sets it to 20 s, which would close a connection at the first lost probe.
+        (socket.TCP_USER_TIMEOUT, 1000 * vanished_seconds()),
     ):
         each.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _sockets(port: int) -> Iterator[socket.socket]:
-    """Duplicates of this process's TCP sockets that have this port."""
+    """Yields duplicates of this process's TCP sockets with this local port."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

@@ -1,1 +1,1 @@
-"""Reading other nodes' memory by RDMA READ."""
+"""Transport `verbs`: reading other nodes' memory by RDMA READ."""

@@ -1,4 +1,4 @@
-"""The queue pairs between a client's thread and a node."""
+"""RdmaConnection: the queue pairs between one thread of a client and a node."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from gear_data.errors import ClusterError
 
 
 class RdmaConnection:
-    """Queue pairs to a node, as many as `endpoint.access` says, and the stream that keeps them. For one thread at a
-    time.
+    """Queue pairs to a node, and the stream that keeps them open. Used by one thread at a time.
 
     Args:
-        shards, columns: how many the dataset has.
+        device: This machine's device.
+        endpoint: The node; its options set the number of queue pairs.
+        dataset: The dataset's `dataset_identity`.
+        shards, columns: Number of shards and columns of the dataset.
 
     Attributes:
         table: int64 [shards, columns, 2, 2]; see `messages`.
 
     Raises:
-        NodeUnreachableError, NodeRefusedError: the node gives none.
-        DeviceError: this machine's device gives none.
+        NodeUnreachableError, NodeRefusedError: The node grants no queue pairs.
+        DeviceError: This machine's device cannot create them.
     """
 
     def __init__(self, device: Device, endpoint: Endpoint, dataset: str, shards: int, columns: int) -> None:
         self.endpoint = endpoint
-        #: Used before, and not since: the node may have gone meanwhile.
-        self.kept = False
+        #: See `client.fetch.Connection`.
+        self.was_idle = False
         self._pairs: list[QueuePair] = []
         self._stream: Stream | None = None
         try:
-            for _ in range(endpoint.access.queue_pairs):
-                self._pairs.append(QueuePair(device, answers=False))
+            for _ in range(endpoint.options.queue_pairs):
+                self._pairs.append(QueuePair(device, can_be_read=False))
             self._stream = Stream(endpoint, queue_pair_request(dataset, [pair.end for pair in self._pairs]))
             ends, self.table = parse_queue_pair_response(self._stream.take(), len(self._pairs), shards, columns)
             for pair, end in zip(self._pairs, ends, strict=True):
@@ -45,33 +47,42 @@ class RdmaConnection:
             raise
 
     def post(self, reads: Reads) -> tuple[int, ...]:
-        """Posts READs, dealt over the queue pairs, which hold back what the device does not take yet; gives what
-        `has_done` takes. Raises as `QueuePair.poll` does."""
-        for pair, part in zip(self._pairs, reads.dealt(len(self._pairs)), strict=True):
+        """Posts READs, split over the queue pairs. Queue pairs hold back what the device cannot take yet.
+
+        Returns:
+            A ticket for `is_done`.
+
+        Raises:
+            As `QueuePair.poll`.
+        """
+        for pair, part in zip(self._pairs, reads.split(len(self._pairs)), strict=True):
             pair.post(WorkRequestList(part))
         return tuple(pair.posted for pair in self._pairs)
 
     def poll(self) -> bool:
-        """Whether any READs were done since the last call; never waits. Raises as `QueuePair.poll` does: the others
-        are of no use then either, and all are to be ended before anything is read again."""
+        """Returns whether any READs completed since the last call. Never waits.
+
+        Raises:
+            As `QueuePair.poll`. All queue pairs are unusable then: close the connection before anything is read again.
+        """
         some = False
         for pair in self._pairs:
             some = pair.poll() or some
         return some
 
-    def has_done(self, posted: tuple[int, ...]) -> bool:
-        """Whether all READs are done that were posted when `post` gave this."""
-        return all(pair.done >= number for pair, number in zip(self._pairs, posted, strict=True))
+    def is_done(self, ticket: tuple[int, ...]) -> bool:
+        """Returns whether all READs of a `post`, and of those before it, are done."""
+        return all(pair.done >= number for pair, number in zip(self._pairs, ticket, strict=True))
 
     def close(self) -> None:
-        """Ends it. Nothing is written any more to where its READs went."""
+        """Closes the connection. Its READs write nothing after this call."""
         for pair in self._pairs:
             pair.close()
         if self._stream is not None:
             self._stream.close()
 
     def abandon(self) -> None:
-        """Ends it, and does not wait for a node that may be gone."""
+        """Closes the connection without waiting for the node."""
         if self._stream is not None:
-            self._stream.cancel_late()
+            self._stream.cancel()
         self.close()

@@ -1,4 +1,4 @@
-"""An RDMA device that is open, and memory registered with it."""
+"""An open RDMA device, and memory registered with it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 from gear_data.cluster.rdma.library import Pyverbs, load_library, verbs_errors
 from gear_data.cluster.rdma.ports import Port, choose_port
 
-_MEMORY_HINT = "raise the limit of locked memory: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
+_MEMORY_HINT = "raise the limit for locked memory: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
 
 
 @dataclass(frozen=True)
 class Device:
-    """An open device and its protection domain: only what was registered in that can be reached.
+    """An open device and its protection domain. Only memory registered in that domain can be read or written.
 
     Attributes:
-        port: that all queue pairs go through.
-        mtu: its largest packet, as `enum ibv_mtu` counts.
-        largest: bytes of a READ at most.
-        reads: READs that a queue pair can have under way, sent and answered.
-        requests: work requests that one can hold.
+        library: pyverbs.
+        port: The port of all queue pairs.
+        context, domain: pyverbs' context and protection domain.
+        mtu: Largest packet of the port, as `enum ibv_mtu` counts.
+        max_read_bytes: Most bytes of one READ.
+        reads: Most READs that a queue pair can have in flight, in both directions.
+        max_requests: Most work requests that a queue pair can hold.
     """
 
     library: Pyverbs
@@ -29,51 +31,61 @@ class Device:
     context: Any
     domain: Any
     mtu: int
-    largest: int
+    max_read_bytes: int
     reads: int
-    requests: int
+    max_requests: int
 
     def register(self, address: int, size: int, access: int) -> Any:
-        """A memory region: `size` bytes from `address`, with `enum ibv_access_flags`. To be closed before the memory
-        goes. Raises DeviceError."""
+        """Registers memory. Close the region before the memory is freed.
+
+        Args:
+            address, size: The memory.
+            access: `enum ibv_access_flags`.
+
+        Returns:
+            pyverbs' memory region.
+
+        Raises:
+            DeviceError: The memory cannot be registered.
+        """
         with verbs_errors(f"registering {size:,} bytes of memory with {self.port.device}", _MEMORY_HINT):
             return self.library.mr.MR(self.domain, size, access, address=address)
 
     def close(self) -> None:
-        """Closes it, after all that was made with it."""
+        """Closes the device. Close everything that was created with it first."""
         from pyverbs.pyverbs_error import PyverbsError
 
-        for part in (self.domain, self.context):
+        for each in (self.domain, self.context):
             with suppress(PyverbsError):
-                part.close()
+                each.close()
 
 
 @dataclass(frozen=True)
 class Region:
-    """Memory of this machine or of a GPU that READs may write to.
+    """Registered memory of this machine or of a GPU, which READs may write to.
 
     Attributes:
-        part: pyverbs' memory region.
-        shift: what an address of the memory has to be added to be one of the region's.
+        handle: pyverbs' memory region.
+        address_offset: Added to an address of the memory, gives the address in the region.
     """
 
-    part: Any
-    shift: int = 0
+    handle: Any
+    address_offset: int = 0
 
     @property
     def key(self) -> int:
-        return int(self.part.lkey)
+        return int(self.handle.lkey)
 
     def close(self) -> None:
-        self.part.close()
+        self.handle.close()
 
 
 def open_device() -> Device:
     """Opens the device of `choose_port`.
 
     Raises:
-        MissingExtraError: there is no pyverbs.
-        DeviceError: there is no device, or it cannot be used.
+        MissingExtraError: pyverbs is not installed.
+        DeviceError: There is no device, or it cannot be opened.
     """
     port = choose_port()
     library = load_library()

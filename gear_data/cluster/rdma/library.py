@@ -1,4 +1,4 @@
-"""pyverbs, which comes with the system's rdma-core and not from the package index."""
+"""Import of pyverbs, which is part of the system's rdma-core and not on the package index."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 from gear_data.errors import DeviceError, MissingExtraError
 
-_ENUMS = ("pyverbs.enums", "pyverbs.libibverbs_enums")  # up to release 4x, and since
+#: Module of the constants: the name up to release 4x, and the name since.
+_ENUMS = ("pyverbs.enums", "pyverbs.libibverbs_enums")
 
 
 @dataclass(frozen=True)
 class Pyverbs:
-    """The modules of pyverbs that are used, and its constants."""
+    """The modules of pyverbs that this package uses, and its constants (`enums`)."""
 
     addr: Any
     cq: Any
@@ -27,7 +28,11 @@ class Pyverbs:
 
 
 def load_library() -> Pyverbs:
-    """Raises MissingExtraError where pyverbs cannot be imported."""
+    """Imports pyverbs.
+
+    Raises:
+        MissingExtraError: It cannot be imported.
+    """
     try:
         modules = {
             name: importlib.import_module(f"pyverbs.{name}") for name in ("addr", "cq", "device", "mr", "pd", "qp")
@@ -36,7 +41,7 @@ def load_library() -> Pyverbs:
     except ImportError as error:
         raise MissingExtraError(
             f"pyverbs cannot be imported: {error}",
-            hint="it comes with the system (Debian, Ubuntu: python3-pyverbs), for the system's own Python",
+            hint="install it with the system's packages (Debian, Ubuntu: python3-pyverbs), for the system's own Python",
         ) from error
 
 
@@ -51,11 +56,16 @@ def _enums() -> Any:
 
 
 @contextmanager
-def verbs_errors(doing: str, hint: str | None = None) -> Iterator[None]:
-    """Turns errors of pyverbs into DeviceError: `doing` could not be done."""
+def verbs_errors(action: str, hint: str | None = None) -> Iterator[None]:
+    """Converts errors of pyverbs to DeviceError.
+
+    Args:
+        action: What failed, for the message.
+        hint: What to do about it.
+    """
     from pyverbs.pyverbs_error import PyverbsError
 
     try:
         yield
     except PyverbsError as error:
-        raise DeviceError(f"{doing} failed: {error}", hint=hint) from error
+        raise DeviceError(f"{action} failed: {error}", hint=hint) from error

@@ -1,4 +1,4 @@
-"""Memory of this process that READs write to, registered when it is first used for that."""
+"""LocalMemory: memory of this process that READs write to, registered on first use."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gear_data.cluster.rdma.gpu_memory import register_gpu_memory
 from gear_data.collection.buffers import BufferPool, pooled_memory
 from gear_data.residency.device.memory import DeviceBuffer, PinnedBuffer
 
-#: What rows go to: of this machine, or of a GPU.
+#: Memory that rows are written to: of this machine, or of a GPU.
 Memory = npt.NDArray[np.uint8] | PinnedBuffer | DeviceBuffer
 
-#: Of a buffer for rows that are to be packed; what is larger has one of its own that is not used again.
+#: Size of a pooled buffer for packed rows. A larger response gets a buffer of its own, which is not reused.
 _STAGING_BYTES = 8 << 20
 
 
 class LocalMemory:
-    """Safe to use from several threads.
+    """Registered memory of one device. Thread-safe.
 
     Args:
-        device: that it is registered with. To be closed after this.
+        device: The device; it must be closed after this object.
     """
 
     def __init__(self, device: Device) -> None:
@@ -35,38 +35,46 @@ class LocalMemory:
         self._staging = BufferPool(_STAGING_BYTES, lambda _: None, reuse=True)
 
     def region(self, memory: Memory) -> Region:
-        """That of memory, which is registered as long as it lives. Raises DeviceError."""
+        """Returns the region of some memory, which stays registered as long as it lives.
+
+        Raises:
+            DeviceError: The memory cannot be registered.
+        """
         region = self._regions.get(id(memory))
         if region is None:
             with self._lock:
                 region = self._regions.get(id(memory))
                 if region is None:
-                    region = self._registered(memory)
+                    region = self._register(memory)
                     self._regions[id(memory)] = region
-                    weakref.finalize(memory, _withdraw, self._regions, id(memory)).atexit = False
+                    weakref.finalize(memory, _deregister, self._regions, id(memory)).atexit = False
         return region
 
-    def _registered(self, memory: Memory) -> Region:
+    def _register(self, memory: Memory) -> Region:
         if isinstance(memory, DeviceBuffer):
             return register_gpu_memory(self._device, memory.address, memory.size, self._access)
-        at = memory.address if isinstance(memory, PinnedBuffer) else memory.ctypes.data
+        address = memory.address if isinstance(memory, PinnedBuffer) else memory.ctypes.data
         size = memory.size if isinstance(memory, PinnedBuffer) else memory.nbytes
-        return Region(self._device.register(at, size, self._access))
+        return Region(self._device.register(address, size, self._access))
 
     def stage(self, size: int) -> tuple[npt.NDArray[np.uint8], int]:
-        """uint8 [size] for a READ to write to, and its key. Raises DeviceError."""
+        """Returns uint8 [size] that READs may write to, and its key.
+
+        Raises:
+            DeviceError: The memory cannot be registered.
+        """
         leased = self._staging.lease()[0] if size <= _STAGING_BYTES else np.empty(size, np.uint8)
         memory = pooled_memory(leased)
         return leased[:size], self.region(leased if memory is None else memory).key
 
     def close(self) -> None:
-        """Withdraws all of it; what lives still is registered anew when it is used again."""
+        """Deregisters everything. Memory that still lives is registered again on its next use."""
         while self._regions:
             self._regions.popitem()[1].close()
 
 
-def _withdraw(regions: dict[int, Region], key: int) -> None:
-    # Before the memory is given back, which is when this is called.
+def _deregister(regions: dict[int, Region], key: int) -> None:
+    # Called just before the memory is freed.
     region = regions.pop(key, None)
     if region is not None:
         region.close()

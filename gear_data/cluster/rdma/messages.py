@@ -15,110 +15,116 @@ as long as the stream is open.
 from __future__ import annotations
 
 import ipaddress
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
-from gear_data.cluster.addresses import MOST_QUEUE_PAIRS
-from gear_data.cluster.protocol import handshake
-from gear_data.cluster.rdma.ports import ETHERNET, INFINIBAND
+from gear_data.cluster.client.options import MAX_QUEUE_PAIRS
+from gear_data.cluster.protocol import ONE_VERSION_HINT, handshake
 from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
 
-_KEY = "queue_pairs"
-_LARGEST = {"number": 1 << 24, "sequence": 1 << 24, "lid": 1 << 16, "mtu": 6, "reads": 256}
-_SMALLEST = {"mtu": 1, "reads": 1}
+_UInt24 = Annotated[int, Meta(ge=0, lt=1 << 24)]
 
 
-@dataclass(frozen=True)
-class QueuePairEnd:
-    """One end of a queue pair, as the other must know it.
+class QueuePairEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One end of a queue pair, as the other end must know it.
 
     Attributes:
-        number, sequence: the queue pair's number and its first packet's.
-        link: `Ethernet` or `InfiniBand`.
-        lid, gid: of its port; see `Port`.
-        mtu: the port's largest packet, as `enum ibv_mtu` counts.
-        reads: how many READs it can have under way.
+        number, sequence: Number of the queue pair, and of its first packet.
+        link: Kind of network; see `Port`.
+        lid, gid: Identifiers of its port; see `Port`.
+        mtu: Largest packet of the port, as `enum ibv_mtu` counts.
+        reads: Number of READs that it can have in flight.
     """
 
-    number: int
-    sequence: int
-    link: str
-    lid: int
+    number: _UInt24
+    sequence: _UInt24
+    link: Literal["Ethernet", "InfiniBand"]
+    lid: Annotated[int, Meta(ge=0, lt=1 << 16)]
     gid: str
-    mtu: int
-    reads: int
+    mtu: Annotated[int, Meta(ge=1, lt=6)]
+    reads: Annotated[int, Meta(ge=1, lt=256)]
 
-    @staticmethod
-    def from_json(found: Any) -> QueuePairEnd:
-        """Raises NodeRefusedError for what is none."""
-        try:
-            end = QueuePairEnd(**found)
-            for name, largest in _LARGEST.items():
-                value = getattr(end, name)
-                if type(value) is not int or not _SMALLEST.get(name, 0) <= value < largest:
-                    raise ValueError(name)
-            if end.link not in (ETHERNET, INFINIBAND) or not isinstance(end.gid, str):
-                raise ValueError("link")
-            if ipaddress.IPv6Address(end.gid).scope_id is not None:
-                raise ValueError("gid")
-        except (ValueError, TypeError) as error:
-            raise NodeRefusedError("a malformed end of a queue pair") from error
-        return end
+    def __post_init__(self) -> None:
+        # Decoding reports a ValueError of this method as a field of the wrong type.
+        if ipaddress.IPv6Address(self.gid).scope_id is not None:
+            raise ValueError("the gid must not have a scope")
 
 
-def _ends(found: Any) -> tuple[QueuePairEnd, ...]:
-    if not isinstance(found, list) or not 1 <= len(found) <= MOST_QUEUE_PAIRS:
-        raise NodeRefusedError(f"not 1 to {MOST_QUEUE_PAIRS} ends of queue pairs: malformed")
-    return tuple(map(QueuePairEnd.from_json, found))
+_QueuePairEnds = Annotated[tuple[QueuePairEnd, ...], Meta(min_length=1, max_length=MAX_QUEUE_PAIRS)]
+
+
+class _QueuePairRequest(msgspec.Struct, frozen=True):
+    """Field of a handshake that asks for queue pairs."""
+
+    queue_pairs: _QueuePairEnds | msgspec.UnsetType = msgspec.UNSET
 
 
 def queue_pair_request(dataset: str, ends: Sequence[QueuePairEnd]) -> bytes:
-    """What opens a stream that holds queue pairs."""
-    return json.dumps({**json.loads(handshake(dataset)), _KEY: [asdict(end) for end in ends]}).encode()
+    """Returns the handshake of a stream that asks for queue pairs.
+
+    Args:
+        dataset: The dataset's `dataset_identity`.
+        ends: The client's ends.
+    """
+    return handshake(dataset, queue_pairs=list(ends))
 
 
 def parse_queue_pair_request(command: bytes) -> tuple[QueuePairEnd, ...] | None:
-    """The client's ends; None where an opening, which is one, wants no queue pairs. Raises NodeRefusedError."""
-    found = json.loads(command)
-    return _ends(found[_KEY]) if _KEY in found else None
+    """Returns the client's ends; None for a handshake that does not ask for queue pairs.
+
+    Raises:
+        NodeRefusedError: The ends are malformed.
+    """
+    try:
+        ends = msgspec.json.decode(command, type=_QueuePairRequest).queue_pairs
+    except (ValueError, RecursionError) as error:
+        raise NodeRefusedError(f"received malformed ends of queue pairs: {error}", hint=ONE_VERSION_HINT) from error
+    return None if ends is msgspec.UNSET else ends
 
 
 def queue_pair_response(
     ends: Sequence[QueuePairEnd], shards: Sequence[int], table: Int64Array
 ) -> list[npt.NDArray[np.uint8]]:
-    """The parts of a node's answer: its ends, the shards that it serves, and their table."""
-    text = np.frombuffer(json.dumps([asdict(end) for end in ends]).encode(), np.uint8)
+    """Returns the parts of a node's response: its ends, the shards that it serves, and their table."""
+    text = np.frombuffer(msgspec.json.encode(list(ends)), np.uint8)
     return [text, np.array(shards, np.int64).view(np.uint8), table.reshape(-1).view(np.uint8)]
 
 
 def parse_queue_pair_response(
     parts: Sequence[npt.NDArray[np.uint8]], pairs: int, shards: int, columns: int
 ) -> tuple[tuple[QueuePairEnd, ...], Int64Array]:
-    """The node's ends, and int64 [shards, columns, 2, 2] of all shards of the dataset; 0, 0 for what it does not serve.
+    """Checks a node's response.
 
     Args:
-        pairs: how many were wanted.
+        parts: The parts of the response.
+        pairs: Number of queue pairs that were requested.
+        shards, columns: Number of shards and columns of the dataset.
+
+    Returns:
+        The node's ends, and the table of all shards, int64 [shards, columns, 2, 2]; (0, 0) for what it does not serve.
 
     Raises:
-        NodeRefusedError: a malformed answer.
+        NodeRefusedError: The response is malformed.
     """
     if len(parts) != 3 or len(parts[1]) % 8 or len(parts[2]) != 4 * columns * len(parts[1]):
-        raise NodeRefusedError("a malformed table of columns")
+        raise NodeRefusedError("sent a malformed table of columns", hint=ONE_VERSION_HINT)
     try:
-        ends = _ends(json.loads(parts[0].tobytes()))
+        ends = msgspec.json.decode(parts[0].tobytes(), type=_QueuePairEnds)
     except (ValueError, RecursionError) as error:
-        raise NodeRefusedError("a malformed end of a queue pair") from error
+        raise NodeRefusedError(f"sent malformed ends of queue pairs: {error}", hint=ONE_VERSION_HINT) from error
     if len(ends) != pairs:
-        raise NodeRefusedError(f"{len(ends)} ends of {pairs} queue pairs: malformed")
+        raise NodeRefusedError(
+            f"sent a malformed response: {len(ends)} ends for {pairs} queue pairs", hint=ONE_VERSION_HINT
+        )
     served, found = parts[1].view(np.int64), parts[2].view(np.int64).reshape(-1, columns, 2, 2)
     if ((served < 0) | (served >= shards)).any() or (found < 0).any() or (found[..., 1] >= 1 << 32).any():
-        raise NodeRefusedError("a table of columns with impossible numbers")
+        raise NodeRefusedError("sent a table of columns with impossible numbers", hint=ONE_VERSION_HINT)
     table = np.zeros((shards, columns, 2, 2), np.int64)
     table[served] = found
     return ends, table

@@ -1,4 +1,4 @@
-"""The RDMA ports of this machine, as the kernel lists them (Documentation/ABI/stable/sysfs-class-infiniband)."""
+"""RDMA ports of this machine, read from sysfs (Documentation/ABI/stable/sysfs-class-infiniband)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Port:
     """An active port.
 
     Attributes:
-        device: the device's name, such as mlx5_0.
-        number: of the port, from 1.
-        link: `Ethernet` (RoCE) or `InfiniBand`.
-        lid: its local identifier on InfiniBand; 0 on Ethernet.
-        gid: its global identifier, as an IPv6 address; that of RoCE v2 on Ethernet.
-        gid_index: the place of it in the port's table.
+        device: Name of the device, such as mlx5_0.
+        number: Number of the port, from 1.
+        link: Kind of network: `Ethernet` (RoCE) or `InfiniBand`.
+        lid: Local identifier on InfiniBand; 0 on Ethernet.
+        gid: Global identifier, as an IPv6 address; on Ethernet, an identifier of RoCE v2.
+        gid_index: Position of the gid in the port's table.
     """
 
     device: str
@@ -40,10 +40,12 @@ class Port:
 
 
 def choose_port(root: Path = _ROOT) -> Port:
-    """The first active port, or that which $GEAR_DATA_RDMA_DEVICE names: `mlx5_0`, or `mlx5_0:2` for its second port.
+    """Returns the first active port, or the port that $GEAR_DATA_RDMA_DEVICE names.
+
+    The variable's value is `mlx5_0`, or `mlx5_0:2` for the second port.
 
     Raises:
-        DeviceError: there is none.
+        DeviceError: There is no such port.
     """
     named = os.environ.get(DEVICE_VARIABLE)
     found = list(_active_ports(root))
@@ -52,7 +54,9 @@ def choose_port(root: Path = _ROOT) -> Port:
             return port
     known = ", ".join(f"{port.device}:{port.number}" for port in found)
     if named is not None:
-        raise DeviceError(f"${DEVICE_VARIABLE} is {named!r}, and there is no such active port", hint=f"known: {known}")
+        raise DeviceError(
+            f"${DEVICE_VARIABLE} is {named!r}: there is no such active port", hint=f"the active ports are: {known}"
+        )
     raise DeviceError(
         "this machine has no RDMA device with an active port", hint="see `rdma link`, or use transport='flight'"
     )
@@ -60,7 +64,7 @@ def choose_port(root: Path = _ROOT) -> Port:
 
 def _active_ports(root: Path) -> Iterator[Port]:
     for folder in sorted(root.glob("*/ports/*"), key=lambda path: (path.parts[-3], int(path.name))):
-        with suppress(OSError, ValueError):  # gone meanwhile, or of a kind that has no such facts
+        with suppress(OSError, ValueError):  # the port is gone, or its kind lacks these files
             if _read(folder / "state").rpartition(" ")[2] != _ACTIVE:
                 continue
             link = _read(folder / "link_layer")
@@ -71,11 +75,14 @@ def _active_ports(root: Path) -> Iterator[Port]:
 
 
 def _gid(folder: Path, link: str) -> tuple[str, int] | None:
-    """The identifier to use, and its place. Of RoCE v2 that of an IPv4 address, else one that is not of the link alone:
-    those can be routed."""
+    """Returns the identifier (gid) to use, and its position; None if there is none.
+
+    On Ethernet, a RoCE v2 identifier of an IPv4 address is preferred, then one that is not link-local: these can be
+    routed.
+    """
     found = []
     for path in sorted((folder / "gids").iterdir(), key=lambda path: int(path.name)):
-        with suppress(OSError, ValueError):  # places without one
+        with suppress(OSError, ValueError):  # positions without an identifier
             address, index = ipaddress.IPv6Address(_read(path)), int(path.name)
             kind = _read(folder / "gid_attrs" / "types" / path.name) if link == ETHERNET else _ROCE_V2
             if int(address) and kind == _ROCE_V2:

@@ -1,4 +1,4 @@
-"""A reliable connection between two processes, through which one reads the other's memory."""
+"""QueuePair: a reliable connection of two processes, through which one reads the other's memory."""
 
 from __future__ import annotations
 
@@ -20,83 +20,93 @@ from gear_data.cluster.rdma.ports import ETHERNET
 from gear_data.cluster.rdma.work import COMPLETION, SIGNAL_EVERY, WorkRequestList
 from gear_data.errors import ClusterError, DeviceError, NodeRefusedError, NodeUnreachableError
 
-#: Work requests that a queue pair holds, and completions taken at once.
-_DEPTH, _POLLED = 1024, 64
-#: The device sends again what got no answer, so often; then it gives up. Not 7, which soft-RoCE takes for for ever.
+#: Work requests that a queue pair holds, and completions that one poll takes.
+_DEPTH, _POLL_LIMIT = 1024, 64
+#: Retries of the device before it gives up. Not 7, which soft-RoCE treats as infinite.
 _RETRIES = 6
-#: The device gives up after this part of the limit, or less.
-_GIVES_UP = 0.25
+#: The device gives up after this share of the timeout, or earlier.
+_GIVE_UP_SHARE = 0.25
 _TIMEOUT_UNIT = 4.096e-6
-#: What numbers of `enum ibv_wc_status` mean here.
-_NO_ANSWER = {12: "it did not answer", 13: "it was never ready", 20: "it did not answer in time"}
+#: Meaning of the numbers of `enum ibv_wc_status` for a READ.
+_UNREACHABLE = {12: "the peer did not answer", 13: "the peer was never ready", 20: "the peer did not answer in time"}
 _REFUSED = {
-    7: "its answer was none to a READ",
-    9: "it takes no such request",
-    10: "its memory may not be read there: the key is unknown or was withdrawn, or the bytes end before",
-    11: "it could not read its memory",
-    16: "it gave up",
+    7: "the peer sent an invalid answer to a READ",
+    9: "the peer does not accept such requests",
+    10: "the memory may not be read: the key is unknown or was withdrawn, or the range ends past the region",
+    11: "the peer could not read its memory",
+    16: "the peer gave up",
 }
-_OURS = {
-    1: "more bytes than there is place for",
-    2: "the queue pair is inconsistent",
-    4: "the place for the bytes is not registered for that",
+_LOCAL = {
+    1: "the target is too small",
+    2: "the queue pair is in an invalid state",
+    4: "the target memory is not registered for writing",
     5: "flushed after an earlier error",
 }
 
 
 @dataclass
 class _Posted:
-    """A chain, how many of its READs were posted, and how many are done."""
+    """A list of READs, the number of posted READs, and the number of READs that are done."""
 
-    chain: WorkRequestList
+    requests: WorkRequestList
     posted: int = 0
     done: int = 0
 
 
 class QueuePair:
-    """One end of a reliable connection. For one thread at a time.
+    """One end of a reliable connection. Used by one thread at a time.
 
     Args:
-        device: what it goes through; it must live longer.
-        answers: whether the other end may read registered memory through it; else this end reads.
+        device: The device; it must live longer than this object.
+        can_be_read: Whether the other end may read registered memory through it. If not, this end reads.
+
+    Attributes:
+        posted, done: Number of lists that were posted, and number of lists that are done.
+        end: Description of this end for the other end.
 
     Raises:
-        DeviceError: it cannot be made.
+        DeviceError: The device cannot create a queue pair.
     """
 
-    def __init__(self, device: Device, *, answers: bool) -> None:
+    def __init__(self, device: Device, *, can_be_read: bool) -> None:
         library, enums = device.library, device.library.enums
-        self._device, self._answers = device, answers
-        self._depth = SIGNAL_EVERY if answers else max(1, min(_DEPTH, device.requests) // SIGNAL_EVERY) * SIGNAL_EVERY
-        with verbs_errors(f"making a queue pair with {device.port.device}"):
-            # If all of them fail, there is a completion for each; and one that finds no place breaks the queue.
+        self._device, self._can_be_read = device, can_be_read
+        max_depth = max(1, min(_DEPTH, device.max_requests) // SIGNAL_EVERY) * SIGNAL_EVERY
+        self._depth = SIGNAL_EVERY if can_be_read else max_depth
+        with verbs_errors(f"creating a queue pair with {device.port.device}"):
+            # As long as the queue of requests: if all requests fail, each has a completion, and a full queue breaks.
             self._queue = library.cq.CQ(device.context, self._depth)
             capacity = library.qp.QPCap(max_send_wr=self._depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
-            how = library.qp.QPInitAttr(
+            attributes = library.qp.QPInitAttr(
                 qp_type=enums.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=capacity, sq_sig_all=0
             )
-            self._pair = library.qp.QP(device.domain, how)
+            self._pair = library.qp.QP(device.domain, attributes)
         self._calls = VerbsCalls(self._pair)
-        self._completions = np.zeros(_POLLED, COMPLETION)
-        self._chains: deque[_Posted] = deque()
-        #: How many chains were posted, and how many of them are done.
+        self._completions = np.zeros(_POLL_LIMIT, COMPLETION)
+        self._lists: deque[_Posted] = deque()
         self.posted, self.done = 0, 0
-        self._under_way = 0
+        self._in_flight = 0
         port = device.port
-        #: What the other end must know of this one.
         self.end = QueuePairEnd(
-            self._pair.qp_num, secrets.randbits(24), port.link, port.lid, port.gid, device.mtu, device.reads
+            self._pair.qp_num,
+            secrets.randbits(24),
+            port.link,  # type: ignore[arg-type]
+            port.lid,
+            port.gid,
+            device.mtu,
+            device.reads,
         )
 
-    def connect(self, peer: QueuePairEnd, limit: float) -> None:
-        """Connects it to the other end.
+    def connect(self, peer: QueuePairEnd, timeout: float) -> None:
+        """Connects this end to the other end.
 
         Args:
-            limit: seconds that a READ may take.
+            peer: The other end.
+            timeout: Seconds that a READ may take.
 
         Raises:
-            NodeRefusedError: that end is on a network of another kind.
-            DeviceError: it cannot be connected.
+            NodeRefusedError: The other end is on another kind of network.
+            DeviceError: The connection fails.
         """
         library, enums, port = self._device.library, self._device.library.enums, self._device.port
         if peer.link != port.link:
@@ -105,86 +115,95 @@ class QueuePair:
             )
         gid = library.addr.GID(ipaddress.IPv6Address(peer.gid).exploded)
         route = library.addr.GlobalRoute(dgid=gid, sgid_index=port.gid_index, hop_limit=64)
-        way = library.addr.AHAttr(dlid=peer.lid, gr=route, is_global=int(port.link == ETHERNET), port_num=port.number)
-        wanted = library.qp.QPAttr(port_num=port.number)
-        wanted.qp_access_flags = enums.IBV_ACCESS_REMOTE_READ if self._answers else 0
-        wanted.path_mtu, wanted.ah_attr = min(peer.mtu, self._device.mtu), way
-        wanted.dest_qp_num, wanted.rq_psn, wanted.sq_psn = peer.number, peer.sequence, self.end.sequence
-        wanted.max_rd_atomic = wanted.max_dest_rd_atomic = min(peer.reads, self._device.reads)
-        wanted.timeout, wanted.retry_cnt, wanted.rnr_retry = _timeout(limit), _RETRIES, _RETRIES
-        wanted.min_rnr_timer = 12
+        address = library.addr.AHAttr(
+            dlid=peer.lid, gr=route, is_global=int(port.link == ETHERNET), port_num=port.number
+        )
+        attributes = library.qp.QPAttr(port_num=port.number)
+        attributes.qp_access_flags = enums.IBV_ACCESS_REMOTE_READ if self._can_be_read else 0
+        attributes.path_mtu, attributes.ah_attr = min(peer.mtu, self._device.mtu), address
+        attributes.dest_qp_num, attributes.rq_psn, attributes.sq_psn = peer.number, peer.sequence, self.end.sequence
+        attributes.max_rd_atomic = attributes.max_dest_rd_atomic = min(peer.reads, self._device.reads)
+        attributes.timeout, attributes.retry_cnt, attributes.rnr_retry = _ack_timeout(timeout), _RETRIES, _RETRIES
+        attributes.min_rnr_timer = 12
         with verbs_errors(f"connecting a queue pair of {port.device} to {peer.gid}"):
-            # Through all states: it takes of these attributes what each of them needs.
-            self._pair.to_rts(wanted)
+            # Goes through all states; each takes the attributes that it needs.
+            self._pair.to_rts(attributes)
 
-    def post(self, chain: WorkRequestList) -> None:
-        """Adds READs, which are done after those before them. Raises as `poll` does."""
-        if len(chain):
-            self._chains.append(_Posted(chain))
+    def post(self, requests: WorkRequestList) -> None:
+        """Adds READs. They are done after the READs before them.
+
+        Raises:
+            As `poll`.
+        """
+        if len(requests):
+            self._lists.append(_Posted(requests))
             self.posted += 1
             self._send()
 
     def poll(self) -> bool:
-        """Whether any READs were done since the last call; never waits.
+        """Returns whether any READs completed since the last call. Never waits.
+
+        The queue pair is unusable after an error.
 
         Raises:
-            NodeUnreachableError: the other end does not answer.
-            NodeRefusedError: it does not let this memory be read.
-            DeviceError: something is wrong at this end.
-            After any of these the queue pair is of no use any more.
+            NodeUnreachableError: The other end does not answer.
+            NodeRefusedError: The other end does not let this memory be read.
+            DeviceError: This end failed.
         """
-        count = self._calls.poll(_POLLED, self._completions.ctypes.data)
+        count = self._calls.poll(_POLL_LIMIT, self._completions.ctypes.data)
         if count < 0:
-            raise DeviceError(f"completions of {self._device.port.device} cannot be taken (error {count})")
+            raise DeviceError(f"cannot poll the completions of {self._device.port.device} (error {count})")
         for completion in self._completions[:count]:
             status = int(completion["status"])
             if status:
                 raise _error(status, int(completion["vendor_err"]))
-            first = self._chains[0]
-            self._under_way -= int(completion["wr_id"]) - first.done
+            first = self._lists[0]
+            self._in_flight -= int(completion["wr_id"]) - first.done
             first.done = int(completion["wr_id"])
-            if first.done == len(first.chain):
-                self._chains.popleft()
+            if first.done == len(first.requests):
+                self._lists.popleft()
                 self.done += 1
         if count:
             self._send()
         return count > 0
 
     def _send(self) -> None:
-        for each in self._chains:
-            while each.posted < len(each.chain):
-                room = self._depth - self._under_way
-                count = min(len(each.chain) - each.posted, room // SIGNAL_EVERY * SIGNAL_EVERY)
-                if len(each.chain) - each.posted <= room:
-                    count = len(each.chain) - each.posted
+        """Posts as many READs as the queue pair can hold."""
+        for each in self._lists:
+            while each.posted < len(each.requests):
+                room = self._depth - self._in_flight
+                count = min(len(each.requests) - each.posted, room // SIGNAL_EVERY * SIGNAL_EVERY)
+                if len(each.requests) - each.posted <= room:
+                    count = len(each.requests) - each.posted
                 if not count:
                     return
-                error = self._calls.post(each.chain.cut(each.posted, each.posted + count))
+                error = self._calls.post(each.requests.section(each.posted, each.posted + count))
                 if error:
-                    raise DeviceError(f"{self._device.port.device} takes no READs: {os.strerror(error)}")
+                    raise DeviceError(f"{self._device.port.device} does not accept READs: {os.strerror(error)}")
                 each.posted += count
-                self._under_way += count
+                self._in_flight += count
 
     def close(self) -> None:
-        """After this nothing is written to memory, or read from it, through this queue pair any more."""
+        """Closes the queue pair. Nothing is read or written through it after this call."""
         from pyverbs.pyverbs_error import PyverbsError
 
-        for part in (self._pair, self._queue):
+        for each in (self._pair, self._queue):
             with suppress(PyverbsError):
-                part.close()
-        self._chains.clear()
+                each.close()
+        self._lists.clear()
 
 
 def _error(status: int, vendor: int) -> ClusterError | DeviceError:
-    number = f"(completion status {status}, vendor's {vendor:#x})"
-    if status in _NO_ANSWER:
-        return NodeUnreachableError(f"RDMA READ failed: {_NO_ANSWER[status]} {number}")
+    """Returns the error of a completion."""
+    numbers = f"(completion status {status}, vendor error {vendor:#x})"
+    if status in _UNREACHABLE:
+        return NodeUnreachableError(f"RDMA READ failed: {_UNREACHABLE[status]} {numbers}")
     if status in _REFUSED:
-        return NodeRefusedError(f"RDMA READ failed: {_REFUSED[status]} {number}")
-    return DeviceError(f"RDMA READ failed: {_OURS.get(status, 'the device is at fault')} {number}")
+        return NodeRefusedError(f"RDMA READ failed: {_REFUSED[status]} {numbers}")
+    return DeviceError(f"RDMA READ failed: {_LOCAL.get(status, 'the device reported an error')} {numbers}")
 
 
-def _timeout(limit: float) -> int:
-    """How long the device waits for an answer before it sends again, as it counts: 4.096 us * 2^timeout."""
-    longest = limit * _GIVES_UP / (_RETRIES + 1)
+def _ack_timeout(timeout: float) -> int:
+    """Returns the time after which the device sends again, in its own unit: 4.096 us * 2^value."""
+    longest = timeout * _GIVE_UP_SHARE / (_RETRIES + 1)
     return min(max(int(math.log2(longest / _TIMEOUT_UNIT)), 8), 20)

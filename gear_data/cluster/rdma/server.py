@@ -1,4 +1,4 @@
-"""A node's columns as its peers may read them: registered once, for that alone."""
+"""RdmaServer: a node's columns, registered for remote reads by its clients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gear_data.cluster.rdma.device import open_device
 from gear_data.cluster.rdma.messages import QueuePairEnd, queue_pair_response
@@ -21,125 +22,144 @@ from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError,
 from gear_data.residency.available_memory import available_memory
 from gear_data.selection.windows import Int64Array
 
-#: Queue pairs at once.
-_MOST = 4096
-#: Seconds that a READ of this end would take at most; it sends none.
-_LIMIT = 30.0
+#: Most queue pairs at once.
+MAX_QUEUE_PAIRS = 4096
+#: Timeout of READs that this end sends; it sends none.
+_TIMEOUT = 30.0
 
 _log = logging.getLogger(__name__)
 
 
 class RdmaServer:
-    """The columns of what is served. Safe to use from several threads.
+    """Registered columns of the served shards. Thread-safe.
 
-    Every column of every shard is a region of its own (of text and bytes the offsets are one, and the values another),
-    so that the device itself refuses what is outside of them. Who is granted a queue pair can read all of them until
-    its stream ends, and write nothing.
+    Every column of every shard is a region of its own (a column of text or bytes is two: offsets and values). So the
+    device itself refuses reads outside of them. A client with a queue pair can read all regions until its stream ends,
+    and can write nothing.
 
     Args:
-        served: shards in memory (residency `host`).
+        shards: Shards in memory (residency `host`).
 
     Raises:
-        DeviceError, MissingExtraError: see `open_device`; or the memory cannot be registered.
-        HostMemoryError: this kernel registers no memory that is read-only, and there is too little for a copy.
+        DeviceError, MissingExtraError: As `open_device`; or the memory cannot be registered.
+        HostMemoryError: This kernel cannot register read-only memory, and there is too little memory for a copy.
     """
 
-    def __init__(self, served: ShardServer) -> None:
-        self._served = served
+    def __init__(self, shards: ShardServer) -> None:
+        self._shards = shards
         self._device = open_device()
-        self._left, self._lock = _MOST, threading.Lock()
-        #: Regions, and the memory that they are of.
-        self._held: list[Any] = []
+        self._available, self._lock = MAX_QUEUE_PAIRS, threading.Lock()
+        self._regions: list[Any] = []
+        #: Copies of columns that some regions are of.
+        self._copies: list[npt.NDArray[np.uint8]] = []
         try:
-            self._table = self._register_all(*served.column_memory())
+            self._table = self._register_all(*shards.column_memory())
         except BaseException:
             self.close()
             raise
 
     def _register_all(self, addresses: Int64Array, sizes: Int64Array) -> Int64Array:
-        """int64 [shards, columns, 2, 2]: see `messages`."""
+        """Registers all columns, and copies them first where that is necessary.
+
+        Returns:
+            int64 [shards, columns, 2, 2]; see `messages`.
+        """
         try:
-            return self._registered(addresses, sizes)
+            return self._register(addresses, sizes)
         except DeviceError as error:
-            # Before Linux 6.2 a region was always mapped for writing first, whatever it was to be used for.
+            # Before Linux 6.2 every region was mapped for writing, also one for reads only.
             if getattr(error.__cause__, "error_code", None) != errno.EFAULT:
                 raise
         total = int(sizes.sum())
         if total > available_memory():
             raise HostMemoryError(
-                f"before Linux 6.2 a copy of the columns is needed for RDMA: {total:,} bytes more",
+                f"before Linux 6.2, RDMA needs a copy of the columns: {total:,} bytes more than are available",
                 hint="use a newer kernel, serve fewer shards, or --transport flight",
             )
-        _log.warning("before Linux 6.2 shared memory cannot be registered: %s bytes are copied for RDMA", f"{total:,}")
+        _log.warning("before Linux 6.2, RDMA cannot register shared memory: copying %s bytes", f"{total:,}")
         copies = addresses.copy()
-        for place in map(tuple, np.argwhere(sizes).tolist()):
-            size = int(sizes[place])
+        for index in map(tuple, np.argwhere(sizes).tolist()):
+            size = int(sizes[index])
             copy = np.empty(size, np.uint8)
-            ctypes.memmove(copy.ctypes.data, int(addresses[place]), size)
-            copies[place] = copy.ctypes.data
-            self._held.append(copy)
-        return self._registered(copies, sizes)
+            ctypes.memmove(copy.ctypes.data, int(addresses[index]), size)
+            copies[index] = copy.ctypes.data
+            self._copies.append(copy)
+        return self._register(copies, sizes)
 
-    def _registered(self, addresses: Int64Array, sizes: Int64Array) -> Int64Array:
+    def _register(self, addresses: Int64Array, sizes: Int64Array) -> Int64Array:
         read = self._device.library.enums.IBV_ACCESS_REMOTE_READ
         table = np.zeros((*addresses.shape, 2), np.int64)
-        for place in map(tuple, np.argwhere(sizes).tolist()):
-            region = self._device.register(int(addresses[place]), int(sizes[place]), read)
-            self._held.append(region)
-            table[place] = addresses[place], region.rkey
+        for index in map(tuple, np.argwhere(sizes).tolist()):
+            region = self._device.register(int(addresses[index]), int(sizes[index]), read)
+            self._regions.append(region)
+            table[index] = addresses[index], region.rkey
         return table
 
     @contextmanager
     def grant(self, clients: Sequence[QueuePairEnd]) -> Iterator[Response]:
-        """Queue pairs for a client's ends, as long as the body runs, and what is answered: these ends, the places of
-        the served shards, and the table; see `messages`.
+        """Opens queue pairs for a client, as long as the body runs.
+
+        Args:
+            clients: The client's ends.
+
+        Yields:
+            The response to the client: this node's ends, the served shards, and their table; see `messages`.
 
         Raises:
-            NodeRefusedError: there are too many, or the client is on another kind of network.
-            DeviceError: the device has none left.
+            NodeRefusedError: There are too many queue pairs, or the client is on another kind of network.
+            DeviceError: The device cannot create them.
         """
         with ExitStack() as stack:
-            self._take(len(clients))
-            stack.callback(self._take, -len(clients))
+            self._reserve(len(clients))
+            stack.callback(self._reserve, -len(clients))
             ends = []
             for client in clients:
-                pair = QueuePair(self._device, answers=True)
+                pair = QueuePair(self._device, can_be_read=True)
                 stack.callback(pair.close)
-                pair.connect(client, _LIMIT)
+                pair.connect(client, _TIMEOUT)
                 ends.append(pair.end)
-            yield Response.of(queue_pair_response(ends, self._served.shards, self._table))
+            yield Response.of(queue_pair_response(ends, self._shards.shards, self._table))
 
-    def _take(self, count: int) -> None:
+    def _reserve(self, count: int) -> None:
+        """Takes queue pairs from the available ones; a negative count returns them."""
         with self._lock:
-            if count > self._left:
-                raise NodeRefusedError(f"has {_MOST - self._left:,} queue pairs already", hint="use transport='flight'")
-            self._left -= count
+            if count > self._available:
+                used = MAX_QUEUE_PAIRS - self._available
+                raise NodeRefusedError(
+                    f"has {used:,} of at most {MAX_QUEUE_PAIRS:,} queue pairs open", hint="use transport='flight'"
+                )
+            self._available -= count
 
     def close(self) -> None:
-        """Withdraws everything."""
-        for region in self._held:
-            if not isinstance(region, np.ndarray):
-                region.close()
-        self._held.clear()
+        """Deregisters all memory, and closes the device."""
+        for region in self._regions:
+            region.close()
+        self._regions.clear()
+        self._copies.clear()
         self._device.close()
 
 
-def open_rdma_server(served: ShardServer, transport: str) -> RdmaServer | None:
-    """What `--transport` asks for; `auto` takes RDMA where there is a device, and the shards are in memory.
+def open_rdma_server(shards: ShardServer, transport: str) -> RdmaServer | None:
+    """Registers the shards for RDMA if the transport asks for it.
+
+    `verbs` requires RDMA. `auto` uses it if there is a device, and the shards are in memory.
+
+    Returns:
+        None if RDMA is not used.
 
     Raises:
         InvalidArgumentError: `verbs`, and the shards are not in memory.
-        whatever `RdmaServer` raises, where `verbs` was asked for.
+        DeviceError, MissingExtraError, HostMemoryError: `verbs`; as `RdmaServer`.
     """
     if transport == VERBS:
-        if not served.in_memory:
+        if not shards.in_memory:
             raise InvalidArgumentError(
                 "RDMA reads memory, and these shards are in files", hint="add --residency host, or --transport flight"
             )
-        return RdmaServer(served)
-    if transport == AUTO and served.in_memory and has_device():
+        return RdmaServer(shards)
+    if transport == AUTO and shards.in_memory and has_device():
         try:
-            return RdmaServer(served)
+            return RdmaServer(shards)
         except (DeviceError, MissingExtraError, HostMemoryError) as error:
-            _log.warning("no RDMA: %s", error)
+            _log.warning("RDMA is not used: %s", error)
     return None

@@ -1,6 +1,6 @@
-"""A piece of a request, read from a node's memory.
+"""SpanRead: spans of a request, read from a node's memory.
 
-It takes two rounds where there is text: a value's place is known when its offsets have come.
+Columns of text or bytes take two rounds of READs: the values can be read once their offsets have arrived.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, Request, part_places
+from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, Request, part_offsets
 from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.local_memory import LocalMemory, Memory
 from gear_data.cluster.rdma.values import ValueSpans
@@ -25,91 +25,97 @@ _NOTHING: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 @dataclass(frozen=True)
 class WriteTargets:
-    """Where rows are to go, in place of being packed.
+    """Memory that rows are written to directly, instead of being packed into a response.
 
     Attributes:
-        memory: that they go to.
-        places: of each column of each group int64 [N], the address that the rows of each span go to; None: packed.
+        memory: Memory that holds all targets.
+        addresses: For each column of each group int64 [N], the address of the rows of each span; None: packed.
     """
 
     memory: Memory
-    places: tuple[Int64Array | None, ...]
+    addresses: tuple[Int64Array | None, ...]
 
 
 @dataclass(frozen=True)
 class ReadContext:
-    """What is read from, and to.
+    """Objects that all reads of a client share.
 
     Attributes:
-        manifest: of the dataset.
-        memory: that READs write to.
-        largest: bytes of a READ at most.
+        manifest: The dataset's manifest.
+        memory: Registered memory of this process.
+        max_read_bytes: Most bytes of one READ.
     """
 
     manifest: Manifest
     memory: LocalMemory
-    largest: int
+    max_read_bytes: int
 
 
 class SpanRead:
-    """What is being read of a request.
+    """A read of spans that is in progress.
 
     Args:
-        link: to the node; for nothing else at the same time.
-        spans: int64 [n], which of the request's.
-        targets: see `WriteTargets`.
+        context: See `ReadContext`.
+        connection: Connection to the node; used for nothing else at the same time.
+        request: The whole request.
+        spans: int64 [n], positions of the spans in the request.
+        targets: See `WriteTargets`.
 
     Attributes:
-        parts: when all has come those of the answer (see `protocol`); empty where `targets` say where the rows are.
+        parts: The parts of the response, once `advance` has returned True; see `protocol`. The part of a column with
+            targets is empty.
 
     Raises:
-        NodeRefusedError: the node does not hold them.
-        DeviceError: memory cannot be registered.
+        NodeRefusedError: The node does not hold the shards.
+        DeviceError: Memory cannot be registered.
     """
 
     def __init__(
         self,
-        source: ReadContext,
-        link: RdmaConnection,
+        context: ReadContext,
+        connection: RdmaConnection,
         request: Request,
         spans: Int64Array,
         targets: WriteTargets | None,
     ) -> None:
-        self._source, self._link = source, link
+        self._context, self._connection = context, connection
         self.parts: list[npt.NDArray[np.uint8]] = []
-        #: Columns of text or bytes: the place of the offsets among the parts, behind which the values are, and these.
+        #: For each column of text or bytes, the position of its offsets among the parts, and its spans. The values are
+        #: the next part.
         self._values: list[tuple[int, ValueSpans]] = []
-        #: Where their values go.
+        #: The staging memory of their values.
         self._staged: list[npt.NDArray[np.uint8]] = []
-        self._posted: tuple[int, ...] = ()
-        self._reads = self._rows(request, spans, targets)
+        self._ticket: tuple[int, ...] = ()
+        self._reads = self._row_reads(request, spans, targets)
 
-    def _rows(self, request: Request, spans: Int64Array, targets: WriteTargets | None) -> Reads:
-        """The READs of rows of fixed size, and of offsets."""
-        columns, shard = self._source.manifest.schema.columns, request.shard[spans]
-        wanted = [(group, column) for group in request.groups for column in group.columns]
-        places = [None] * len(wanted) if targets is None else targets.places
+    def _row_reads(self, request: Request, spans: Int64Array, targets: WriteTargets | None) -> Reads:
+        """Returns the READs of rows of fixed size, and of offsets."""
+        columns, shard = self._context.manifest.schema.columns, request.shard[spans]
+        requested = [(group, column) for group in request.groups for column in group.columns]
+        addresses = [None] * len(requested) if targets is None else targets.addresses
         sizes = [
             (group.count[spans] + (group.count[spans] > 0)) * OFFSET_BYTES
             if columns[column].variable_length
             else group.count[spans] * columns[column].row_bytes
-            for group, column in wanted
+            for group, column in requested
         ]
-        packed = [0 if place is not None else int(size.sum()) for place, size in zip(places, sizes, strict=True)]
-        starts, total = part_places(packed)
+        packed = [0 if target is not None else int(size.sum()) for target, size in zip(addresses, sizes, strict=True)]
+        starts, total = part_offsets(packed)
         data, key = self._stage(total)
-        found = []
-        for (group, column), size, place, start, count in zip(wanted, sizes, places, starts, packed, strict=True):
-            base, remote_key = self._link.table[shard, column, 0].T
+        reads = []
+        for (group, column), size, target, start, count in zip(
+            requested, sizes, addresses, starts, packed, strict=True
+        ):
+            base, remote_key = self._connection.table[shard, column, 0].T
             if not base[size > 0].all():
-                raise NodeRefusedError("does not hold these shards any more")
+                raise _no_shards()
             part, spec = data[start : start + count], columns[column]
             remote = base + group.first[spans] * (OFFSET_BYTES if spec.variable_length else spec.row_bytes)
-            if place is None or targets is None:
+            if target is None or targets is None:
                 local, local_key = data.ctypes.data + start + np.cumsum(size) - size, key
             else:
-                region = self._source.memory.region(targets.memory)
-                local, local_key = place[spans] + region.shift, region.key
+                region = self._context.memory.region(targets.memory)
+                local, local_key = target[spans] + region.address_offset, region.key
             if spec.variable_length:
                 some = size > 0
                 known = ValueSpans(column, shard[some], group.count[spans][some], part.view(np.int64))
@@ -117,57 +123,65 @@ class SpanRead:
                 self.parts += [_NOTHING, _NOTHING]
             else:
                 self.parts.append(part)
-            found.append((remote, remote_key, local, np.full(len(size), local_key), size))
-        return Reads(*map(np.concatenate, zip(*found, strict=True))).merged(self._source.largest)
+            reads.append((remote, remote_key, local, np.full(len(size), local_key), size))
+        return Reads(*map(np.concatenate, zip(*reads, strict=True))).merged(self._context.max_read_bytes)
 
     def _stage(self, size: int) -> tuple[npt.NDArray[np.uint8], int]:
-        return self._source.memory.stage(size) if size else (_NOTHING, 0)
+        return self._context.memory.stage(size) if size else (_NOTHING, 0)
 
     def post(self) -> None:
-        """Posts what is known to be read. Raises as `RdmaConnection.post` does."""
-        self._posted = self._link.post(self._reads)
-
-    def advance(self) -> bool:
-        """Whether all has come; what can be read only now is posted. Never waits.
+        """Posts the READs that are known by now.
 
         Raises:
-            CorruptShardError: offsets that are not in order, or leave the values.
-            InvalidArgumentError: values of more bytes than are read at once.
-            DeviceError: memory cannot be registered.
+            As `RdmaConnection.post`.
         """
-        if not self._link.has_done(self._posted):
+        self._ticket = self._connection.post(self._reads)
+
+    def advance(self) -> bool:
+        """Returns whether everything has arrived. Posts the READs of values once their offsets are here. Never waits.
+
+        Raises:
+            CorruptShardError: Offsets are not ascending, or point outside the values.
+            InvalidArgumentError: The values have more bytes than one response may have.
+            DeviceError: Memory cannot be registered.
+        """
+        if not self._connection.is_done(self._ticket):
             return False
         if self._values and not self._staged:
             self._reads = self._value_reads()
             self.post()
-            if not self._link.has_done(self._posted):
+            if not self._connection.is_done(self._ticket):
                 return False
         for (part, _), staged in zip(self._values, self._staged, strict=True):
-            # Whoever keeps text must not keep a buffer of the pool.
+            # Copied: text that the caller keeps must not keep a buffer of the pool.
             self.parts[part + 1] = staged.copy()
         self._staged = []
         return True
 
     def _value_reads(self) -> Reads:
-        """The READs of the values whose offsets have come."""
-        places = [(known, *known.places(self._source.manifest)) for _, known in self._values]
-        sizes = [int(offsets[-1]) for *_, offsets in places]
-        starts, total = part_places(sizes)
+        """Returns the READs of the values whose offsets have arrived."""
+        located = [(known, *known.locate(self._context.manifest)) for _, known in self._values]
+        sizes = [int(offsets[-1]) for *_, offsets in located]
+        starts, total = part_offsets(sizes)
         if total > MAX_RESPONSE_BYTES:
             raise InvalidArgumentError(
-                f"{total:,} bytes of text at once are more than a node is asked for",
+                f"{total:,} bytes of text in one batch are more than the limit of {MAX_RESPONSE_BYTES:,}",
                 hint="choose a shorter context, or fewer columns",
             )
         data, key = self._stage(total)
-        found = []
+        reads = []
         for (part, _), (known, first, size, offsets), start, end in zip(
-            self._values, places, starts, sizes, strict=True
+            self._values, located, starts, sizes, strict=True
         ):
             self.parts[part] = offsets.view(np.uint8)
             self._staged.append(data[start : start + end])
-            base, remote_key = self._link.table[known.shard, known.column, 1].T
+            base, remote_key = self._connection.table[known.shard, known.column, 1].T
             if not base[size > 0].all():
-                raise NodeRefusedError("does not hold these shards any more")
+                raise _no_shards()
             local = data.ctypes.data + start + np.cumsum(size) - size
-            found.append((base + first, remote_key, local, np.full(len(size), key), size))
-        return Reads(*map(np.concatenate, zip(*found, strict=True))).merged(self._source.largest)
+            reads.append((base + first, remote_key, local, np.full(len(size), key), size))
+        return Reads(*map(np.concatenate, zip(*reads, strict=True))).merged(self._context.max_read_bytes)
+
+
+def _no_shards() -> NodeRefusedError:
+    return NodeRefusedError("does not hold these shards any more")

@@ -1,4 +1,4 @@
-"""How bytes of another node are read."""
+"""Names of the transports: how bytes of another node are read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ TRANSPORTS = (AUTO, VERBS, FLIGHT)
 
 
 def check_transport(name: str) -> None:
-    """Raises UnknownNameError."""
+    """Checks a transport's name.
+
+    Raises:
+        UnknownNameError: There is no such transport.
+    """
     if name not in TRANSPORTS:
         raise unknown_name("transport", name, TRANSPORTS)
 
 
 def has_device() -> bool:
-    """Whether there is an RDMA device with an active port. Raises DeviceError where a variable names another one."""
+    """Returns whether this machine has an RDMA device with an active port.
+
+    Raises:
+        DeviceError: $GEAR_DATA_RDMA_DEVICE names a port that does not exist.
+    """
     try:
         choose_port()
     except DeviceError:

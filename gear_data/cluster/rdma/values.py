@@ -1,4 +1,4 @@
-"""Where values of text or bytes lie in another node's memory, from their offsets."""
+"""Ranges of text or bytes in another node's memory, computed from their offsets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gear_data.storage.variable import DAMAGED
 
 @dataclass(frozen=True)
 class ValueSpans:
-    """Spans of n places in a column of variable length, each with rows.
+    """Spans of a column of variable length, each with at least one row.
 
     Attributes:
-        column: its place in the schema.
-        shard, count: int64 [n], of each span its shard and rows.
-        offsets: int64, span by span one more than it has rows, as the shards hold them.
+        column: Position of the column in the schema.
+        shard, count: int64 [n], the shard and the row count of each span.
+        offsets: int64, the offsets of each span as its shard holds them: one more than the span has rows.
     """
 
     column: int
@@ -27,12 +27,15 @@ class ValueSpans:
     count: Int64Array
     offsets: Int64Array
 
-    def places(self, manifest: Manifest) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """int64 [n] each, of each span the first byte among its shard's values, and how many; and int64 [rows + 1], the
-        offsets of all its rows from 0.
+    def locate(self, manifest: Manifest) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Returns where the values of each span are.
+
+        Returns:
+            int64 [n], the first byte of each span among its shard's values; int64 [n], the number of bytes; and int64
+            [rows + 1], the offsets of the rows of all spans, starting at 0.
 
         Raises:
-            CorruptShardError: offsets that are not in order, or leave the shard's values.
+            CorruptShardError: Offsets are not ascending, or point outside the shard's values.
         """
         packed = np.zeros(int(self.count.sum()) + 1, np.int64)
         if not len(self.count):
@@ -44,12 +47,12 @@ class ValueSpans:
         lengths = np.delete(np.diff(self.offsets), ends[:-1] - 1)
         held = np.array([shard.variable[name].bytes for shard in manifest.shards], np.int64)[self.shard]
         wrong = np.minimum.reduceat(lengths, np.cumsum(self.count) - self.count) < 0
-        # A difference may have overflowed, but only where there is an offset below 0.
+        # A difference can overflow only where an offset is below 0.
         wrong |= (np.minimum.reduceat(self.offsets, starts) < 0) | (last > held)
         if wrong.any():
             file = manifest.shards[int(self.shard[wrong.argmax()])].entry.file
             raise CorruptShardError(
-                f"damaged values: offsets of {file} that are not in order, or leave its values",
+                f"damaged values: offsets of {file} are not ascending, or point outside its values",
                 column=name,
                 hint=DAMAGED,
             )

@@ -1,6 +1,6 @@
-"""Work requests for READs, as arrays in libibverbs' own layout: a whole batch is posted by one call.
+"""Work requests for READs, as arrays in the memory layout of libibverbs: one call posts a whole batch.
 
-The layouts are those of `struct ibv_send_wr`, `ibv_sge` and `ibv_wc` in <infiniband/verbs.h>, which are part of the
+The layouts are those of `struct ibv_send_wr`, `ibv_sge` and `ibv_wc` in <infiniband/verbs.h>. They are part of the
 library's binary interface.
 """
 
@@ -35,7 +35,7 @@ COMPLETION = np.dtype(
 
 _RDMA_READ = 4  # IBV_WR_RDMA_READ
 _SIGNALED = 2  # IBV_SEND_SIGNALED
-#: One in so many READs tells when it is done, and with it all before it.
+#: One in this many READs requests a completion, which also completes all READs before it.
 SIGNAL_EVERY = 64
 
 
@@ -44,9 +44,9 @@ class Reads:
     """R READs, int64 [R] each.
 
     Attributes:
-        remote, rkey: where the bytes are, and the key of that memory.
-        local, lkey: where they go, and the key of that memory.
-        size: bytes.
+        remote, rkey: Remote address, and the key of that memory.
+        local, lkey: Local address, and the key of that memory.
+        size: Bytes.
     """
 
     remote: Int64Array
@@ -59,8 +59,11 @@ class Reads:
         return len(self.size)
 
     def merged(self, largest: int) -> Reads:
-        """The same bytes in as few READs as can be: what is adjacent at both ends is one, of at most `largest` bytes;
-        what is larger, or empty, is none."""
+        """Returns the fewest READs that move the same bytes.
+
+        READs that are adjacent at both ends become one READ, of at most `largest` bytes. Larger READs are split, and
+        empty READs are dropped.
+        """
         some = self.size > 0
         reads = self if some.all() else self._take(some)
         if not len(reads):
@@ -75,13 +78,13 @@ class Reads:
         first = np.flatnonzero(begins)
         sizes = np.add.reduceat(reads.size, first)
         runs = Reads(reads.remote[first], reads.rkey[first], reads.local[first], reads.lkey[first], sizes)
-        return runs if int(sizes.max()) <= largest else runs._divided(largest)
+        return runs if int(sizes.max()) <= largest else runs._split_large(largest)
 
-    def dealt(self, count: int) -> list[Reads]:
-        """The same READs in so many runs of about as many bytes each; some may be empty."""
+    def split(self, count: int) -> list[Reads]:
+        """Returns the same READs as `count` consecutive runs of about equal bytes. A run may be empty."""
         if count == 1:
             return [self]
-        # Of each the part of all bytes before its middle.
+        # Position of the middle of each READ among all bytes, 0 to 1.
         middle = (np.cumsum(self.size) - self.size / 2) / max(1, int(self.size.sum()))
         ends = np.searchsorted(middle, np.arange(count + 1) / count).tolist()
         return [self._take(slice(first, last)) for first, last in pairwise(ends)]
@@ -89,31 +92,32 @@ class Reads:
     def _take(self, which: npt.NDArray[Any] | slice) -> Reads:
         return Reads(self.remote[which], self.rkey[which], self.local[which], self.lkey[which], self.size[which])
 
-    def _divided(self, largest: int) -> Reads:
-        pieces = -(-self.size // largest)
-        whole = self._take(np.repeat(np.arange(len(self)), pieces))
-        done = (np.arange(len(whole)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * largest
-        size = np.minimum(whole.size - done, largest)
-        return Reads(whole.remote + done, whole.rkey, whole.local + done, whole.lkey, size)
+    def _split_large(self, largest: int) -> Reads:
+        parts = -(-self.size // largest)
+        whole = self._take(np.repeat(np.arange(len(self)), parts))
+        offset = (np.arange(len(whole)) - np.repeat(np.cumsum(parts) - parts, parts)) * largest
+        size = np.minimum(whole.size - offset, largest)
+        return Reads(whole.remote + offset, whole.rkey, whole.local + offset, whole.lkey, size)
 
 
 class WorkRequestList:
     """READs as a linked list of work requests.
 
     Attributes:
-        requests: WORK_REQUEST [R]; `wr_id` counts from 1, so that a completion says how many are done.
+        requests: WORK_REQUEST [R]. `wr_id` counts from 1, so that a completion tells how many READs are done.
+        address: Address of the first request.
     """
 
     def __init__(self, reads: Reads) -> None:
         count = len(reads)
-        self._scatter = np.empty(count, SGE)
-        self._scatter["addr"], self._scatter["length"], self._scatter["lkey"] = reads.local, reads.size, reads.lkey
+        self._targets = np.empty(count, SGE)
+        self._targets["addr"], self._targets["length"], self._targets["lkey"] = reads.local, reads.size, reads.lkey
         self.requests = np.zeros(count, WORK_REQUEST)
         number = np.arange(1, count + 1)
         self.address = int(self.requests.ctypes.data)
         self.requests["wr_id"] = number
         self.requests["next"] = self.address + number * WORK_REQUEST.itemsize
-        self.requests["sg_list"] = self._scatter.ctypes.data + (number - 1) * SGE.itemsize
+        self.requests["sg_list"] = self._targets.ctypes.data + (number - 1) * SGE.itemsize
         self.requests["num_sge"] = 1
         self.requests["opcode"] = _RDMA_READ
         self.requests["send_flags"][SIGNAL_EVERY - 1 :: SIGNAL_EVERY] = _SIGNALED
@@ -124,7 +128,7 @@ class WorkRequestList:
     def __len__(self) -> int:
         return len(self.requests)
 
-    def cut(self, first: int, last: int) -> int:
-        """The address of request `first`, with the list ending before request `last`."""
+    def section(self, first: int, last: int) -> int:
+        """Returns the address of request `first`, and ends the list before request `last`."""
         self.requests["next"][last - 1] = 0
         return self.address + first * WORK_REQUEST.itemsize

@@ -1,0 +1,1 @@
+"""Server: serves the shards of one node, in a supervised process."""

@@ -1,4 +1,4 @@
-"""What a node serves: rows of its shards, packed."""
+"""ShardServer: answers requests for rows of a node's shards with packed rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gear_data.cluster.protocol import (
     ColumnGroup,
     Request,
     dataset_identity,
-    part_places,
+    part_offsets,
 )
 from gear_data.collection.buffers import BufferPool
 from gear_data.errors import InvalidArgumentError, NodeRefusedError
@@ -25,16 +25,16 @@ from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.reader import ShardLease
 from gear_data.storage.variable import OFFSET_BYTES, validated, value_bytes, value_offsets
 
-_NOT_HERE = -1
+_NOT_SERVED = -1
 
 
 @dataclass(frozen=True)
 class Response:
-    """What a request got.
+    """Response to a request.
 
     Attributes:
-        sizes: int64 [parts], bytes of each.
-        data: uint8: the parts, each at a multiple of 64 bytes.
+        sizes: int64 [parts], bytes of each part.
+        data: uint8, the parts, each at a multiple of `protocol.ALIGNMENT` bytes.
     """
 
     sizes: Int64Array
@@ -42,27 +42,40 @@ class Response:
 
     @staticmethod
     def of(parts: Sequence[npt.NDArray[np.uint8]]) -> Response:
-        places, total = part_places([len(part) for part in parts])
+        """Packs parts."""
+        offsets, total = part_offsets([len(part) for part in parts])
         data = np.zeros(total, np.uint8)
-        for place, part in zip(places, parts, strict=True):
-            data[place : place + len(part)] = part
+        for offset, part in zip(offsets, parts, strict=True):
+            data[offset : offset + len(part)] = part
         return Response(np.array([len(part) for part in parts], np.int64), data)
 
 
+@dataclass(frozen=True)
+class _VariablePart:
+    """A part of a response that belongs to a column of text or bytes: its position among the parts, and its data."""
+
+    position: int
+    data: npt.NDArray[np.generic]
+
+
 class ShardServer:
-    """Some shards of a dataset, for other nodes to read from. Safe to use from several threads.
+    """Some shards of a dataset, for other nodes to read. Thread-safe.
 
     Args:
-        files: the dataset's; of its shards only those that are served need be there.
-        shards: their places in the manifest; None: all.
-        residency: see `gear_data.open`.
+        files: Files of the dataset. Only the served shards must exist.
+        shards: Positions of the served shards in the manifest; None: all.
+        residency: See `gear_data.open`.
 
     Attributes:
-        in_memory: whether they are in this machine's memory, not in files.
+        files: See above.
+        manifest: The dataset's manifest.
+        identity: The dataset's `dataset_identity`.
+        shards: Positions of the served shards, ascending.
+        in_memory: Whether the shards are in this machine's memory, not in files.
 
     Raises:
-        InvalidArgumentError: no such shard, or none at all.
-        whatever opening a dataset raises.
+        InvalidArgumentError: A shard does not exist, or there are none.
+        GearError: The dataset cannot be opened.
     """
 
     def __init__(self, files: DatasetFiles, shards: Sequence[int] | None = None, residency: str = "mmap") -> None:
@@ -74,12 +87,12 @@ class ShardServer:
         )  # fmt: skip
         self.files = files
         self.manifest = files.manifest()
-        self.dataset_identity = dataset_identity(self.manifest)
+        self.identity = dataset_identity(self.manifest)
         count = len(self.manifest.shards)
         self.shards = tuple(range(count)) if shards is None else tuple(sorted(set(shards)))
         if not self.shards or not 0 <= self.shards[0] <= self.shards[-1] < count:
             raise InvalidArgumentError(
-                f"the shards are 0 to {count - 1}; asked for were {shards}", hint="choose some of those"
+                f"the shards are 0 to {count - 1}; {list(shards or [])} were requested", hint="choose some of those"
             )
         entries = tuple(self.manifest.shards[shard] for shard in self.shards)
         served = {entry.entry.file for entry in entries}
@@ -88,22 +101,24 @@ class ShardServer:
         self._stored = open_shards(residency, files, self._schema, entries)
         self.in_memory = residency != "mmap"
         self._steps = np.array([entry.steps for entry in entries], np.int64)
-        self._here = np.full(count, _NOT_HERE, np.int64)
-        self._here[list(self.shards)] = np.arange(len(self.shards))
-        # Of text or bytes those of its offsets.
+        #: int64 [all shards], the index of each shard among the served ones.
+        self._index = np.full(count, _NOT_SERVED, np.int64)
+        self._index[list(self.shards)] = np.arange(len(self.shards))
+        #: Bytes of a row of each column; for text and bytes, those of an offset.
         self._row_bytes = np.array([OFFSET_BYTES if c.variable_length else c.row_bytes for c in self._schema], np.int64)
         self._pool = BufferPool(MESSAGE_BYTES, lambda _: None, reuse=True)
-        # A request for nothing, as they come, has all compiled now: the first client would wait for it.
+        # An empty request, parsed as a client's would be, compiles the kernels now: the first client does not wait.
         nothing: Int64Array = np.empty(0, np.int64)
         self.answer(Request.from_bytes(Request(nothing, (ColumnGroup((0,), nothing, nothing),)).to_bytes()))
 
     def column_memory(self) -> tuple[Int64Array, Int64Array]:
-        """int64 [shards, columns, 2] each: the addresses of every column's buffers, and their bytes. A column of fixed
-        size has one, with its rows; one of variable length has its offsets in the first and its values in the second.
-        Of what is not there both are 0.
+        """Returns the addresses and the sizes of all buffers: int64 [shards, columns, 2] each.
+
+        A column of fixed size has one buffer, its rows. A column of variable length has two: its offsets and its
+        values. Address and size of a missing buffer are 0.
 
         Raises:
-            CorruptShardError: damaged offsets of a column of variable length.
+            CorruptShardError: Offsets of a column of variable length are damaged.
         """
         addresses = np.zeros((len(self.shards), len(self._schema), 2), np.int64)
         sizes = np.zeros_like(addresses)
@@ -117,17 +132,16 @@ class ShardServer:
         return addresses, sizes
 
     def answer(self, request: Request) -> Response:
-        """The rows that a request asks for.
+        """Returns the rows of a request.
 
         Raises:
-            NodeRefusedError: a column or shard that is not served, rows that are not there, or too many.
-            CorruptShardError: damaged text.
+            NodeRefusedError: A column, shard or row does not exist or is not served, or the response is too large.
+            CorruptShardError: Text is damaged.
         """
-        shards = self._checked(request)
+        shards = self._check(request)
         lease = self._lease(shards)
         sizes: list[int] = []
-        # Columns of text or bytes: the numbers of their parts, and these.
-        variable: list[tuple[int, npt.NDArray[np.generic]]] = []
+        variable: list[_VariablePart] = []
         left = MAX_RESPONSE_BYTES
         for group in request.groups:
             rows = int(group.count.sum())
@@ -137,104 +151,116 @@ class ShardServer:
                     left -= sizes[-1]
                     continue
                 for array in self._variable(shards, group, column, left):
-                    variable.append((len(sizes), array))
+                    variable.append(_VariablePart(len(sizes), array))
                     sizes.append(array.nbytes)
                     left -= array.nbytes
-        return self._packed(request, shards, lease, sizes, variable)
+        return self._pack(request, shards, lease, sizes, variable)
 
     def _lease(self, shards: Int64Array) -> ShardLease:
         if self._stored.all_mapped:
             return ShardLease(self._stored.addresses)
         return self._stored.lease(np.unique(shards).tolist())
 
-    def _checked(self, request: Request) -> Int64Array:
-        """int64 [N]: the place among the served shards of each span's."""
+    def _check(self, request: Request) -> Int64Array:
+        """Checks a request and returns int64 [N], the index of each span's shard among the served shards.
+
+        Raises:
+            NodeRefusedError: See `answer`.
+        """
         for group in request.groups:
             for column in group.columns:
                 if not 0 <= column < len(self._schema):
-                    raise NodeRefusedError(f"there is no column {column}: they are 0 to {len(self._schema) - 1}")
+                    raise NodeRefusedError(f"has no column {column}; the columns are 0 to {len(self._schema) - 1}")
         shards = np.empty_like(request.shard)
-        problem = self._find_shards(request.shard, self._here, shards)
+        problem = self._find_shards(request.shard, self._index, shards)
         if problem == self._no_shard:
-            raise NodeRefusedError(f"the shards are 0 to {len(self._here) - 1}")
+            raise NodeRefusedError(
+                f"received a request for an unknown shard; the shards are 0 to {len(self._index) - 1}"
+            )
         if problem:
-            raise NodeRefusedError(f"shard {int(shards[0])} is not served here")
+            raise NodeRefusedError(f"does not serve shard {int(shards[0])}")
         total = 0
         for group in request.groups:
             rows = int(self._check_rows(shards, group.first, group.count, self._steps))
             if rows < 0:
-                raise NodeRefusedError("rows that its shard does not have")
+                raise NodeRefusedError("received a request for rows that the shard does not have")
             total += sum(rows * int(self._row_bytes[column]) for column in group.columns)
         if total > MAX_RESPONSE_BYTES:
             raise _too_large()
         return shards
 
     def _variable(
-        self, shards: Int64Array, group: ColumnGroup, column: int, left: int
+        self, shards: Int64Array, group: ColumnGroup, column: int, limit: int
     ) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
-        """Offsets and values of the rows of a column of text or bytes; of at most `left` bytes."""
+        """Returns offsets and values of the rows of a column of text or bytes, at most `limit` bytes."""
         spec = self._schema.columns[column]
         arrays = {shard: self._stored.values(shard, column) for shard in np.unique(shards).tolist()}
         slices = []
         for shard, first, count in zip(shards.tolist(), group.first.tolist(), group.count.tolist(), strict=True):
             file = self.manifest.shards[self.shards[shard]].entry.file
             slices.append(validated(arrays[shard].slice(first, count), file=file, column=spec.name))
-            left -= slices[-1].nbytes
-            if left < 0:
+            limit -= slices[-1].nbytes
+            if limit < 0:
                 raise _too_large()
         joined = pa.concat_arrays(slices) if slices else pa.array([], spec.arrow_type)
-        places = value_offsets(joined)
-        return places - places[0], value_bytes(joined)[int(places[0]) : int(places[-1])]
+        offsets = value_offsets(joined)
+        return offsets - offsets[0], value_bytes(joined)[int(offsets[0]) : int(offsets[-1])]
 
-    def _packed(
+    def _pack(
         self,
         request: Request,
         shards: Int64Array,
         lease: ShardLease,
         sizes: list[int],
-        variable: list[tuple[int, npt.NDArray[np.generic]]],
+        variable: list[_VariablePart],
     ) -> Response:
-        """The parts, of these sizes, one after another."""
-        places, total = part_places(sizes)
-        # Memory that is used again is in the cache, and faults no pages in.
+        """Packs the parts, of these sizes, into a response."""
+        offsets, total = part_offsets(sizes)
+        # Reused memory is in the cache, and causes no page faults.
         data = self._pool.lease()[0][:total] if total <= MESSAGE_BYTES else np.empty(total, np.uint8)
-        for place, size, end in zip(places, sizes, [*places[1:], total], strict=True):
-            # Between the parts would else be what an earlier answer left there.
-            data[place + size : end] = 0
-        for number, array in variable:
-            data[places[number] : places[number] + sizes[number]] = array.view(np.uint8)
-        targets = iter(data.ctypes.data + np.array(places, np.int64))
+        for offset, size, end in zip(offsets, sizes, [*offsets[1:], total], strict=True):
+            # The padding between the parts must not hold bytes of an earlier response.
+            data[offset + size : end] = 0
+        for part in variable:
+            first = offsets[part.position]
+            data[first : first + sizes[part.position]] = part.data.view(np.uint8)
+        targets = iter(data.ctypes.data + np.array(offsets, np.int64))
         for group in request.groups:
-            columns, to = [], []
+            columns, addresses = [], []
             for column in group.columns:
-                target = next(targets)
+                address = next(targets)
                 if not self._schema.columns[column].variable_length:
                     columns.append(column)
-                    to.append(target)
+                    addresses.append(address)
                 else:
-                    next(targets)  # two parts
-            arrays = np.array(columns, np.int64), np.array(to, np.int64)
+                    next(targets)  # such a column has two parts
+            arrays = np.array(columns, np.int64), np.array(addresses, np.int64)
             self._pack_rows(shards, group.first, group.count, lease.addresses, self._row_bytes, *arrays)
         return Response(np.array(sizes, np.int64), data)
 
-    def file_piece(self, name: str, offset: int) -> bytes:
-        """Bytes of the manifest (`manifest`) or of a table's file from an offset on, as many as are sent at once; none
-        at its end.
+    def file_chunk(self, name: str, offset: int) -> bytes:
+        """Returns bytes of the manifest (`manifest`) or of a table's file, at most one message; empty at its end.
+
+        Args:
+            name: `manifest`, or the name of a table.
+            offset: First byte of the chunk.
 
         Raises:
-            NodeRefusedError: there is no such file, or no such offset.
+            NodeRefusedError: There is no such table, or the offset is negative.
         """
         if offset < 0:
-            raise NodeRefusedError(f"there is no byte {offset}")
+            raise NodeRefusedError(f"received a request for byte {offset} of {name[:40]!r}; offsets start at 0")
         if name == "manifest":
             return self.manifest.to_text().encode()[offset : offset + MESSAGE_BYTES]
         entry = self.manifest.tables.get(name)
         if entry is None:
-            raise NodeRefusedError(f"there is no table {name[:40]!r}")
+            raise NodeRefusedError(f"has no table {name[:40]!r}; the tables are {', '.join(self.manifest.tables)}")
         with self.files.local(entry) as path, path.open("rb") as file:
             file.seek(min(offset, entry.bytes))
             return file.read(MESSAGE_BYTES)
 
 
 def _too_large() -> NodeRefusedError:
-    return NodeRefusedError(f"asks for more than {MAX_RESPONSE_BYTES >> 20:,} MiB at once")
+    return NodeRefusedError(
+        f"received a request for more than {MAX_RESPONSE_BYTES >> 20:,} MiB at once", hint="request fewer rows"
+    )

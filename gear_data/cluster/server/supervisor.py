@@ -1,13 +1,13 @@
-"""A node's server as its ranks have it: started by the first of them, held by all, and started again if it dies.
+"""Supervision of a node's server process: start it, keep it while any rank of the node lives, restart it if it dies.
 
-A rank holds the server by the write end of a pipe, which goes with the process however that ends. The server has the
-read end: where that comes to its end, all its ranks have ended. The first rank keeps the read end too, for the servers
-that may follow the first: each of them is held by all who held the one before, and none of these need know.
+The first rank of a node starts the server. Every rank of the node holds the write end of one pipe, its lease. The
+kernel closes the write end when the rank exits, however it exits. The server holds the read end: it reads end-of-file
+once all ranks have exited. The first rank keeps the read end as well and passes it to each restarted server, so the
+leases of the other ranks stay valid.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import selectors
@@ -16,158 +16,190 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
 from gear_data.common.error_codec import error_from_bytes
-from gear_data.errors import ClusterError, GearError, InvalidArgumentError
+from gear_data.errors import ClusterError, GearError
 
-#: Seconds before a server that died is started again, and so on in a row; after the last of them it is given up.
-PAUSES = (0.5, 2.0, 8.0, 30.0, 60.0)
-#: Seconds of serving after which the row begins anew.
-_SOUND_SECONDS = 600.0
+#: Seconds before each restart in a row. After the last one the server is not restarted any more.
+RESTART_DELAYS = (0.5, 2.0, 8.0, 30.0, 60.0)
+#: A server that ran for this many seconds starts a new row of restarts.
+_HEALTHY_SECONDS = 600.0
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class LeaseLocation:
+    """Location of a lease, for other processes of this host.
+
+    Attributes:
+        pid, descriptor: The process that holds the lease, and its file descriptor there.
+        inode: Inode of the pipe, to detect that the descriptor now belongs to another file.
+    """
+
+    pid: int
+    descriptor: int
+    inode: int
+
+
 class ServerLease:
-    """One rank's hold on its node's server: it goes with the process, or with this object."""
+    """One rank's hold on its node's server. It ends with this object, or with the process."""
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+        self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
 
-    def note(self) -> dict[str, int]:
-        """What `join_server_lease` takes in another process of this host."""
-        return {
-            "pid": os.getpid(),
-            "descriptor": self.descriptor,
-            "inode": os.fstat(self.descriptor).st_ino,
-        }
+    def location(self) -> LeaseLocation:
+        """Returns what `join_server_lease` needs in another process of this host."""
+        return LeaseLocation(os.getpid(), self._descriptor, os.fstat(self._descriptor).st_ino)
 
 
-def join_server_lease(note: dict[str, int]) -> ServerLease | None:
-    """A lease beside that of another process; None, and a log line, where the system does not let this one have it."""
+def join_server_lease(location: LeaseLocation) -> ServerLease | None:
+    """Returns a lease on the server of another process of this host; None, with a warning, if that fails."""
     try:
-        descriptor = os.open(f"/proc/{note['pid']}/fd/{note['descriptor']}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        if os.fstat(descriptor).st_ino == note["inode"]:
+        path = f"/proc/{location.pid}/fd/{location.descriptor}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if os.fstat(descriptor).st_ino == location.inode:
             return ServerLease(descriptor)
         os.close(descriptor)
     except OSError as error:
         _log.warning("the node's server will not wait for this process: %s", error)
         return None
-    _log.warning("the node's server will not wait for this process: process %d has ended", note["pid"])
+    _log.warning("the node's server will not wait for this process: process %d has exited", location.pid)
     return None
 
 
-def start_server(job: ServerConfig, timeout: float) -> tuple[ServerInfo, ServerLease]:
-    """Starts a server, and waits until it serves. One that dies is started again at the same port, after `PAUSES`, as
-    long as this process has the lease.
+def start_server(config: ServerConfig, timeout: float) -> tuple[ServerInfo, ServerLease]:
+    """Starts a server process and waits until it serves.
+
+    A thread restarts a server that dies, at the same port and after `RESTART_DELAYS`, as long as this process holds the
+    lease.
 
     Raises:
-        ClusterError: it did not come up within `timeout` seconds, or ended.
-        whatever it says is wrong.
+        ClusterError: The server did not start within `timeout` seconds, or it exited.
+        GearError: The server's own error.
     """
-    held, descriptor = os.pipe()
-    lease = ServerLease(descriptor)
+    read_end, write_end = os.pipe()
+    lease = ServerLease(write_end)
     try:
-        process, serving = _start(job, held, timeout)
+        process, info = _launch(config, read_end, timeout)
     except BaseException:
-        os.close(held)
+        os.close(read_end)
         raise
-    again = replace(job, port=serving.address.port)
+    restart_config = replace(config, port=info.address.port)
     threading.Thread(
-        target=_keep,
-        args=(process, again, held, weakref.ref(lease), timeout),
-        name="gear-data-host-server",
+        target=_supervise,
+        args=(process, restart_config, read_end, weakref.ref(lease), timeout),
+        name="gear-data-supervisor",
         daemon=True,
     ).start()
-    return serving, lease
+    return info, lease
 
 
-def _keep(
-    process: subprocess.Popen[bytes], job: ServerConfig, held: int, lease: weakref.ref[ServerLease], timeout: float
+def _supervise(
+    process: subprocess.Popen[bytes],
+    config: ServerConfig,
+    read_end: int,
+    lease: weakref.ref[ServerLease],
+    timeout: float,
 ) -> None:
-    """Waits for the server's end, so that it does not stay as a zombie, and starts the next one."""
-    pauses, began = iter(PAUSES), time.monotonic()
+    """Waits for the server to exit, which also reaps it, and restarts it."""
+    delays, started = iter(RESTART_DELAYS), time.monotonic()
     try:
         while True:
             status = process.wait()
-            if time.monotonic() > began + _SOUND_SECONDS:
-                pauses = iter(PAUSES)
-            for pause in pauses:
-                # It ends by itself when nobody holds it any more.
+            if time.monotonic() > started + _HEALTHY_SECONDS:
+                delays = iter(RESTART_DELAYS)
+            for delay in delays:
                 if lease() is None:
+                    # No rank of this process needs the server: it exited by itself.
                     return
-                _log.warning("the node's server ended (status %s): started again in %g s", status, pause)
-                time.sleep(pause)
+                _log.warning("the node's server exited (status %s): restarting it in %g s", status, delay)
+                time.sleep(delay)
                 try:
-                    process = _start(job, held, timeout)[0]
+                    process = _launch(config, read_end, timeout)[0]
                     break
                 except (GearError, OSError) as error:
-                    _log.warning("the node's server could not be started again: %s", error)
+                    _log.warning("the node's server could not be restarted: %s", error)
             else:
-                _log.error("the node's server ended too often: what it alone held is lost to the other nodes")
+                _log.error(
+                    "the node's server exited too often and is not restarted: other nodes lose the shards that only "
+                    "this node holds"
+                )
                 return
-            began = time.monotonic()
+            started = time.monotonic()
     finally:
-        os.close(held)
+        os.close(read_end)
 
 
-def _start(job: ServerConfig, held: int, timeout: float) -> tuple[subprocess.Popen[bytes], ServerInfo]:
+def _launch(config: ServerConfig, read_end: int, timeout: float) -> tuple[subprocess.Popen[bytes], ServerInfo]:
+    """Starts the server process; kills it if it does not serve in time."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gear_data.cluster.server.node_server", str(held)],
+        [sys.executable, "-m", "gear_data.cluster.server.node_server", str(read_end)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        pass_fds=[held],
-        start_new_session=True,  # a launcher that ends a rank's group must not end it before the other ranks
+        pass_fds=[read_end],
+        start_new_session=True,  # a launcher that kills a rank's process group must not kill the other ranks' server
     )
     try:
-        serving = _told(process, job, timeout)
+        info = _handshake(process, config, timeout)
     except BaseException:
         process.kill()
         process.wait()
         raise
-    return process, serving
+    return process, info
 
 
-def _told(process: subprocess.Popen[bytes], job: ServerConfig, timeout: float) -> ServerInfo:
-    """Gives a server its job, and takes its answer."""
+def _handshake(process: subprocess.Popen[bytes], config: ServerConfig, timeout: float) -> ServerInfo:
+    """Sends the configuration to a server and waits for its answer.
+
+    Raises:
+        ClusterError: There is no valid answer within `timeout` seconds.
+        GearError: The server's own error.
+    """
     if process.stdin is None or process.stdout is None:
-        raise RuntimeError("no pipes were made")
+        raise RuntimeError("the server process has no pipes")
     with process.stdout:
         try:
             with process.stdin:
-                process.stdin.write(json.dumps(job.to_json()).encode() + b"\n")
-            said = _line(process.stdout.fileno(), timeout)
+                process.stdin.write(msgspec.json.encode(config) + b"\n")
+            answer = _read_line(process.stdout.fileno(), timeout)
         except BrokenPipeError:
-            said = b""
-    if not said:
+            answer = b""
+    if not answer:
         raise ClusterError(
-            f"the server of {job.dataset} did not come up within {timeout:g} s, or ended", hint="see its log"
+            f"the server of {config.dataset} did not start within {timeout:g} s, or exited", hint="see its log"
         )
+    info = _parse_info(answer)
+    if info is None:
+        raise error_from_bytes(answer, config.dataset) or ClusterError(
+            f"the server of {config.dataset} wrote {answer[:200]!r} instead of its address",
+            hint="another program writes to the standard output of every Python process in this environment",
+        )
+    return info
+
+
+def _parse_info(line: bytes) -> ServerInfo | None:
     try:
-        facts = json.loads(said)
-        if "listen" in facts:
-            return ServerInfo.from_json(facts)
-    except (ValueError, KeyError, TypeError, InvalidArgumentError) as error:
-        raise ClusterError(
-            f"the server of {job.dataset} said {said[:200]!r} in place of where it listens",
-            hint="something in its environment writes to the standard output of every Python",
-        ) from error
-    raise error_from_bytes(said, job.dataset) or ClusterError("the server ended", file=job.dataset)
+        return msgspec.json.decode(line, type=ServerInfo)
+    except (ValueError, RecursionError):
+        return None
 
 
-def _line(descriptor: int, timeout: float) -> bytes:
-    """A line from a pipe; nothing if it does not come in time, or the other side ends."""
-    limit, said = time.monotonic() + timeout, b""
+def _read_line(descriptor: int, timeout: float) -> bytes:
+    """Returns a line from a pipe; empty if it does not arrive in time, or the other end is closed."""
+    deadline, line = time.monotonic() + timeout, b""
     with selectors.DefaultSelector() as ready:
         ready.register(descriptor, selectors.EVENT_READ)
-        while not said.endswith(b"\n"):
-            if not ready.select(max(0.0, limit - time.monotonic())):
+        while not line.endswith(b"\n"):
+            if not ready.select(max(0.0, deadline - time.monotonic())):
                 return b""
-            piece = os.read(descriptor, 1 << 16)
-            if not piece:
+            data = os.read(descriptor, 1 << 16)
+            if not data:
                 return b""
-            said += piece
-    return said
+            line += data
+    return line

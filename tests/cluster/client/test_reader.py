@@ -1,4 +1,4 @@
-"""A dataset read from two nodes gives what the same folder gives, bit for bit."""
+"""A dataset read from two nodes gives the same batches as its folder, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import gear_data
 from gear_data import Mixture, SequenceLoader
 from gear_data.cluster.client.reader import ClusterReader
 from gear_data.cluster.client.shards import RemoteShards
-from gear_data.cluster.flight import fetch as flight_lane
+from gear_data.cluster.flight import fetch as flight_fetch
 from gear_data.cluster.flight.client import Stream
 from gear_data.collection.collector import Collector
 from gear_data.collection.output import Output
@@ -68,7 +68,7 @@ def text_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def nodes(folder, text_folder, tmp_path_factory):
-    """Two nodes with half of the shards each, and one with all of the dataset with text."""
+    """Two nodes with half of the shards each, and one node with the whole text dataset."""
     count = len(gear_data.open(folder).manifest.shards)
     assert count > 4
     half = count // 2
@@ -132,11 +132,11 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_gives_what_it_gives_locally(local, remote, preset, options):
+def test_every_preset_gives_the_local_batches(local, remote, preset, options):
     try:
         expected = batches(local, preset=preset, **OPTIONS[options])
     except gear_data.GearError as error:
-        # What a preset does not take it refuses alike.
+        # Options that a preset does not support raise the same error.
         with pytest.raises(type(error)):
             batches(remote, preset=preset, **OPTIONS[options])
         return
@@ -144,20 +144,20 @@ def test_every_preset_gives_what_it_gives_locally(local, remote, preset, options
     same(batches(remote, preset=preset, **OPTIONS[options]), expected)
 
 
-def test_most_options_are_taken(local):
-    taken = 0
+def test_most_options_are_supported(local):
+    supported = 0
     for preset, options in itertools.product(PRESETS, OPTIONS.values()):
         try:
-            taken += bool(batches(local, 1, preset=preset, **options))
+            supported += bool(batches(local, 1, preset=preset, **options))
         except gear_data.GearError:
             continue
-    assert taken > 0.7 * len(PRESETS) * len(OPTIONS)
+    assert supported > 0.7 * len(PRESETS) * len(OPTIONS)
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_many_small_answers(local, remote, prefetch, monkeypatch):
-    """What is read at once comes in pieces that end in the midst of batches."""
-    monkeypatch.setattr(flight_lane, "REQUEST_BYTES", 700)
+def test_many_small_responses(local, remote, prefetch, monkeypatch):
+    """Responses end in the middle of batches."""
+    monkeypatch.setattr(flight_fetch, "REQUEST_BYTES", 700)
     taken, take = [], Stream.take
     monkeypatch.setattr(Stream, "take", lambda stream: taken.append(1) or take(stream))
     options = {"sampler": gear_data.Weighted("length"), "prefetch": prefetch}
@@ -166,9 +166,9 @@ def test_many_small_answers(local, remote, prefetch, monkeypatch):
 
 
 @pytest.mark.parametrize("at", ["_fill", "_point"])
-def test_a_read_that_is_interrupted_leaves_nothing_behind(local, remote, at, monkeypatch):
-    """What the nodes still send of it must not be taken for the answer to the next one."""
-    monkeypatch.setattr(flight_lane, "REQUEST_BYTES", 700)
+def test_an_interrupted_read_leaves_nothing_behind(local, remote, at, monkeypatch):
+    """Late responses of an interrupted read must not be taken as responses to the next read."""
+    monkeypatch.setattr(flight_fetch, "REQUEST_BYTES", 700)
     with monkeypatch.context() as patch:
 
         def interrupt(*arguments):
@@ -213,7 +213,7 @@ def test_episodes(local, remote):
 
 
 @pytest.mark.parametrize("join", [False, True])
-def test_a_mixture_of_here_and_there(local, remote, join):
+def test_a_mixture_of_local_and_remote(local, remote, join):
     pairs = [[(one, 2.0), (two, 1.0)] for one, two in ((local, local), (local, remote), (remote, remote))]
     expected, half, whole = (batches(Mixture(pair, join=join)) for pair in pairs)
     same(half, expected)
@@ -224,7 +224,7 @@ def test_a_mixture_of_here_and_there(local, remote, join):
 def test_workers_of_a_data_loader(local, remote, start):
     options = {"batch_size": 16, "context": 8, "seed": 3, "steps": 12, "preset": "decision_transformer"}
     expected = list(SequenceLoader(local, **options))
-    # This process reads too, before, while and after they do.
+    # This process reads too, before, during and after the workers.
     loader = SequenceLoader(remote, **options)
     same(list(loader), expected)
     iterator = iter(SequenceLoader(remote, **options))
@@ -241,7 +241,7 @@ def test_workers_of_a_data_loader(local, remote, start):
 
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_many_forks_while_this_process_reads(local, remote, prefetch):
-    """gRPC would hang in every fourth child, or so, if its threads were not waited for."""
+    """gRPC hangs in about every fourth child if the fork does not wait for its threads."""
     expected = batches(local, 2)
     reading = iter(SequenceLoader(remote, 16, context=8, prefetch=prefetch))
     ends = []
@@ -259,7 +259,7 @@ def test_many_forks_while_this_process_reads(local, remote, prefetch):
     assert ends == [0] * 12
 
 
-def test_a_pickled_one_connects_anew(local, remote):
+def test_a_pickled_dataset_connects_again(local, remote):
     copy = pickle.loads(pickle.dumps(remote.with_discount(0.9).filter("length > 6")))
     same(batches(copy), batches(local.with_discount(0.9).filter("length > 6")))
 
@@ -277,8 +277,8 @@ def test_text(text_folder, nodes):
     assert there.sizes(0, 7).tolist() == here.sizes(0, 7).tolist()
 
 
-class _SomeAway:
-    """Mapped shards of which those with an odd number are said not to be here."""
+class _HalfRemote:
+    """Mapped shards that pretend that the shards with odd numbers are remote."""
 
     all_mapped = False
 
@@ -310,42 +310,42 @@ outputs = st.lists(
 @given(windows, outputs)
 @settings(max_examples=120, deadline=None, derandomize=True)
 def test_any_output_of_any_windows(local, remote, drawn, wanted):
-    """Shards here, there, and some of both."""
+    """Shards that are local, remote, and both."""
     rows = [(e, s % LENGTHS[e], min(n, LENGTHS[e] - s % LENGTHS[e])) for e, s, n in drawn]
     chosen = Windows(*np.array(rows, np.int64).T.copy())
-    made = []
+    requested = []
     for number, (name, first, width, shift, horizon, left, within, cast) in enumerate(wanted):
         spec = local.schema[name]
         discounts = tuple(0.9**j for j in range(horizon)) if horizon and not shift else None
         dtype = "float64" if cast else "float32"
-        made.append(
+        requested.append(
             Output(
                 str(number), name, dtype, spec.shape, first, width, left, -3, within_window=within,
                 shift=shift, discounts=discounts,
             )
         )  # fmt: skip
     store, nodes = local._store, remote._store._client
-    placed = (*store.episode_starts, store.lengths)
+    episodes = (*store.episode_starts, store.lengths)
     here = np.arange(len(local.manifest.shards)) % 2 == 0
-    mixed = ClusterReader(nodes, _SomeAway(store.shards), here, *placed, lambda: store.finals)
-    alone = ClusterReader(nodes, store.shards, here | True, *placed, lambda: store.finals)
+    mixed = ClusterReader(nodes, _HalfRemote(store.shards), here, *episodes, lambda: store.finals)
+    all_local = ClusterReader(nodes, store.shards, here | True, *episodes, lambda: store.finals)
     found = []
-    for reader in (local._store.reader(), remote._store.reader(), mixed, alone):
-        collector = Collector([CollectSource(reader, local.schema, tuple(made))], len(rows), reuse=False)
+    for reader in (local._store.reader(), remote._store.reader(), mixed, all_local):
+        collector = Collector([CollectSource(reader, local.schema, tuple(requested))], len(rows), reuse=False)
         collected = collector(chosen)
         arrays = {key: (array.dtype, array.shape, array.tobytes()) for key, array in collected.arrays.items()}
         found.append((arrays, collected.valid_bytes))
     assert found[1:] == found[:1] * 3
 
 
-def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypatch):
+def test_local_shards_cause_no_requests(local, monkeypatch):
     store = local._store
 
-    class NoNodes:
-        pass
+    class NoClient:
+        """Fails on any use."""
 
     here = np.ones(len(local.manifest.shards), np.bool_)
-    reader = ClusterReader(NoNodes(), store.shards, here, *store.episode_starts, store.lengths, lambda: store.finals)
+    reader = ClusterReader(NoClient(), store.shards, here, *store.episode_starts, store.lengths, lambda: store.finals)
     output = Output("x", "observations", "float32", (4,), 0, 5)
     collected = [
         Collector([CollectSource(each, local.schema, (output,))], 3, reuse=False)(
@@ -359,14 +359,14 @@ def test_nothing_is_asked_of_the_nodes_for_shards_that_are_here(local, monkeypat
 def test_connections_end_with_the_dataset(nodes):
     dataset = gear_data.open(url(*nodes[:2]))
     batches(dataset, prefetch=2)
-    known = [weakref.ref(node) for node in dataset._store._client._nodes]
-    assert any(node()._idle for node in known)
+    peers = [weakref.ref(peer) for peer in dataset._store._client._directory.peers]
+    assert any(peer()._idle for peer in peers)
     del dataset
     gc.collect()
-    assert [node() for node in known] == [None, None]
+    assert [peer() for peer in peers] == [None, None]
 
 
-def test_what_cannot_be_asked(nodes, remote):
+def test_options_that_remote_datasets_refuse(nodes, remote):
     place = url(*nodes[:2])
     for options in ({"residency": "host"}, {"on_bad_shard": "skip"}):
         with pytest.raises(InvalidArgumentError, match="that serve a dataset choose both"):

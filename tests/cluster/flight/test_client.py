@@ -1,4 +1,4 @@
-"""Answers and waits of clients that have no cluster around them."""
+"""Responses and timeouts of single streams."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from gear_data.cluster.addresses import Address, ClientOptions
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.protocol import STREAM_SCHEMA
 from gear_data.errors import NodeRefusedError, NodeUnreachableError
 
 
-def test_a_stream_to_a_host_that_takes_connections_and_says_nothing():
-    """As a process that was stopped does."""
+def test_a_stream_to_a_host_that_accepts_connections_and_never_answers():
+    """A stopped process behaves like this."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address("127.0.0.1", silent.getsockname()[1])
         begun = time.monotonic()
@@ -28,8 +29,8 @@ def test_a_stream_to_a_host_that_takes_connections_and_says_nothing():
         assert error.value.file == f"gear://{address}"
 
 
-class Liar(flight.FlightServerBase):
-    """Answers any first message with one of its own."""
+class FixedServer(flight.FlightServerBase):
+    """Answers the first message with a fixed one."""
 
     def __init__(self, values, head):
         super().__init__("grpc://127.0.0.1:0")
@@ -61,8 +62,8 @@ BYTES = pa.array(range(64), pa.uint8())
     ],
     ids=["no words", "no sizes", "numbers", "text", "nulls"],
 )
-def test_an_answer_that_is_none(values, head):
-    with Liar(values, head) as server:
+def test_an_invalid_response(values, head):
+    with FixedServer(values, head) as server:
         stream = Stream(Endpoint(Address("127.0.0.1", server.port), ClientOptions(None, None, 2.0)), b"")
         try:
             stream.post(b"rows")
@@ -73,18 +74,18 @@ def test_an_answer_that_is_none(values, head):
             stream.close()
 
 
-def test_a_limit_of_months():
-    with Liar(BYTES, words(64)) as server:
+def test_a_timeout_of_months():
+    with FixedServer(BYTES, words(64)) as server:
         stream = Stream(Endpoint(Address("127.0.0.1", server.port), ClientOptions(None, None, 1e7)), b"")
         stream.post(b"rows")
         assert stream.take()[0].tolist() == list(range(64))
         stream.close()
 
 
-def test_one_that_is_closed_when_it_is_found_late():
-    with Liar(BYTES, words(64)) as server:
+def test_a_stream_that_is_closed_before_its_timeout_cancels_it():
+    with FixedServer(BYTES, words(64)) as server:
         stream = Stream(Endpoint(Address("127.0.0.1", server.port), ClientOptions(None, None, 2.0)), b"")
         stream.close()
-        # As the thread does that watches all streams, and must live on.
-        stream.cancel_late()
-        assert stream.was_late
+        # The deadline thread does this, and must survive it.
+        stream.cancel()
+        assert stream.timed_out

@@ -1,4 +1,4 @@
-"""Connections that are probed, as the kernel says; what comes of it stands in `test_cluster_network`."""
+"""Keepalive probes, as the kernel reports them. `tests/cluster/test_network.py` tests their effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gear_data.cluster.flight.keepalive import gone_after, keep_alive
+from gear_data.cluster.flight.keepalive import enable_keepalive, vanished_seconds
 from tests.support.cluster.nodes import NodeProcess
 from tests.support.feed import data as feed_data
 
@@ -18,7 +18,7 @@ ESTABLISHED, KEEPALIVE = "01", "02"
 
 
 def probed_in(local, remote):
-    """Seconds till a connection of this machine is probed; None if it is not going to be. See proc(5)."""
+    """Returns the seconds until a connection of this machine is probed; None if it has no probe timer. See proc(5)."""
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             fields = line.split()
@@ -36,9 +36,9 @@ def test_a_nodes_connections_are_probed(tmp_path):
         port = int(node.wait()["listen"].rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as client:
             limit = time.monotonic() + 20
-            # At first there is another timer: that of what gRPC says to begin with.
+            # At first the connection has another timer, for gRPC's first message.
             while (seconds := probed_in(port, client.getsockname()[1])) is None:
-                assert time.monotonic() < limit, "it is not going to be probed"
+                assert time.monotonic() < limit, "the connection has no probe timer"
                 time.sleep(0.1)
             assert 30 < seconds <= 60
     finally:
@@ -52,27 +52,27 @@ def options(each):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_those_of_one_port_alone(host, caplog):
+def test_only_sockets_of_the_port_are_changed(host, caplog):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         other, server = (socket.create_server((host, 0), family=family) for _ in range(2))
     except OSError:
-        pytest.skip(f"no {host} here")
+        pytest.skip(f"this machine has no address {host}")
     place = server.getsockname()[:2]
     with other, server, socket.create_connection(place) as one, server.accept()[0] as early:
         before = options(other)
-        keep_alive(place[1])
+        enable_keepalive(place[1])
         with socket.create_connection(place) as another, server.accept()[0] as late:
             for each in (server, early, late):
                 assert options(each) == [1, 60, 10, 3, 90_000]
             for each in (other, one, another):
                 assert options(each) == before
     assert before[0] == 0
-    assert gone_after() == 90
+    assert vanished_seconds() == 90
     assert not caplog.records
 
 
-def test_where_the_sockets_cannot_be_seen(monkeypatch, caplog):
+def test_sockets_that_cannot_be_listed(monkeypatch, caplog):
     def listdir(path):
         raise PermissionError(13, "Permission denied", path)
 
@@ -81,10 +81,10 @@ def test_where_the_sockets_cannot_be_seen(monkeypatch, caplog):
         port = closed.getsockname()[1]
         closed.close()
         with caplog.at_level(logging.WARNING, "gear_data"):
-            keep_alive(port)
+            enable_keepalive(port)
             monkeypatch.setattr(os, "listdir", listdir)
-            keep_alive(server.getsockname()[1])
-    assert [record.getMessage().partition("waited for: ")[2] for record in caplog.records] == [
+            enable_keepalive(server.getsockname()[1])
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
         "its socket is not in /proc/self/fd",
         "[Errno 13] Permission denied: '/proc/self/fd'",
     ]

@@ -1,4 +1,4 @@
-"""Servers that cannot serve say why."""
+"""Servers that cannot start give the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from tests.support.feed import data as feed_data
 
 
-def test_servers_that_cannot_serve(tmp_path):
+def test_servers_that_cannot_start(tmp_path):
     feed_data.convert_episodes(feed_data.locomotion([9], seed=0), tmp_path / "d")
     (tmp_path / "token").write_text("0123456789abcdef")
     (tmp_path / "pem").write_text("not a certificate")
@@ -18,9 +18,9 @@ def test_servers_that_cannot_serve(tmp_path):
         port = taken.getsockname()[1]
         cases = [
             (f"127.0.0.1:{port}", [], f"cannot listen at 127.0.0.1:{port}: Address already in use"),
-            # Of a network that is only for documentation: RFC 5737.
+            # An address of a network for documentation only: RFC 5737.
             ("192.0.2.1:0", tls, "cannot listen at 192.0.2.1:0: Cannot assign requested address"),
-            ("127.0.0.1:0", tls, "cannot serve at 127.0.0.1:0: its certificate or key is none"),
+            ("127.0.0.1:0", tls, "cannot serve at 127.0.0.1:0: its certificate or key is invalid"),
         ]
         command = [sys.executable, "-m", "gear_data.cli", "serve", tmp_path / "d", "--listen"]
         started = [
@@ -29,8 +29,8 @@ def test_servers_that_cannot_serve(tmp_path):
         ]
         try:
             for process, (_, _, expected) in zip(started, cases, strict=True):
-                said = process.communicate(timeout=60)[1]
-                assert expected in said and "Traceback" not in said, said
+                output = process.communicate(timeout=60)[1]
+                assert expected in output and "Traceback" not in output, output
                 assert process.returncode == 1
         finally:
             for process in started:

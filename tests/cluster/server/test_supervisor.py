@@ -1,6 +1,6 @@
-"""A node's server as the process has it that starts it: started again at its port while it is held, not for ever.
+"""Supervision of a node's server: restarted at its port while there is a lease, a limited number of times.
 
-What follows for a run shows in `test_joining`.
+`tests/cluster/test_rendezvous.py` tests the effect on a run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import time
 import pytest
 
 import gear_data
-from gear_data.cluster.addresses import ClientOptions
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.peer import Peer
-from gear_data.cluster.credentials import create_run_credentials
-from gear_data.cluster.server import supervisor as hosting
+from gear_data.cluster.run_credentials import create_run_credentials
+from gear_data.cluster.server import supervisor
 from gear_data.cluster.server.node_server import LINGER_SECONDS, ServerConfig
 from gear_data.errors import ClusterError, CorruptShardError, NodeUnreachableError
 from tests.support.cluster.runs import all_ended, servers
@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def job(folder):
+def config(folder):
     count = len(gear_data.open(folder).manifest.shards)
     return ServerConfig(
         str(folder), None, None, "mmap", "auto", tuple(range(count)), "127.0.0.1", 0, create_run_credentials(tls=False)
@@ -44,23 +44,23 @@ def job(folder):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Starts servers, which end with the test; and tells those that there are."""
+    """start(config) -> the server's info, and a function that lists the running servers. They end with the test."""
     before, leases = {process.pid for process in servers()}, []
 
-    def start(job):
-        serving, lease = hosting.start_server(job, TIMEOUT)
+    def start(config):
+        info, lease = supervisor.start_server(config, TIMEOUT)
         leases.append(lease)
-        return serving, lambda: [process for process in servers() if process.pid not in before]
+        return info, lambda: [process for process in servers() if process.pid not in before]
 
     start.leases = leases
     yield start
     leases.clear()
     assert all_ended([process for process in servers() if process.pid not in before], LINGER_SECONDS + 10)
-    assert wait_for(lambda: not keepers())
+    assert wait_for(lambda: not supervisor_threads())
 
 
-def keepers():
-    return [thread for thread in threading.enumerate() if thread.name == "gear-data-host-server"]
+def supervisor_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "gear-data-supervisor"]
 
 
 def wait_for(condition, seconds=TIMEOUT):
@@ -72,57 +72,57 @@ def wait_for(condition, seconds=TIMEOUT):
     return True
 
 
-def serves(job, serving):
+def serves(config, info):
     try:
-        return Peer(serving.address, ClientOptions(job.secret.token, None, 5.0)).describe().shards == frozenset(
-            job.shards
+        return Peer(info.address, ClientOptions(config.credentials.token, None, 5.0)).describe().shards == frozenset(
+            config.shards
         )
     except NodeUnreachableError:
         return False
 
 
-def test_it_waits_for_its_port(job, started, monkeypatch, caplog):
-    monkeypatch.setattr(hosting, "PAUSES", (0.2, 0.2, 20.0))
-    serving, mine = started(job)
-    assert not serving.verbs and serves(job, serving)
+def test_a_restart_waits_for_the_port(config, started, monkeypatch, caplog):
+    monkeypatch.setattr(supervisor, "RESTART_DELAYS", (0.2, 0.2, 20.0))
+    info, mine = started(config)
+    assert not info.verbs and serves(config, info)
     (first,) = mine()
     with caplog.at_level(logging.WARNING, "gear_data"):
         first.kill()
-        assert wait_for(lambda: "ended (status" in caplog.text)
-        with socket.create_server((serving.address.host, serving.address.port)):
+        assert wait_for(lambda: "exited (status" in caplog.text)
+        with socket.create_server((info.address.host, info.address.port)):
             assert wait_for(lambda: "cannot listen" in caplog.text)
-        assert wait_for(lambda: serves(job, serving))
-    assert "started again in 0.2 s" in caplog.text and "lost" not in caplog.text
+        assert wait_for(lambda: serves(config, info))
+    assert "restarting it in 0.2 s" in caplog.text and "too often" not in caplog.text
 
 
-def test_it_is_given_up(job, folder, started, monkeypatch, caplog):
-    monkeypatch.setattr(hosting, "PAUSES", (0.1, 0.1))
-    _, mine = started(job)
+def test_restarts_end_after_the_last_delay(config, folder, started, monkeypatch, caplog):
+    monkeypatch.setattr(supervisor, "RESTART_DELAYS", (0.1, 0.1))
+    _, mine = started(config)
     shutil.rmtree(folder)
     with caplog.at_level(logging.WARNING, "gear_data"):
         mine()[0].kill()
-        assert wait_for(lambda: not keepers())
-    assert caplog.text.count("could not be started again") == 2
-    assert "what it alone held is lost to the other nodes" in caplog.text
+        assert wait_for(lambda: not supervisor_threads())
+    assert caplog.text.count("could not be restarted") == 2
+    assert "other nodes lose the shards that only this node holds" in caplog.text
     assert mine() == []
 
 
-def test_one_that_nobody_holds_is_not_started_again(job, started, monkeypatch):
-    monkeypatch.setattr(hosting, "PAUSES", (0.5,))
-    _, mine = started(job)
+def test_a_server_without_a_lease_is_not_restarted(config, started, monkeypatch):
+    monkeypatch.setattr(supervisor, "RESTART_DELAYS", (0.5,))
+    _, mine = started(config)
     mine()[0].kill()
     started.leases.clear()
     gc.collect()
-    assert wait_for(lambda: not keepers(), 5)
+    assert wait_for(lambda: not supervisor_threads(), 5)
     assert mine() == []
 
 
-def test_what_is_wrong_at_first_is_raised_and_leaves_nothing(job, folder, monkeypatch):
+def test_errors_at_the_start_are_raised_and_leave_nothing_behind(config, folder, monkeypatch):
     before, descriptors = servers(), set(os.listdir("/proc/self/fd"))
     (folder / "shards" / "000000.arrow").unlink()
     with pytest.raises(CorruptShardError, match="the file is missing"):
-        hosting.start_server(job, TIMEOUT)
-    with pytest.raises(ClusterError, match=r"did not come up within 0.01 s"):
-        hosting.start_server(job, 0.01)
+        supervisor.start_server(config, TIMEOUT)
+    with pytest.raises(ClusterError, match=r"did not start within 0.01 s"):
+        supervisor.start_server(config, 0.01)
     assert servers() == before
     assert set(os.listdir("/proc/self/fd")) == descriptors

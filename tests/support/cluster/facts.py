@@ -1,8 +1,8 @@
-"""Processes of runs: python rank_facts.py ENVIRONMENTS
+"""Program that starts the ranks of several runs: python facts.py ENVIRONMENTS
 
-ENVIRONMENTS is JSON: of each run, of each of its processes, the variables that it is told. Each says what it takes
-itself for, and what the rank before it, in a circle, told it; JSON in the same order. All are forked from one that has
-imported torch, which takes long.
+ENVIRONMENTS is JSON: for each run, the environment variables of each of its processes. Each process finds its rank, and
+exchanges a message with the previous rank, in a circle. The output is JSON, in the same order. All processes are forked
+from one that has imported torch, which takes long.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from typing import Any
 
 from torch import distributed  # noqa: F401
 
-from gear_data.cluster.ranks import KeyValueStore, find_ranks
+from gear_data.cluster.key_value_store import KeyValueStore
+from gear_data.cluster.ranks import find_ranks
 
 
 def facts() -> list[Any]:
     ranks = find_ranks()
-    board = KeyValueStore(ranks.store, "facts/", 30.0)
-    board.put(f"rank-{ranks.rank}", {"greets": ranks.rank})
+    values = KeyValueStore(ranks.store, "facts/", 30.0)
+    values.put(f"rank-{ranks.rank}", {"greets": ranks.rank})
     before = (ranks.rank - 1) % ranks.world_size
-    greeting = board.take(f"rank-{before}", f"rank {before}")["greets"]
-    # Rank 0's process is the store's: it stays till all have read.
-    board.put(f"read-{ranks.rank}", {})
+    greeting = values.take(f"rank-{before}", f"rank {before}")["greets"]
+    # Rank 0 holds the store: it stays until all ranks have read.
+    values.put(f"read-{ranks.rank}", {})
     if ranks.rank == 0:
         for rank in range(ranks.world_size):
-            board.take(f"read-{rank}", f"rank {rank}")
+            values.take(f"read-{rank}", f"rank {rank}")
     return [ranks.rank, ranks.world_size, ranks.node, greeting]
 
 
 def start(environment: dict[str, str]) -> int:
-    """A process of a run; gives the pipe that it answers through."""
-    answer, say = os.pipe()
+    """Starts a process of a run, and returns the pipe of its answer."""
+    read_end, write_end = os.pipe()
     if os.fork() == 0:
         try:
             os.environ.update(environment)
-            os.write(say, json.dumps(facts()).encode())
+            os.write(write_end, json.dumps(facts()).encode())
         except Exception:
             traceback.print_exc()
         finally:
             os._exit(0)
-    os.close(say)
-    return answer
+    os.close(write_end)
+    return read_end
 
 
 def main(runs: str) -> None:

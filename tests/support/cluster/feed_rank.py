@@ -1,6 +1,6 @@
-"""One process of a torch.distributed group: python feed_rank.py DATASET OUT STORE RANK WORLD_SIZE
+"""Program for one rank of a torch.distributed group: python feed_rank.py DATASET OUT STORE RANK WORLD_SIZE
 
-Writes what its loaders gave to OUT-RANK.npz.
+Writes the batches of its loaders to OUT-RANK.npz.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def main(path: str, out: str, store: str, rank: str, world_size: str) -> None:
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world_size)
     )
     results = {
-        "early": observations(early),  # made, and pickled, before there was a group
+        "early": observations(early),  # created, and pickled below, before the group exists
         "inline": observations(loader(dataset)),
         "workers": observations(DataLoader(loader(dataset), batch_size=None, num_workers=2)),
-        "all": observations(before),  # its group was a single process when it was pickled
+        "all": observations(before),  # pickled while there was a single process
     }
     travelled = pickle.dumps(loader(dataset))
     torch.distributed.destroy_process_group()

@@ -1,10 +1,10 @@
-"""A rank of a run that torch.distributed knows nothing of yet: python hold_rank.py DATASET OPTIONS
+"""Program for a rank of a run without an initialized torch.distributed: python hold_rank.py DATASET OPTIONS
 
-Opens the dataset with these options, and says on a line how that went. After every line it reads it answers with one:
+Opens the dataset with these options and prints one line: `open`, or the error. Then it answers each line of input:
 
-    first   what the observations of the first batch hash to
-    next    those of the next batch of one loader, which makes them ahead
-    reads   how many READs a stand-in for an RDMA device made
+    first   hash of the observations of the first batch
+    next    hash of the observations of the next batch of one loader, which prefetches
+    reads   number of READs of the stand-in for an RDMA device
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def digests(dataset: gear_data.Dataset, prefetch: int) -> Iterator[str]:
         yield hashlib.sha256(batch["observations"].numpy().tobytes()).hexdigest()
 
 
-def told(call: Callable[[], str]) -> str:
-    """What it returns, or the error that it raises."""
+def result_of(call: Callable[[], str]) -> str:
+    """Returns the result of a call, or the error that it raises."""
     try:
         return call()
     except gear_data.GearError as error:
@@ -37,19 +37,19 @@ def main(path: str, options: str) -> None:
     opened: list[gear_data.Dataset] = []
     running: list[Iterator[str]] = []
 
-    def open_it() -> str:
+    def open_dataset() -> str:
         opened.append(gear_data.open(path, cluster="torchrun", **ast.literal_eval(options)))
         running.append(digests(opened[0], 2))
         return "open"
 
     def reads() -> str:
-        world: Any = sys.modules["process_stand_in"].world
+        world: Any = sys.modules["tests.support.rdma.process_stand_in"].world
         return str(len(world.reads))
 
     answers = {"first": lambda: next(digests(opened[0], 0)), "next": lambda: next(running[0]), "reads": reads}
-    print(told(open_it), flush=True)
+    print(result_of(open_dataset), flush=True)
     for line in sys.stdin:
-        print(told(answers[line.strip()]), flush=True)
+        print(result_of(answers[line.strip()]), flush=True)
 
 
 if __name__ == "__main__":

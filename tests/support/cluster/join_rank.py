@@ -1,7 +1,7 @@
-"""A rank of a training run under torchrun: python join_rank.py DATASET OUT
+"""Program for a rank of a training run under torchrun: python join_rank.py DATASET OUT
 
-`{node}` in DATASET stands for the number of the node, each of which may have shards of its own alone. Writes what its
-loaders gave to OUT-RANK.npz, and facts to OUT-RANK.json.
+`{node}` in DATASET stands for the number of the node: each node may have only its own shards. Writes the batches of its
+loaders to OUT-RANK.npz, and facts to OUT-RANK.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gear_data.cluster.client.shard_client import ShardClient
 
 STEPS = 8
 OPTIONS: dict[str, Any] = {"batch_size": 13, "context": 6, "seed": 5, "steps": STEPS}
-#: What every rank's loaders are, and one process's that has all rows.
+#: Options of the loaders of every rank, and of the single process that they are compared with.
 LOADERS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "at once": {"prefetch": 0},
@@ -33,12 +33,12 @@ LOADERS: dict[str, dict[str, Any]] = {
     "discounted": {"preset": "decision_transformer", "discount": 0.9, "normalize": True},
     "wide": {"offsets": {"observations": (-3, 4)}, "n_step": 2, "context": 30},
 }
-#: After how many batches, and with what, each rank updates weights; the last rank's value counts.
+#: Weight updates of each rank: after how many batches, episodes, values. The last rank's value counts.
 UPDATES = {0: (2, [3, 0], [1000.0, 500.0]), 1: (2, [3, 5], [0.0, 250.0])}
 
 
 def stacked(batches: Any) -> dict[str, np.ndarray]:
-    """Key -> the batches' rows one after another."""
+    """Returns key -> the rows of all batches."""
     found: dict[str, list[np.ndarray]] = {}
     for batch in batches:
         for key, value in batch.items():
@@ -47,12 +47,12 @@ def stacked(batches: Any) -> dict[str, np.ndarray]:
 
 
 def updated(dataset: gear_data.Dataset, rank: int | None) -> dict[str, np.ndarray]:
-    """With weights that change; `rank` None: with what ranks 0 and 1 give together."""
+    """Returns batches with changing weights; with `rank` None, the updates of ranks 0 and 1 together."""
     loader = SequenceLoader(dataset, **{**OPTIONS, "steps": 60}, sampler=Weighted("length"), prefetch=2)
     batches = iter(loader)
     first = stacked(itertools.islice(batches, 2))
-    given = [UPDATES[0], UPDATES[1]] if rank is None else [UPDATES.get(rank, (2, [], []))]
-    ids, values = ([value for update in given for value in update[i]] for i in (1, 2))
+    updates = [UPDATES[0], UPDATES[1]] if rank is None else [UPDATES.get(rank, (2, [], []))]
+    ids, values = ([value for update in updates for value in update[i]] for i in (1, 2))
     loader.update_weights(ids, values, from_step=40)
     rest = stacked(batches)
     return {key: np.concatenate([first[key], rest[key]]) for key in first}
@@ -73,17 +73,17 @@ def main(dataset: str, out: str) -> None:
     interrupted = SequenceLoader(opened, **OPTIONS)
     list(itertools.islice(interrupted, 3))
 
-    asked: list[object] = []
-    ask = ShardClient.asked
-    ShardClient.asked = lambda self, *what: [asked.append(what), ask(self, *what)][1]  # type: ignore[assignment, method-assign]
+    requests: list[object] = []
+    fetching = ShardClient.fetching
+    ShardClient.fetching = lambda self, *request: [requests.append(request), fetching(self, *request)][1]  # type: ignore[assignment, method-assign]
     own = SequenceLoader(opened, **{**OPTIONS, "batch_size": 24}, selection="decentralized")
     results["decentralized"] = stacked(own)
-    in_decentralized = len(asked)
+    in_decentralized = len(requests)
     stacked(SequenceLoader(opened, **OPTIONS))
     facts = {
         "here": list(opened._store.membership.shards),
         "own": own.windows(3)["episode_id"].tolist(),
-        "asked": [in_decentralized, len(asked)],
+        "asked": [in_decentralized, len(requests)],
         "state": own.state_dict(),
         "interrupted": interrupted.state_dict(),
         "token": [secret for secret in _secrets() if secret.encode() in pickle.dumps(opened)],

@@ -1,11 +1,10 @@
-"""A wire between two network namespaces that loses and delays packets, and can be cut.
+"""A link between two network namespaces that drops and delays packets, and can be cut.
 
-What `tc netem` does, in a process of its own, for not every kernel has that.
-`tests/support/rdma/guest_network.py` has the
-real one, in an emulated machine, where whole runs would take too long.
+It does the work of `tc netem` in a process, since not every kernel has netem. `tests/support/rdma/guest_network.py`
+uses the real one in an emulated machine, where whole training runs would take too long.
 
-python network_link.py NAMESPACE NAMESPACE joins their devices `gear0`; every line of its input is `loss delay`: the
-part of the packets that is lost, and seconds.
+python network_link.py NAMESPACE NAMESPACE joins the devices `gear0` of both. Each line of its input is `loss delay`:
+the share of packets to drop, and seconds of delay.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 def missing() -> str | None:
-    """Why there cannot be one here; None where there can."""
+    """Returns the reason why this machine cannot have such a link; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -44,14 +43,14 @@ def missing() -> str | None:
 
 
 class Link:
-    """Two namespaces, whose hosts are `HOSTS`."""
+    """A link between two namespaces with the addresses `HOSTS`."""
 
     def __init__(self, names: tuple[str, str], process: subprocess.Popen[str]) -> None:
         self._names = names
         self._process = process
 
     def command(self, host: int) -> list[str]:
-        """What runs a command on one of the hosts."""
+        """Returns the prefix of a command that runs on one of the hosts."""
         return ["ip", "netns", "exec", self._names[host]]
 
     def become(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
@@ -61,7 +60,7 @@ class Link:
 
 @contextlib.contextmanager
 def link() -> Iterator[Link]:
-    """Gone in the end, with all that runs in the namespaces still."""
+    """Yields a link. Deletes its namespaces at the end."""
     names = (f"gear-a-{os.getpid()}", f"gear-b-{os.getpid()}")
     with contextlib.ExitStack() as held:
         for name, host in zip(names, HOSTS, strict=True):
@@ -76,7 +75,7 @@ def link() -> Iterator[Link]:
         held.callback(process.wait)
         held.callback(process.kill)
         if process.stdout is None or process.stdout.readline() != "up\n":
-            raise RuntimeError("the link did not come up")
+            raise RuntimeError("the link did not start")
         yield Link(names, process)
 
 
@@ -85,7 +84,7 @@ def _ip(*arguments: str) -> None:
 
 
 def enter(namespace: str) -> None:
-    """Puts this thread, and those that it starts, into a network namespace."""
+    """Moves this thread, and the threads that it starts, into a network namespace."""
     entry = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     if ctypes.CDLL(None, use_errno=True).setns(entry, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
@@ -103,7 +102,7 @@ def main(*namespaces: str) -> None:
     devices = [_open_device(namespace) for namespace in namespaces]
     loss, delay = 0.0, 0.0
     drawn = random.Random(0)
-    waiting: list[tuple[float, int, int, bytes]] = []  # when, which, where to, what
+    waiting: list[tuple[float, int, int, bytes]] = []  # time, number, device, packet
     number = 0
     print("up", flush=True)
     with selectors.DefaultSelector() as ready:

@@ -1,4 +1,4 @@
-"""Node processes of tests."""
+"""Node processes for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from typing import Any
 
 
 class NodeProcess:
-    """`gear-data serve` on a port that stays its own when it is started again."""
+    """A `gear-data serve` process. It keeps its port when it is restarted.
+
+    Args:
+        dataset: Folder of the dataset.
+        shards: Value of `--shards`; None: all.
+        options: Further options of the command.
+    """
 
     def __init__(self, dataset: Path, shards: str | None = None, options: Sequence[str] = ()) -> None:
         self._command = [sys.executable, "-m", "gear_data.cli", "serve", str(dataset), "--json", *options]
@@ -23,12 +29,12 @@ class NodeProcess:
         self.begin()
 
     def begin(self) -> None:
-        """Starts the process, which `wait` waits for."""
+        """Starts the process. `wait` waits until it serves."""
         command = [*self._command, "--listen", self.address]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def wait(self) -> dict[str, Any]:
-        """What it says of itself once it listens."""
+        """Waits until the node listens, and returns its description."""
         facts: dict[str, Any] = json.loads(self._running.stdout.readline())  # type: ignore[union-attr]
         self.address = facts["listen"]
         return facts
@@ -38,22 +44,22 @@ class NodeProcess:
         self._running.communicate()
 
     def stop(self) -> None:
-        """It answers no more, but its connections stay."""
+        """Stops the process: it does not answer, but its connections stay open."""
         self._running.send_signal(signal.SIGSTOP)
-        # On a busy machine its threads may answer for a while yet.
+        # On a busy machine its threads may answer for a while.
         os.waitid(os.P_PID, self._running.pid, os.WSTOPPED | os.WNOWAIT)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._running.send_signal(signal.SIGCONT)
 
     @property
-    def lives(self) -> bool:
+    def is_running(self) -> bool:
         return self._running.poll() is None
 
     @property
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
-            raise RuntimeError("it was not started")
+            raise RuntimeError("the node was not started")
         return self._process
 
 

@@ -1,4 +1,4 @@
-"""Processes of a training run on this machine, started one by one: see `hold_rank`."""
+"""Ranks of a training run on this machine, started one by one; see `hold_rank`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 HERE = Path(__file__).parent
-#: What all processes that this one starts have in their environment: other tests may run on the machine too.
+#: A variable in the environment of all processes that this one starts: other tests may run on this machine too.
 _OURS = "GEAR_DATA_TESTS_OF", str(os.getpid())
 os.environ.update([_OURS])
 
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def servers() -> list[psutil.Process]:
-    """Processes of node servers that this process, or one that it started, has started."""
+    """Returns the node servers that this process, or one of its child processes, has started."""
     return [
         process
         for process in psutil.process_iter(["cmdline", "status", "environ"])
@@ -46,11 +46,14 @@ def all_ended(processes: Sequence[psutil.Process], seconds: float) -> bool:
 
 
 class Rank:
-    """A process of a run as Slurm starts it: rank, node and MASTER_ADDR are all it knows.
+    """A rank as Slurm starts it: the environment has only its rank, its node and MASTER_ADDR.
 
     Args:
-        options: of `gear_data.open`, as Python writes them.
-        variables: of its environment.
+        path: The dataset.
+        rank, size, node: Its rank, the world size and its node's number.
+        port: MASTER_PORT.
+        options: Options of `gear_data.open`, as a Python literal.
+        variables: Further environment variables.
     """
 
     def __init__(self, path: object, rank: int, size: int, node: int, port: int, options: str, **variables: Any):
@@ -61,15 +64,15 @@ class Rank:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        # So that nothing here waits for ever.
+        # No test waits forever.
         self._limit = threading.Timer(180, self.process.kill)
         self._limit.start()
 
     def line(self) -> str:
         return self.process.stdout.readline().strip()
 
-    def ask(self, what: str) -> str:
-        self.process.stdin.write(f"{what}\n")
+    def ask(self, command: str) -> str:
+        self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
         return self.line()
 
@@ -83,7 +86,7 @@ class Rank:
 
 @contextmanager
 def runs() -> Iterator[Callable[..., list[Rank]]]:
-    """run([(dataset, node), ...]) -> ranks; killed in the end, with their servers."""
+    """Yields run([(dataset, node), ...]) -> ranks. Kills the ranks and their servers at the end."""
     started: list[Rank] = []
     before = {process.pid for process in servers()}
 
@@ -97,7 +100,7 @@ def runs() -> Iterator[Callable[..., list[Rank]]]:
     yield begin
     for rank in started:
         rank.kill()
-    # They would end by themselves, seconds later.
+    # They would exit by themselves, seconds later.
     for process in servers():
         if process.pid not in before:
             process.kill()

@@ -1,6 +1,6 @@
-"""A rank of a torch.distributed group that changes weights: python update_rank.py DATASET OUT STORE RANK WORLD_SIZE
+"""Program for a rank that changes weights: python update_rank.py DATASET OUT STORE RANK WORLD_SIZE
 
-Writes the steps its updates hold from and the windows it had to OUT-RANK.json, and its batches to OUT-RANK.npz.
+Writes the first step of each of its updates and its windows to OUT-RANK.json, and its batches to OUT-RANK.npz.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import gear_data
 from gear_data.errors import InvalidArgumentError
 
 STEPS = 60
-#: Each rank's updates: after how many batches, with what; episode 3 has the last rank's value.
+#: Updates of each rank: after how many batches, episodes, values. Episode 3 gets the last rank's value.
 UPDATES: list[list[tuple[int, list[int], list[float]]]] = [
     [(2, [3, 0], [1000.0, 500.0]), (20, [], [])],
     [(9, [3, 5], [0.0, 250.0]), (25, [1, 0], [800.0, 0.0])],
@@ -47,7 +47,7 @@ def main(path: str, out: str, store: str, rank: str, size: str) -> None:
     for after, ids, values in UPDATES[int(rank)]:
         batches += list(itertools.islice(iterator, after - len(batches)))
         held_from.append(changing.update_weights(ids, values))
-    # Only rank 1 is wrong, and then the two do not agree: both are refused on both.
+    # First only rank 1 is wrong, then the ranks do not agree. Both updates are refused on both ranks.
     errors = [
         refused(changing, [0], [-1.0 if rank == "1" else 1.0]),
         refused(changing, [99 if rank == "1" else 0], [1.0]),

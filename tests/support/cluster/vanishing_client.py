@@ -1,32 +1,32 @@
-"""A node with little patience, and a client of it, for a test in which the client vanishes.
+"""Programs for a test in which a client vanishes: a node with short keepalive times, and its client.
 
-python vanishing_client.py node DATASET HOST    tells of each stream when it begins and ends
-python vanishing_client.py client HOST:PORT     reads a row, and another at every line of its input
+python vanishing_client.py node DATASET HOST    prints a line when a stream begins, and when it ends
+python vanishing_client.py client HOST:PORT     reads a row, and another row for each line of input
 
-The first line of either's input is the secret of their run.
+The first line of the input of both is the run's credentials.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.client.peer import Peer
-from gear_data.cluster.credentials import RunCredentials, access
 from gear_data.cluster.flight import keepalive
 from gear_data.cluster.flight.client import Endpoint, Stream
-from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.protocol import ColumnGroup, Request, handshake
+from gear_data.cluster.run_credentials import RunCredentials, run_options
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.storage.dataset_files import open_files
 
 
-class _Telling(FlightServer):
+class _VerboseServer(FlightServer):
     def do_exchange(self, *arguments: Any) -> None:
         print("begun", flush=True)
         try:
@@ -35,18 +35,17 @@ class _Telling(FlightServer):
             print("ended", flush=True)
 
 
-def node(secret: RunCredentials, dataset: str, host: str) -> None:
+def node(credentials: RunCredentials, dataset: str, host: str) -> None:
     keepalive.IDLE_SECONDS, keepalive.INTERVAL_SECONDS, keepalive.PROBES = 2, 1, 2
-    guard = ServerCredentials(secret.token, secret.certificate.encode(), secret.key.encode())
-    server = _Telling(ShardServer(open_files(Path(dataset))), Address(host, 0), guard)
-    print(f"{server.port} {keepalive.gone_after()}", flush=True)
+    server = _VerboseServer(ShardServer(open_files(Path(dataset))), Address(host, 0), credentials.server())
+    print(f"{server.port} {keepalive.vanished_seconds()}", flush=True)
     server.serve()
 
 
-def client(secret: RunCredentials, place: str) -> None:
-    secret.keep()
-    address, shown = Address.parse(place), access(secret.run)
-    stream = Stream(Endpoint(address, shown), handshake(Peer(address, shown).describe().dataset))
+def client(credentials: RunCredentials, location: str) -> None:
+    credentials.export()
+    address, options = Address.parse(location), run_options(credentials.run)
+    stream = Stream(Endpoint(address, options), handshake(Peer(address, options).describe().dataset))
     row = Request(np.array([0]), (ColumnGroup((0,), np.array([0]), np.array([1])),)).to_bytes()
     while True:
         stream.post(row)
@@ -55,5 +54,5 @@ def client(secret: RunCredentials, place: str) -> None:
 
 
 if __name__ == "__main__":
-    first = RunCredentials.from_json(json.loads(sys.stdin.readline()))
+    first = msgspec.json.decode(sys.stdin.readline(), type=RunCredentials)
     {"node": node, "client": client}[sys.argv[1]](first, *sys.argv[2:])

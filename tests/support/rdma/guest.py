@@ -1,4 +1,4 @@
-"""A machine with a soft-RoCE device, under QEMU: this machine's files, read-only, and Debian's kernel; see `image`."""
+"""Guests with a soft-RoCE device under QEMU: this machine's files, read-only, and the kernel of `image`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.rdma import image
 
 _ADDRESS = "10.9.0"
 _KERNEL = "console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off nokaslr clocksource=hpet no_timer_check audit=0"
-#: Runs in the guest, before the command: a network of one machine, or two machines', with an RDMA device over it.
+#: Shell code that the guest runs before the command: creates a network, and an RDMA device over it.
 _NETWORK = f"""export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 ip link set lo up
 if [ -e /sys/class/net/eth0 ]; then ip link set eth0 mtu 4200; else ip link add eth0 type dummy; fi
@@ -24,32 +24,32 @@ ip addr add {_ADDRESS}.NUMBER/24 dev eth0 && ip link set eth0 up && rdma link ad
 
 
 def obstacle() -> str | None:
-    """Why there can be no guest here; None where there can."""
+    """Returns the reason why no guest can start on this machine; None if one can."""
     if os.geteuid() != 0:
-        return "reading all files from the guest takes root"
+        return "the guest reads all files of this machine, which needs root"
     if not shutil.which("qemu-system-x86_64"):
-        return "no QEMU (tests/support/rdma/image.py installs it)"
+        return "QEMU is not installed; run tests/support/rdma/image.py"
     if not (image.cache() / "initramfs").exists():
-        return "no kernel for a guest (tests/support/rdma/image.py makes it)"
+        return "the guest's image does not exist; run tests/support/rdma/image.py"
     if sys.version_info[:2] != (3, 11):
         return "Debian 12's pyverbs is for Python 3.11"
     return None
 
 
 def address(number: int) -> str:
-    """Of the guest of this number, on its own network."""
+    """Returns the address of a guest on the guests' network, by its number."""
     return f"{_ADDRESS}.{number}"
 
 
 class Guest:
-    """A guest that runs one command, in this process's working folder, and ends with it.
+    """A guest that runs one command, in this process's working folder, and ends with the command.
 
     Args:
-        out: a folder that it sees as /out, and writes to.
-        command: what it runs.
-        variables: of the command's environment.
-        number: of the machine, in its address.
-        wire: a port of this machine: the guests with the same are on one network; the first, number 1, listens.
+        out: Folder that the guest writes to, as /out.
+        command: The command.
+        variables: Environment variables of the command.
+        number: Number of the guest, used in its address.
+        wire: Port of this machine. Guests with the same port share a network; guest 1 listens at it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Guest:
         self._process = subprocess.Popen(
             [
                 *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-                # Not KVM, which is rarely there: every instruction is emulated.
+                # Emulation: KVM is rarely available.
                 *(
                     "-machine",
                     "pc",
@@ -108,12 +108,17 @@ class Guest:
 
     @property
     def log(self) -> str:
-        """What the command wrote, so far."""
+        """Output of the command so far."""
         path = self._out / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def wait(self, seconds: float) -> int:
-        """The command's exit status. Raises TimeoutError, and ends the guest, if it takes longer."""
+        """Waits for the command and returns its exit status.
+
+        Raises:
+            TimeoutError: It takes longer. The guest is killed.
+            RuntimeError: The guest ended without a status.
+        """
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -125,11 +130,11 @@ class Guest:
         return int(status.read_text())
 
     def wait_for(self, text: str, seconds: float) -> None:
-        """Waits till its command wrote something. Raises TimeoutError."""
+        """Waits until the command has printed a text. Raises TimeoutError."""
         limit = time.monotonic() + seconds
         while text not in self.log:
             if time.monotonic() > limit or self._process.poll() is not None:
-                raise TimeoutError(f"no {text!r} within {seconds:g} s: {self.log[-3000:]}")
+                raise TimeoutError(f"the guest did not print {text!r} within {seconds:g} s: {self.log[-3000:]}")
             time.sleep(0.1)
 
     def kill(self) -> None:

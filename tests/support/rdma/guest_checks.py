@@ -1,4 +1,4 @@
-"""Runs in a guest: a dataset read by RDMA, and all that can go wrong. One line of JSON for each check.
+"""Program for a guest: reads a dataset by RDMA, and causes faults. Writes one line of JSON for each check.
 
 guest_checks.py DATASET EXPECTED.npz PROTECTION
 """
@@ -27,38 +27,39 @@ from typing import Any
 
 import numpy as np
 
-# Numba, before nodes are forked from this process: they would import it when they are first asked by Arrow Flight.
+# Imported before nodes are forked from this process: they would import Numba at their first request by Arrow Flight.
 import gear_data.kernels.cpu.collect
 import gear_data.kernels.cpu.gather  # noqa: F401
-from gear_data.cluster.addresses import ClientOptions
-from gear_data.cluster.client import backoff as failures
+from gear_data.cluster.client import backoff
+from gear_data.cluster.client.directory import ClusterManifest
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.reader import ClusterReader
-from gear_data.cluster.client.shard_client import ShardClient, ShardDirectory
+from gear_data.cluster.client.retry import RetryPolicy
+from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.protocol import Request, handshake
-from gear_data.cluster.rdma.client import RdmaConnection
+from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.device import Device, open_device
 from gear_data.cluster.rdma.messages import queue_pair_request
 from gear_data.cluster.rdma.queue_pair import QueuePair
 from gear_data.cluster.rdma.work import Reads, WorkRequestList
-from gear_data.cluster.server.peer_servers import RunShardClient
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import DeviceError, NodeRefusedError, NodeUnreachableError
 from gear_data.residency import ShardReader
 from gear_data.storage.dataset_files import open_files
 from tests.support.rdma import remote_batches
-from tests.support.rdma.guest_network import Beside
+from tests.support.rdma.guest_network import NetworkChecks
 from tests.support.rdma.guest_nodes import GuestNode, Spawner
 from tests.support.rdma.guest_results import run
 from tests.support.rdma.guest_rows import Rows
 
-#: Seconds within which a node that is gone must be noticed: a quarter of $GEAR_DATA_NODE_TIMEOUT, and some.
-NOTICED = 15
+#: Seconds within which a dead node must be noticed: a quarter of $GEAR_DATA_NODE_TIMEOUT, and a margin.
+MAX_DETECTION = 15
 
 
 class World(Rows):
-    """What checks share: the dataset as files, the expected batches, and two nodes with half of the shards each."""
+    """Shared state of the checks: the dataset, its expected batches, and two nodes with half of the shards each."""
 
     def __init__(self, dataset: Path, expected: Path, protection: Path) -> None:
         super().__init__(dataset)
@@ -67,14 +68,14 @@ class World(Rows):
         self.expected = arrays
         self._load_kernels()
         self.spawner = Spawner(dataset)
-        self.network = Beside(self, lambda nodes: compare(self, nodes), protection)
+        self.network = NetworkChecks(self, lambda nodes: compare(self, nodes), protection)
         self.objects = rdma_objects()
         count = len(self.manifest.shards)
         self.halves = list(range(count // 2)), list(range(count // 2, count))
         self.nodes = [self.spawner.node(half) for half in self.halves]
 
     def _load_kernels(self) -> None:
-        """Once, for all processes that are forked from this one: that takes each of them ten seconds."""
+        """Loads the kernels once, for all forked processes: each would need ten seconds."""
         ShardServer(open_files(self.dataset))
         lengths = self.placement["length"]
         here = ShardReader(self.shards, *self.placement.values(), lambda: (np.empty(0, np.int64), {}))
@@ -82,7 +83,7 @@ class World(Rows):
 
 
 def rdma_objects() -> dict[str, int]:
-    """How many queue pairs, memory regions and such there are on this machine."""
+    """Returns the number of queue pairs, memory regions and other RDMA objects of this machine."""
     text = subprocess.run(["rdma", "resource"], capture_output=True, text=True, check=True).stdout
     return {kind: int(count) for kind, count in re.findall(r"(\w+) (\d+)", text.partition("rxe0:")[2])}
 
@@ -93,9 +94,9 @@ def connect(*nodes: GuestNode, transport: str = "verbs", queue_pairs: int = 1) -
 
 
 def compare(world: World, nodes: ShardClient, names: Sequence[str] = tuple(remote_batches.OUTPUTS)) -> None:
-    """That batches read from the nodes are those that were made of the files, by another machine."""
+    """Checks that batches read from the nodes equal the expected batches."""
     place = [world.placement[name] for name in ("shard", "start", "length")]
-    # Not through `gear_data.open`, which imports Polars for the episode table: half a minute here.
+    # Not through `gear_data.open`, which imports Polars for the episode table: 30 seconds in a guest.
     here = np.zeros(len(world.manifest.shards), np.bool_)
     reader = ClusterReader(nodes, RemoteShards(nodes), here, *place, lambda: (np.empty(0, np.int64), {}))
     found = remote_batches.batches(reader, nodes.manifest.schema, place[2], names)
@@ -109,14 +110,14 @@ def raises(kind: type[Exception], text: str) -> Iterator[None]:
     try:
         yield
     except kind as error:
-        assert re.search(text, str(error)), f"{error} does not say {text!r}"
+        assert re.search(text, str(error)), f"{error} does not match {text!r}"
     else:
         raise AssertionError(f"no {kind.__name__}")
 
 
 @contextmanager
 def logged() -> Iterator[list[str]]:
-    """The warnings of the body."""
+    """Yields the warnings that the body logs."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -130,8 +131,12 @@ def logged() -> Iterator[list[str]]:
 
 @contextmanager
 def pairs() -> Iterator[tuple[Device, QueuePair, Any, Any, Any]]:
-    """Two connected queue pairs of this process: the device, that which reads, and regions of 64 KiB: that which may be
-    read, one that may not, and one to read to."""
+    """Connects two queue pairs of this process.
+
+    Yields:
+        The device, the reading queue pair, and (address, region) of three regions of 64 KiB: one that may be read, one
+        that may not, and one to write to.
+    """
     device = open_device()
     enums = device.library.enums
     memory = np.arange(3 << 16, dtype=np.int64).view(np.uint8)[: 3 << 16]
@@ -139,7 +144,7 @@ def pairs() -> Iterator[tuple[Device, QueuePair, Any, Any, Any]]:
         device.register(memory.ctypes.data + (number << 16), 1 << 16, access)
         for number, access in enumerate((enums.IBV_ACCESS_REMOTE_READ, 0, enums.IBV_ACCESS_LOCAL_WRITE))
     ]
-    answers, reads = QueuePair(device, answers=True), QueuePair(device, answers=False)
+    answers, reads = QueuePair(device, can_be_read=True), QueuePair(device, can_be_read=False)
     try:
         answers.connect(reads.end, 20)
         reads.connect(answers.end, 20)
@@ -170,31 +175,31 @@ def chain(*values: int) -> WorkRequestList:
 
 
 def check_batches_are_those_of_the_local_collector(world: World) -> None:
-    placed = []
+    direct = []
 
     def read(names: Sequence[str], queue_pairs: int) -> ShardClient:
         nodes = connect(*world.nodes, queue_pairs=queue_pairs)
-        ask = nodes.asked
+        fetching = nodes.fetching
 
         @contextmanager
-        def noting(request: Request, targets: Any = None) -> Iterator[Any]:
-            with ask(request, targets) as coming:
-                pieces = list(coming)
-                there = [place is not None for place in targets.places]
-                placed.append(there if all(p.placed for p in pieces) else None)
+        def recording(request: Request, targets: Any = None) -> Iterator[Any]:
+            with fetching(request, targets) as results:
+                pieces = list(results)
+                has_target = [address is not None for address in targets.addresses]
+                direct.append(has_target if all(p.is_direct for p in pieces) else None)
                 yield iter(pieces)
 
-        nodes.asked = noting  # type: ignore[method-assign, assignment]
+        nodes.fetching = recording  # type: ignore[method-assign, assignment]
         compare(world, nodes, names)
         return nodes
 
     read(["converted", "mixed"], 1)
     over_three = read(["copied"], 3)
-    # To two nodes, at both ends.
+    # Three queue pairs to each of two nodes, at both ends.
     assert rdma_objects()["qp"] >= 3 * 2 * 2
     del over_three
-    # Copies go to their places, and nothing else does: three batches of each.
-    assert [sorted(each) for each in placed[::3]] == [[False] * 3, [False, False, True], [True] * 3], placed
+    # Only plain copies are written directly. Three batches of each kind.
+    assert [sorted(each) for each in direct[::3]] == [[False] * 3, [False, False, True], [True] * 3], direct
 
 
 def check_any_number_of_windows(world: World) -> None:
@@ -242,7 +247,7 @@ def check_a_stopped_process_is_read_from(world: World) -> None:
     for node in world.nodes:
         node.signal(signal.SIGSTOP)
     try:
-        # One-sided: its processor has no part in it.
+        # READs are one-sided: the node's process takes no part.
         world.check(nodes, request)
     finally:
         for node in world.nodes:
@@ -257,7 +262,7 @@ def check_whole_columns(world: World) -> None:
 
 
 def check_reads_that_are_refused(world: World) -> None:
-    """Every refusal has its own error, and breaks that queue pair alone."""
+    """Every refusal has its own error, and breaks only that queue pair."""
     cases = {
         "an unknown key": (lambda a, b, c: (a[0], a[1].rkey ^ 0x5A00, c[0], c[1].lkey), NodeRefusedError),
         "past the end": (lambda a, b, c: (a[0] + (1 << 16) - 100, a[1].rkey, c[0], c[1].lkey), NodeRefusedError),
@@ -272,8 +277,8 @@ def check_reads_that_are_refused(world: World) -> None:
             with raises(kind, "RDMA READ failed"):
                 pair.post(chain(*make(readable, private, writable)))
                 finish_pair(pair)
-            # It is of no use after that, and says so.
-            with raises(DeviceError, "earlier error|takes no READs"):
+            # The queue pair is unusable after that, and reports it.
+            with raises(DeviceError, "earlier error|does not accept READs"):
                 pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
                 finish_pair(pair)
             print(f"  {name}: {kind.__name__}", flush=True)
@@ -300,7 +305,7 @@ def check_nothing_can_be_written(world: World) -> None:
 
 
 def check_a_nodes_columns_end_where_they_end(world: World) -> None:
-    """A client that ignores the shards' bounds: the node's device refuses what is past a column."""
+    """A client ignores the shards' bounds: the node's device refuses reads past a column."""
     device, endpoint = open_device(), Endpoint(world.nodes[0].address, ClientOptions.from_environment())
     dataset = connect(*world.nodes).dataset
     shard, target = world.halves[0][0], np.zeros(1 << 16, np.uint8)
@@ -314,12 +319,12 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
                 address, key = link.table[shard, 0, 0].tolist()
                 posted = link.post(reads(address + first, key, target.ctypes.data, region.lkey))
                 if fits:
-                    finish(link, partial(link.has_done, posted))
+                    finish(link, partial(link.is_done, posted))
                     assert target[:4096].tobytes() == world.shards.column(shard, 0).tobytes()[-4096:]
                 else:
                     with raises(NodeRefusedError, "may not be read"):
-                        finish(link, partial(link.has_done, posted))
-                # Of shards that it does not serve it gives no keys.
+                        finish(link, partial(link.is_done, posted))
+                # The node gives no keys for shards that it does not serve.
                 assert not link.table[world.halves[1]].any()
             finally:
                 link.close()
@@ -349,33 +354,34 @@ def check_hostile_openings_are_refused(world: World) -> None:
         with raises(NodeRefusedError, "another dataset|malformed"):
             stream = Stream(endpoint, body)
             stream.take()
-    # A queue pair that was granted, and then a message where there should be none.
+    # The node grants a queue pair, and then receives an unexpected message.
     world.check(nodes, world.request(10, 3))
 
 
 def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     third = world.spawner.node(world.halves[1])
     alone, replicated = connect(world.nodes[0], third, queue_pairs=3), connect(*world.nodes, third)
-    # Of a training run nothing is asked of nodes before they are read from.
-    known = ShardDirectory(world.manifest, tuple(map(frozenset, world.halves)), (True, True))
-    run = RunShardClient([world.nodes[0].address, third.address], ClientOptions.from_environment(), known, "verbs")
-    run._patience = 60.0  # a node takes long to start here
+    # A client of a training run knows the shards of its peers, and sends no request before the first read.
+    known = ClusterManifest(world.manifest, tuple(map(frozenset, world.halves)), (True, True))
+    # A node takes long to start here.
+    retry, addresses = RetryPolicy(60.0), [world.nodes[0].address, third.address]
+    run = ShardClient(addresses, ClientOptions.from_environment(), known, "verbs", retry)
     request = world.request(100, 11)
-    for nodes in (alone, run, replicated, replicated):  # those with the same shards take turns
+    for nodes in (alone, run, replicated, replicated):  # replicas take turns
         world.check(nodes, request)
     third.kill()
     begun = time.monotonic()
     with raises(NodeUnreachableError, rf"{third.address}.*no other node gives shards"):
         alone.fetch(request)
-    assert time.monotonic() - begun < NOTICED
+    assert time.monotonic() - begun < MAX_DETECTION
     for _ in range(2):
-        # Another that has the shards takes over.
+        # A replica takes over.
         world.check(replicated, request)
     again: list[GuestNode] = []
     restart = threading.Timer(0.5, lambda: again.append(world.spawner.node(world.halves[1], third.address.port)))
     restart.start()
     try:
-        # A run waits for it.
+        # A client of a training run waits for the node.
         world.check(run, request)
         world.check(alone, request)
     finally:
@@ -385,22 +391,22 @@ def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
 
 def check_auto_reads_by_flight_where_rdma_fails(world: World) -> None:
     nodes, request = connect(*world.nodes, transport="auto"), world.request(50, 13)
-    assert nodes.reads_memory
-    memory = nodes._memory
-    original = memory.link
+    assert nodes.uses_rdma
+    memory = nodes._transports.rdma
+    original = memory.acquire
 
     def broken(number: int, endpoint: Endpoint) -> RdmaConnection:
         link = original(number, endpoint)
         link.table[..., 1] ^= 0x5A00
         return link
 
-    memory.link = broken  # type: ignore[method-assign]
+    memory.acquire = broken  # type: ignore[method-assign]
     with logged() as lines:
         world.check(nodes, request)
         world.check(nodes, request)
     assert len(lines) == 2 and all("by Arrow Flight for 60 s" in line for line in lines), lines
-    memory.link = original  # type: ignore[method-assign]
-    nodes._verbs_failed.clear()
+    memory.acquire = original  # type: ignore[method-assign]
+    nodes._transports._fallback_until.clear()
     with logged() as lines:
         world.check(nodes, request)
     assert not lines
@@ -412,11 +418,11 @@ def check_a_node_without_rdma(world: World) -> None:
         with raises(NodeRefusedError, "does not offer RDMA"):
             connect(plain)
         nodes = connect(plain, transport="auto")
-        assert not nodes.reads_memory
+        assert not nodes.uses_rdma
         world.check(nodes, world.request(20, 14))
-        # Some offer it, some do not.
+        # Only one of the nodes offers RDMA.
         mixed = connect(plain, world.nodes[0], transport="auto")
-        assert mixed.reads_memory
+        assert mixed.uses_rdma
         for _ in range(2):
             world.check(mixed, world.request(40, 15))
     finally:
@@ -435,7 +441,7 @@ def check_another_device_is_refused(world: World) -> None:
 
 
 def check_nothing_is_left_behind(world: World) -> None:
-    """Of clients that ended, and of nodes that were killed."""
+    """Closed clients and killed nodes leave no RDMA objects."""
     gc.collect()
     for node in world.nodes:
         node.kill()
@@ -447,7 +453,7 @@ def check_nothing_is_left_behind(world: World) -> None:
 
 def main(dataset: str, expected: str, protection: str) -> None:
     faulthandler.dump_traceback_later(420, exit=True)
-    failures.AVOID_SECONDS = 0.1  # they are killed on purpose
+    backoff.MIN_BACKOFF_SECONDS = 0.1  # the checks kill nodes
     world = World(Path(dataset), Path(expected), Path(protection))
     with Path("/out/results").open("w") as file:
         for row in itertools.chain(run(globals(), world), world.network.rows()):

@@ -1,7 +1,7 @@
-"""Runs in a guest, beside `guest_checks`: Arrow Flight between hosts in network namespaces, over a wire that `tc netem`
-makes slow and lossy, and that is cut.
+"""Checks in a guest, beside `guest_checks`: Arrow Flight over a network link that is slow, lossy and cut.
 
-`tests/cluster/test_network.py` has whole runs over a wire of its own, on machines whose kernel has no netem too.
+The hosts are network namespaces, and `tc netem` delays and drops packets. `tests/cluster/test_network.py` has whole
+runs over a link of its own, which needs no netem.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gear_data.cluster.addresses import Address, ClientOptions, read_token
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.shard_client import ShardClient
-from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.credentials import ServerCredentials, read_token
+from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import NodeUnreachableError
 from gear_data.storage.dataset_files import open_files
@@ -32,47 +34,47 @@ from tests.support.rdma.guest_rows import Rows
 HOSTS = {"gear-node": address(1), "gear-client": address(2)}
 NODE, CLIENT = HOSTS
 DEVICE = "gear0"
-#: Seconds that an answer may take. What is emulated is slow.
+#: Seconds that a response may take. Emulation is slow.
 TIMEOUT = 8.0
 DELAY = 0.01
-#: Seconds that all of this may take.
+#: Seconds that all checks may take.
 LIMIT = 240
 
 
 class Network:
-    """A node on one host, and this process on the other.
+    """A node on one host, and a client in this process on the other.
 
     Args:
-        rows: of the dataset.
-        equal: that batches read from nodes are the expected ones.
-        protection: the folder of the node's certificate, its key, and a token.
+        rows: Rows of the dataset.
+        compare: Checks that batches read by a client are the expected ones.
+        protection: Folder with the node's certificate, its key, and a token.
     """
 
-    def __init__(self, rows: Rows, equal: Callable[[ShardClient], None], protection: Path) -> None:
-        self.rows, self.equal = rows, equal
-        _shell(*_wire())
+    def __init__(self, rows: Rows, compare: Callable[[ShardClient], None], protection: Path) -> None:
+        self.rows, self.compare = rows, compare
+        _shell(*_link_commands())
         certificate, key = protection / "node.pem", protection / "node.key"
         token = read_token(protection / "token")
         self.node = Address(HOSTS[NODE], _serve(rows.dataset, ServerCredentials.from_files(token, certificate, key)))
         enter(CLIENT)
-        self.nodes = ShardClient(
+        self.client = ShardClient(
             [self.node], ClientOptions(token, certificate.read_bytes(), TIMEOUT), transport="flight"
         )
 
-    def spoil(self) -> None:
-        """Both ways."""
+    def impair(self) -> None:
+        """Delays and drops packets in both directions."""
         _shell(*(f"tc -n {host} qdisc add dev {DEVICE} root netem delay {DELAY}s loss 1%" for host in HOSTS))
 
     def lost(self) -> list[int]:
-        """Packets, on either way."""
+        """Returns the number of dropped packets in each direction."""
         shown = _shell(*(f"tc -n {host} -s qdisc show dev {DEVICE}" for host in HOSTS))
         return [int(count) for count in re.findall(r"netem.*?dropped (\d+)", shown, re.DOTALL)]
 
-    def become(self, state: str) -> None:
+    def set_link(self, state: str) -> None:
         _shell(f"ip -n {NODE} link set {DEVICE} {state}")
 
     def wait(self) -> None:
-        """Till packets come through: an address that nothing could be sent to is not tried again at once."""
+        """Waits until packets arrive: the kernel does not retry an unreachable address at once."""
         limit = time.monotonic() + TIMEOUT
         while True:
             try:
@@ -84,13 +86,13 @@ class Network:
                 time.sleep(0.1)
 
 
-def _wire() -> Iterator[str]:
-    """What makes the namespaces, and a wire between them."""
+def _link_commands() -> Iterator[str]:
+    """Returns the commands that create the namespaces and a link between them."""
     yield from (f"ip netns add {host}" for host in HOSTS)
     yield f"ip link add {DEVICE} netns {NODE} type veth peer name {DEVICE} netns {CLIENT}"
     for host, place in HOSTS.items():
         yield f"ip -n {host} address add {place}/24 dev {DEVICE}"
-        # As on a wire between machines: the device does not send 64 KiB as one packet.
+        # As between machines: the device does not send 64 KiB as one packet.
         yield f"ip -n {host} link set {DEVICE} up gso_max_size 1500 gso_max_segs 1"
         yield f"ip -n {host} link set lo up"
 
@@ -100,7 +102,7 @@ def _shell(*lines: str) -> str:
 
 
 def _serve(dataset: Path, guard: ServerCredentials) -> int:
-    """Starts the node, which ends with the guest, and gives its port."""
+    """Starts the node, which ends with the guest, and returns its port."""
     said, say = os.pipe()
     if os.fork() == 0:
         try:
@@ -116,47 +118,47 @@ def _serve(dataset: Path, guard: ServerCredentials) -> int:
         return int(lines.readline())
 
 
-def check_a_slow_and_lossy_wire(network: Network) -> None:
-    network.spoil()
+def check_a_slow_and_lossy_link(network: Network) -> None:
+    network.impair()
     begun = time.monotonic()
     with socket.create_connection((network.node.host, network.node.port), TIMEOUT):
-        # There and back.
+        # Two directions.
         assert time.monotonic() - begun > 2 * DELAY
-    network.equal(network.nodes)
+    network.compare(network.client)
     limit, seed = time.monotonic() + 60, 0
     while not all(network.lost()):
-        assert time.monotonic() < limit, f"of packets were lost: {network.lost()}"
+        assert time.monotonic() < limit, f"dropped packets: {network.lost()}"
         seed += 1
-        network.rows.check(network.nodes, network.rows.request(500, seed))
+        network.rows.check(network.client, network.rows.request(500, seed))
 
 
-def check_a_cut_wire(network: Network) -> None:
+def check_a_cut_link(network: Network) -> None:
     request = network.rows.request(50, 1)
-    network.rows.check(network.nodes, request)
-    network.become("down")
+    network.rows.check(network.client, request)
+    network.set_link("down")
     begun = time.monotonic()
     try:
-        network.rows.check(network.nodes, request)
+        network.rows.check(network.client, request)
     except NodeUnreachableError as error:
         assert f"gear://{network.node}" in str(error), error
     else:
-        raise AssertionError("it answered over a wire that is cut")
+        raise AssertionError("the node answered over a link that is cut")
     assert time.monotonic() - begun < 2 * TIMEOUT + 2
-    network.become("up")
+    network.set_link("up")
     network.wait()
-    network.rows.check(network.nodes, request)
+    network.rows.check(network.client, request)
 
 
-class Beside:
-    """The checks of this module in a process of their own; forked, so to be made before anything uses gRPC."""
+class NetworkChecks:
+    """The checks of this module in another process. Create it before anything uses gRPC: it forks."""
 
-    def __init__(self, rows: Rows, equal: Callable[[ShardClient], None], protection: Path) -> None:
+    def __init__(self, rows: Rows, compare: Callable[[ShardClient], None], protection: Path) -> None:
         self._said, say = os.pipe()
         self._process = os.fork()
         if self._process == 0:
             try:
                 signal.alarm(LIMIT)
-                for row in run(globals(), Network(rows, equal, protection)):
+                for row in run(globals(), Network(rows, compare, protection)):
                     os.write(say, json.dumps(row).encode() + b"\n")
                 os._exit(0)
             except BaseException:
@@ -165,8 +167,8 @@ class Beside:
         os.close(say)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What `run` gave there. Raises RuntimeError if the process failed."""
+        """Waits for the process and returns the rows of `run`. Raises RuntimeError if it failed."""
         if os.waitpid(self._process, 0)[1] != 0:
             raise RuntimeError("the checks of the network failed")
-        # The node has the other end too, which is why this does not wait for that to be closed.
+        # One read: the node also holds the other end of the pipe, so that end-of-file never comes.
         return [json.loads(line) for line in os.read(self._said, 1 << 16).splitlines()]

@@ -1,4 +1,4 @@
-"""Node processes in a guest. They are forked from one that has imported everything, which takes long there."""
+"""Node processes in a guest, forked from a process that has imported everything: imports take long in a guest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.rdma.server import open_rdma_server
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.storage.dataset_files import open_files
@@ -21,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass
 class GuestNode:
-    """A node's process, and where it listens."""
+    """A node's process and address."""
 
     process: int
     address: Address
@@ -30,29 +31,29 @@ class GuestNode:
         os.kill(self.process, number)
 
     def kill(self) -> None:
-        """Till it is gone: its memory can be read until the kernel has taken the process apart."""
+        """Kills the process and waits until it is gone: until then its memory can be read."""
         self.signal(signal.SIGKILL)
         while os.path.exists(f"/proc/{self.process}"):
             time.sleep(0.01)
 
 
 class Spawner:
-    """Starts nodes of a dataset. To be made before anything uses gRPC."""
+    """Starts nodes of a dataset. Create it before anything uses gRPC: it forks."""
 
     def __init__(self, dataset: Path) -> None:
         self._dataset = dataset
-        (asked, self._ask), (self._said, say) = os.pipe(), os.pipe()
+        (requests, self._requests), (self._answers, answers) = os.pipe(), os.pipe()
         if os.fork() == 0:
             try:
-                # Nodes that end leave nothing behind.
+                # Exited nodes leave no zombies.
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-                with os.fdopen(asked) as requests:
-                    for line in requests:
-                        self._start(json.loads(line), say)
+                with os.fdopen(requests) as lines:
+                    for line in lines:
+                        self._start(json.loads(line), answers)
             finally:
                 os._exit(0)
 
-    def _start(self, options: dict[str, object], say: int) -> None:
+    def _start(self, options: dict[str, object], answers: int) -> None:
         if os.fork() != 0:
             return
         try:
@@ -61,17 +62,17 @@ class Spawner:
             server = FlightServer(
                 served, listen, ServerCredentials(), open_rdma_server(served, str(options["transport"]))
             )
-            os.write(say, json.dumps([os.getpid(), server.port]).encode() + b"\n")
+            os.write(answers, json.dumps([os.getpid(), server.port]).encode() + b"\n")
             server.serve()
         except BaseException:
             traceback.print_exc()
-            os.write(say, b"null\n")
+            os.write(answers, b"null\n")
         os._exit(1)
 
     def node(self, shards: list[int] | None = None, port: int = 0, transport: str = "verbs") -> GuestNode:
-        os.write(self._ask, json.dumps({"shards": shards, "port": port, "transport": transport}).encode() + b"\n")
+        os.write(self._requests, json.dumps({"shards": shards, "port": port, "transport": transport}).encode() + b"\n")
         line = b""
         while not line.endswith(b"\n"):
-            line += os.read(self._said, 1)
+            line += os.read(self._answers, 1)
         process, port = json.loads(line)
         return GuestNode(process, Address(LOOPBACK, port))

@@ -1,4 +1,4 @@
-"""Runs in a guest: reads a node on another machine by RDMA, and notices in time when that machine is gone.
+"""Program for a guest: reads a node on another guest by RDMA, and notices in time when that guest is gone.
 
 guest_peer.py DATASET HOST:PORT
 """
@@ -11,7 +11,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gear_data.cluster.addresses import Address, ClientOptions
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.errors import NodeRefusedError, NodeUnreachableError
 from tests.support.rdma.guest_rows import Rows
@@ -19,19 +20,19 @@ from tests.support.rdma.guest_rows import Rows
 
 def main(dataset: str, place: str) -> None:
     faulthandler.dump_traceback_later(150, exit=True)
-    rows, address, access = Rows(Path(dataset)), Address.parse(place), ClientOptions.from_environment()
-    nodes = ShardClient([address], access, transport="verbs")
+    rows, address, options = Rows(Path(dataset)), Address.parse(place), ClientOptions.from_environment()
+    client = ShardClient([address], options, transport="verbs")
     try:
-        ShardClient([address], replace(access, token="not-the-token-of-the-RDMA-tests"), transport="verbs")
+        ShardClient([address], replace(options, token="not-the-token-of-the-RDMA-tests"), transport="verbs")
     except NodeRefusedError as error:
         print("without the token:", error, flush=True)
     for spans in (1, 100, 2000):
-        rows.check(nodes, rows.request(spans, spans))
+        rows.check(client, rows.request(spans, spans))
     print("equal", flush=True)
     begun, request = time.monotonic(), rows.request(100, 1)
     try:
         while True:
-            nodes.fetch(request)
+            client.fetch(request)
             begun = time.monotonic()
     except NodeUnreachableError as error:
         print(f"gone after {time.monotonic() - begun:.1f} s: {error}", flush=True)

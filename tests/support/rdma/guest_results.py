@@ -1,4 +1,4 @@
-"""Runs a module's checks in a guest."""
+"""Runs the checks of a module in a guest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def run(functions: Mapping[str, Any], world: object) -> Iterator[dict[str, Any]]:
-    """A row for each `check_...` of a module, in their order: its name without that, what went wrong, and seconds."""
+    """Runs each `check_...` function in order; yields its name without the prefix, its error (or None) and seconds."""
     for name, check in list(functions.items()):
         if name.startswith("check_"):
             begun, problem = time.monotonic(), None

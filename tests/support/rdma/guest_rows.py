@@ -1,4 +1,4 @@
-"""Rows asked of nodes, and the same of the dataset's files. No Numba, which takes long to import in a guest."""
+"""Rows read from nodes, compared with the dataset's files. Does not use Numba: its import takes long in a guest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gear_data.storage.dataset_files import open_files
 
 
 class Rows:
-    """Of a dataset in a folder."""
+    """Rows of a dataset in a folder."""
 
     def __init__(self, dataset: Path) -> None:
         self.dataset = dataset
@@ -23,7 +23,7 @@ class Rows:
         self.shards = open_shards("mmap", files, self.manifest.schema, self.manifest.shards)
 
     def request(self, spans: int, seed: int) -> Request:
-        """Spans of one to forty rows, of all columns."""
+        """Returns a request for spans of 1 to 40 rows of all columns."""
         rng = np.random.default_rng(seed)
         shard = rng.integers(0, len(self.manifest.shards), spans)
         steps = np.array([entry.steps for entry in self.manifest.shards])[shard]
@@ -32,14 +32,14 @@ class Rows:
         columns = tuple(range(len(self.manifest.schema)))
         return Request(shard, (ColumnGroup(columns[::2], first, count), ColumnGroup(columns[1::2], first, count // 2)))
 
-    def check(self, nodes: ShardClient, request: Request) -> None:
-        """That the nodes give the rows of the files."""
+    def check(self, client: ShardClient, request: Request) -> None:
+        """Checks that the nodes return the rows of the files."""
         seen = []
-        for piece in nodes.fetch(request):
-            parts = iter(piece.parts)
+        for result in client.fetch(request):
+            parts = iter(result.parts)
             for group in request.groups:
                 named = (request.shard, group.first, group.count)
-                spans = list(zip(*(values[piece.spans].tolist() for values in named), strict=True))
+                spans = list(zip(*(values[result.spans].tolist() for values in named), strict=True))
                 for column in group.columns:
                     rows = [self.shards.column(shard, column, first, first + count) for shard, first, count in spans]
                     if self.manifest.schema.columns[column].variable_length:
@@ -49,5 +49,5 @@ class Rows:
                         continue
                     assert next(parts).tobytes() == b"".join(np.ascontiguousarray(each).tobytes() for each in rows)
             assert next(parts, None) is None
-            seen += piece.spans.tolist()
+            seen += result.spans.tolist()
         assert sorted(seen) == list(range(len(request.shard)))

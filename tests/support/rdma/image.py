@@ -1,9 +1,9 @@
-"""Makes what the RDMA tests boot: Debian's kernel, a small initramfs, and pyverbs, in a folder of this user's cache.
+"""Builds the image of the RDMA guests: Debian's kernel, a small initramfs, and pyverbs, in this user's cache folder.
 
-    python tests/support/rdma/image.py          root on Debian 12, x86-64; installs packages with apt
+    python tests/support/rdma/image.py          as root on Debian 12, x86-64; installs packages with apt
 
-`make test` does that where $GEAR_DATA_REQUIRE_VERBS is set. Without root, apt or Debian 12 it says so and does nothing:
-the tests are skipped then, or fail where they are required.
+`make test` runs it if $GEAR_DATA_REQUIRE_VERBS is set. Without root, apt or Debian 12 it prints the reason and does
+nothing. The tests are then skipped, or fail if they are required.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-#: QEMU and its guest's tools; `rdma`, which makes the device, is part of iproute2.
+#: QEMU, and the tools of a guest. iproute2 contains `rdma`, which creates the device.
 PACKAGES = ("qemu-system-x86", "busybox-static", "kmod", "iproute2", "libibverbs1", "ibverbs-providers")
-#: Taken out of their packages, not installed: a kernel is not for this machine, and pyverbs would bring systemd.
-TAKEN = ("linux-image-amd64", "python3-pyverbs")
+#: Packages that are unpacked, not installed: the kernel is not for this machine, and pyverbs would install systemd.
+UNPACKED = ("linux-image-amd64", "python3-pyverbs")
 MODULES = (
     "virtio_pci",
     "virtio_net",
@@ -38,7 +38,7 @@ MODULES = (
     "veth",
     "sch_netem",
 )
-#: The kernel's folders that hold them and what they need.
+#: Folders of the kernel with these modules and their dependencies.
 _FOLDERS = tuple(
     f"/kernel/{name}/"
     for name in (
@@ -48,7 +48,7 @@ _FOLDERS = tuple(
     )
 )  # fmt: skip
 
-#: Runs /out/command over the host's files, which are read-only: what is written goes to the guest's memory.
+#: Runs /out/command over the host's files. These are read-only: writes go to the guest's memory.
 _INIT = """#!/bin/busybox sh
 b=/bin/busybox
 for kind in proc sysfs devtmpfs; do $b mount -t $kind none /$kind; done
@@ -67,14 +67,14 @@ $b poweroff -f
 
 
 def cache() -> Path:
-    """The folder of what is made here; another for every version of this file."""
+    """Returns the image's folder. Every version of this file has another one."""
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     return Path(base, "gear-data-rdma-guest", version)
 
 
 def obstacle() -> str | None:
-    """Why nothing can be made here; None where it can."""
+    """Returns the reason why this machine cannot build the image; None if it can."""
     if os.geteuid() != 0:
         return "not root"
     if platform.machine() != "x86_64" or "bookworm" not in Path("/etc/os-release").read_text():
@@ -94,10 +94,10 @@ def make() -> None:
 def _make(work: Path, folder: Path) -> None:
     _run("apt-get", "-qq", "update")
     _run("apt-get", "-qq", "install", "-y", "--no-install-recommends", *PACKAGES)
-    depends = _run("apt-cache", "depends", TAKEN[0]).split()
-    # The package of that name is empty, but for the name of the newest kernel's.
+    depends = _run("apt-cache", "depends", UNPACKED[0]).split()
+    # That package is empty and depends on the newest kernel's package.
     kernel = depends[depends.index("Depends:") + 1]
-    _run("apt-get", "-qq", "download", kernel, TAKEN[1], cwd=work)
+    _run("apt-get", "-qq", "download", kernel, UNPACKED[1], cwd=work)
     _unpack(next(work.glob("linux-image-*.deb")), work / "kernel", ("/boot/vmlinuz-", "/lib/modules/"))
     _unpack(next(work.glob("python3-pyverbs_*.deb")), work / "pyverbs", ("/usr/lib/python3/dist-packages/",))
     compressed = next((work / "kernel/boot").iterdir()).read_bytes()
@@ -118,8 +118,8 @@ def _run(*command: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def _unpack(package: Path, folder: Path, wanted: tuple[str, ...]) -> None:
-    """The wanted files of a Debian package; of modules those in `_FOLDERS`."""
+def _unpack(package: Path, folder: Path, prefixes: tuple[str, ...]) -> None:
+    """Extracts files of a Debian package by their prefixes; of kernel modules, only those in `_FOLDERS`."""
     with (
         subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as process,
         tarfile.open(fileobj=process.stdout, mode="r|") as archive,
@@ -127,21 +127,25 @@ def _unpack(package: Path, folder: Path, wanted: tuple[str, ...]) -> None:
         for member in archive:
             name = member.name.removeprefix(".")
             module = name.endswith(".ko")
-            if name.startswith(wanted) and (not module or any(part in name for part in _FOLDERS)):
+            if name.startswith(prefixes) and (not module or any(part in name for part in _FOLDERS)):
                 archive.extract(member, folder, filter="tar")
 
 
 def _elf(image: bytes) -> bytes:
-    """The kernel inside a bzImage (Documentation/arch/x86/boot.rst), which QEMU starts at once: emulating the program
-    that would unpack it takes long."""
+    """Returns the kernel inside a bzImage (Documentation/arch/x86/boot.rst).
+
+    QEMU starts it directly. Emulating the code that unpacks a bzImage takes long.
+    """
     first = (image[0x1F1] + 1) * 512
     offset, length = struct.unpack_from("<II", image, 0x248)
     return lzma.LZMADecompressor().decompress(image[first + offset : first + offset + length])
 
 
 def _initramfs(kernel: Path, target: Path) -> None:
-    """A cpio archive, "newc" (Documentation/driver-api/early-userspace/buffer-format.rst), not compressed: see
-    `_elf`."""
+    """Writes a cpio archive, "newc" (Documentation/driver-api/early-userspace/buffer-format.rst).
+
+    It is not compressed, for the reason given in `_elf`.
+    """
     files: list[tuple[str, int, bytes, tuple[int, int]]] = [
         (name, 0o40755, b"", (0, 0))
         for name in ("bin", "modules", "proc", "sysfs", "devtmpfs", "host", "new", "root", "dev")
@@ -153,7 +157,7 @@ def _initramfs(kernel: Path, target: Path) -> None:
         ("bin/busybox", 0o100755, Path("/bin/busybox").read_bytes(), (0, 0)),
     ]
     for number, module in enumerate(_modules(kernel)):
-        # They are loaded in this order.
+        # Modules are loaded in the order of their names.
         files.append((f"modules/{number:03}-{module.name}", 0o100644, module.read_bytes(), (0, 0)))
     files.append(("TRAILER!!!", 0, b"", (0, 0)))
     with target.open("wb") as archive:

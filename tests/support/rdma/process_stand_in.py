@@ -1,7 +1,7 @@
-"""The stand-in for a device between processes of one machine: a READ is process_vm_readv(2) of the other end's process.
+"""Stand-in for a device between processes of one machine: a READ is process_vm_readv(2) of the other process.
 
-Who has this folder's `site` on PYTHONPATH has it installed from its start, as `world`. Keys and bounds of the other
-process's memory are not checked: `stand_in` does that within a process. A process that has ended answers nothing.
+A process with this folder's `site` on its PYTHONPATH installs it at its start, as `world`. Keys and bounds of the other
+process's memory are not checked: `stand_in` does that within one process. A READ from an exited process gets no answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gear_data.cluster.rdma.ports import Port
 from tests.support.rdma import stand_in
 
 _LOCAL_PROTECTION, _NO_ANSWER = 4, 12
-#: Of a port's address the last three numbers are the process's id, which is below 2^22.
+#: The last three numbers of a port's address are the process id, which is below 2^22.
 _NETWORK = int(ipaddress.IPv6Address("::ffff:10.0.0.0"))
 
 
@@ -43,7 +43,7 @@ def _port() -> Port:
 
 
 class ProcessStandIn(stand_in.StandIn):
-    """All that this process makes of it, and what it read."""
+    """State of the stand-in in this process."""
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         super().install(patch)

@@ -1,6 +1,6 @@
-"""The batches that the RDMA tests compare: made by the local collector here, and over RDMA in a guest.
+"""Batches that the RDMA tests compare: collected locally here, and over RDMA in a guest.
 
-What is imported here is imported in the guest, where that takes twenty times as long: no torch, no pytest.
+The guest imports this module, and imports take twenty times as long there: do not import torch or pytest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gear_data.selection.windows import Windows
 ROWS = 64
 _VECTOR = ("observations", "float32", (11,))
 
-#: Of each: what goes straight to its place, what is converted, and what comes from a row beside its own.
+#: Outputs that RDMA writes directly, outputs that are converted, and outputs with shifted rows among them.
 OUTPUTS = {
     "copied": (
         Output("o", *_VECTOR, 0, 20),
@@ -43,7 +43,7 @@ OUTPUTS = {
 
 
 def windows(lengths: npt.NDArray[np.int64], seed: int) -> Windows:
-    """Of any episodes, steps and lengths; some of one step."""
+    """Returns random windows, some of one step."""
     rng = np.random.default_rng(seed)
     episode = rng.integers(0, len(lengths), ROWS)
     start = (rng.random(ROWS) * lengths[episode]).astype(np.int64)
@@ -53,7 +53,7 @@ def windows(lengths: npt.NDArray[np.int64], seed: int) -> Windows:
 def batches(
     reader: ColumnReader, schema: Schema, lengths: npt.NDArray[np.int64], names: Iterable[str] = OUTPUTS
 ) -> dict[str, npt.NDArray[np.uint8]]:
-    """Name -> all bytes of an output, of three batches of each of `OUTPUTS`, made in buffers that are used again."""
+    """Returns name -> all bytes of an output, for three batches of each of `OUTPUTS`, in buffers that are reused."""
     found = {}
     for name in names:
         outputs = OUTPUTS[name]

@@ -1,6 +1,6 @@
-"""pyverbs of one process without a device: READs are copies, made when they are posted, if keys and bounds allow them.
+"""Stand-in for pyverbs and a device in one process. A posted READ is copied at once, if its keys and bounds are valid.
 
-What a real device does besides, soft-RoCE shows: see `guest_checks`.
+`guest_checks` tests the further behaviour of a device with soft-RoCE.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OK, _LOCAL_PROTECTION, _FLUSHED, _REMOTE_ACCESS = 0, 4, 5, 10
 
 
 class SendWr(ctypes.Structure):
-    """struct ibv_send_wr, as far as a READ goes."""
+    """struct ibv_send_wr, with the fields of a READ."""
 
 
 class Sge(ctypes.Structure):
@@ -60,7 +60,7 @@ class Wc(ctypes.Structure):
 
 
 def walk(address: int) -> list[SendWr]:
-    """The requests of a list."""
+    """Returns the requests of a linked list."""
     found, each = [], ctypes.cast(address, ctypes.POINTER(SendWr))
     while each:
         found.append(each.contents)
@@ -69,18 +69,20 @@ def walk(address: int) -> list[SendWr]:
 
 
 class StandIn:
-    """All that is made of it, and what was read."""
+    """State of the stand-in: its objects, and the READs so far."""
 
     def __init__(self) -> None:
         self.regions: dict[int, tuple[int, int, int]] = {}
         self.pairs: set[int] = set()
-        self.reads: list[int] = []  # bytes of each
-        self.posts: list[int] = []  # READs of each
-        self.broken = False  # every READ fails as if its peer were gone
-        self.read_by: Counter[int] = Counter()  # bytes, by queue pair
-        self.files: dict[int, int] = {}  # of DMA-BUF: where the memory is that a file stands for
-        self.shifts: dict[int, int] = {}  # of a key: where its addresses begin
-        self.spoil: Callable[[int, int, int], None] | None = None  # remote, local, size: changes what was read
+        self.reads: list[int] = []  # bytes of each READ
+        self.posts: list[int] = []  # READs of each post
+        self.broken = False  # whether every READ fails as if the peer were gone
+        self.read_by: Counter[int] = Counter()  # bytes by queue pair
+        self.files: dict[int, int] = {}  # DMA-BUF file -> address of its memory
+        self.shifts: dict[int, int] = {}  # key -> address of the region's first byte
+        self.spoil: Callable[[int, int, int], None] | None = (
+            None  # (remote, local, size): changes the bytes after a READ
+        )
         self._numbers = itertools.count(17)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -154,19 +156,19 @@ class StandIn:
         patch.setattr(queue_pair_module, "VerbsCalls", lambda pair: VerbsCalls(self, pair))
 
     def wait_for_no_pairs(self) -> None:
-        """Nodes' ends go when they notice that their clients' did."""
+        """Waits until all queue pairs are closed. A node closes its end when it notices that the client has."""
         limit = time.monotonic() + 10
         while self.pairs:
             assert time.monotonic() < limit, self.pairs
             time.sleep(0.01)
 
     def allows(self, address: int, size: int, key: int, access: int) -> bool:
-        start, length, parse_queue_pair_response = self.regions.get(key, (0, 0, 0))
-        return bool(parse_queue_pair_response & access) and start <= address and address + size <= start + length
+        start, length, allowed = self.regions.get(key, (0, 0, 0))
+        return bool(allowed & access) and start <= address and address + size <= start + length
 
 
 class VerbsCalls:
-    """Of one queue pair; `_LATER` completions come a poll later."""
+    """The calls of one queue pair. A poll returns at most three completions."""
 
     def __init__(self, world: StandIn, pair: Any) -> None:
         self._world, self._pair = world, pair
@@ -188,7 +190,7 @@ class VerbsCalls:
         if self._failed:
             return _FLUSHED
         if world.broken or self._pair.peer not in world.pairs:
-            return 12  # nobody answers
+            return 12  # no answer
         if not world.allows(request.remote_addr, place.length, request.rkey, REMOTE_READ):
             return _REMOTE_ACCESS
         if not world.allows(place.addr, place.length, place.lkey, LOCAL_WRITE):

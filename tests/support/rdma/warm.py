@@ -1,4 +1,4 @@
-"""Compiles what the guests need, into Numba's cache: there that would take minutes.
+"""Compiles the kernels that the guests need into Numba's cache: compiling in a guest takes minutes.
 
 warm.py DATASET CACHE
 """
@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.flight.server import FlightServer, ServerCredentials
+from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.dataset.remote_store import open_remote_store
 from gear_data.storage.dataset_files import open_files
@@ -21,5 +22,5 @@ server = FlightServer(ShardServer(open_files(Path(sys.argv[1]))), Address("127.0
 threading.Thread(target=server.serve, daemon=True).start()
 store = open_remote_store(f"gear://127.0.0.1:{server.port}", Path(sys.argv[2]), transport="flight")
 remote_batches.batches(store.reader(), store.manifest.schema, store.lengths)
-# A server waits for its clients to go, of which this process is one.
+# The server's shutdown would wait for its clients, and this process is one.
 os._exit(0)

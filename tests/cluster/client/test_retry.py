@@ -1,4 +1,4 @@
-"""A node of a training run whose peer dies: for how long it is waited for, and that work goes on once it is back."""
+"""Retries in a training run: how long a dead peer is waited for, and reading after it is back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 import gear_data
 from gear_data import Dataset, SequenceLoader
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.credentials import create_run_credentials
+from gear_data.cluster.client.retry import RetryPolicy
 from gear_data.cluster.rendezvous import Membership
+from gear_data.cluster.run_credentials import create_run_credentials
 from gear_data.cluster.server.node_server import ServerInfo
 from gear_data.dataset.partitioned_store import PartitionedDatasetStore
 from gear_data.dataset.views import View
@@ -33,22 +34,22 @@ def folder(tmp_path):
 
 @pytest.fixture
 def peer(folder, tmp_path, monkeypatch):
-    """The dataset as node 0 of two has it, and node 1's process."""
+    """The dataset as node 0 of two sees it, and the process of node 1."""
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", str(TIMEOUT))
-    secret = create_run_credentials(tls=False)
-    monkeypatch.setenv(f"GEAR_DATA_RUN_{secret.run}", "")
-    secret.keep()
-    (tmp_path / "token").write_text(secret.token)
+    credentials = create_run_credentials(tls=False)
+    monkeypatch.setenv(f"GEAR_DATA_RUN_{credentials.run}", "")
+    credentials.export()
+    (tmp_path / "token").write_text(credentials.token)
     placement = gear_data.open(folder).placement(["node-0", "node-1"])
-    held = ",".join(map(str, placement.held[1]))
-    node = NodeProcess(folder, held, ["--token-file", str(tmp_path / "token")])
+    shards = ",".join(map(str, placement.held[1]))
+    node = NodeProcess(folder, shards, ["--token-file", str(tmp_path / "token")])
     node.wait()
     servers = (None, ServerInfo(Address.parse(node.address), False))
     store = PartitionedDatasetStore(
-        open_files(folder), "host", "auto", Membership(secret.run, 0, 0, 1, servers, placement, placement)
+        open_files(folder), "host", "auto", Membership(credentials.run, 0, 0, 1, servers, placement, placement)
     )
     yield Dataset(store, View()), node
-    if node.lives:
+    if node.is_running:
         node.kill()
 
 
@@ -56,25 +57,25 @@ def rows(batches, count):
     return [batch["observations"].numpy().tobytes() for batch in itertools.islice(batches, count)]
 
 
-def seconds_to_an_error(loader):
+def seconds_until_error(loader):
     begun = time.monotonic()
     with pytest.raises(NodeUnreachableError, match="no other node gives shards"):
-        # More than were made ahead.
+        # More batches than prefetching had read.
         rows(loader, 100)
     return time.monotonic() - begun
 
 
-def test_it_is_waited_for_once_and_work_goes_on_when_it_is_back(folder, peer, caplog):
+def test_a_dead_peer_is_waited_for_once_and_used_again_after_a_restart(folder, peer, caplog):
     dataset, node = peer
     expected = rows(SequenceLoader(gear_data.open(folder), **OPTIONS), 150)
     loader = SequenceLoader(dataset, **OPTIONS)
     assert rows(loader, 10) == expected[:10]
     node.kill()
-    # Batches that are made ahead do not wait one after another.
-    assert TIMEOUT / 2 < seconds_to_an_error(loader) < 2 * TIMEOUT
-    assert caplog.text.count("asked again for") == 1
-    # Nor does who asks later.
-    assert seconds_to_an_error(loader) < TIMEOUT - 1
+    # Prefetched batches do not wait one after another.
+    assert TIMEOUT / 2 < seconds_until_error(loader) < 2 * TIMEOUT
+    assert caplog.text.count("retrying for") == 1
+    # A later reader does not wait again.
+    assert seconds_until_error(loader) < TIMEOUT - 1
     node.begin()
     node.wait()
     step = loader.state_dict()["step"]
@@ -82,15 +83,15 @@ def test_it_is_waited_for_once_and_work_goes_on_when_it_is_back(folder, peer, ca
     assert rows(loader, 20) == expected[step : step + 20]
 
 
-def test_it_comes_back_in_time(folder, peer, monkeypatch):
+def test_a_peer_that_returns_in_time(folder, peer, monkeypatch):
     dataset, node = peer
-    monkeypatch.setattr(dataset._store._client, "_patience", 60.0)
+    monkeypatch.setattr(dataset._store._client._retries, "policy", RetryPolicy(60.0))
     expected = rows(SequenceLoader(gear_data.open(folder), **OPTIONS), 100)
     batches = iter(SequenceLoader(dataset, **OPTIONS))
-    found = rows(batches, 10)
+    batches_before = rows(batches, 10)
     node.kill()
     restart = threading.Timer(1.0, node.begin)
     restart.start()
-    assert found + rows(batches, 90) == expected
+    assert batches_before + rows(batches, 90) == expected
     restart.join()
     node.wait()

@@ -1,0 +1,102 @@
+"""Options of a client of nodes: its token, its TLS authorities, its timeout."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import read_token
+from gear_data.cluster.environment import env_flag, env_int, env_seconds
+from gear_data.errors import InvalidArgumentError
+
+TOKEN_VARIABLE, CA_VARIABLE, TIMEOUT_VARIABLE = "GEAR_DATA_TOKEN_FILE", "GEAR_DATA_TLS_CA", "GEAR_DATA_NODE_TIMEOUT"
+CHECKSUM_VARIABLE = "GEAR_DATA_CHECKSUM"
+QUEUE_PAIRS_VARIABLE = "GEAR_DATA_RDMA_QUEUE_PAIRS"
+#: Most queue pairs that one thread opens to one node. More are not faster on any device, and a node's total is limited.
+MAX_QUEUE_PAIRS = 64
+DEFAULT_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """Options with which this process connects to nodes.
+
+    Attributes:
+        token: Sent with every call; None: no token.
+        authorities: PEM certificates that may sign a node's certificate; None: the system's.
+        timeout: Seconds that one response may take.
+        checksum: Whether responses carry a checksum.
+        certificate_name: The name in the nodes' certificates; None: the host name of each node.
+        queue_pairs: Number of queue pairs over which one thread reads one node by RDMA.
+    """
+
+    token: str | None = field(repr=False)
+    authorities: bytes | None
+    timeout: float
+    checksum: bool = False
+    certificate_name: str | None = None
+    queue_pairs: int = 1
+
+    @staticmethod
+    def of_run(token: str, certificate: bytes | None, name: str) -> ClientOptions:
+        """Returns the options with which the nodes of a training run connect to each other.
+
+        Args:
+            token: The run's token.
+            certificate: PEM, shared by all nodes; None where all nodes are on this machine.
+            name: The name in that certificate.
+
+        Raises:
+            InvalidArgumentError: An environment variable has an invalid value.
+        """
+        return ClientOptions(
+            token,
+            certificate,
+            env_seconds(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT),
+            env_flag(CHECKSUM_VARIABLE),
+            name if certificate else None,
+            env_int(QUEUE_PAIRS_VARIABLE, 1, 1, MAX_QUEUE_PAIRS),
+        )
+
+    @staticmethod
+    def from_environment() -> ClientOptions:
+        """Reads the options from environment variables. Neither a URL nor a pickle holds a secret.
+
+        The variables are $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA, $GEAR_DATA_NODE_TIMEOUT, $GEAR_DATA_CHECKSUM and
+        $GEAR_DATA_RDMA_QUEUE_PAIRS.
+
+        Raises:
+            InvalidArgumentError: A variable has an invalid value, or its file cannot be read.
+        """
+        token, authorities = os.environ.get(TOKEN_VARIABLE), os.environ.get(CA_VARIABLE)
+        timeout = env_seconds(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)
+        try:
+            pem = Path(authorities).read_bytes() if authorities else None
+        except OSError as error:
+            raise InvalidArgumentError(f"${CA_VARIABLE} cannot be read: {error}", file=authorities) from error
+        return ClientOptions(
+            read_token(token) if token else None,
+            pem,
+            timeout,
+            env_flag(CHECKSUM_VARIABLE),
+            queue_pairs=env_int(QUEUE_PAIRS_VARIABLE, 1, 1, MAX_QUEUE_PAIRS),
+        )
+
+    def check(self, address: Address) -> None:
+        """Checks that there is a token for an address on another machine.
+
+        Raises:
+            InvalidArgumentError: There is none.
+        """
+        if self.token is None and not address.is_loopback:
+            raise InvalidArgumentError(
+                f"{address} is not on this machine: it needs a token",
+                hint=f"set ${TOKEN_VARIABLE} to the file that the nodes were started with (--token-file)",
+            )
+
+    def flight_location(self, address: Address) -> str:
+        """Returns an address as Arrow Flight writes it. Only loopback without `authorities` is not encrypted."""
+        is_plain = address.is_loopback and self.authorities is None
+        return f"grpc{'' if is_plain else '+tls'}://{address}"

@@ -1,0 +1,69 @@
+"""Retries of shards whose peers all fail."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gear_data.cluster.client.backoff import PeerBackoff
+from gear_data.errors import GearError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Duration of the retries of shards whose peers all fail.
+
+    The time counts from the first failure of a peer, not from each request: several threads, or batches, do not wait
+    one after another.
+
+    Attributes:
+        seconds: Seconds after the first failure until the error is raised; 0: at once.
+        pause: Seconds before each attempt.
+    """
+
+    seconds: float = 0.0
+    pause: float = 0.5
+
+
+#: Raises the error at once: nobody restarts the peers.
+NO_RETRY = RetryPolicy()
+
+
+class Retries:
+    """The retries of one client. Thread-safe.
+
+    Args:
+        policy: How long to retry.
+        backoff: Knows when each peer failed first.
+    """
+
+    def __init__(self, policy: RetryPolicy, backoff: PeerBackoff) -> None:
+        self.policy = policy
+        self._backoff = backoff
+        self._logged_failure = 0.0
+
+    def wait(self, peers: Iterable[int], error: GearError) -> bool:
+        """Waits before the next attempt.
+
+        Args:
+            peers: Peers that failed.
+            error: Their error, for the log.
+
+        Returns:
+            False, without waiting, if the policy allows no further attempt.
+        """
+        now = time.monotonic()
+        failures = [self._backoff.first_failure(peer) for peer in peers]
+        first = max((failure for failure in failures if failure is not None), default=now)
+        left = first + self.policy.seconds - now
+        if left < self.policy.pause:
+            return False
+        if first != self._logged_failure:
+            self._logged_failure = first
+            _log.warning("%s; retrying for %.0f s", error, left)
+        time.sleep(self.policy.pause)
+        return True

@@ -1,0 +1,117 @@
+"""FetchSession: one request, read from all peers that hold its shards, with failover to replicas."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gear_data.cluster.client.directory import ShardDirectory
+from gear_data.cluster.client.fetch import Fetch
+from gear_data.cluster.client.retry import Retries
+from gear_data.cluster.client.transports import PeerTransports
+from gear_data.cluster.flight.fetch import split_into_batches
+from gear_data.cluster.protocol import FetchedSpans, Request
+from gear_data.cluster.rdma.span_read import WriteTargets
+from gear_data.errors import GearError, NodeUnreachableError
+from gear_data.selection.windows import Int64Array
+
+
+class FetchSession:
+    """Reads the spans of one request.
+
+    `start` posts the spans to their peers, and `results` takes the responses. If a peer fails, times out, refuses or
+    returns invalid data, its spans are posted to a replica. If no replica is left, the retry policy decides. `abandon`
+    must be called at the end.
+
+    Args:
+        directory: The peers, and the shards that they hold.
+        transports: Creates the fetches.
+        retries: Waits for peers to return.
+        request: The request.
+        sizes: int64 [N], bytes of each span.
+        targets: Memory that rows are written to if they are read by RDMA.
+        turn: See `ShardDirectory.assign`.
+    """
+
+    def __init__(
+        self,
+        directory: ShardDirectory,
+        transports: PeerTransports,
+        retries: Retries,
+        request: Request,
+        sizes: Int64Array,
+        targets: WriteTargets | None,
+        turn: int,
+    ) -> None:
+        self._directory, self._transports, self._retries = directory, transports, retries
+        self._request, self._sizes, self._targets, self._turn = request, sizes, targets, turn
+        self._fetches: list[Fetch[Any, Any]] = []
+        #: Peers that failed in this session, with their errors: they are not used again.
+        self._failed: dict[int, GearError] = {}
+
+    def start(self, spans: Int64Array) -> None:
+        """Assigns spans to peers, and posts them to all these peers before any response is waited for.
+
+        Raises:
+            ClusterError, CorruptShardError, DeviceError: No peer is left for some of the shards.
+        """
+        peers = self._assign(self._request.shard[spans])
+        self._fetches = [
+            self._transports.fetch(
+                peer, self._request, split_into_batches(spans[peers == peer], self._sizes), self._targets
+            )
+            for peer in np.flatnonzero(np.bincount(peers)).tolist()
+        ]
+        for fetch in self._fetches:
+            fetch.post()
+
+    def results(self) -> Iterator[FetchedSpans]:
+        """Yields the spans as they arrive, from any peer.
+
+        Raises:
+            As `start`.
+        """
+        while True:
+            yield from self._take_all()
+            self._record_outcomes()
+            unread = [spans for fetch in self._fetches for spans in fetch.unread]
+            if not unread:
+                return
+            self.start(np.concatenate(unread))
+
+    def abandon(self) -> None:
+        """Drops the fetches in flight. Nothing is written to the targets after this call."""
+        for fetch in self._fetches:
+            fetch.abandon()
+
+    def _take_all(self) -> Iterator[FetchedSpans]:
+        """Takes responses from the fetches in turns, until each is complete or has failed."""
+        active = deque(self._fetches)
+        while active:
+            fetch = active.popleft()
+            if fetch.take():
+                active.append(fetch)
+            while fetch.done:
+                yield fetch.done.popleft()
+
+    def _record_outcomes(self) -> None:
+        """Notes which peers failed."""
+        for fetch in self._fetches:
+            if fetch.error is None:
+                self._directory.backoff.record_success(fetch.peer)
+            elif not self._transports.fall_back(fetch):
+                self._failed[fetch.peer] = fetch.error
+                self._directory.backoff.record_failure(fetch.peer)
+
+    def _assign(self, shards: Int64Array) -> Int64Array:
+        """Assigns shards to peers. If no peer is left for some, waits for one as long as the retry policy allows."""
+        while True:
+            try:
+                return self._directory.assign(shards, self._turn, self._failed)
+            except NodeUnreachableError as error:
+                if not self._retries.wait(self._failed, error):
+                    raise
+                self._failed.clear()

@@ -1,0 +1,88 @@
+"""Choice of a transport for each peer, with a fallback from RDMA to Arrow Flight."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gear_data.cluster.client.directory import ShardDirectory
+from gear_data.cluster.client.fetch import Fetch
+from gear_data.cluster.flight.fetch import FlightFetch
+from gear_data.cluster.protocol import Request
+from gear_data.cluster.rdma.client import RdmaClient
+from gear_data.cluster.rdma.fetch import RdmaFetch
+from gear_data.cluster.rdma.gpu_memory import gpu_transfer_method
+from gear_data.cluster.rdma.span_read import WriteTargets
+from gear_data.cluster.rdma.transport import AUTO, FLIGHT, VERBS, has_device
+from gear_data.errors import DeviceError, MissingExtraError
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.manifest import Manifest
+
+#: Seconds for which a peer is read by Arrow Flight after RDMA failed.
+FALLBACK_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class PeerTransports:
+    """Creates the fetches of each peer: by RDMA where both ends have it, else by Arrow Flight.
+
+    Args:
+        directory: The peers.
+        manifest: The dataset's manifest.
+        transport: `verbs`, `flight` or `auto`.
+
+    Attributes:
+        rdma: The RDMA client; None where RDMA is not used.
+
+    Raises:
+        DeviceError, MissingExtraError: Transport `verbs`, and this machine has no RDMA device or no pyverbs.
+    """
+
+    def __init__(self, directory: ShardDirectory, manifest: Manifest, transport: str) -> None:
+        self._directory, self._manifest, self._transport = directory, manifest, transport
+        self.rdma = self._open_rdma()
+        #: Peer -> time until which it is read by Arrow Flight.
+        self._fallback_until: dict[int, float] = {}
+
+    def _open_rdma(self) -> RdmaClient | None:
+        if self._transport == FLIGHT or not self._directory.rdma_peers:
+            return None
+        if self._transport == AUTO and not has_device():
+            return None
+        client = RdmaClient(self._manifest, self._directory.dataset)
+        try:
+            # Opened now, so that a problem shows before training.
+            client.open()
+        except (DeviceError, MissingExtraError) as error:
+            if self._transport == VERBS:
+                raise
+            _log.warning("RDMA is not used: %s", error)
+            return None
+        return client
+
+    def can_write_gpu(self, device: int) -> bool:
+        """Returns whether RDMA can write rows to the memory of a CUDA device, given by its number."""
+        return self.rdma is not None and gpu_transfer_method(device) is not None
+
+    def fetch(
+        self, number: int, request: Request, batches: Sequence[Int64Array], targets: WriteTargets | None
+    ) -> Fetch[Any, Any]:
+        """Returns a fetch of batches of a request's spans from a peer. Nothing is posted yet."""
+        peer = self._directory.peers[number]
+        has_rdma = number in self._directory.rdma_peers
+        if self.rdma is not None and has_rdma and self._fallback_until.get(number, 0.0) <= time.monotonic():
+            return RdmaFetch(self.rdma, number, peer.endpoint, request, batches, targets)
+        return FlightFetch(
+            number, peer, lambda: self._directory.acquire_stream(number), self._manifest.schema, request, batches
+        )
+
+    def fall_back(self, fetch: Fetch[Any, Any]) -> bool:
+        """Returns whether a failed fetch is retried by Arrow Flight: with `auto`, if it used RDMA."""
+        if not (isinstance(fetch, RdmaFetch) and self._transport == AUTO):
+            return False
+        self._fallback_until[fetch.peer] = time.monotonic() + FALLBACK_SECONDS
+        _log.warning("%s; reading this peer by Arrow Flight for %g s", fetch.error, FALLBACK_SECONDS)
+        return True

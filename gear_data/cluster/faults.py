@@ -1,0 +1,210 @@
+"""Faults: events that can go wrong in a cluster, their detectors, time limits and outcomes.
+
+Start here with a question such as "what happens when a rank dies?". Each `Fault` names the function that detects the
+event. `tests/cluster/test_fault_table.py` checks that these functions and the limits exist;
+`tests/cluster/test_faults.py`, `test_rendezvous.py` and `test_network.py` cause the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_NODE_TIMEOUT, _JOIN_TIMEOUT = "$GEAR_DATA_NODE_TIMEOUT", "$GEAR_DATA_JOIN_TIMEOUT"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One event that a cluster must survive or report.
+
+    Attributes:
+        event: The event. detector: The function or class that detects it, as `module:name` below `gear_data.cluster`.
+        limit: Time within which it is detected, in seconds: an environment variable (`$NAME`), or a constant or
+        function
+            as `module:name` below `gear_data.cluster`; None: at once.
+        outcome: What happens then.
+    """
+
+    event: str
+    detector: str
+    limit: str | None
+    outcome: str
+
+
+FAULTS: tuple[Fault, ...] = (
+    # Ranks.
+    Fault(
+        "a rank dies, and other ranks of its node live",
+        "server.node_server:_wait_for_ranks",
+        None,
+        "The kernel closes the rank's lease. The node's server keeps running for the other ranks, and other nodes read "
+        "from it as before. If the rank was the first of its node, the server is not restarted any more.",
+    ),
+    Fault(
+        "the last rank of a node dies",
+        "server.node_server:_wait_for_ranks",
+        "server.node_server:LINGER_SECONDS",
+        "The node's server exits once it has been idle for this time. Ranks of other nodes that need its shards go on "
+        "with replicas; without a replica they raise NodeUnreachableError.",
+    ),
+    Fault(
+        "the last rank of a node dies, and clients hold queue pairs to its server",
+        "server.node_server:main",
+        "server.node_server:LINGER_RDMA_SECONDS",
+        "The server exits when the last client has closed its queue pairs, at the latest after this time.",
+    ),
+    Fault(
+        "a rank fails while it joins: it cannot open the dataset or start the server",
+        "rendezvous:_Messages.publish_with_result",
+        None,
+        "The rank publishes its error. Every rank raises the same error, with the rank's name.",
+    ),
+    Fault(
+        "a rank dies while it joins, or never starts",
+        "key_value_store:KeyValueStore.take",
+        _JOIN_TIMEOUT,
+        "Every rank that waits for it raises ClusterError with the rank's name.",
+    ),
+    Fault(
+        "rank 0, which holds the key-value store, dies while ranks join",
+        "key_value_store:KeyValueStore.put",
+        None,
+        "The other ranks raise ClusterError. After the join the store is not used any more.",
+    ),
+    Fault(
+        "ranks open different datasets",
+        "rendezvous:_plan",
+        None,
+        "Every rank raises ClusterError.",
+    ),
+    # Servers of a training run.
+    Fault(
+        "a node's server process dies",
+        "server.supervisor:_supervise",
+        "server.supervisor:RESTART_DELAYS",
+        "The node's first rank restarts it at the same port, after these delays. Meanwhile clients retry.",
+    ),
+    Fault(
+        "a node's server process dies again and again",
+        "server.supervisor:_supervise",
+        "server.supervisor:RESTART_DELAYS",
+        "After the last delay the server is not restarted, and an error is logged. Its shards are lost to other nodes.",
+    ),
+    Fault(
+        "no peer returns some shards, in a training run",
+        "client.retry:Retries.wait",
+        _NODE_TIMEOUT,
+        "The client retries until this time has passed since the first failure, then raises the last error.",
+    ),
+    # Peers, as a client sees them.
+    Fault(
+        "a peer dies, refuses connections or closes the connection",
+        "flight.client:Endpoint.errors",
+        None,
+        "Its spans are read from a replica. Without a replica: NodeUnreachableError.",
+    ),
+    Fault(
+        "a peer hangs, its machine loses power, or the network is cut",
+        "flight.grpc_fork:timeout",
+        _NODE_TIMEOUT,
+        "The call is cancelled, and its spans are read from a replica. Without a replica: NodeUnreachableError.",
+    ),
+    Fault(
+        "a connection breaks while it is idle, as when a peer restarts",
+        "client.fetch:Fetch._broke_while_idle",
+        None,
+        "The idle connections to the peer are closed, and its requests are posted again over a new one.",
+    ),
+    Fault(
+        "a peer has failed recently",
+        "client.backoff:PeerBackoff.active",
+        "client.backoff:MAX_BACKOFF_SECONDS",
+        "It is used only for shards without another replica, for 1 s after the first failure and twice as long after "
+        "each further failure, up to this time.",
+    ),
+    Fault(
+        "a peer sends a response of another size or form than requested",
+        "flight.client:Stream.take",
+        None,
+        "NodeRefusedError; its spans are read from a replica.",
+    ),
+    Fault(
+        "a response is damaged on the way, with $GEAR_DATA_CHECKSUM=1",
+        "flight.client:Stream.take",
+        None,
+        "CorruptResponseError; its spans are read from a replica.",
+    ),
+    Fault(
+        "text in a peer's shard is damaged",
+        "server.shard_server:ShardServer.answer",
+        None,
+        "The peer sends CorruptShardError; the spans are read from a replica.",
+    ),
+    Fault(
+        "a peer serves another dataset than before, or than the others",
+        "client.directory:ShardDirectory.update",
+        None,
+        "NodeRefusedError; its spans are read from a replica.",
+    ),
+    # RDMA.
+    Fault(
+        "an RDMA READ fails: the peer is gone or refuses, or the device fails",
+        "rdma.queue_pair:QueuePair.poll",
+        _NODE_TIMEOUT,
+        "The device reports it after about a quarter of this time. The queue pairs are closed first, so that nothing "
+        "is written late. Transport `auto` then reads the peer by Arrow Flight for 60 s; `verbs` reads from a replica.",
+    ),
+    Fault(
+        "an RDMA READ does not complete",
+        "rdma.fetch:RdmaFetch._receive",
+        _NODE_TIMEOUT,
+        "As after a failed READ.",
+    ),
+    Fault(
+        "offsets of text, read by RDMA, are damaged",
+        "rdma.values:ValueSpans.locate",
+        None,
+        "CorruptShardError before any value is read; the spans are read from a replica.",
+    ),
+    # Clients, as a server sees them.
+    Fault(
+        "a client vanishes: its machine loses power, or its network is cut",
+        "flight.keepalive:enable_keepalive",
+        "flight.keepalive:vanished_seconds",
+        "The kernel closes the connection. The stream's thread ends, and its queue pairs are closed.",
+    ),
+    Fault(
+        "a client sends a malformed request, or asks for rows that do not exist",
+        "protocol:Request.from_bytes",
+        None,
+        "The client gets NodeRefusedError. The server goes on.",
+    ),
+    Fault(
+        "a client has another version of gear-data, or another dataset",
+        "protocol:check_handshake",
+        None,
+        "The client gets NodeRefusedError.",
+    ),
+    Fault(
+        "a client does not send the token",
+        "flight.server:_TokenCheck.start_call",
+        None,
+        "The client gets NodeRefusedError.",
+    ),
+    # Forks.
+    Fault(
+        "the process forks while other code in it uses gRPC",
+        "flight.grpc_fork:_before_fork",
+        "flight.grpc_fork:_GRPC_END_SECONDS",
+        "A warning is logged: a child that uses gRPC may hang.",
+    ),
+)
+
+
+def markdown_table(faults: Sequence[Fault] = FAULTS) -> str:
+    """Returns the faults as a Markdown table."""
+    rows = ["| event | detected by | within | outcome |", "|---|---|---|---|"]
+    for fault in faults:
+        limit = "at once" if fault.limit is None else f"`{fault.limit}`"
+        rows.append(f"| {fault.event} | `{fault.detector}` | {limit} | {fault.outcome} |")
+    return "\n".join(rows)

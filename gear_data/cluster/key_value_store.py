@@ -1,0 +1,71 @@
+"""A key-value store shared by the ranks of a run, over torch.distributed's store."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from gear_data.cluster.environment import env_seconds
+from gear_data.errors import ClusterError
+
+TIMEOUT_VARIABLE = "GEAR_DATA_JOIN_TIMEOUT"
+DEFAULT_TIMEOUT = 1800.0
+
+
+def join_timeout() -> float:
+    """Returns how many seconds ranks wait for each other ($GEAR_DATA_JOIN_TIMEOUT). Loading shards takes time.
+
+    Raises:
+        InvalidArgumentError: The variable's value is not a number of seconds.
+    """
+    return env_seconds(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)
+
+
+class KeyValueStore:
+    """Values that ranks publish for each other. Each value is stored as JSON.
+
+    Args:
+        store: torch.distributed's store, or an object with the same methods.
+        prefix: Prefix of all keys.
+        timeout: Seconds that `take` waits.
+    """
+
+    def __init__(self, store: Any, prefix: str, timeout: float) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._timeout = timedelta(seconds=timeout)
+
+    def put(self, key: str, value: Any) -> None:
+        """Publishes a value.
+
+        Raises:
+            ClusterError: The store cannot be reached.
+        """
+        try:
+            self._store.set(self._prefix + key, msgspec.json.encode(value).decode())
+        except RuntimeError as error:
+            raise ClusterError(
+                f"cannot reach the run's key-value store: {error}",
+                hint="rank 0 holds the store: check that it runs, and see its log",
+            ) from error
+
+    def take(self, key: str, rank: str) -> Any:
+        """Waits for a value and returns it.
+
+        Args:
+            key: Its key.
+            rank: The rank that publishes it, for the error message.
+
+        Raises:
+            ClusterError: The value is not published in time.
+        """
+        try:
+            self._store.wait([self._prefix + key], self._timeout)
+            return msgspec.json.decode(self._store.get(self._prefix + key))
+        except (RuntimeError, ValueError) as error:
+            raise ClusterError(
+                f"timed out after {self._timeout.total_seconds():g} s waiting for {rank}",
+                hint=f"see the log of {rank}; ${TIMEOUT_VARIABLE} sets the timeout in seconds",
+            ) from error
