@@ -172,7 +172,7 @@ def test_a_copy_for_another_process(gpu: Gpu, path: Path, join: Join) -> None:
 
 def test_a_plan(gpu: Gpu, path: Path, join: Join) -> None:
     single, dataset = join(1), join(2)
-    with pytest.raises(InvalidArgumentError, match="what other machines serve"):
+    with pytest.raises(InvalidArgumentError, match="is served by other nodes"):
         dataset.place(dataset.residency_plan(1 << 20, 1 << 20))
     placed = single.place(single.residency_plan(10_000, 10_000))
     same(from_device(gpu, on_gpu(placed)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
