@@ -119,7 +119,7 @@ class UnsupportedColumnError(GearError, ValueError):
 class BadEpisodeError(GearError, ValueError):
     """Raised when an episode has unequal or ragged columns, nulls or no steps.
 
-    Fix it, or skip it.
+    Fix it, or skip it with `on_bad_episode="skip"`.
     """
 
 

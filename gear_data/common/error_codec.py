@@ -1,4 +1,4 @@
-"""JSON encoding of errors, to raise them again in another process or on another machine."""
+"""JSON encoding of errors, to raise them again in another process."""
 
 from __future__ import annotations
 

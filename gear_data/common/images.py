@@ -36,7 +36,7 @@ class UnreadableImage(Exception):
 
 
 class OversizedImage(UnreadableImage):
-    """An image with more pixels than Pillow's limit for decoding."""
+    """An image with more pixels than may be decoded."""
 
 
 class UnsupportedImage(UnreadableImage):
