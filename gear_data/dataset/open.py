@@ -9,6 +9,7 @@ from typing import Literal
 from gear_data.cluster.addresses import is_cluster
 from gear_data.cluster.placement import Placement
 from gear_data.cluster.rdma.transport import check_transport
+from gear_data.common.paths import plain_path
 from gear_data.dataset.bad_shards import find_bad_shards, sound_episodes
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.store import DatasetStore
@@ -16,7 +17,6 @@ from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.samplers import Sampler
 from gear_data.storage.dataset_files import open_files
-from gear_data.storage.remote.files import plain_path
 
 CLUSTERS = ("torchrun",)
 

@@ -16,6 +16,7 @@ from gear_data.cluster.rendezvous import JoinRequest, Membership, PlacementPolic
 from gear_data.cluster.run_credentials import run_options
 from gear_data.cluster.server.supervisor import ServerLease
 from gear_data.collection.reader import ColumnReader
+from gear_data.common.paths import plain_path
 from gear_data.dataset.cluster_store import ClusterDatasetStore
 from gear_data.dataset.store import DatasetStore, restored
 from gear_data.residency import DeviceCopy, PartialCopy, Shards, host_residency, open_shards
@@ -24,7 +25,6 @@ from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.manifest import Manifest
-from gear_data.storage.remote.files import plain_path
 
 
 class PartitionedDatasetStore(ClusterDatasetStore):

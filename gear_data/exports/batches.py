@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from gear_data.common.paths import plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.exports.destination import atomic_folder
 from gear_data.exports.nested import nested_episodes, nested_rows
 from gear_data.loaders.builders.transfer import map_tensors
 from gear_data.storage.atomic import checksum
-from gear_data.storage.remote.files import plain_path
 
 if TYPE_CHECKING:
     from gear_data.loaders.builders.batch import Batch

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gear_data.common.paths import plain_path
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.exports.d4rl import export_d4rl
@@ -16,7 +17,6 @@ from gear_data.exports.lerobot.exporter import export_lerobot
 from gear_data.exports.minari import export_minari
 from gear_data.exports.npz import export_npz
 from gear_data.exports.parquet import export_parquet
-from gear_data.storage.remote.files import plain_path
 
 
 @dataclass(frozen=True)

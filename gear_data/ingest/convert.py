@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from gear_data.common.paths import plain_path
 from gear_data.common.progress import pluralize, progress_bar
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ResumeError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
@@ -27,7 +28,6 @@ from gear_data.ingest.pipeline.prepare import stored_schema
 from gear_data.ingest.source import EpisodeSource, check_count, source_options
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
-from gear_data.storage.remote.files import plain_path
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_text
 from gear_data.storage.writing.progress_files import PROGRESS

@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gear_data.common.paths import is_remote
 from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentError, UnwritableError
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
 from gear_data.storage.manifest import MANIFEST_NAME
-from gear_data.storage.remote.files import is_remote
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.progress_files import PROGRESS

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any
 
+from gear_data.common.paths import is_remote, is_utf8, plain_path, printable
 from gear_data.common.retry import with_retries
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
-from gear_data.storage.remote.files import filesystem_of, is_remote, is_utf8, open_range_reader, plain_path, printable
+from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".json", ".csv")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.errors import (
     CorruptShardError,
@@ -26,7 +27,6 @@ from gear_data.storage.atomic import checksum
 from gear_data.storage.block import END, EpisodeBlock, Position
 from gear_data.storage.content import content_hashes
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
-from gear_data.storage.remote.files import is_remote, plain_path
 from gear_data.storage.tables import read_episodes
 from gear_data.storage.verify import verify
 from gear_data.storage.writing.file_store import LocalFileStore, put_text

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import gear_data
-from gear_data.storage.remote.files import filesystem_of
+from gear_data.storage.remote.range_reader import filesystem_of
 
 
 class CuttingProxy:

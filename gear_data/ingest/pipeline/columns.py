@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from gear_data.common.paths import printable
 from gear_data.errors import UnsupportedColumnError, unknown_name
 from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name, name_map
 from gear_data.ingest.source import SourceOptions
-from gear_data.storage.remote.files import printable
 
 #: End flags are structure: they are read whatever `columns` says.
 END_FLAGS = frozenset({DONES, "terminated", "truncated"})

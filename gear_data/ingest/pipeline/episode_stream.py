@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.common.paths import is_utf8
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, InvalidArgumentError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
@@ -19,7 +20,6 @@ from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import SourceOptions, Unit
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import END, EpisodeBlock, Position
-from gear_data.storage.remote.files import is_utf8
 
 _BLOCK_BYTES = 16 << 20
 #: What is looked for in an episode that is an object and no mapping.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gear_data.common.paths import is_utf8
 from gear_data.errors import InvalidArgumentError
-from gear_data.storage.remote.files import is_utf8
 
 #: The flag of sources that do not tell termination from truncation. It becomes `terminated`.
 DONES = "dones"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gear_data.common.paths import printable
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.findings.episodes import check_episodes
 from gear_data.ingest.findings.log import Finding
@@ -16,7 +17,6 @@ from gear_data.ingest.pipeline.names import INVALID_NAME, is_storable
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.block import EpisodeBlock, Position
-from gear_data.storage.remote.files import printable
 
 
 def stored_schema(source: EpisodeSource) -> Schema:

@@ -8,10 +8,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from gear_data.common.paths import is_remote, join
 from gear_data.common.retry import with_retries
 from gear_data.errors import RemoteError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
-from gear_data.storage.remote.files import filesystem_of, is_remote, join, open_range_reader
+from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 
 _Result = TypeVar("_Result")

@@ -19,7 +19,7 @@ from gear_data.errors import (
     ManifestError,
     RemoteError,
 )
-from gear_data.storage.remote.files import filesystem_of
+from gear_data.storage.remote.range_reader import filesystem_of
 from tests.support.remote import check_equal_batches, upload
 
 

@@ -15,8 +15,8 @@ from gear_data.errors import (
     SourceNotFoundError,
     UnwritableError,
 )
-from gear_data.storage.remote.files import filesystem_of
 from gear_data.storage.remote.object_store import ObjectStore, open_file_store
+from gear_data.storage.remote.range_reader import filesystem_of
 from gear_data.storage.writing.file_store import LocalFileStore
 
 

@@ -12,7 +12,7 @@ from gear_data.common import retry
 from gear_data.errors import (
     RemoteError,
 )
-from gear_data.storage.remote.files import open_range_reader
+from gear_data.storage.remote.range_reader import open_range_reader
 
 
 class Flaky:

@@ -1,9 +1,8 @@
-"""Paths and URLs, and range reads of files behind fsspec URLs with retries."""
+"""Files behind fsspec URLs, read in ranges with retries."""
 
 from __future__ import annotations
 
 import io
-import os
 from typing import IO, Any
 
 from gear_data.common.retry import with_retries
@@ -13,46 +12,6 @@ from gear_data.errors import InvalidArgumentError, MissingExtraError, RemoteErro
 _BUFFER = 2 << 20
 #: Largest number of bytes in one request.
 _REQUEST = 32 << 20
-
-
-def is_remote(place: str) -> bool:
-    """Returns whether a text is a URL and not a path."""
-    return "://" in place
-
-
-def is_utf8(text: str) -> bool:
-    """Returns whether a text can be encoded as UTF-8, as manifests and tables require.
-
-    Some paths cannot.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def plain_path(place: str | os.PathLike[str]) -> str:
-    """Returns a path or URL as text. A `file:///...` URL becomes a path.
-
-    Raises:
-        InvalidArgumentError: `place` is not a path or URL, is empty, or is not UTF-8.
-    """
-    text = os.fspath(place) if isinstance(place, str | os.PathLike) else place
-    if not isinstance(text, str):
-        raise InvalidArgumentError(f"a path or a URL must be a str or a Path, not {type(place).__name__}")
-    if not text:
-        raise InvalidArgumentError("a path or a URL must not be empty", hint="'.' is the current folder")
-    if not is_utf8(text):
-        raise InvalidArgumentError(
-            "the path is not UTF-8", file=printable(text), hint="rename it, or make a symbolic link to it"
-        )
-    return text.removeprefix("file://") if text.startswith("file:///") else text
-
-
-def printable(text: str) -> str:
-    """Returns a path with its non-UTF-8 bytes as `\\udc..`."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
@@ -78,11 +37,6 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     except ValueError as error:
         raise InvalidArgumentError(f"cannot be used as a URL: {error}", file=url) from error
     return filesystem, path
-
-
-def join(url: str, name: str) -> str:
-    """Returns the URL or path of a file in a folder."""
-    return f"{url.rstrip('/')}/{name}" if name else url
 
 
 def open_range_reader(filesystem: Any, path: str, size: int, name: str) -> IO[bytes]:

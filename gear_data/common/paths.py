@@ -1,0 +1,52 @@
+"""Paths and URLs of files as text."""
+
+from __future__ import annotations
+
+import os
+
+from gear_data.errors import InvalidArgumentError
+
+
+def is_remote(place: str) -> bool:
+    """Returns whether a text is a URL and not a path."""
+    return "://" in place
+
+
+def is_utf8(text: str) -> bool:
+    """Returns whether a text can be encoded as UTF-8, as manifests and tables require.
+
+    Some paths cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def plain_path(place: str | os.PathLike[str]) -> str:
+    """Returns a path or URL as text. A `file:///...` URL becomes a path.
+
+    Raises:
+        InvalidArgumentError: `place` is not a path or URL, is empty, or is not UTF-8.
+    """
+    text = os.fspath(place) if isinstance(place, str | os.PathLike) else place
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"a path or a URL must be a str or a Path, not {type(place).__name__}")
+    if not text:
+        raise InvalidArgumentError("a path or a URL must not be empty", hint="'.' is the current folder")
+    if not is_utf8(text):
+        raise InvalidArgumentError(
+            "the path is not UTF-8", file=printable(text), hint="rename it, or make a symbolic link to it"
+        )
+    return text.removeprefix("file://") if text.startswith("file:///") else text
+
+
+def printable(text: str) -> str:
+    """Returns a path with its non-UTF-8 bytes as `\\udc..`."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def join(url: str, name: str) -> str:
+    """Returns the URL or path of a file in a folder."""
+    return f"{url.rstrip('/')}/{name}" if name else url
