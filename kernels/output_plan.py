@@ -1,4 +1,4 @@
-"""The plan that the collecting kernels follow: one record for each output of a batch.
+"""The plan of the collecting kernels: one record for each output.
 
 The Numba kernel (`gear_data.kernels.cpu.collect`) and the CUDA kernel (`cuda/collect.cu`, `struct OutputPlan`) read the
 same records. This module needs neither Numba nor CuPy.

@@ -1,4 +1,6 @@
-"""The plan that the drawing kernels follow: everything that stays the same from batch to batch.
+"""The plan of the drawing kernels: one record.
+
+The record holds everything that stays the same from batch to batch.
 
 The Numba kernel (`gear_data.kernels.cpu.windows`) and the CUDA kernel (`cuda/select.cu`, `struct WindowPlan`) read the
 same record. This module needs neither Numba nor CuPy.

@@ -12,7 +12,9 @@ from gear_data.storage.block import offsets_of
 
 
 class Anchors:
-    """The anchor steps of k episodes, in order. Each window is positioned by an anchor step.
+    """The anchor steps of k episodes, in order.
+
+    Each window is positioned by an anchor step.
 
     If every step is an anchor, only the offsets are stored.
 

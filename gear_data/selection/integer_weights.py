@@ -1,4 +1,6 @@
-"""Integer weights: their sums are exact in any order, so every split and every machine draws the same windows.
+"""Integer weights, whose sums are exact in any order.
+
+So every split of the episodes, and every machine, draws the same windows.
 
 A positive weight w becomes the integer q = max(1, rint(w u)), for each of the episode's c anchors (c = 1 if a draw
 selects an episode). The scale u is a power of two such that the total Q, the sum of c q, is at least 2^60 and below
@@ -151,7 +153,9 @@ def _whole(weights: Float64Array) -> list[slice]:
 
 
 def scale_factors(exponent: int) -> tuple[float, float]:
-    """Returns two powers of two whose product is 2^exponent; 2^exponent itself may overflow.
+    """Returns two powers of two whose product is 2^exponent.
+
+    2^exponent itself may overflow.
 
     Multiplying by both is exact unless the result is far below 1/2, and such a result rounds to 0 anyway.
     """

@@ -1,4 +1,4 @@
-"""PrefixTable: the episodes' integer weights as running sums, searched in constant time."""
+"""PrefixTable: integer weights as running sums, searched in constant time."""
 
 from __future__ import annotations
 

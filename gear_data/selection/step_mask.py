@@ -1,4 +1,4 @@
-"""StepMask: the steps of a dataset that satisfy a condition, one bit for each step."""
+"""StepMask: the steps of a dataset that satisfy a condition, as bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class StepMask:
         return cls(num_steps, words)
 
     def __and__(self, other: StepMask) -> StepMask:
-        """Returns the steps that satisfy both conditions. Both masks must be of one dataset."""
+        """Returns the steps that satisfy both conditions.
+
+        Both masks must be of one dataset.
+        """
         return StepMask(self.num_steps, self.words & other.words)
 
     @property
@@ -57,13 +60,19 @@ class StepMask:
         return int(self.ranks[-1])
 
     def flags(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Returns whether each of the steps first to last satisfies the condition, bool [last - first]."""
+        """Returns whether each step from first to last satisfies the condition.
+
+        The result is bool [last - first].
+        """
         word = first // 64
         bits = np.unpackbits(self.words[word : -(-last // 64)].view(np.uint8), bitorder="little")
         return bits[first - word * 64 : last - word * 64].view(np.bool_)
 
     def counts(self, first: Int64Array, lengths: Int64Array) -> Int64Array:
-        """Returns the steps that satisfy the condition among first[i] to first[i] + lengths[i], int64 [k]."""
+        """Counts the steps that satisfy the condition in ranges of steps.
+
+        The result is int64 [k], for the ranges first[i] to first[i] + lengths[i].
+        """
         out = np.empty(len(lengths), np.int64)
         cpu.step_mask.counts_between(self.words, self.ranks, first, lengths, out)
         return out
@@ -75,7 +84,9 @@ class StepMask:
         return digest.hexdigest()
 
     def anchors(self, offsets: Int64Array, rule: WindowRule, mode: str) -> StepMask:
-        """Returns the anchor steps whose windows satisfy the condition. Steps off the rule's stride are not removed.
+        """Returns the anchor steps whose windows satisfy the condition.
+
+        Steps off the rule's stride are not removed.
 
         Args:
             offsets: int64 [n + 1]; episode e is steps offsets[e] to offsets[e + 1] of the dataset.

@@ -1,4 +1,7 @@
-"""Cycle: deals turns to parts so that every part has its share at any time. Mixtures of datasets use it."""
+"""Cycle: deals turns to parts so that every part has its share at any time.
+
+Mixtures of datasets use it.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ class Cycle:
         return cycle * self.length + int(np.flatnonzero(self._order == part)[position]) + 1
 
     def turns(self, first: int, count: int) -> tuple[Int64Array, Int64Array]:
-        """Returns the results of `turn` for the turns first to first + count, int64 [count] each."""
+        """Returns the results of `turn` for the turns first to first + count.
+
+        Both results are int64 [count].
+        """
         cycle, position = np.divmod(first + np.arange(count), self.length)
         part = self._order[position]
         return part, cycle * self._turns[part] + self._before[position]
@@ -94,7 +100,10 @@ def _turns(proportions: Sequence[float]) -> list[int]:
 
 
 def _fraction(value: float) -> Fraction:
-    """Returns the simple fraction that a number stands for: 0.1 is one tenth, the float of 1 / 3 is one third."""
+    """Returns the simple fraction that a number stands for.
+
+    0.1 is one tenth, and the float of 1 / 3 is one third.
+    """
     written = Fraction(str(value))
     simple = written.limit_denominator(MAX_CYCLE)
     return simple if abs(simple - written) <= written * Fraction(1, 10**12) else written

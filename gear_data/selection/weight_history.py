@@ -1,4 +1,7 @@
-"""WeightHistory: weights that change at given steps, and that can be restored for any step."""
+"""WeightHistory: weights that change at given steps.
+
+The weights of any step can be restored.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class _Update:
 
 
 class WeightHistory:
-    """A tree of weights that can be moved to the version of any step, forwards and backwards.
+    """A tree of weights that can be moved to the version of any step.
 
     Version v holds the first v updates. `compact` folds old updates into the base; earlier steps are then no longer
     available.
@@ -60,7 +63,10 @@ class WeightHistory:
 
     @property
     def soonest(self) -> int:
-        """The first step from which another update may hold: updates must come in the order of their steps."""
+        """The first step from which another update may hold.
+
+        Updates must come in the order of their steps.
+        """
         return self._updates[-1].from_step if self._updates else self._first_step
 
     def version(self, step: int) -> int:
@@ -100,7 +106,9 @@ class WeightHistory:
             self.tree.rescale(exponent)
 
     def update(self, from_step: int, rows: Int64Array, values: Float64Array) -> None:
-        """Sets weights from a step on. If the total leaves its range, a new scale is chosen.
+        """Sets weights from a step on.
+
+        If the total leaves its range, a new scale is chosen.
 
         Args:
             from_step: not before the last update's step.
@@ -128,7 +136,10 @@ class WeightHistory:
         self._applied += 1
 
     def compact(self, step: int) -> None:
-        """Folds the updates that hold at `step` into the base. Earlier steps are no longer available."""
+        """Folds the updates that hold at `step` into the base.
+
+        Earlier steps are no longer available.
+        """
         if step <= self._first_step:
             return
         count = self._updates_at(step)
@@ -141,7 +152,7 @@ class WeightHistory:
         self._first_step = step
 
     def state(self) -> dict[str, Any]:
-        """Returns, JSON-able, the base weights that differ from the initial ones, and the updates since."""
+        """Returns the changed base weights, and the updates since, JSON-able."""
         self._move(0)
         changed = np.flatnonzero(self._changed)
         return {
@@ -165,7 +176,9 @@ class WeightHistory:
         self._begin(np.empty(0, np.int64), np.empty(0), self._initial_exponent, 0, 0)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continues from the state of a history with the same initial weights; the current updates are dropped.
+        """Continues from the state of a history with the same initial weights.
+
+        The current updates are dropped.
 
         Raises:
             StateMismatchError: a malformed state, or the state of other episodes.

@@ -1,4 +1,4 @@
-"""WeightTree: the episodes' integer weights in a tree of sums, so that single weights can change."""
+"""WeightTree: integer weights in a tree of sums, so that weights can change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ MIN_TOTAL, MAX_TOTAL = 1 << 52, (1 << 63) - (1 << 40)
 
 
 class WeightTree:
-    """Weights of k episodes, and a tree of sums of their integer weights (see `gear_data.kernels.cpu.weight_tree`).
+    """Weights of k episodes, and a tree of sums of their integer weights.
+
+    The tree is described in `gear_data.kernels.cpu.weight_tree`.
 
     The same integer weights in a `PrefixTable` draw the same windows. Integer weights depend only on the weights and
     the exponent, so a weight that is set back to an earlier value gives the earlier draws again.
@@ -65,7 +67,9 @@ class WeightTree:
         return int_weight_scale(self.weights, self._prefix, self._by_anchor).exponent
 
     def put(self, rows: Int64Array, values: Float64Array) -> tuple[Float64Array, bool]:
-        """Sets the weights of the episodes with indices `rows`, int64 [m]; the last value of an episode counts.
+        """Sets the weights of the episodes with indices `rows`, int64 [m].
+
+        The last value of an episode counts.
 
         Returns:
             The replaced weights, float64 [m]; putting them back in reverse order undoes the change. And whether the

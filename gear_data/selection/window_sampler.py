@@ -16,20 +16,27 @@ from gear_data.selection.windows import ANCHORS, Float64Array, Int64Array, Windo
 
 
 class IntWeightTable(Protocol):
-    """The episodes' integer weights, in a form that kernels search: a `PrefixTable` or a `WeightTree`.
+    """The episodes' integer weights, in a form that kernels search.
+
+    This is a `PrefixTable` or a `WeightTree`.
 
     An episode without an anchor has the weight 0.
     """
 
     def plan_fields(self) -> dict[str, int | npt.NDArray[Any]]:
-        """Returns the fields of WINDOW_PLAN that describe the table. An array stands for its address."""
+        """Returns the fields of WINDOW_PLAN that describe the table.
+
+        An array stands for its address.
+        """
 
     def shares(self) -> Float64Array:
         """Returns each episode's share of the total weight, float64 [k], with a sum of 1."""
 
 
 class WindowSampler:
-    """Draws windows: a uniform point below the total integer weight leads to an episode, and to one of its anchors.
+    """Draws windows in proportion to integer weights.
+
+    A uniform point below the total integer weight leads to an episode, and to one of its anchors.
 
     The integer weights of all episodes, laid end to end, divide the points into one interval for each episode. So
     episodes are drawn in proportion to their weights, in whatever order the weights were summed.
@@ -119,7 +126,10 @@ class SamplingPlan:
     total: int = 0
 
     def spans(self, position: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (epoch, first position in the epoch, count) for the slots position to position + count."""
+        """Yields (epoch, first position in the epoch, count) for a range of slots.
+
+        The slots are position to position + count.
+        """
         last = position + count
         while position < last:
             epoch, first = divmod(position, self.total)

@@ -1,4 +1,4 @@
-"""Windows: (episode, first step, length), and the rule by which episodes are cut into windows."""
+"""Windows: (episode, first step, length), and the rule that cuts them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class Windows:
 
 @dataclass(frozen=True)
 class WindowRule:
-    """The rule that selects the anchor steps of an episode of T steps, and cuts the window of each anchor.
+    """The rule that selects anchor steps and cuts their windows.
+
+    T is the number of steps of an episode.
 
     Attributes:
         context: longest window, in steps.

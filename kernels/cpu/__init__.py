@@ -1,4 +1,6 @@
-"""Numba kernels for the CPU. A kernel module is loaded at its first use, because importing Numba takes a second.
+"""Numba kernels for the CPU.
+
+A kernel module is loaded at its first use, because importing Numba takes a second.
 
 Callers import this package at module level, and name the module at the call: `cpu.collect.collect(...)`.
 

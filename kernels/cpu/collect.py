@@ -108,7 +108,10 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _pad(output, span, out):  # type: ignore[no-untyped-def]
-    """Fills the rows of a window before and after the valid ones. out: address of the window's first row."""
+    """Fills the rows of a window before and after the valid ones.
+
+    out: address of the window's first row.
+    """
     row_bytes, head, count = output.out_bytes, span.head, span.count
     tail = output.width - head - count
     target = out + head * row_bytes
@@ -143,7 +146,9 @@ def count_valid(episode, start, length, lengths, finals, plan, per, valid):  # t
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def collect(episode, start, length, rows_of, shards, bases, lengths, finals, addresses, plan, outputs, per, valid):  # type: ignore[no-untyped-def]
-    """Fills every output of one or more batches. The caller guarantees the addresses; nothing is checked here.
+    """Fills every output of one or more batches. The caller guarantees the addresses.
+
+    Nothing is checked here.
 
     Args:
         episode, start, length: int64 [B], each window's episode, its first step there, and its steps.

@@ -1,4 +1,7 @@
-"""Conversion of rows between dtypes: (value - mean) * scale of every element, computed in float64."""
+"""Conversion of rows between dtypes.
+
+An output element is (value - mean) * scale, computed in float64.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ _FLOAT32, _FLOAT64, _FLOAT16, _BFLOAT16 = range(len(OUT_TYPES))
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _float16_value(bits):  # type: ignore[no-untyped-def]
-    """Returns the value of a float16 as float64. Numba has no float16 arithmetic on CPUs."""
+    """Returns the value of a float16 as float64.
+
+    Numba has no float16 arithmetic on CPUs.
+    """
     exponent, fraction = (bits >> 10) & 31, np.float64(bits & 1023)
     if exponent == 31:
         value = np.inf if fraction == 0 else np.nan
@@ -48,7 +54,10 @@ def _converter(source: str, out: str) -> Any:
 
 
 def _dispatcher(out: str) -> Any:
-    """Returns the converter from any source type. Numba cannot index functions, so the converter is a chain of ifs."""
+    """Returns the converter from any source type.
+
+    Numba cannot index functions, so the converter is a chain of ifs.
+    """
     u8, u16, u32, u64, i8, i16, i32, i64, f32, f64, f16 = (_converter(name, out) for name in SOURCE_TYPES)
 
     @njit_named(f"convert_any_{out}")  # type: ignore[untyped-decorator]
@@ -84,7 +93,10 @@ _to_float32, _to_float64 = _dispatcher("float32"), _dispatcher("float64")
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _float16_bits(bits):  # type: ignore[no-untyped-def]
-    """Rounds the bits of a float32 to the bits of the nearest float16, ties to even, as torch does."""
+    """Rounds the bits of a float32 to the nearest float16.
+
+    Ties go to even, as in torch.
+    """
     sign, rest = (bits >> np.uint32(16)) & np.uint32(0x8000), bits & np.uint32(0x7FFFFFFF)
     if rest > np.uint32(0x7F800000):
         half = np.uint32(0x7E00)
@@ -110,7 +122,10 @@ def _float16_bits(bits):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _bfloat16_bits(bits):  # type: ignore[no-untyped-def]
-    """Rounds the bits of a float32 to the bits of the nearest bfloat16, ties to even, as torch does."""
+    """Rounds the bits of a float32 to the nearest bfloat16.
+
+    Ties go to even, as in torch.
+    """
     if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
         return np.uint16(0x7FC0)
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
@@ -141,7 +156,10 @@ def round_to_bfloat16(values, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def convert_rows(output, source, target, rows):  # type: ignore[no-untyped-def]
-    """Converts rows of a column to an output of KIND_CONVERT. output: a record of OUTPUT_PLAN."""
+    """Converts rows of a column to an output of KIND_CONVERT.
+
+    output: a record of OUTPUT_PLAN.
+    """
     elements, affine, out_type = output.elements, output.affine, output.out_type
     count, period = rows * elements, output.affine_rows * elements
     if out_type == _FLOAT32:

@@ -1,4 +1,7 @@
-"""Weights to integers, for a part of the episodes at a time. See `gear_data.selection.integer_weights`."""
+"""Weights to integers, for a part of the episodes at a time.
+
+See `gear_data.selection.integer_weights`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ def int_weight(weight, low, high):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def bounds(weights, prefix, by_anchor, first, last):  # type: ignore[no-untyped-def]
-    """Returns (largest weight, anchors or episodes, episodes) of the positive weights of episodes with an anchor."""
+    """Returns (largest weight, anchors or episodes, episodes).
+
+    Only positive weights of episodes with an anchor count.
+    """
     largest, units, episodes = 0.0, 0, 0
     for i in range(first, last):
         anchors = prefix[i + 1] - prefix[i]
@@ -50,7 +56,10 @@ def fill_prefix(weights, prefix, by_anchor, low, high, first, last, base, out): 
 
 @njit(nogil=True, cache=True)
 def squares_between(prefix):  # type: ignore[no-untyped-def]
-    """Returns the sum of the squared integer weights of which `prefix` has the running sums, as float64."""
+    """Returns the sum of the squared integer weights, as float64.
+
+    prefix: int64 [k + 1], the running sums of the integer weights.
+    """
     total = 0.0
     for i in range(len(prefix) - 1):
         weight = np.float64(prefix[i + 1] - prefix[i])

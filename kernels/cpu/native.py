@@ -1,4 +1,7 @@
-"""What Numba kernels share: pointers from addresses, libc's memcpy and memset, and a folder for the compile cache."""
+"""Native helpers of the Numba kernels.
+
+Pointers from addresses, libc's memcpy and memset, and a folder for the compile cache.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from gear_data.common.private_folder import process_folder, user_folder
 
 
 def _ensure_cache_folder() -> None:
-    """Sets a cache folder if neither the package nor the home folder is writable; else Numba refuses `cache=True`."""
+    """Sets a cache folder if neither the package nor the home folder is writable.
+
+    Else Numba refuses `cache=True`.
+    """
     if numba.config.CACHE_DIR:
         return
     here = Path(__file__).resolve().parent
@@ -28,7 +34,10 @@ def _ensure_cache_folder() -> None:
 
 
 def _cache_folder() -> Path:
-    """Returns a folder that only this user can write, because Numba runs the code it finds there."""
+    """Returns a folder that only this user can write.
+
+    Numba runs the code that it finds in its cache.
+    """
     try:
         return user_folder("gear-data-numba")
     except OSError:
@@ -68,7 +77,9 @@ def pointer(typing_context: Any, address: Any) -> Any:
 
 
 def njit_named(name: str) -> Any:
-    """Returns `njit` for one of several functions with the same source, with a qualified name of its own.
+    """Returns an `njit` that gives the function a unique qualified name.
+
+    Use it for several functions with the same source.
 
     Numba names machine code by the qualified name and a number that every process counts from 1. Two closures with one
     qualified name, compiled by two processes and loaded from the cache, would be mistaken for each other.

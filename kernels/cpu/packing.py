@@ -35,7 +35,9 @@ def find_shards(shard, here, places):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def check_rows(places, first, count, steps):  # type: ignore[no-untyped-def]
-    """Counts the rows of spans: count[i] rows from first[i] on, in the shard places[i] with steps[places[i]] rows.
+    """Counts the rows of spans.
+
+    Span i has count[i] rows from first[i] on, in the shard places[i], which has steps[places[i]] rows.
 
     first and count, int64 [N], may have any values.
 

@@ -1,4 +1,6 @@
-"""Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011), exact on every device.
+"""Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011).
+
+The bits are the same on every device.
 
 A draw is a function of (seed, domain, step, slot, attempt). NumPy's own Philox is the 4x64 variant and gives other
 bits. Every literal is wrapped in uint64, because Numba turns a uint64 and a Python int into a float64.
@@ -28,7 +30,10 @@ DOMAIN_NODE = 66  # seeds of nodes that select from their own shards
 
 @njit(nogil=True, cache=True, inline="always")
 def philox(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
-    """Returns four uint64 below 2^32: ten rounds on the counter (c0..c3) with the key (k0, k1), all below 2^32."""
+    """Returns four uint64 below 2^32: ten rounds of Philox.
+
+    The counter (c0..c3) and the key (k0, k1) are uint64 below 2^32.
+    """
     for _ in range(10):
         p0, p1 = _M0 * c0, _M1 * c2
         c0, c1, c2, c3 = (
@@ -43,7 +48,10 @@ def philox(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def word64(seed, domain, step, slot, attempt):  # type: ignore[no-untyped-def]
-    """Returns a uint64 for the counter (slot, step low, step high, domain << 24 | attempt) with the key `seed`."""
+    """Returns a random uint64.
+
+    The counter is (slot, step low, step high, domain << 24 | attempt), and the key is `seed`.
+    """
     c0, c1, _, _ = philox(
         uint64(slot) & _MASK32,
         uint64(step) & _MASK32,
@@ -68,7 +76,10 @@ def multiply_high(a, b):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
-    """Returns an exactly uniform int below `bound`, by Lemire's multiply and reject (ACM TOMACS 2019)."""
+    """Returns an exactly uniform int below `bound`.
+
+    The method is Lemire's multiply and reject (ACM TOMACS 2019).
+    """
     bound = uint64(bound)
     high, low = multiply_high(word64(seed, domain, step, slot, 0), bound)
     if low < bound:
@@ -82,7 +93,10 @@ def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def draw_words(seed, domain, step, out):  # type: ignore[no-untyped-def]
-    """out[i] = the bits of word64 for slot i of `step`, attempt 0, as int64. LLVM vectorises this loop."""
+    """out[i] = the bits of word64 for slot i of `step`, attempt 0, as int64.
+
+    LLVM vectorises this loop.
+    """
     for i in range(len(out)):
         out[i] = np.int64(word64(seed, domain, step, i, 0))
 
@@ -117,7 +131,7 @@ def round_keys(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def _mix(value, key):  # type: ignore[no-untyped-def]
-    """Returns the finalizer of SplitMix64 (Steele, Lea and Flood, 2014) of value ^ key."""
+    """Returns SplitMix64's finalizer of value ^ key (Steele, Lea and Flood, 2014)."""
     z = value ^ key
     z = (z ^ (z >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> uint64(27))) * uint64(0x94D049BB133111EB)
@@ -126,7 +140,9 @@ def _mix(value, key):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def permuted(first, keys, size, out):  # type: ignore[no-untyped-def]
-    """out[i] = the image of first + i under the permutation of 0..size-1 with these keys. Nothing is stored.
+    """Permutes: out[i] = the image of first + i under a permutation of 0..size-1.
+
+    The keys determine the permutation. Nothing is stored.
 
     The permutation is a Feistel network over the smallest power of two that holds `size`, applied until the image is
     below `size` (Black and Rogaway, 2002). With an odd number of bits, the halves differ by one bit and swap widths

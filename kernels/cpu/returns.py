@@ -7,7 +7,7 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def returns_to_go(rewards, lengths, discount, out):  # type: ignore[no-untyped-def]
-    """out[t] = rewards[t] + discount * rewards[t + 1] + ..., up to the end of the episode.
+    """Sums: out[t] = rewards[t] + discount * rewards[t + 1] + ... of the episode.
 
     Args:
         rewards: float64 [steps], of whole episodes one after another; summed from each episode's end.

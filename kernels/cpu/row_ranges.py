@@ -1,4 +1,6 @@
-"""The rows that windows read, and their addresses after staging, for rows that no kernel can read in place.
+"""The rows that windows read, and their addresses after staging.
+
+Staging copies rows that no kernel can read in place.
 
 Staged rows are packed. `gear_data.kernels.cpu.collect.collect` then treats each window as an episode of its own. The
 address of a column is where the episode's first row would be, even if that row was not staged.
@@ -15,7 +17,10 @@ FIRST, WIDTH, WITHIN, SHIFT, HORIZON = range(5)
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def all_of(flags, episode):  # type: ignore[no-untyped-def]
-    """Returns whether a flag, bool [episodes], is set for the episodes of all windows, int64 [B]."""
+    """Returns whether a flag is set for the episodes of all windows.
+
+    flags: bool [episodes]. episode: int64 [B].
+    """
     found = True
     for b in range(len(episode)):
         found &= flags[episode[b]]
@@ -24,7 +29,9 @@ def all_of(flags, episode):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def read_rows(start, length, total, ranges, low, count):  # type: ignore[no-untyped-def]
-    """Finds the rows of its episode that each window reads, from the first to the last that any output reads.
+    """Finds the rows of its episode that each window reads.
+
+    The rows extend from the first to the last row that any output reads.
 
     Args:
         start, length, total: int64 [B], each window's first step, its steps, and its episode's steps.
@@ -49,7 +56,7 @@ def read_rows(start, length, total, ranges, low, count):  # type: ignore[no-unty
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def to_episodes(addresses, columns, row_bytes, start, count, away):  # type: ignore[no-untyped-def]
-    """Turns addresses of columns in the windows' shards into addresses of their episodes' first rows.
+    """Turns addresses of shards' columns into addresses of episodes' first rows.
 
     Args:
         addresses: int64 [B, columns of the dataset]; 0 for a column that is not in this process's memory.

@@ -13,7 +13,10 @@ from gear_data.kernels.output_plan import TIMESTEP_TYPES
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def fill_rows(out, rows, row_bytes, template):  # type: ignore[no-untyped-def]
-    """Fills rows at address `out` from a template of at least as many rows; template 0 stands for zero bytes."""
+    """Fills rows at address `out` from a template of at least as many rows.
+
+    Template 0 stands for zero bytes.
+    """
     if rows > 0:
         if template == 0:
             memset(out, np.int32(0), np.uint64(rows * row_bytes))
@@ -45,7 +48,10 @@ _write_int64, _write_int32, _write_float32, _write_float64 = (_timestep_writer(n
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def write_timesteps(out_type, out, rows, first):  # type: ignore[no-untyped-def]
-    """Writes first, first + 1, ... to rows at address `out`. out_type: an index in TIMESTEP_TYPES."""
+    """Writes first, first + 1, ... to rows at address `out`.
+
+    out_type: an index in TIMESTEP_TYPES.
+    """
     if out_type == 0:
         _write_int64(out, rows, first)
     elif out_type == 1:

@@ -1,4 +1,4 @@
-"""Bitmaps over steps: set, count and find set bits, with a running count every 512 bits.
+"""Bitmaps over steps: set, count and find bits.
 
 Rank and select follow Jacobson (1989) with one level: words of 64 bits, and a count before every eighth word.
 """
@@ -32,7 +32,10 @@ def bit(words, place):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def rank(words, ranks, place):  # type: ignore[no-untyped-def]
-    """Returns the number of set bits before `place`; `place` may be the number of bits."""
+    """Returns the number of set bits before `place`.
+
+    `place` may be the number of bits.
+    """
     block = place // BLOCK_BITS
     count = ranks[block]
     for word in range(block * _BLOCK_WORDS, place >> 6):
@@ -44,7 +47,10 @@ def rank(words, ranks, place):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def select(words, ranks, first, last, number):  # type: ignore[no-untyped-def]
-    """Returns the place of set bit `number` of the whole bitmap. The caller knows that it lies in [first, last)."""
+    """Returns the place of set bit `number` of the whole bitmap.
+
+    The caller knows that it lies in [first, last).
+    """
     low, high = first // BLOCK_BITS, (last - 1) // BLOCK_BITS
     while low < high:
         middle = (low + high + 1) >> 1
@@ -94,7 +100,10 @@ def counts_between(words, ranks, first, lengths, out):  # type: ignore[no-untype
 
 @njit(nogil=True, cache=True)
 def keep_grid(words, first, lengths, origin, stride, counts, out):  # type: ignore[no-untyped-def]
-    """Copies to `out` the bits at first[i] + origin + j * stride, j below counts[i], of each episode i."""
+    """Copies the bits of each episode that lie on the anchors' grid to `out`.
+
+    The grid of episode i is first[i] + origin + j * stride, for j below counts[i].
+    """
     for i in range(len(lengths)):
         for j in range(counts[i]):
             place = first[i] + origin + j * stride

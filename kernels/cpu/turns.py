@@ -1,4 +1,7 @@
-"""Turns dealt by Tijdeman's "The chairman assignment problem" (Discrete Mathematics 32, 1980)."""
+"""Turns of parts, dealt evenly.
+
+The method is Tijdeman's "The chairman assignment problem" (Discrete Mathematics 32, 1980).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A 16-ary tree of integer sums over episodes. Draws and updates take a few reads each.
+"""A 16-ary tree of integer sums over episodes.
+
+Draws and updates take a few reads each.
 
 Node i of a level is the sum of nodes 16 i to 16 i + 15 of the level below. Level 0 holds the episodes' integer weights;
 the last level is one node. All levels are in one array. Each level begins at a multiple of 16 and is padded with zeros
@@ -45,7 +47,10 @@ def fill_leaves(weights, prefix, by_anchor, low, high, nodes):  # type: ignore[n
 
 @njit(nogil=True, cache=True)
 def squares(nodes, count):  # type: ignore[no-untyped-def]
-    """Returns (the sum of squares of level 0, as float64; the number of positive nodes)."""
+    """Returns (the sum of squares of level 0, as float64.
+
+    The number of positive nodes).
+    """
     total, positive = 0.0, 0
     for i in range(count):
         total += float(nodes[i]) * float(nodes[i])
@@ -55,7 +60,9 @@ def squares(nodes, count):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, before):  # type: ignore[no-untyped-def]
-    """Sets the weights of some episodes; before[i] = the replaced weight. The last value of an episode counts.
+    """Sets the weights of some episodes; before[i] = the replaced weight.
+
+    The last value of an episode counts.
 
     An integer weight is at most 2^63 - 1. The caller rebuilds a tree whose total does not fit 63 bits.
 
@@ -96,7 +103,10 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
 
 @njit(nogil=True, cache=True)
 def find(address, starts, out):  # type: ignore[no-untyped-def]
-    """Finds the episodes of the points out[1]: out[0] = the episode, out[2] = the point's offset in its interval."""
+    """Finds the episodes of the points out[1].
+
+    out[0] receives the episode, out[2] the point's offset in the episode's interval.
+    """
     count = out.shape[1]
     nodes = carray(pointer(address), (1 << 40,), np.int64)
     for i in range(count):

@@ -1,4 +1,6 @@
-"""The windows of a batch in one `nogil` call: draw a point, find its episode, find the anchor, cut the window.
+"""The windows of a batch, in one `nogil` call.
+
+The kernel draws points, finds their episodes, finds the anchors, and cuts the windows.
 
 Everything that stays the same between batches is in one record, WINDOW_PLAN of `gear_data.kernels.window_plan`. The
 kernels take its address, because unpacking an array argument takes Numba as long as twenty draws. Each function loops
@@ -50,7 +52,10 @@ def _record(address):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def fill_guide(prefix, shift, guide):  # type: ignore[no-untyped-def]
-    """guide[b] = the episode of point b << shift; the last entry is the episode of the last point."""
+    """guide[b] = the episode of point b << shift.
+
+    The last entry is the episode of the last point.
+    """
     episode, last = 0, prefix[len(prefix) - 1] - 1
     for b in range(len(guide)):
         point = min(b << shift, last)
@@ -61,7 +66,10 @@ def fill_guide(prefix, shift, guide):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _find_episodes(plan, out):  # type: ignore[no-untyped-def]
-    """Finds the episodes of the points out[1]: out[0] = the episode, out[2] = the point's offset in its interval."""
+    """Finds the episodes of the points out[1].
+
+    out[0] receives the episode, out[2] the point's offset in the episode's interval.
+    """
     if plan.nodes:
         find(plan.nodes, _int64s(plan.starts, plan.levels), out)
         return
@@ -161,7 +169,9 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
-    """Finds the anchors: out[1] = the anchor step in the episode out[0] at the offset out[2].
+    """Finds the anchors of offsets out[2] in episodes out[0].
+
+    out[1] receives the anchor's step.
 
     If `out` has a fourth row, it receives the anchors' probabilities as float64.
     """
@@ -213,7 +223,10 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
-    """Cuts windows: out[0:3] = episode id, first step and length, from episodes out[0] and anchors out[1]."""
+    """Cuts windows from episodes out[0] and anchors out[1].
+
+    out[0:3] receives the episode id, the first step, and the length.
+    """
     count, context, anchor = out.shape[1], plan.context, plan.anchor
     offsets = _int64s(plan.offsets, plan.episodes + 1)
     if anchor == ANCHOR_START:
@@ -264,7 +277,10 @@ def draw_windows(plan, step, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def windows_of_points(plan, step, out):  # type: ignore[no-untyped-def]
-    """Finds the windows of the points out[1], in slots 0 to B - 1 of `step`; arguments as for `draw_windows`."""
+    """Finds the windows of the points out[1], in slots 0 to B - 1 of `step`.
+
+    Arguments as for `draw_windows`.
+    """
     record = _record(plan)
     _find_episodes(record, out)
     _find_anchors(record, step, _int64s(record.total, 1)[0], out)

@@ -1,4 +1,6 @@
-"""CUDA kernels for GPUs, and everything that is needed to run them. Nothing here needs Numba.
+"""CUDA kernels for GPUs, and everything that is needed to run them.
+
+Nothing here needs Numba.
 
 `collect.cu`, `select.cu` and `priorities.cu` hold the kernels; they include no headers. `launcher` compiles them with
 CuPy at their first use. `launches` has one function for each operation: it computes arguments and grid sizes, and

@@ -97,7 +97,9 @@ def evaluate(frame: pl.DataFrame, expression: pl.Expr) -> tuple[pl.Series, bool]
 
 
 def _is_exact(node: Any) -> bool:
-    """Returns whether an expression's node, in Polars' JSON, and its children have the same values on every engine.
+    """Returns whether an expression has the same values on every engine.
+
+    node: the expression, or a part of it, as Polars writes it in JSON.
 
     Unknown nodes count as different.
     """
@@ -123,5 +125,8 @@ def _is_exact(node: Any) -> bool:
 
 
 def _name(function: Any) -> str:
-    """Returns the name of a function, which is written as the name or, with options, as {name: options}."""
+    """Returns the name of a function.
+
+    Polars writes a function as its name or, with options, as {name: options}.
+    """
     return next(iter(function)) if isinstance(function, dict) and function else str(function)

@@ -85,7 +85,7 @@ def _hint(status: int) -> str:
 
 
 class CudaLauncher:
-    """A `gear_data.kernels.cuda.launches.Launcher` on one device, in CuPy's current stream.
+    """A `Launcher` on one device, in CuPy's current stream.
 
     Args:
         device: the device's number.

@@ -1,4 +1,4 @@
-"""Launches of the CUDA kernels (`*.cu` beside this file): their arguments, grid sizes and working memory.
+"""Launches of the CUDA kernels: arguments, grid sizes and working memory.
 
 Arguments named after memory are addresses on the device. This module itself needs no GPU.
 """
@@ -33,14 +33,20 @@ class Launcher(Protocol):
 
     @property
     def blocks(self) -> int:
-        """The most blocks of up to 512 threads in a launch; fewer blocks leave multiprocessors to other work."""
+        """The most blocks of up to 512 threads in a launch.
+
+        Fewer blocks leave multiprocessors to other work.
+        """
 
     def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
         """Launches a kernel; every argument has 64 bits."""
 
 
 def _launch(launcher: Launcher, kernel: str, threads: int, *arguments: int) -> None:
-    """Launches a kernel for the work of `threads` threads. Every kernel also works with fewer threads."""
+    """Launches a kernel for the work of `threads` threads.
+
+    Every kernel also works with fewer threads.
+    """
     if not threads:
         return
     block = _SMALL_BLOCK if -(-threads // _SMALL_BLOCK) <= launcher.blocks else _BLOCK
@@ -84,7 +90,10 @@ def plan_buffers(plan: OutputPlanArray) -> Iterator[PlanBuffer]:
 
 
 def piece_counts(plan: OutputPlanArray) -> npt.NDArray[np.int64]:
-    """Returns the pieces of a window before each output, int64 [outputs + 1], as `gear_collect` takes them."""
+    """Returns the pieces of a window before each output, int64 [outputs + 1].
+
+    This is the argument `pieces` of `gear_collect`.
+    """
     # A piece begins at a memory line of the source, so a window may begin up to a line inside its first piece.
     sizes = plan["width"] * plan["out_bytes"] + LINE_BYTES - 1
     out = np.zeros(len(plan) + 1, np.int64)
@@ -94,7 +103,9 @@ def piece_counts(plan: OutputPlanArray) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class EpisodeTables:
-    """Addresses of the episode table's columns, as `gear_data.kernels.cpu.collect.collect` takes them.
+    """Addresses of the episode table's columns.
+
+    The columns are the arguments of `gear_data.kernels.cpu.collect.collect`.
 
     Attributes:
         shards, bases, lengths, finals: int64 [episodes]. finals is 0 if no output has final observations.
@@ -175,19 +186,28 @@ def collect(
 
 
 def draw_windows(launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int) -> None:
-    """Draws the windows of slots 0 to count - 1 of `step`. A fourth row receives their probabilities."""
+    """Draws the windows of slots 0 to count - 1 of `step`.
+
+    A fourth row receives their probabilities.
+    """
     _launch(launcher, "gear_draw_windows", count, plan, step, out, count, rows)
 
 
 def holders_size(count: int) -> int:
-    """Returns the entries of the working table of `draw_distinct_windows`, of two uint64 each."""
+    """Returns the entries of the working table of `draw_distinct_windows`.
+
+    An entry is two uint64.
+    """
     return 1 << max(2, (4 * count - 1).bit_length())
 
 
 def draw_distinct_windows(
     launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int, table: int
 ) -> None:
-    """Draws windows by a plan that draws no episode twice. table: uint64 [2 * holders_size(count)], working memory."""
+    """Draws windows by a plan that draws no episode twice.
+
+    table: uint64 [2 * holders_size(count)], working memory.
+    """
     _launch(launcher, "gear_draw_episodes", count, plan, step, out, count)
     launcher.launch("gear_make_distinct", 1, _BLOCK, plan, step, out, count, table, holders_size(count))
     _launch(launcher, "gear_finish_windows", count, plan, step, out, count, rows)
@@ -204,7 +224,9 @@ def in_order(launcher: Launcher, first: int, out: int, count: int) -> None:
 
 
 def permuted(launcher: Launcher, seed: int, epoch: int, first: int, size: int, out: int, count: int) -> None:
-    """Writes positions first to first + count of an epoch's permutation of 0 to size - 1 to int64 [count].
+    """Writes a part of an epoch's permutation of 0 to size - 1.
+
+    The positions first to first + count go to int64 [count].
 
     For sizes of 2^16 and more; see `shuffled`.
     """
@@ -212,7 +234,10 @@ def permuted(launcher: Launcher, seed: int, epoch: int, first: int, size: int, o
 
 
 def shuffled(launcher: Launcher, seed: int, domain: int, epoch: int, out: int, size: int, work: int) -> None:
-    """Writes an epoch's whole permutation to int64 [size], for sizes below 2^16. work: int32 [3 * size]."""
+    """Writes an epoch's whole permutation to int64 [size], for sizes below 2^16.
+
+    work: int32 [3 * size].
+    """
     launcher.launch("gear_shuffled", 1, _BLOCK, seed, domain, epoch, out, size, work)
 
 
@@ -259,7 +284,10 @@ def weight_bounds(launcher: Launcher, rows: WeightRows, out: int) -> None:
 
 
 def int_weight_sums(launcher: Launcher, rows: WeightRows, factors: tuple[float, float], out: int) -> None:
-    """Sums integer weights. out: int64 [2], zeros; receives the total, and the number of episodes raised to 1."""
+    """Sums integer weights. out: int64 [2], zeros.
+
+    Receives the total, and the number of episodes raised to 1.
+    """
     arguments = rows.weights, rows.prefix, rows.by_anchor, *_bits(factors), rows.count, out
     _launch(launcher, "gear_int_weight_sums", rows.count, *arguments)
 
@@ -273,7 +301,7 @@ def weighted_prefix(launcher: Launcher, rows: WeightRows, factors: tuple[float, 
 def chosen_prefix(
     launcher: Launcher, prefix: int, by_anchor: bool, chosen: int, count: int, sums: int, out: int
 ) -> None:
-    """Writes the integer weight before each episode to int64 [count + 1], for weights of 0 and 1.
+    """Writes the integer weight before each episode, for weights of 0 and 1.
 
     Args:
         launcher, sums, out: see above.
@@ -296,12 +324,14 @@ def _scan(
 
 
 def fill_guide(launcher: Launcher, prefix: int, episodes: int, shift: int, guide: int, size: int) -> None:
-    """Writes the guide of a `gear_data.selection.prefix_table.PrefixTable` to uint32 [size]."""
+    """Writes the guide of a `PrefixTable` to uint32 [size]."""
     _launch(launcher, "gear_fill_guide", size, prefix, episodes, shift, guide, size)
 
 
 def largest(launcher: Launcher, values: int, prefix: int, count: int, state: int, sums: int, chosen: int) -> None:
-    """Marks the k largest values that are not NaN, of episodes with an anchor; ties go to the first episode.
+    """Marks the k largest values that are not NaN, of episodes with an anchor.
+
+    Ties go to the first episode.
 
     Args:
         launcher, sums: see above.
@@ -322,7 +352,10 @@ def largest(launcher: Launcher, values: int, prefix: int, count: int, state: int
 def fill_tree(
     launcher: Launcher, rows: WeightRows, factors: tuple[float, float], starts: npt.NDArray[np.int64], nodes: int
 ) -> None:
-    """Fills the nodes of a tree, see `gear_data.kernels.cpu.weight_tree`. nodes: zeros; levels begin at `starts`."""
+    """Fills the nodes of a tree, see `gear_data.kernels.cpu.weight_tree`.
+
+    nodes: zeros; levels begin at `starts`.
+    """
     arguments = rows.weights, rows.prefix, rows.by_anchor, *_bits(factors), rows.count, nodes
     _launch(launcher, "gear_fill_leaves", rows.count, *arguments)
     for below, above in pairwise(starts.tolist()):
@@ -332,7 +365,13 @@ def fill_tree(
 
 @dataclass(frozen=True)
 class TreeAddresses:
-    """Addresses of a tree's nodes and of the first node of each level, int64, and the number of levels."""
+    """Addresses of a tree.
+
+    Attributes:
+        nodes: int64, the nodes.
+        starts: int64 [levels], the first node of each level.
+        levels: number of levels.
+    """
 
     nodes: int
     starts: int
@@ -363,7 +402,10 @@ class WeightUpdate:
 
 
 def update_size(m: int) -> int:
-    """Returns the entries of the working table of an update of m weights, of two int64 each."""
+    """Returns the entries of the working table of an update of m weights.
+
+    An entry is two int64.
+    """
     return 1 << max(1, (2 * m - 1).bit_length())
 
 
@@ -376,7 +418,9 @@ def put(
     before: int,
     change: int,
 ) -> None:
-    """Sets weights and the nodes of the tree. If an episode occurs twice, its last value counts.
+    """Sets weights and the nodes of the tree.
+
+    If an episode occurs twice, its last value counts.
 
     Args:
         launcher, rows, factors, update, tree: see above.

@@ -66,7 +66,10 @@ def _query(library: ctypes.CDLL) -> NvidiaDriver | None:
 
 
 def gpu_count() -> int:
-    """Returns the number of GPUs that this process may use: 0 if CUDA_VISIBLE_DEVICES hides all of them."""
+    """Returns the number of GPUs that this process may use.
+
+    The number is 0 if CUDA_VISIBLE_DEVICES hides all GPUs.
+    """
     nvidia = driver()
     if nvidia is None or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return 0

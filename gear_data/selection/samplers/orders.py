@@ -1,4 +1,4 @@
-"""Fifo and Shuffle: every anchor once an epoch, in the dataset's order or in a permuted order."""
+"""Fifo and Shuffle: every anchor once an epoch, in a fixed or permuted order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Fifo:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Selects every anchor once an epoch, in a new order every epoch. Batches run across the ends of epochs.
+    """Selects every anchor once an epoch, in a new order every epoch.
+
+    Batches run across the ends of epochs.
 
     The order is a keyed permutation computed in place (a Feistel network), so 10^11 anchors take no memory.
     """
@@ -50,7 +52,7 @@ class Shuffle:
 
 
 class OrderSelector:
-    """A `Selector` that goes through the anchors in an order, every anchor once an epoch.
+    """A `Selector` that selects every anchor once an epoch, in an order.
 
     Args:
         anchors: the episodes and their anchors.
@@ -88,7 +90,7 @@ class OrderSelector:
 
 
 def in_order(epoch: int, first: int, count: int) -> Int64Array:
-    """Returns the anchors at positions first to first + count, in the order of the dataset."""
+    """Returns the anchors first to first + count, in the order of the dataset."""
     return np.arange(first, first + count, dtype=np.int64)
 
 

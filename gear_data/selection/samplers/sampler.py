@@ -40,7 +40,9 @@ class Selector(Protocol):
     """A sampler bound to anchors and a seed."""
 
     def select(self, step: int, count: int, position: int) -> Windows:
-        """Selects the windows of slots 0 to count - 1 of batch `step`: a pure function of the arguments.
+        """Selects the windows of slots 0 to count - 1 of batch `step`.
+
+        The windows are a pure function of the arguments.
 
         Args:
             step: the batch's step.
@@ -49,22 +51,30 @@ class Selector(Protocol):
         """
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
-        """Returns the plan by which a device draws the windows of batches of `count` slots from now on.
+        """Returns the plan by which a device draws batches of `count` slots.
 
         Returns None if only `select` can.
         """
 
     def epoch_slots(self, epochs: int) -> int | None:
-        """Returns the exact number of windows in `epochs` epochs, or None if epochs have no exact end."""
+        """Returns the number of windows in `epochs` epochs.
+
+        Returns None if epochs have no exact end.
+        """
 
     def shares(self) -> Float64Array:
-        """Returns each episode's share of the windows in the long run, float64 [k], with a sum of 1.
+        """Returns each episode's share of the windows in the long run.
+
+        The result is float64 [k] with a sum of 1.
 
         Shares use the last weights. Without replacement, they are the shares of the first draw of a batch.
         """
 
     def identity(self) -> dict[str, Any]:
-        """Returns, JSON-able, everything besides the seed and the anchors that the windows depend on."""
+        """Returns everything else that the windows depend on, JSON-able.
+
+        The seed and the anchors are not included.
+        """
 
 
 class Sampler(Protocol):

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TopK:
-    """Draws uniformly from the k episodes with the largest value of an expression; ties go to the first in order.
+    """Draws uniformly from the k episodes with the largest value of an expression.
+
+    Ties go to the first in order.
 
     Attributes:
         expression: over the episode table, a Polars expression or SQL.
@@ -58,7 +60,10 @@ class TopK:
 
 
 def _largest(values: Float64Array, drawable: npt.NDArray[np.bool_], k: int) -> npt.NDArray[np.bool_]:
-    """Returns bool [n], True for the k largest values of drawable episodes; NaN never counts, ties go to the first."""
+    """Returns bool [n], True for the k largest values of drawable episodes.
+
+    NaN never counts, ties go to the first.
+    """
     usable = drawable & ~np.isnan(values)
     pool = values[usable]
     if k > len(pool):

@@ -73,7 +73,9 @@ class WindowSelector:
 def uniform_window_sampler(
     anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArray[np.bool_] | None = None
 ) -> WindowSampler:
-    """Returns a sampler in which each anchor (by `step`) or episode (by `episode`) has an integer weight of 1.
+    """Returns a sampler in which all anchors or all episodes have equal weight.
+
+    Each anchor (by `step`) or episode (by `episode`) has the integer weight 1.
 
     Args:
         anchors: the episodes and their anchors.

@@ -1,4 +1,4 @@
-"""Weighted: episodes or steps in proportion to weights, which may change from a step on."""
+"""Weighted: episodes or steps in proportion to weights that may change."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ class WeightedSelector:
         return WindowSampler(self._anchors, table, self._seed, domain, within, not self._replacement, True)
 
     def select(self, step: int, count: int, position: int) -> Windows:
-        """Selects the windows of slots 0 to count - 1 of batch `step`, by the weights that hold at that step.
+        """Selects the windows of slots 0 to count - 1 of batch `step`.
+
+        The weights that hold at that step are used.
 
         Raises:
             InvalidArgumentError: without replacement, more slots than episodes; or a step that `compact` removed.
@@ -139,7 +141,7 @@ class WeightedSelector:
         return None
 
     def identity(self) -> dict[str, Any]:
-        """Returns, JSON-able, everything that the windows of steps before any update depend on."""
+        """Returns everything that windows depend on before any update, JSON-able."""
         return {
             "name": "weighted",
             "by": "step" if self._by_step else "episode",
@@ -149,7 +151,10 @@ class WeightedSelector:
 
     @cached_property
     def _digest(self) -> str:
-        """The xxh3-128 of the initial integer weights; computed before the first update removes their table."""
+        """The xxh3-128 of the initial integer weights.
+
+        Computed before the first update removes their table.
+        """
         return xxhash.xxh3_128(self._initial_table().prefix.astype("<i8", copy=False).data).hexdigest()
 
     def _initial_table(self) -> PrefixTable:
@@ -159,11 +164,16 @@ class WeightedSelector:
 
     @property
     def raised(self) -> int:
-        """The number of episodes whose initial weight would round to 0 and was raised to the integer weight 1."""
+        """The number of episodes whose integer weight was raised from 0 to 1.
+
+        Only the initial weights count.
+        """
         return self._scale.raised
 
     def effective_sample_size(self) -> float:
-        """Returns 1 / the sum of the squared probabilities of the episodes, by the last weights.
+        """Returns 1 / the sum of the squared probabilities of the episodes.
+
+        The probabilities are computed from the last weights.
 
         Draws from this many episodes of equal weight would vary as much.
         """
@@ -179,7 +189,9 @@ class WeightedSelector:
         return float(prefix[-1]) ** 2 / float(cpu.integer_weights.squares_between(prefix))
 
     def update(self, from_step: int, ids: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Sets the weights of some episodes from a step on. An error leaves all weights unchanged.
+        """Sets the weights of some episodes from a step on.
+
+        An error leaves all weights unchanged.
 
         Args:
             from_step: not before the step of any earlier update.
@@ -246,18 +258,26 @@ class WeightedSelector:
             return 0 if self._history is None else self._history.soonest
 
     def compact(self, step: int) -> None:
-        """Frees the memory of updates up to `step`. Earlier steps can no longer be selected."""
+        """Frees the memory of updates up to `step`.
+
+        Earlier steps can no longer be selected.
+        """
         with self._lock:
             if self._history is not None:
                 self._history.compact(step)
 
     def state(self) -> dict[str, Any] | None:
-        """Returns, JSON-able, the weights that differ from the initial ones and the later updates; None without any."""
+        """Returns the changed weights and the later updates, JSON-able.
+
+        Returns None if there were no updates.
+        """
         with self._lock:
             return None if self._history is None else self._history.state()
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Continues from the state of a selector with the same `identity`; the current state is dropped.
+        """Continues from the state of a selector with the same `identity`.
+
+        The current state is dropped.
 
         Raises:
             StateMismatchError: a malformed state, or the state of other episodes.
