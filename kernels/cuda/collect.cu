@@ -1,15 +1,16 @@
 // Collection on a GPU: windows of steps to padded outputs, all outputs of a batch in one launch.
 //
-// The same bytes as gear_data.kernels.cpu.collect.collect gives on an x86 processor, NaN included, from the same plan, in which
-// every address is one that the device can read. Columns may lie in device memory or in pinned host memory.
+// The kernel reads the same plan as gear_data.kernels.cpu.collect.collect, with addresses that the device can read. It
+// writes the same bytes as that kernel does on an x86 processor, including the bits of NaN. Columns may lie in device
+// memory or in pinned host memory.
 //
-// A warp takes one piece of one window of one output at a time. Over PCIe what counts is that a warp asks for whole
-// lines of 128 bytes, and for many at once: sources are read in 16-byte words from line to line, wherever they begin,
-// into registers where the target is aligned alike, else into shared memory, from where they are written in 16-byte
-// words of the target. No byte outside a window's own is read: other memory need not be there.
+// A warp processes one piece of one window of one output at a time. To use PCIe well, a warp must request whole lines
+// of 128 bytes, and many lines at once. So a warp reads 16-byte words, line by line. If source and target have the same
+// alignment, the words go through registers. Otherwise they go through shared memory, and are written as 16-byte words
+// of the target. The kernel reads no byte outside a window, because other memory may not be mapped.
 //
-// Needs no include. The arithmetic is spelled out with __dmul_rn and __dadd_rn, so that no multiplication and addition
-// become one rounding, whatever options it is compiled with.
+// This file includes no headers. __dmul_rn and __dadd_rn keep the compiler from fusing a multiplication and an addition
+// into one rounding, whatever the compile options are.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -22,14 +23,14 @@ namespace {
 
 const u32 LANES = 32;
 const i64 LINE = 128;
-// Independent loads of a lane.
+// Loads that a lane issues before it uses the first.
 const u32 UNROLL = 4;
 // Source bytes that a warp holds in shared memory.
 const u32 STAGE = UNROLL * LANES * sizeof(Word);
-const u32 MOST_WARPS = 16;
-// Bytes of an output's window that a warp takes at a time; gear_data.kernels.cuda.launches counts the pieces of a batch by it.
+const u32 MAX_WARPS = 16;
+// Bytes of an output's window that a warp processes at a time: PIECE_BYTES of gear_data.kernels.cuda.launches.
 const i64 PIECE = 8192;
-// Copies up to here take one load a lane, narrow as it may be.
+// Copies of up to this many bytes use one load for each lane, even if the loads are narrow.
 const i64 SHORT = 128;
 
 enum { COPY, CONVERT, TIMESTEP, CONSTANT, DISCOUNTED };
@@ -37,8 +38,7 @@ enum { PAD_FILL, PAD_EDGE, PAD_FIRST, PAD_RUN_ON };
 enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16 };
 enum { STEP_INT64, STEP_INT32, STEP_FLOAT32, STEP_FLOAT64 };
 
-// A record of gear_data.kernels.output_plan.OUTPUT_PLAN: the same fields in the same order. All rows of a template are
-// equal.
+// OUTPUT_PLAN of gear_data.kernels.output_plan: the same fields in the same order. All rows of a template are equal.
 struct OutputPlan {
     i64 kind, column, source_bytes, out_bytes, elements, source_type, out_type;
     i64 first, width, pad_left, within, padding;
@@ -51,8 +51,8 @@ struct OutputPlan {
 };
 static_assert(sizeof(OutputPlan) == 22 * sizeof(i64), "a record of OUTPUT_PLAN");
 
-// The valid rows of a window in an output: the first step in the episode, the number of valid rows, the padding rows
-// before them, and the row of the final observation if that is the last valid row, else -1.
+// The valid rows of a window in an output. first: first step in the episode. count: valid rows. head: padding rows
+// before them. final: row of the final observation if that is the last valid row, else -1.
 struct Span {
     i64 first, count, head, final;
 };
@@ -85,16 +85,16 @@ template <class Unit> __device__ void copy_units(u32 lane, u8 *target, const u8 
     for (i64 i = lane; i < count / (i64)sizeof(Unit); i += LANES) ((Unit *)target)[i] = ((const Unit *)source)[i];
 }
 
-// Source and target are the same bytes after a multiple of 16.
+// Copies bytes between addresses that are equal modulo 16.
 __device__ void copy_alike(u32 lane, u8 *target, const u8 *source, i64 count) {
     i64 head = min(count, (i64)(-(u64)source & 15)), words = (count - head) >> 4;
     i64 edge = lane < 16 ? lane : head + (words << 4) + lane - 16;
     if (edge < (lane < 16 ? head : count)) target[edge] = source[edge];
     const Word *from = (const Word *)(source + head);
     Word *to = (Word *)(target + head);
-    // From the line on that the first word is in.
+    // Starts at the line of the first word.
     for (i64 at = (i64)lane - (i64)(((u64)from & (LINE - 1)) >> 4); at - (i64)lane < words; at += UNROLL * LANES) {
-        // Set to zeros, or what was held the round before would be kept for where nothing is loaded.
+        // Zeroed, or the compiler would keep the words of the round before for lanes that load nothing.
         Word held[UNROLL] = {};
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
@@ -109,8 +109,9 @@ __device__ void copy_alike(u32 lane, u8 *target, const u8 *source, i64 count) {
     }
 }
 
-// Source bytes from a place of a line on into the stage, at the same place there: as many as it has room for, so that
-// the next are from a line on. Returns how many; `begin` is where in the stage.
+// Fetches as many source bytes as fit into the stage, so that the next call starts at a line.
+//
+// The bytes keep their offset in a line. Returns the number of bytes; `begin` receives their offset in the stage.
 __device__ u32 fetch(u32 lane, u8 *stage, const u8 *source, i64 count, u32 &begin) {
     begin = (u32)((u64)source & (LINE - 1));
     u32 end = (u32)min((i64)STAGE, begin + count), first = (begin + 15) >> 4, last = end >> 4;
@@ -121,7 +122,7 @@ __device__ u32 fetch(u32 lane, u8 *stage, const u8 *source, i64 count, u32 &begi
         u32 i = u * LANES + lane;
         if (i >= first && i < last) held[u] = ((const Word *)line)[i];
     }
-    // The bytes of words that the range has a part of, at its beginning and at its end.
+    // The bytes of partial words at the beginning and the end of the range.
     u32 edge = lane < 16 ? begin + lane : max(first, last) * 16 + lane - 16;
     if (edge < (lane < 16 ? min(first * 16, end) : end)) stage[edge] = line[edge];
 #pragma unroll
@@ -133,11 +134,11 @@ __device__ u32 fetch(u32 lane, u8 *stage, const u8 *source, i64 count, u32 &begi
     return end - begin;
 }
 
-// Sixteen bytes of two words, from byte `skip` (1 to 15) on.
+// Returns sixteen bytes of two words, starting at byte `skip` (1 to 15).
 __device__ Word shifted(Word low, Word high, u32 skip) {
     u64 a = skip < 8 ? low.x : low.y, b = skip < 8 ? low.y : high.x, c = skip < 8 ? high.x : high.y;
     u32 bits = (skip & 7) * 8;
-    // In two steps: a shift by 64 bits has no value.
+    // Two shifts, because a shift by 64 bits is undefined.
     return Word{(a >> bits) | (b << 1 << (63 - bits)), (b >> bits) | (c << 1 << (63 - bits))};
 }
 
@@ -170,15 +171,17 @@ __device__ void copy(u32 lane, u8 *stage, u8 *target, const u8 *source, i64 coun
     }
 }
 
-// Numbers. Where a result is NaN its bits are those that x86 gives: of the first operand that is NaN, made quiet; else
-// the one with the sign. A GPU's own instructions would give others.
-// Subnormal float32 are worked out by their bits: compiled with -ftz=true, which CuPy adds, the casts make zeros of them.
+// Numbers
+//
+// A NaN result has the bits that x86 gives: the first NaN operand, made quiet; without a NaN operand, the default NaN,
+// which has the sign bit. A GPU's own instructions give other bits.
+// Subnormal float32 values are converted by their bits, because CuPy compiles with -ftz=true, which flushes them to 0.
 
-const u64 QUIET = 0x0008000000000000, EXPONENT = 0x7FF0000000000000, MADE = 0xFFF8000000000000;
+const u64 QUIET = 0x0008000000000000, EXPONENT = 0x7FF0000000000000, DEFAULT_NAN = 0xFFF8000000000000;
 
 __device__ bool is_nan(double value) { return value != value; }
 __device__ double quiet(double value) { return __longlong_as_double(__double_as_longlong(value) | (i64)QUIET); }
-__device__ double made_nan() { return __longlong_as_double((i64)MADE); }
+__device__ double default_nan() { return __longlong_as_double((i64)DEFAULT_NAN); }
 
 struct Half {
     u16 bits;
@@ -188,7 +191,7 @@ __device__ double number(Half value) {
     u32 exponent = (value.bits >> 10) & 31, fraction = value.bits & 1023;
     u64 sign = (u64)(value.bits >> 15) << 63;
     if (exponent == 31) return __longlong_as_double((i64)(sign | EXPONENT | (fraction ? QUIET : 0)));
-    // 2^-24, and powers of two from 2^-15 on.
+    // Subnormals count in units of 2^-24; the others are scaled by powers of two from 2^-24 on.
     double size = exponent == 0 ? fraction * 0x1p-24
                                 : (1024.0 + fraction) * __longlong_as_double((i64)(u64)(exponent + 1023 - 25) << 52);
     return __longlong_as_double((i64)sign | __double_as_longlong(size));
@@ -199,7 +202,7 @@ __device__ double number(float value) {
     u64 sign = (u64)(bits >> 31) << 63;
     if (size > 0x7F800000) return __longlong_as_double((i64)(sign | EXPONENT | QUIET | (u64)(bits & 0x7FFFFF) << 29));
     if (size >= 0x800000) return value;
-    // Subnormal ones count 2^-149.
+    // Subnormals count in units of 2^-149.
     return __longlong_as_double((i64)sign | __double_as_longlong(size * 0x1p-149));
 }
 
@@ -208,7 +211,7 @@ template <class T> __device__ double number(T value) { return (double)value; }
 __device__ double normalised(double value, double mean, double scale) {
     double result = __dmul_rn(__dadd_rn(value, -mean), scale);
     if (!is_nan(result)) return result;
-    return is_nan(value) ? quiet(value) : is_nan(mean) ? quiet(mean) : is_nan(scale) ? quiet(scale) : made_nan();
+    return is_nan(value) ? quiet(value) : is_nan(mean) ? quiet(mean) : is_nan(scale) ? quiet(scale) : default_nan();
 }
 
 __device__ u32 float32_bits(double value) {
@@ -216,18 +219,18 @@ __device__ u32 float32_bits(double value) {
     u32 sign = (u32)(bits >> 63) << 31;
     if (is_nan(value)) return sign | 0x7FC00000 | (u32)(bits >> 29 & 0x7FFFFF);
     double size = __longlong_as_double((i64)(bits & ~(1ULL << 63)));
-    // As above; the largest may round to the first that is normal.
+    // Subnormals by their bits; the largest may round to the smallest normal value.
     if (size < 0x1p-126) return sign | (u32)rint(__dmul_rn(size, 0x1p149));
     return __float_as_uint(__double2float_rn(value));
 }
 
-// Of a float32's bits those of the nearest float16, ties to even.
+// Rounds the bits of a float32 to the nearest float16, ties to even.
 __device__ u16 float16_bits(u32 bits) {
     u32 sign = bits >> 16 & 0x8000, rest = bits & 0x7FFFFFFF;
     if (rest > 0x7F800000) return (u16)(sign | 0x7E00);
     if (rest >= 0x47800000) return (u16)(sign | 0x7C00);
     if (rest >= 0x38800000) return (u16)(sign | ((rest - 0x38000000 + 0xFFF + (rest >> 13 & 1)) >> 13));
-    // A subnormal float16 counts 2^-24: the implicit bit is shifted in, and what falls out rounds.
+    // A subnormal float16 counts in units of 2^-24: the implicit bit is shifted in, and the lost bits round.
     u32 shift = 126 - (rest >> 23);
     if (shift > 25) return (u16)sign;
     u32 whole = (rest & 0x7FFFFF) | 0x800000, half = whole >> shift;
@@ -245,7 +248,7 @@ __device__ void store(i64 type, u8 *out, i64 element, double value) {
     } else if (type == FLOAT32) {
         ((u32 *)out)[element] = float32_bits(value);
     } else {
-        // Through float32, as is documented.
+        // Through float32, as documented.
         u32 bits = float32_bits(value);
         ((u16 *)out)[element] = type == FLOAT16 ? float16_bits(bits) : bfloat16_bits(bits);
     }
@@ -267,12 +270,13 @@ __device__ __noinline__ double number_at(i64 type, const u8 *place) {
     }
 }
 
-// `count` elements from element `first` of the rows that `source` and `target` are of.
+// Converts `count` elements, starting at element `first` of the rows at `source` and `target`.
 template <class T>
-__device__ __noinline__ void convert(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first, i64 count) {
+__device__ __noinline__ void convert(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source,
+                                     i64 first, i64 count) {
     const double *mean = plan.affine, *scale = plan.affine + plan.affine_rows * plan.elements;
     i64 elements = plan.elements, type = plan.out_type;
-    // Of a lane's elements the place in their rows, without a division each.
+    // The column of the lane's element, updated without a division for each element.
     i64 column = (first + lane) % elements, stride = LANES % elements;
     source += first * sizeof(T);
     while (count > 0) {
@@ -289,7 +293,8 @@ __device__ __noinline__ void convert(const OutputPlan &plan, u32 lane, u8 *stage
     }
 }
 
-__device__ void convert_any(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first, i64 count) {
+__device__ void convert_any(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first,
+                            i64 count) {
 #define CONVERT_FROM(T) convert<T>(plan, lane, stage, target, source, first, count)
     switch (plan.source_type) {
     case 0: CONVERT_FROM(u8); break;
@@ -307,21 +312,21 @@ __device__ void convert_any(const OutputPlan &plan, u32 lane, u8 *stage, u8 *tar
 #undef CONVERT_FROM
 }
 
-// The discounted sum from the element at `place` on, over at most `left` rows.
+// Returns the discounted sum that starts with the element at `place`, over at most `left` rows.
 __device__ double discounted(const OutputPlan &plan, const u8 *place, i64 left) {
     double total = 0.0;
     for (i64 j = 0; j < min(plan.horizon, left); j++, place += plan.source_bytes) {
         double value = number_at(plan.source_type, place), part = __dmul_rn(plan.discounts[j], value);
-        if (is_nan(part)) part = is_nan(value) ? quiet(value) : made_nan();
+        if (is_nan(part)) part = is_nan(value) ? quiet(value) : default_nan();
         double sum = __dadd_rn(total, part);
-        total = !is_nan(sum) ? sum : is_nan(total) ? total : is_nan(part) ? part : made_nan();
+        total = !is_nan(sum) ? sum : is_nan(total) ? total : is_nan(part) ? part : default_nan();
     }
     return total;
 }
 
-// Rows, counted from the first of a part of a window, of which `target` and `source` are the first
+// Parts of a window. `target` and `source` are the part's first row; rows and bytes are counted from there.
 
-// Steps are numbered through from `step` on; a stride of 0 gives all the same number.
+// Writes step indices from `step` on. A stride of 0 writes the same index to all rows.
 __device__ void count_rows(const OutputPlan &plan, u32 lane, u8 *target, i64 first, i64 last, i64 step, i64 stride) {
     for (i64 row = first + lane; row < last; row += LANES) {
         i64 number = plan.origin + step + row * stride;
@@ -342,7 +347,7 @@ __device__ void repeat_units(u32 lane, u8 *target, const u8 *source, i64 row_byt
     }
 }
 
-// Bytes first to last of rows that are all the same.
+// Fills the bytes first to last with copies of one row.
 __device__ void repeat_row(u32 lane, u8 *target, const u8 *source, i64 row_bytes, i64 first, i64 last) {
     u64 all = (u64)target | (u64)source | (u64)row_bytes | (u64)first | (u64)last;
     if ((all & 15) == 0) {
@@ -354,10 +359,10 @@ __device__ void repeat_row(u32 lane, u8 *target, const u8 *source, i64 row_bytes
     }
 }
 
-// Elements first to last that are discounted sums, or where `repeat` the first row's number over again. `left`: steps
-// of the episode from the first row's on.
-__device__ void element_rows(const OutputPlan &plan, u32 lane, u8 *target, const u8 *source, i64 first, i64 last, i64 left,
-                             bool repeat) {
+// Computes the elements first to last. With `repeat`, all rows equal the first row. left: steps of the episode from the
+// first row's step.
+__device__ void element_rows(const OutputPlan &plan, u32 lane, u8 *target, const u8 *source, i64 first, i64 last,
+                             i64 left, bool repeat) {
     i64 elements = plan.elements, source_item = plan.source_bytes / elements;
     const double *scale = plan.affine + plan.affine_rows * elements;
     for (i64 i = first + lane; i < last; i += LANES) {
@@ -370,9 +375,10 @@ __device__ void element_rows(const OutputPlan &plan, u32 lane, u8 *target, const
     }
 }
 
-// Bytes first to last of a part whose rows are not copied as they are. Not inlined: a copy would have fewer registers.
-__device__ __noinline__ void make_rows(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source, i64 first,
-                                       i64 last, i64 step, i64 left, bool repeat) {
+// Fills the bytes first to last of a part whose rows are not plain copies. Inlined, it would cost the plain copy
+// registers.
+__device__ __noinline__ void make_rows(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source,
+                                       i64 first, i64 last, i64 step, i64 left, bool repeat) {
     if (plan.kind == TIMESTEP) {
         count_rows(plan, lane, target, first / plan.out_bytes, last / plan.out_bytes, step, !repeat);
         return;
@@ -389,15 +395,15 @@ __device__ __noinline__ void make_rows(const OutputPlan &plan, u32 lane, u8 *sta
     }
 }
 
-// Bytes lo to hi of the output `out` of a window. `source`: of its first step's row.
-__device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u8 *stage, u8 *out, const u8 *source, i64 lo,
-                           i64 hi, i64 left) {
+// Fills the bytes lo to hi of a window's output. out, source: the window's first row, and its first step's row.
+__device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u8 *stage, u8 *out, const u8 *source,
+                           i64 lo, i64 hi, i64 left) {
     i64 head = span.head, rows = span.count, end = head + rows, padding = plan.padding;
     bool reads = plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED;
-    // Whether the first valid row is padding, there being no step before; and whether the last is a final observation.
+    // blank: the first valid row is a fill, because no step precedes it. final: the last row is a final observation.
     i64 blank = rows > 0 && reads && plan.shift < 0 && span.first == 0, final = rows > 0 && reads && span.final >= 0;
-    // In order: padding, the row without a step, rows of steps, the final observation, padding. Most pieces are of the
-    // third alone.
+    // The parts, in order: 0 padding, 1 the blank row, 2 rows of steps, 3 the final observation, 4 padding. Most pieces
+    // lie in part 2 only.
     u32 part = lo >= (head + blank) * plan.out_bytes ? 2 : 0, parts = hi <= (end - final) * plan.out_bytes ? 3 : 5;
 #pragma unroll 1
     for (; part < parts; part++) {
@@ -405,7 +411,7 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
         i64 to = part == 0 ? head : part == 1 ? head + blank : part == 2 ? end - final : part == 3 ? end : plan.width;
         i64 first = max(lo - from * plan.out_bytes, 0LL), last = min(hi, to * plan.out_bytes) - from * plan.out_bytes;
         if (first >= last) continue;
-        // The valid row that stands here, and whether it stands for all of the part.
+        // The valid row that the part begins with, and whether the whole part repeats it.
         i64 row = from - head;
         bool repeat = false, fill = part == 1;
         if (part == 0 || part == 4) {
@@ -433,21 +439,21 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
 
 }  // namespace
 
-// Fills every output of a batch, or of several.
+// Fills every output of one or more batches.
 //
-// As gear_data.kernels.cpu.collect.collect, whose arrays these are, on the device; beside them:
-//   rows_of: 0 where window b goes to row b; finals: 0 where no output has final observations.
-//   count, columns, outputs_count: windows, columns of `addresses`, outputs.
-//   pieces: [outputs + 1], pieces of a window before each output: ceil((WIDTH * OUT_BYTES + 127) / 8192) each.
-//   valid: zeros, to which the bytes of valid rows are added; 0: they are not counted.
-// Blocks of at most 512 threads, a multiple of 32; any number of them does the work, so fewer take fewer
+// The arguments are the arrays of gear_data.kernels.cpu.collect.collect, on the device, with these differences:
+//   rows_of: 0: window b goes to row b. finals: 0: no output has final observations.
+//   count, columns, outputs_count: the numbers of windows, of columns of `addresses`, and of outputs.
+//   pieces: [outputs + 1], pieces of a window before each output; an output has ceil((width * out_bytes + 127) / 8192).
+//   valid: zeros, to which the bytes of valid rows are added; 0: not counted.
+// A block has at most 512 threads, a multiple of 32. Any number of blocks does the work; fewer blocks use fewer
 // multiprocessors. Columns, templates and outputs begin at multiples of their elements' sizes.
 extern "C" __global__ void __launch_bounds__(512, 2)
 gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *rows_of, i64 count,
              const i64 *shards, const i64 *bases, const i64 *lengths, const i64 *finals, const i64 *addresses,
              i64 columns, const OutputPlan *plans, i64 outputs_count, const i64 *outputs, const i64 *pieces, i64 per,
              u64 *valid) {
-    __shared__ Word stages[MOST_WARPS][STAGE / sizeof(Word) + 1];
+    __shared__ Word stages[MAX_WARPS][STAGE / sizeof(Word) + 1];
     u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
     i64 a_window = pieces[outputs_count], items = count * a_window;
     for (i64 item = (i64)blockIdx.x * warps + warp; item < items; item += (i64)gridDim.x * warps) {
@@ -462,7 +468,7 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
         }
         i64 e = episode[b], total = lengths[e];
         if (valid && number == 0) {
-            // A lane an output.
+            // Each lane counts other outputs.
             u64 bytes = 0;
             for (i64 i = lane; i < outputs_count; i += LANES) {
                 bytes += locate(plans[i], start[b], length[b], total, e, finals).count * plans[i].out_bytes;
@@ -477,10 +483,10 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
         u64 source = 0;
         i64 phase = 0;
         if (span.count && (plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED)) {
-            // As an integer: the row before an episode's first may be none of the column.
+            // An integer, because the row before an episode's first row may lie outside the column.
             source = (u64)addresses[shards[e] * columns + plan.column] +
                      (u64)((bases[e] + span.first + plan.shift) * plan.source_bytes);
-            // Pieces of a copy are cut where a line of the source begins.
+            // A copy is cut into pieces at lines of the source.
             if (plan.kind == COPY) phase = (i64)((source - (u64)(span.head * plan.out_bytes)) & (LINE - 1));
         }
         fill_piece(plan, span, lane, (u8 *)stages[warp], out, (const u8 *)source, max(at - phase, 0LL),

@@ -1,11 +1,14 @@
-// The tables that draws search, made and changed on a GPU: quanta of weights, their running sums and guide, trees of
-// sums, and the episodes of largest value. The same integers as gear_data.kernels.cpu.integer_weights, weight_tree and
-// gear_data.selection.samplers give; `gear_data.selection.integer_weights` says what they are.
+// The tables that draws search, built and updated on a GPU: integer weights with their running sums and guide, trees of
+// sums, and the episodes with the largest values. The integers are the same as those of
+// gear_data.kernels.cpu.integer_weights, gear_data.kernels.cpu.weight_tree and gear_data.selection.samplers.topk. See
+// gear_data.selection.integer_weights for the scale.
 //
-// weights: float64 [count]. prefix: int64 [count + 1], anchors before each episode. by_anchor: 1 where a weight is of
-// each anchor. low, high: the bits of two float64, the scale. Where sums are added to, they are zeros at first.
-// Running sums are made in three launches, a tile of 4,096 episodes a block: `..._tiles` sums each tile, gear_scan_tiles
-// makes these running, `..._prefix` fills in. Blocks of at most 1,024 threads, a multiple of 32. Needs no include.
+// weights: float64 [count]. prefix: int64 [count + 1], anchors before each episode. by_anchor: 1 if a weight applies to
+// each anchor. low, high: the bits of two float64, whose product is the scale. Memory that sums are added to must be 0.
+//
+// Running sums take three launches, with a tile of 4,096 episodes for each block: `..._tiles` sums each tile,
+// gear_scan_tiles turns these into running sums, and `..._prefix` fills the table. A block has at most 1,024 threads, a
+// multiple of 32. This file includes no headers.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -17,8 +20,8 @@ namespace {
 const u32 LANES = 32, WHOLE = 0xFFFFFFFF;
 const i64 TILE = 4096;
 const u32 ARITY_BITS = 4, ARITY = 1 << ARITY_BITS;
-// Quanta of one episode, at most.
-const i64 MOST = 0x7FFFFFFFFFFFFFFF;
+// The largest integer weight of an episode.
+const i64 MAX_WEIGHT = 0x7FFFFFFFFFFFFFFF;
 const i64 NONE = -1;
 
 __device__ i64 thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
@@ -34,13 +37,14 @@ __device__ u64 warp_max(u64 value) {
     return value;
 }
 
-// Adds up over all threads of a launch.
+// Adds the values of all threads of a launch to *out.
 __device__ void add(i64 *out, i64 value) {
     value = warp_sum(value);
     if (threadIdx.x % LANES == 0 && value) atomicAdd((u64 *)out, (u64)value);
 }
 
-// The sum of the values of this thread and those before it in the block, and of all. For all threads at once.
+// Returns the sum of the values of the threads up to this one in the block. `total` receives the sum of all values. All
+// threads of the block must call it.
 __device__ i64 block_scan(i64 value, i64 &total) {
     __shared__ i64 sums[LANES];
     u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
@@ -60,7 +64,7 @@ __device__ i64 block_scan(i64 value, i64 &total) {
     return before + value;
 }
 
-// Quanta
+// Integer weights
 
 struct Weights {
     const double *weights;
@@ -69,7 +73,7 @@ struct Weights {
     double low, high;
 
     __device__ i64 anchors(i64 i) const { return prefix[i + 1] - prefix[i]; }
-    // Of an episode with anchors, what a weight counts for.
+    // The number of draws' units that an episode's weight applies to.
     __device__ i64 units(i64 anchors) const { return by_anchor ? anchors : 1; }
     __device__ double rounded(double weight) const { return rint(__dmul_rn(__dmul_rn(weight, low), high)); }
 
@@ -79,11 +83,11 @@ struct Weights {
         return found && weight > 0 ? max(1LL, (i64)rounded(weight)) * units(found) : 0;
     }
 
-    // The same of a weight that may be too large for the scale.
+    // The same for a weight that may be too large for the scale.
     __device__ i64 bounded(double weight, i64 found) const {
         if (!found || !(weight > 0)) return 0;
         double int_weight = max(1.0, rounded(weight));
-        return __dmul_rn(int_weight, (double)units(found)) < 0x1p63 ? (i64)int_weight * units(found) : MOST;
+        return __dmul_rn(int_weight, (double)units(found)) < 0x1p63 ? (i64)int_weight * units(found) : MAX_WEIGHT;
     }
 };
 
@@ -91,7 +95,7 @@ __device__ Weights scaled(const double *weights, const i64 *prefix, i64 by_ancho
     return Weights{weights, prefix, by_anchor, __longlong_as_double(low), __longlong_as_double(high)};
 }
 
-// One point an anchor (or an episode with one) of the chosen episodes, of all where `chosen` is 0.
+// Integer weights of 1 for each anchor (or each episode with one) of the chosen episodes. chosen = 0: all episodes.
 struct Chosen {
     const i64 *prefix;
     i64 by_anchor;
@@ -114,7 +118,7 @@ template <class Values> __device__ void sum_tiles(const Values &values, i64 coun
     }
 }
 
-// Calls take(i, value, sum of the values up to i) for all i.
+// Calls take(i, value, sum of the values up to and including i) for all i.
 template <class Values, class Take>
 __device__ void scan_tiles(const Values &values, i64 count, const i64 *before, const Take &take) {
     for (i64 tile = blockIdx.x; tile * TILE < count; tile += gridDim.x) {
@@ -139,8 +143,9 @@ struct Put {
 
 // The largest values
 
-// What a choice of the k largest has come to: the leading bits of the k-th largest key, how many of the keys with these
-// bits are taken, how many keys there are, and how many there are of each value of the next eight bits.
+// The state of a search for the k largest values. leading: the leading bits of the k-th largest key, as far as they are
+// known. left: keys with these bits that are among the k largest. usable: number of keys. counts: keys with these bits,
+// for each value of the next eight bits.
 struct Largest {
     u64 leading, left, usable, counts[256];
 };
@@ -149,7 +154,8 @@ struct Ranked {
     const double *values;
     const i64 *prefix;
 
-    // In the order of the numbers, -0 as 0; 0 for what cannot be chosen: NaN, and an episode without an anchor.
+    // Returns a key in the order of the values; -0 counts as 0. The key is 0 for a value that cannot be chosen: NaN, or
+    // the value of an episode without an anchor.
     __device__ u64 key(i64 i) const {
         double value = values[i];
         if (value != value || prefix[i + 1] == prefix[i]) return 0;
@@ -176,7 +182,7 @@ struct Mark {
     }
 };
 
-// A hash table of the rows of an update: rows, and the last entry of each that was put in.
+// A hash table of the rows of an update: the rows, and the entry of each row that was inserted last.
 
 __device__ i64 first_place(i64 size, i64 row) { return (i64)((u64)row * 0x9E3779B97F4A7C15ULL >> 20) & (size - 1); }
 
@@ -188,8 +194,8 @@ __device__ i64 place_of(const i64 *table, i64 size, i64 row) {
 
 }  // namespace
 
-// out[0:3] = bits of the largest weight, anchors or episodes, episodes: among the positive weights of episodes with an
-// anchor.
+// out[0:3] = (bits of the largest weight, anchors or episodes, episodes). Only positive weights of episodes with an
+// anchor count.
 extern "C" __global__ void gear_weight_bounds(const double *weights, const i64 *prefix, i64 by_anchor, i64 count,
                                               i64 *out) {
     Weights all = {weights, prefix, by_anchor, 1.0, 1.0};
@@ -198,7 +204,7 @@ extern "C" __global__ void gear_weight_bounds(const double *weights, const i64 *
     for (i64 i = thread(); i < count; i += thread_count()) {
         i64 anchors = all.anchors(i);
         if (!anchors || !(weights[i] > 0)) continue;
-        // Of positive numbers the bits have the same order.
+        // The bits of positive numbers have the order of the numbers.
         largest = max(largest, (u64)__double_as_longlong(weights[i]));
         units += all.units(anchors), episodes++;
     }
@@ -208,9 +214,9 @@ extern "C" __global__ void gear_weight_bounds(const double *weights, const i64 *
     add(out + 2, episodes);
 }
 
-// out[0:2] = quanta, episodes raised to one.
-extern "C" __global__ void gear_int_weight_sums(const double *weights, const i64 *prefix, i64 by_anchor, i64 low, i64 high,
-                                            i64 count, i64 *out) {
+// out[0:2] = (total integer weight, episodes raised to 1).
+extern "C" __global__ void gear_int_weight_sums(const double *weights, const i64 *prefix, i64 by_anchor, i64 low,
+                                                i64 high, i64 count, i64 *out) {
     Weights all = scaled(weights, prefix, by_anchor, low, high);
     i64 sum = 0, raised = 0;
     for (i64 i = thread(); i < count; i += thread_count()) {
@@ -222,20 +228,20 @@ extern "C" __global__ void gear_int_weight_sums(const double *weights, const i64
     add(out + 1, raised);
 }
 
-// sums, int64 [tiles + 1]: the quanta of each tile.
+// sums, int64 [tiles + 1]: receives the integer weight of each tile.
 extern "C" __global__ void gear_weighted_tiles(const double *weights, const i64 *prefix, i64 by_anchor, i64 low,
                                                i64 high, i64 count, i64 *sums) {
     sum_tiles(scaled(weights, prefix, by_anchor, low, high), count, sums);
 }
 
-// out, int64 [count + 1]: quanta before each episode.
+// out, int64 [count + 1]: receives the integer weight before each episode.
 extern "C" __global__ void gear_weighted_prefix(const double *weights, const i64 *prefix, i64 by_anchor, i64 low,
                                                 i64 high, i64 count, const i64 *sums, i64 *out) {
     scan_tiles(scaled(weights, prefix, by_anchor, low, high), count, sums, Put{out});
 }
 
-// The same of one point an anchor (by_anchor = 1) or an episode with one, of the chosen episodes (uint8 [count]; 0:
-// of all).
+// The same for integer weights of 1 for each anchor (by_anchor = 1) or each episode with one. chosen: uint8 [count], 0
+// for episodes with the weight 0; address 0: all episodes are chosen.
 extern "C" __global__ void gear_chosen_tiles(const i64 *prefix, i64 by_anchor, const u8 *chosen, i64 count, i64 *sums) {
     sum_tiles(Chosen{prefix, by_anchor, chosen}, count, sums);
 }
@@ -245,7 +251,7 @@ extern "C" __global__ void gear_chosen_prefix(const i64 *prefix, i64 by_anchor, 
     scan_tiles(Chosen{prefix, by_anchor, chosen}, count, sums, Put{out});
 }
 
-// sums[t] = the sums before tile t, sums[tiles] all of them. One block.
+// sums[t] = the sum of the tiles before t; sums[tiles] = the sum of all tiles. One block.
 extern "C" __global__ void gear_scan_tiles(i64 *sums, i64 tiles) {
     i64 base = 0, total;
     for (i64 first = 0; first < tiles; first += blockDim.x) {
@@ -257,11 +263,11 @@ extern "C" __global__ void gear_scan_tiles(i64 *sums, i64 tiles) {
     if (threadIdx.x == 0) sums[tiles] = base;
 }
 
-// guide[b] = the episode of point b << shift, the last point's at the end; uint32 [size], see PrefixTable.
+// guide[b] = the episode of point b << shift; the last entry is for the last point. uint32 [size], see PrefixTable.
 extern "C" __global__ void gear_fill_guide(const i64 *prefix, i64 episodes, i64 shift, u32 *guide, i64 size) {
     i64 last = prefix[episodes] - 1;
     for (i64 b = thread(); b < size; b += thread_count()) {
-        // The last episode that begins at the point or before; of those without quanta the one after them.
+        // The last episode that begins at or before the point. Episodes of weight 0 begin where the next one does.
         i64 point = min(b << shift, last), low = 0, high = episodes - 1;
         while (low < high) {
             i64 middle = (low + high + 1) >> 1;
@@ -275,7 +281,7 @@ extern "C" __global__ void gear_fill_guide(const i64 *prefix, i64 episodes, i64 
     }
 }
 
-// Of the keys with the leading bits found so far, counts those of each value of the next eight; round 0 to 7.
+// Counts the keys with the known leading bits, for each value of the next eight bits. round: 0 to 7.
 extern "C" __global__ void gear_largest_count(const double *values, const i64 *prefix, i64 count, Largest *state,
                                               i64 round) {
     __shared__ u32 counts[256];
@@ -294,8 +300,9 @@ extern "C" __global__ void gear_largest_count(const double *values, const i64 *p
     }
 }
 
-// Finds the next eight bits. One thread. Before round 0 `left` is k and all else 0; after round 7 `leading` is the k-th
-// largest key and `left` how many of those equal to it are taken. Where `usable` is below k the rest has no meaning.
+// Finds the next eight bits. One thread. Before round 0, `left` is k and all other fields are 0. After round 7,
+// `leading` is the k-th largest key, and `left` is the number of keys equal to it that are taken. If `usable` is below
+// k, the other fields are undefined.
 extern "C" __global__ void gear_largest_pick(Largest *state, i64 round) {
     u64 all = 0, above = 0;
     for (u32 i = 0; i < 256; i++) all += state->counts[i];
@@ -307,27 +314,27 @@ extern "C" __global__ void gear_largest_pick(Largest *state, i64 round) {
     for (u32 i = 0; i < 256; i++) state->counts[i] = 0;
 }
 
-// sums, int64 [tiles + 1]: how many values of each tile equal the k-th largest.
+// sums, int64 [tiles + 1]: receives the number of values in each tile that equal the k-th largest.
 extern "C" __global__ void gear_largest_tiles(const double *values, const i64 *prefix, i64 count, const Largest *state,
                                               i64 *sums) {
     sum_tiles(Ties{{values, prefix}, state->leading}, count, sums);
 }
 
-// chosen, uint8 [count]: 1 for the k largest values, of equal ones the first.
+// chosen, uint8 [count]: receives 1 for the k largest values; ties go to the first episode.
 extern "C" __global__ void gear_largest_mark(const double *values, const i64 *prefix, i64 count, const Largest *state,
                                              const i64 *sums, u8 *chosen) {
     Ranked ranked = {values, prefix};
     scan_tiles(Ties{ranked, state->leading}, count, sums, Mark{ranked, state->leading, (i64)state->left, chosen});
 }
 
-// Level 0 of a tree, from weights.
+// Fills level 0 of a tree from weights.
 extern "C" __global__ void gear_fill_leaves(const double *weights, const i64 *prefix, i64 by_anchor, i64 low, i64 high,
                                             i64 count, i64 *nodes) {
     Weights all = scaled(weights, prefix, by_anchor, low, high);
     for (i64 i = thread(); i < count; i += thread_count()) nodes[i] = all(i);
 }
 
-// A level of a tree, `count` nodes, from the one below it.
+// Fills a level of a tree, `count` nodes, from the level below.
 extern "C" __global__ void gear_fill_level(const i64 *below, i64 *above, i64 count) {
     for (i64 i = thread(); i < count; i += thread_count()) {
         i64 total = 0;
@@ -336,9 +343,9 @@ extern "C" __global__ void gear_fill_level(const i64 *below, i64 *above, i64 cou
     }
 }
 
-// Puts the rows of an update, int64 [m], into `table`, int64 [2 * size]: rows, and the last entry of each that was put
-// in; links, int64 [m], lead from each entry to the one put in before it. `table` is all ones (-1) before; size: a power
-// of two, twice m at least.
+// Inserts the rows of an update, int64 [m], into a hash table. table: int64 [2 * size], all -1; receives the rows, and
+// the entry of each row that was inserted last. size: a power of two, at least 2 m. links: int64 [m]; receives for each
+// entry the entry of the same row that was inserted before it.
 extern "C" __global__ void gear_put_index(const i64 *rows, i64 m, i64 *table, i64 size, i64 *links) {
     for (i64 i = thread(); i < m; i += thread_count()) {
         i64 at = first_place(size, rows[i]);
@@ -351,10 +358,10 @@ extern "C" __global__ void gear_put_index(const i64 *rows, i64 m, i64 *table, i6
     }
 }
 
-// Sets the weights of rows, int64 [m], to values, float64 [m], the last value of one counting, and the nodes of the
-// tree of their quanta above them; before[i], float64 [m]: the weight there was before entry i. `table` and `links` as
-// gear_put_index left them. change[0:2] = what the quanta changed by (float64), and the number of positive ones.
-// levels = 0: there is no tree, and running sums are made anew afterwards.
+// Sets the weights of rows, int64 [m], to values, float64 [m], and updates the nodes of the tree. If a row occurs
+// twice, its last value counts. before[i], float64 [m]: receives the weight before entry i. table, links: the results
+// of gear_put_index. change[0:2]: receive the changes of the total integer weight (float64) and of the number of
+// positive integer weights. levels = 0: there is no tree, and the caller computes the running sums again.
 extern "C" __global__ void gear_put(double *weights, const i64 *prefix, i64 by_anchor, i64 low, i64 high,
                                     const i64 *rows, const double *values, i64 m, const i64 *starts, i64 levels,
                                     i64 *nodes, double *before, const i64 *table, i64 size, const i64 *links,
@@ -369,7 +376,7 @@ extern "C" __global__ void gear_put(double *weights, const i64 *prefix, i64 by_a
             if (j < i) previous = max(previous, j);
         }
         if (previous != NONE) before[i] = values[previous];
-        // Whoever comes last of an episode's does what there is to do once.
+        // The last entry of an episode does the work that must be done once.
         if (!last) continue;
         double there = weights[row];
         before[first] = there, weights[row] = values[i];

@@ -1,11 +1,12 @@
-// Selection on a GPU: the windows of a batch drawn by a thread a slot, the same integers as gear_data.kernels.cpu.windows.
+// Selection on a GPU: the windows of a batch, one thread for each slot. The integers are the same as those of
+// gear_data.kernels.cpu.windows.
 //
-// A plan has the fields of gear_data.kernels.cpu.windows, in their order, with addresses that the device can read. The
-// tables they point to are made by priorities.cu, or copied. Slots are independent of each other, but for draws without
-// replacement, which take three launches: gear_draw_episodes, gear_make_distinct, gear_finish_windows.
+// A plan holds addresses that the device can read. Its tables are copied to the device, or built by priorities.cu.
+// Slots are independent, except in draws without replacement. These take three launches: gear_draw_episodes,
+// gear_make_distinct, gear_finish_windows.
 //
-// `out` is int64 [3 or 4, count]: episode ids, first steps, lengths, and probabilities (float64) where `rows` is 4.
-// Needs no include.
+// out: int64 [3 or 4, count], receives episode ids, first steps, lengths, and probabilities (float64) if `rows` is 4.
+// This file includes no headers.
 
 typedef unsigned int u32;
 typedef long long i64;
@@ -14,18 +15,19 @@ typedef unsigned long long u64;
 namespace {
 
 const u32 LANES = 32, WHOLE = 0xFFFFFFFF;
-const u64 NOBODY = ~0ULL;
+const u64 NO_SLOT = ~0ULL;
 
-// What a counter is drawn for, see gear_data.kernels.cpu.random.
+// Random domains, see gear_data.kernels.cpu.random.
 enum { DOMAIN_FEISTEL = 3, DOMAIN_ANCHOR = 5, DOMAIN_PLACE = 6 };
 enum { WITHIN_OFFSET, WITHIN_QUOTIENT, WITHIN_DRAWN };
 enum { ANCHOR_START, ANCHOR_END, ANCHOR_RANDOM };
 const u32 FEISTEL_ROUNDS = 12;
-// Rejected repeats after which a slot draws from what the earlier slots have left.
+// After this many rejected repeats a slot draws from the weight that the earlier slots left.
 const u32 MAX_REPEATS = 32;
 const u32 ARITY_BITS = 4;
 const i64 BLOCK_BITS = 512, BLOCK_WORDS = BLOCK_BITS / 64;
 
+// WINDOW_PLAN of gear_data.kernels.window_plan: the same fields in the same order.
 struct WindowPlan {
     u64 seed;
     i64 domain, episodes;
@@ -44,7 +46,7 @@ static_assert(sizeof(WindowPlan) == 23 * sizeof(i64), "a plan");
 __device__ i64 thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ i64 thread_count() { return (i64)gridDim.x * blockDim.x; }
 
-// Random numbers: Philox4x32-10, as gear_data.kernels.cpu.random
+// Random numbers: Philox4x32-10, as in gear_data.kernels.cpu.random
 
 __device__ void philox(u32 c[4], u32 k0, u32 k1) {
     for (u32 round = 0; round < 10; round++) {
@@ -64,7 +66,7 @@ __device__ u64 word64(u64 seed, i64 domain, i64 step, i64 slot, u32 attempt) {
     return (u64)c[1] << 32 | c[0];
 }
 
-// Lemire's multiply and reject: the number below `bound` of a word, and whether it counts.
+// Lemire's multiply and reject. `number` receives a number below `bound`. Returns whether it is accepted.
 __device__ bool accepted(u64 word, u64 bound, i64 &number) {
     u64 low = word * bound;
     number = (i64)__umul64hi(word, bound);
@@ -89,7 +91,7 @@ __device__ void find_in_tree(const WindowPlan &plan, i64 point, i64 &episode, i6
     episode = node, rest = point;
 }
 
-// The episode of a point, and how many quanta it has before that one.
+// Finds the episode of a point, and the point's offset in the episode's interval.
 __device__ void find(const WindowPlan &plan, i64 point, i64 &episode, i64 &rest) {
     if (plan.nodes) {
         find_in_tree(plan, point, episode, rest);
@@ -111,7 +113,7 @@ __device__ i64 int_weight_of(const WindowPlan &plan, i64 episode) {
     return plan.nodes ? plan.nodes[episode] : plan.prefix[episode + 1] - plan.prefix[episode];
 }
 
-// How many bits before `place` are set.
+// Returns the number of set bits before `place`.
 __device__ i64 rank(const WindowPlan &plan, i64 place) {
     i64 block = place / BLOCK_BITS, count = plan.ranks[block];
     for (i64 word = block * BLOCK_WORDS; word < place >> 6; word++) count += __popcll(plan.words[word]);
@@ -119,7 +121,7 @@ __device__ i64 rank(const WindowPlan &plan, i64 place) {
     return count;
 }
 
-// The place of set bit `number`, counted over the whole mask, known to lie in first to last - 1.
+// Returns the place of set bit `number` of the whole mask. The caller knows that it lies in [first, last).
 __device__ i64 select(const WindowPlan &plan, i64 first, i64 last, i64 number) {
     i64 low = first / BLOCK_BITS, high = (last - 1) / BLOCK_BITS;
     while (low < high) {
@@ -137,8 +139,9 @@ __device__ i64 select(const WindowPlan &plan, i64 first, i64 last, i64 number) {
     return (word << 6) + __popcll((value & (0 - value)) - 1);
 }
 
-// From an episode and quanta before the drawn one in it to the slot's window.
-__device__ void finish(const WindowPlan &plan, i64 step, i64 slot, i64 episode, i64 rest, i64 *out, i64 count, i64 rows) {
+// Writes the window of a slot, given the episode and the point's offset in the episode's interval.
+__device__ void finish(const WindowPlan &plan, i64 step, i64 slot, i64 episode, i64 rest, i64 *out, i64 count,
+                       i64 rows) {
     i64 begin = plan.offsets[episode], length = plan.offsets[episode + 1] - begin, number = rest;
     if (plan.within != WITHIN_OFFSET) {
         i64 int_weight = int_weight_of(plan, episode), anchors = plan.counts[episode + 1] - plan.counts[episode];
@@ -167,7 +170,7 @@ __device__ void finish(const WindowPlan &plan, i64 step, i64 slot, i64 episode, 
     out[2 * count + slot] = taken;
 }
 
-// Draws without replacement. Who holds an episode is in a hash table: episodes, and the first slot of each.
+// Draws without replacement. A hash table holds the episodes, and the first slot that drew each episode.
 
 struct Holders {
     u64 *episodes, *slots;
@@ -175,23 +178,23 @@ struct Holders {
 
     __device__ u64 place(i64 episode) const { return ((u64)episode * 0x9E3779B97F4A7C15ULL >> 20) & mask; }
 
-    // Where the episode is, or would be put.
+    // Returns the entry that holds the episode, or that is free for it.
     __device__ u64 find(i64 episode) const {
         u64 at = place(episode);
-        while (episodes[at] != NOBODY && episodes[at] != (u64)episode) at = (at + 1) & mask;
+        while (episodes[at] != NO_SLOT && episodes[at] != (u64)episode) at = (at + 1) & mask;
         return at;
     }
 
     __device__ void offer(i64 episode, i64 slot) const {
         for (u64 at = place(episode);; at = (at + 1) & mask) {
-            u64 there = atomicCAS(episodes + at, NOBODY, (u64)episode);
-            if (there != NOBODY && there != (u64)episode) continue;
+            u64 there = atomicCAS(episodes + at, NO_SLOT, (u64)episode);
+            if (there != NO_SLOT && there != (u64)episode) continue;
             atomicMin(slots + at, (u64)slot);
             return;
         }
     }
 
-    // The slot that holds the episode; NOBODY is larger than any.
+    // Returns the slot that holds the episode. NO_SLOT is larger than every slot.
     __device__ u64 of(i64 episode) const { return slots[find(episode)]; }
 };
 
@@ -206,8 +209,9 @@ __device__ void take(const Holders &holders, i64 *out, i64 count, i64 slot, i64 
     out[slot] = episode, out[count + slot] = point, out[2 * count + slot] = rest;
 }
 
-// Draws a slot anew, by a whole warp: a lane an attempt. All slots before it are as they will be.
-__device__ void draw_again(const WindowPlan &plan, const Holders &holders, i64 step, i64 *out, i64 count, i64 slot, u32 lane) {
+// Draws a slot again, by a whole warp with one attempt for each lane. All earlier slots must be final.
+__device__ void draw_again(const WindowPlan &plan, const Holders &holders, i64 step, i64 *out, i64 count, i64 slot,
+                           u32 lane) {
     u32 attempt = 0, repeats = 0;
     i64 total = *plan.total, point, episode, rest;
     while (repeats < MAX_REPEATS) {
@@ -215,7 +219,7 @@ __device__ void draw_again(const WindowPlan &plan, const Holders &holders, i64 s
         find(plan, point, episode, rest);
         bool repeat = counts && holders.of(episode) < (u64)slot;
         u32 free = __ballot_sync(WHOLE, counts && !repeat), taken = __ballot_sync(WHOLE, repeat);
-        // Repeats before the first that is free; after so many the rest is not looked at.
+        // Keeps only the repeats before the first free episode.
         if (free) taken &= (free & (0 - free)) - 1;
         if (repeats + (u32)__popc(taken) >= MAX_REPEATS) {
             for (; repeats + 1 < MAX_REPEATS; repeats++) taken &= taken - 1;
@@ -229,7 +233,7 @@ __device__ void draw_again(const WindowPlan &plan, const Holders &holders, i64 s
         }
         repeats += (u32)__popc(taken), attempt += LANES;
     }
-    // From the quanta not taken, laid end to end.
+    // Draws from the free points, laid end to end.
     i64 held = 0;
     for (i64 i = lane; i < slot; i += LANES) held += int_weight_of(plan, out[i]);
     i64 bound = total - warp_sum(held);
@@ -240,7 +244,7 @@ __device__ void draw_again(const WindowPlan &plan, const Holders &holders, i64 s
         attempt += LANES;
     } while (!free);
     i64 among = __shfl_sync(WHOLE, point, __ffs((int)free) - 1), before = -1;
-    // The least place that is as far on as there are taken quanta before it.
+    // Moves the point past all taken intervals that begin before it.
     for (point = among; point != before;) {
         before = point, held = 0;
         for (i64 i = lane; i < slot; i += LANES) {
@@ -256,17 +260,17 @@ __device__ void draw_again(const WindowPlan &plan, const Holders &holders, i64 s
 
 // Orders
 
-// The finalizer of SplitMix64.
+// SplitMix64's finalizer.
 __device__ u64 mix(u64 z) {
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ULL;
     z = (z ^ z >> 27) * 0x94D049BB133111EBULL;
     return z ^ z >> 31;
 }
 
-// The first step after `above` of those listed, -1 if none.
-__device__ i64 next_step(const int *list, const int *following, i64 number, i64 above) {
+// Returns the smallest step above `above` in the list of a number, or -1.
+__device__ i64 next_step(const int *list, const int *next_in_list, i64 number, i64 above) {
     i64 least = -1;
-    for (i64 i = list[number]; i >= 0; i = following[i]) {
+    for (i64 i = list[number]; i >= 0; i = next_in_list[i]) {
         if (i > above && (least < 0 || i < least)) least = i;
     }
     return least;
@@ -274,17 +278,17 @@ __device__ i64 next_step(const int *list, const int *following, i64 number, i64 
 
 }  // namespace
 
-// Four words of Philox4x32-10 for each of `count` counters and keys, uint32 [count, 6].
-extern "C" __global__ void gear_philox(const u32 *given, u32 *out, i64 count) {
+// out = four words of Philox4x32-10 for each of `count` counters and keys, uint32 [count, 6].
+extern "C" __global__ void gear_philox(const u32 *inputs, u32 *out, i64 count) {
     for (i64 i = thread(); i < count; i += thread_count()) {
         u32 c[4];
-        for (u32 j = 0; j < 4; j++) c[j] = given[6 * i + j];
-        philox(c, given[6 * i + 4], given[6 * i + 5]);
+        for (u32 j = 0; j < 4; j++) c[j] = inputs[6 * i + j];
+        philox(c, inputs[6 * i + 4], inputs[6 * i + 5]);
         for (u32 j = 0; j < 4; j++) out[4 * i + j] = c[j];
     }
 }
 
-// The windows that a plan draws for slots 0 to count - 1 of `step`, with replacement.
+// Draws the windows of slots 0 to count - 1 of `step`, with replacement.
 extern "C" __global__ void gear_draw_windows(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
         i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
@@ -293,7 +297,7 @@ extern "C" __global__ void gear_draw_windows(const WindowPlan *plan, i64 step, i
     }
 }
 
-// out[0:3] = the episodes that the slots draw, the quanta, and the quanta before those in the episodes.
+// out[0:3] = (the slots' episodes, points, and offsets of the points in the episodes' intervals).
 extern "C" __global__ void gear_draw_episodes(const WindowPlan *plan, i64 step, i64 *out, i64 count) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
         i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
@@ -302,14 +306,15 @@ extern "C" __global__ void gear_draw_episodes(const WindowPlan *plan, i64 step, 
     }
 }
 
-// Of what gear_draw_episodes gave, draws anew every slot whose episode an earlier one has. One block, of any number of
-// warps. `table`: [2 * size], memory to work in; size: a power of two, four times `count` at least.
+// Draws again every slot of gear_draw_episodes' result whose episode an earlier slot has. One block of any number of
+// warps. table: [2 * size], working memory; size: a power of two, at least 4 * count.
 //
-// One slot after the other would be what this means. But a slot that nobody before it is in the way of stays as it is:
-// only the others are gone through, in order, and those that one of these newly is in the way of.
-extern "C" __global__ void gear_make_distinct(const WindowPlan *plan, i64 step, i64 *out, i64 count, u64 *table, i64 size) {
+// The result is that of going through all slots in order. A slot whose episode no earlier slot has stays as it is, so
+// the kernel goes through the other slots only, and through slots that a new draw of an earlier slot displaces.
+extern "C" __global__ void gear_make_distinct(const WindowPlan *plan, i64 step, i64 *out, i64 count, u64 *table,
+                                              i64 size) {
     Holders holders = {table, table + size, (u64)size - 1};
-    for (i64 i = threadIdx.x; i < 2 * size; i += blockDim.x) table[i] = NOBODY;
+    for (i64 i = threadIdx.x; i < 2 * size; i += blockDim.x) table[i] = NO_SLOT;
     __syncthreads();
     for (i64 slot = threadIdx.x; slot < count; slot += blockDim.x) holders.offer(out[slot], slot);
     __syncthreads();
@@ -326,14 +331,14 @@ extern "C" __global__ void gear_make_distinct(const WindowPlan *plan, i64 step, 
     }
 }
 
-// The windows of what gear_draw_episodes gave, perhaps made distinct, in its place.
+// Turns the result of gear_draw_episodes or gear_make_distinct into windows, in place.
 extern "C" __global__ void gear_finish_windows(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
         finish(*plan, step, slot, out[slot], out[2 * count + slot], out, count, rows);
     }
 }
 
-// The windows of the quanta with the numbers out[1], in slots 0 to count - 1 of `step`.
+// Finds the windows of the points out[1], in slots 0 to count - 1 of `step`.
 extern "C" __global__ void gear_windows_of_points(const WindowPlan *plan, i64 step, i64 *out, i64 count) {
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
         i64 episode, rest;
@@ -351,7 +356,9 @@ extern "C" __global__ void gear_in_order(i64 first, i64 *out, i64 count) {
 extern "C" __global__ void gear_permuted(u64 seed, i64 epoch, i64 first, u64 size, i64 *out, i64 count) {
     __shared__ u64 keys[FEISTEL_ROUNDS];
     if (threadIdx.x == 0) {
-        for (u32 round = 0; round < FEISTEL_ROUNDS; round++) keys[round] = word64(seed, DOMAIN_FEISTEL, epoch, round, 0);
+        for (u32 round = 0; round < FEISTEL_ROUNDS; round++) {
+            keys[round] = word64(seed, DOMAIN_FEISTEL, epoch, round, 0);
+        }
     }
     __syncthreads();
     u32 bits = 1;
@@ -374,26 +381,26 @@ extern "C" __global__ void gear_permuted(u64 seed, i64 epoch, i64 first, u64 siz
     }
 }
 
-// out = a permutation of 0..size-1 by Fisher and Yates, as gear_data.kernels.cpu.random.shuffled makes it one step after the
-// other. One block. `work`: int32 [3 * size], memory to work in; size below 2^31.
+// out = a permutation of 0..size-1 by Fisher and Yates, equal to that of gear_data.kernels.cpu.random.shuffled. One
+// block. work: int32 [3 * size], working memory; size below 2^31.
 //
-// Step i (from the last down to 1) swaps numbers i and j = below(i + 1), and then number i stays. What it gets is what
-// is at j by then: j itself, unless a step before (a larger one) has put something there, of those the last one; which
-// is what had been at that step's own place, and so on.
+// Step i (from the last down to 1) swaps the numbers at i and at j = below(i + 1); then the number at i is final. That
+// number is j itself, unless a larger step k wrote to place j before. The last such step wrote the number that stood at
+// its own place k, so the search continues there.
 extern "C" __global__ void gear_shuffled(u64 seed, i64 domain, i64 epoch, i64 *out, i64 size, int *work) {
-    int *swapped = work, *list = work + size, *following = work + 2 * size;
+    int *swapped = work, *list = work + size, *next_in_list = work + 2 * size;
     for (i64 i = threadIdx.x; i < size; i += blockDim.x) {
         swapped[i] = i ? (int)below(seed, domain, epoch, i, i + 1) : 0;
         list[i] = -1;
     }
     __syncthreads();
-    for (i64 i = threadIdx.x; i < size; i += blockDim.x) following[i] = atomicExch(list + swapped[i], (int)i);
+    for (i64 i = threadIdx.x; i < size; i += blockDim.x) next_in_list[i] = atomicExch(list + swapped[i], (int)i);
     __syncthreads();
     for (i64 i = threadIdx.x; i < size; i += blockDim.x) {
         i64 number = swapped[i];
-        for (i64 step = next_step(list, following, number, i); step >= 0;) {
+        for (i64 step = next_step(list, next_in_list, number, i); step >= 0;) {
             number = step;
-            step = next_step(list, following, number, number);
+            step = next_step(list, next_in_list, number, number);
         }
         out[i] = number;
     }
