@@ -14,7 +14,7 @@ from gear_data.selection.samplers import Selector
 from gear_data.selection.samplers.weighted import WeightedSelector
 
 if TYPE_CHECKING:
-    from gear_data.residency.device.collector import Later
+    from gear_data.residency.device.buffers import DeferredCount
 
 
 class Meter:
@@ -29,7 +29,7 @@ class Meter:
         self._windows = 0
         self._padded = 0
         self._valid = 0
-        self._later: deque[Later] = deque()
+        self._later: deque[DeferredCount] = deque()
         self._waited = 0.0
         self._seconds = 0.0
         self._resumed = 0.0
@@ -53,7 +53,7 @@ class Meter:
             self._later.append(built.valid_bytes)
             # The number is known when the memory of its batch is used again.
             while self._later[0].known:
-                self._valid += self._later.popleft().settle()
+                self._valid += self._later.popleft().wait()
         self._waited += waited
         if built.sources is not None:
             self._sources += built.sources
@@ -67,7 +67,7 @@ class Meter:
             mixture also `mixture`, each dataset's share of the windows.
         """
         while self._later:
-            self._valid += self._later.popleft().settle()
+            self._valid += self._later.popleft().wait()
         seconds = self._seconds or float("inf")
         result: dict[str, Any] = {
             "batches": self._batches,

@@ -1,8 +1,8 @@
-"""Residency: where the bytes of the columns live.
+"""Residency: the memory that holds the bytes of the columns.
 
-`mmap`: in the page cache, mapped on first touch. `host`: in memory that every process of this host shares. `pinned`:
-there too, registered for a GPU to read in place. `device`: in a GPU's memory as well. `tiered`: each part where a plan
-has it.
+`mmap`: the page cache; shards are mapped at first use. `host`: one copy in memory that all processes of this machine
+share. `pinned`: the same copy, registered so that a GPU reads it in place. `device`: a GPU's memory. `tiered`: each
+part of the columns where a `ResidencyPlan` puts it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ __all__ = [
     "open_shards",
 ]
 
-#: Residency -> where the CPU reads the columns.
-_ON_THE_HOST = {"mmap": "mmap", "host": "host", "pinned": "host", "device": "mmap"}
-#: What `gear_data.open` takes.
-RESIDENCIES = tuple(_ON_THE_HOST)
+#: Residency -> the residency by which the CPU reads the columns.
+_HOST_RESIDENCY = {"mmap": "mmap", "host": "host", "pinned": "host", "device": "mmap"}
+#: The residencies that `gear_data.open` takes.
+RESIDENCIES = tuple(_HOST_RESIDENCY)
 
 
 def host_residency(residency: str) -> str:
-    """`mmap` or `host`: where the CPU reads the columns of a residency.
+    """Returns the residency, `mmap` or `host`, by which the CPU reads the columns of a residency.
 
     Raises:
-        UnknownNameError: no such residency.
+        UnknownNameError: unknown residency.
     """
-    if residency not in _ON_THE_HOST:
+    if residency not in _HOST_RESIDENCY:
         raise unknown_name("residency", residency, RESIDENCIES)
-    return _ON_THE_HOST[residency]
+    return _HOST_RESIDENCY[residency]
 
 
 def open_shards(
@@ -59,13 +59,19 @@ def open_shards(
     shards: tuple[ShardEntry, ...],
     bad: frozenset[str] = frozenset(),
 ) -> Shards:
-    """The shards of a dataset, in the memory of this machine that the residency says: `mmap` or `host`. `bad` are files
-    that are not read: zeros stand for them.
+    """Opens the shards of a dataset in this machine's memory.
+
+    Args:
+        residency: `mmap` or `host`.
+        files: the shards' files.
+        schema: the columns.
+        shards: the manifest's entries.
+        bad: files that are not read; zeros stand for them.
 
     Raises:
-        UnknownNameError: no such residency.
-        HostMemoryError: `host`, and too little memory.
-        CorruptShardError: `host`, which reads them all, and a shard cannot be read.
+        UnknownNameError: unknown residency.
+        HostMemoryError: `host`, and there is too little memory.
+        CorruptShardError: `host`, and a shard cannot be read.
     """
     if residency not in ("mmap", "host"):
         raise unknown_name("residency", residency, ("mmap", "host"))

@@ -1,12 +1,12 @@
-"""How much memory this process can still have."""
+"""The memory that is still available to this process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Of control groups, version 2 and 1, as a container sees its own: limit, use, statistics, and the names in there of
-#: what counts as used and is given back when it is needed: pages of files.
+#: Files of control groups, version 2 and 1, as a container sees its own group: limit, use, statistics, and the prefix
+#: of the statistics' names for file pages. File pages count as used, but the kernel frees them when memory is needed.
 _GROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", ""),
     (
@@ -19,8 +19,10 @@ _GROUPS = (
 
 
 def available_memory() -> int:
-    """Bytes that can be used without swapping: the machine's `MemAvailable`, or less where a control group's limit is
-    nearer."""
+    """Returns the bytes that can be used without swapping.
+
+    This is the machine's `MemAvailable`, or less if a control group's limit is lower.
+    """
     return min([_machine(), *_groups()])
 
 
@@ -35,7 +37,7 @@ def _groups() -> Iterator[int]:
             files = _fields(statistics)
             yield room + files[f"{prefix}inactive_file"] + files[f"{prefix}active_file"]
         except (OSError, ValueError, KeyError):
-            # No such group, or no limit ("max").
+            # There is no such group, or it has no limit ("max").
             continue
 
 

@@ -1,4 +1,4 @@
-"""Residency `mmap` of a remote dataset: shards are fetched on first touch, and let go when the cache is full."""
+"""Residency `mmap` of a remote dataset: shards are fetched at first use, and unmapped when the cache is full."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gear_data.storage.dataset_files import CachedFiles
 from gear_data.storage.manifest import ShardEntry
 from gear_data.storage.reader import MappedShards, ShardLease
 
-#: Seconds between two notes of one shard's use: the files' times tell all processes which one to remove first.
+#: Seconds between two records of a shard's use. The cache removes the file with the oldest time first.
 _NOTE_SECONDS = 1.0
 
 
 class CachedShards(MappedShards):
     """Shards of a remote dataset, mapped as long as the cache has their files.
 
-    Another thread may let a shard go at any time, and map it elsewhere later: addresses are good for the holder of a
-    lease alone, so `addresses` stays empty. No locks, which a fork could leave locked: what threads share are
-    dictionaries, and of those single operations that are atomic.
+    Another thread may unmap a shard at any time, and map it at another address later. So addresses are valid only for
+    the holder of a lease, and `addresses` stays empty. There are no locks, because a fork could leave a lock held:
+    threads share dictionaries, and use only atomic operations on them.
 
     Args:
         schema, shards, map_shard: see `MappedShards`.
-        files: what `map_shard` takes its files from.
+        files: the cache that `map_shard` uses.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class CachedShards(MappedShards):
         self._noted: dict[int, float] = {}
 
     def touch(self, shard: int) -> pa.Buffer:
-        """Maps a shard: it stays mapped as long as the buffer lives. Safe to call from several threads."""
+        """Maps a shard, as long as the buffer lives. Safe to call from several threads."""
         buffer = self._buffers.get(shard)
         if buffer is None:
             buffer = self._buffers.setdefault(shard, self._map_shard(shard))
             self._noted[shard] = time.monotonic()
-            # Room was made for it: what else is mapped may have no file any more, and would keep the disk full.
-            for other in list(self._buffers):
-                if not self._files.holds(self._shards[other].entry):
-                    self._buffers.pop(other, None)
+            # The cache may have removed files for this one; a mapping of a removed file would keep the disk full.
+            for mapped in list(self._buffers):
+                if not self._files.holds(self._shards[mapped].entry):
+                    self._buffers.pop(mapped, None)
         elif time.monotonic() - self._noted.get(shard, 0.0) > _NOTE_SECONDS:
             self._noted[shard] = time.monotonic()
             if not self._files.mark_used(self._shards[shard].entry):
@@ -58,12 +58,12 @@ class CachedShards(MappedShards):
 
     @property
     def all_mapped(self) -> bool:
-        """Never: any of them may be let go."""
+        """Always False: any shard may be unmapped."""
         return False
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
         buffers = [self.touch(shard) for shard in shards]
-        # Rows of other shards stay as they come: nobody looks at them.
+        # Rows of other shards stay uninitialised: nobody reads them.
         addresses = np.empty(self.addresses.shape, np.int64)
         for shard, buffer in zip(shards, buffers, strict=True):
             addresses[shard] = self._addresses_in(shard, buffer)

@@ -1,4 +1,4 @@
-"""Residency `host`: one copy of a dataset's columns a machine, in shared memory, mapped by all its processes."""
+"""Residency `host`: one copy of the columns on each machine, in shared memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gear_data.storage.reader import MappedShards
 from gear_data.storage.variable import OFFSET_BYTES
 
 _ALIGNMENT = 256
-#: Bytes a thread copies before it takes the next piece, and bytes it copies at once: those stay in the cache.
+#: Bytes of a thread's task, and bytes that a thread copies at a time, which stay in the cache.
 _PIECE = 64 << 20
 _CHUNK = 256 << 10
 _THREADS = 4
@@ -30,23 +30,31 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class _CopyRange:
-    """`count` bytes from byte `start` of a shard's file, that go to byte `place` of the segment."""
+    """`count` bytes from byte `start` of a shard's file, which go to byte `target` of the segment."""
 
     entry: FileEntry
     start: int
-    place: int
+    target: int
     count: int
 
 
 def host_shards(
     files: DatasetFiles, schema: Schema, shards: tuple[ShardEntry, ...], bad: frozenset[str] = frozenset()
 ) -> MappedShards:
-    """The shards of a dataset, every column at a multiple of 256 bytes of one segment of shared memory, which the first
-    process of this machine fills and the others map. In place of the files `bad` there are zeros.
+    """Maps the shards of a dataset in one segment of shared memory.
+
+    The first process of this machine fills the segment, and the others map it. Every column begins at a multiple of 256
+    bytes.
+
+    Args:
+        files: the shards' files.
+        schema: the columns.
+        shards: the manifest's entries.
+        bad: files that are not read; zeros stand for them.
 
     Raises:
         HostMemoryError: there is too little memory for a copy.
-        CorruptShardError: a shard is missing, cut short, or cannot be read.
+        CorruptShardError: a shard is missing, truncated, or cannot be read.
     """
     pieces, places, size = _layout(schema, shards)
     pieces = [piece for piece in pieces if piece.entry.file not in bad]
@@ -60,7 +68,7 @@ def host_shards(
 
 
 def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_CopyRange], tuple[ShardEntry, ...], int]:
-    """What is copied; the shards with their places in the segment for those in the files; the segment's bytes."""
+    """Returns the ranges to copy, the shards with their offsets in the segment, and the segment's bytes."""
     pieces: list[_CopyRange] = []
     end = HEADER_BYTES
 
@@ -89,8 +97,7 @@ def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_CopyRan
 
 
 def _key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad: frozenset[str]) -> str:
-    """Names a copy: another place, other contents by their checksums, files written anew or other columns give another
-    name."""
+    """Returns a key for a copy. Another folder, other checksums, rewritten files or other columns change the key."""
     digest = xxhash.xxh3_128(json.dumps(schema.to_json()).encode())
     for shard in shards:
         known = ["bad"] if shard.entry.file in bad else [shard.to_json(), *files.identity(shard.entry)]
@@ -99,7 +106,7 @@ def _key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad:
 
 
 def _fill(descriptor: int, files: DatasetFiles, pieces: Sequence[_CopyRange]) -> None:
-    """Copies the pieces in several threads: one does not keep a fast disk busy, nor the memory."""
+    """Copies the pieces in several threads: one thread cannot use all of a fast disk, nor of the memory."""
     with (
         progress_bar(sum(piece.count for piece in pieces), "load", "B", None) as bar,
         ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool,
@@ -126,8 +133,8 @@ def _copy(descriptor: int, files: DatasetFiles, piece: _CopyRange) -> int:
             if not count:
                 raise CorruptShardError("the file ends before its columns", file=name, hint="restore it")
             try:
-                # Not through a mapping, where memory that has run out is a signal that ends the process.
-                written = os.pwrite(descriptor, chunk[:count], piece.place + done)
+                # Not through a mapping: there, a lack of memory is a signal that ends the process.
+                written = os.pwrite(descriptor, chunk[:count], piece.target + done)
             except OSError as error:
                 if error.errno not in (errno.ENOMEM, errno.ENOSPC):
                     raise

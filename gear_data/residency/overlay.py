@@ -1,4 +1,4 @@
-"""Shards with one column from elsewhere."""
+"""OverlayShards: shards with one column from other shards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gear_data.storage.reader import ShardLease
 
 
 class OverlayShards:
-    """Shards of which one column is that of other shards: in place of their own, or behind all of theirs.
+    """Shards with one column from other shards, which replaces one of their own columns or is appended.
 
     Args:
-        shards: most of the columns.
-        index: the column's place; the number of columns of `shards` for one more.
-        other: as many shards of as many steps, of one column.
+        shards: the shards with the other columns.
+        index: the column's index. The number of columns of `shards` appends the column.
+        other: shards with one column, and with the same steps.
     """
 
     def __init__(self, shards: Shards, index: int, other: Shards) -> None:
@@ -33,19 +33,19 @@ class OverlayShards:
 
     @cached_property
     def addresses(self) -> Int64Array:
-        """See `Shards`; to be asked for when all are mapped."""
+        """See `Shards`; valid when all shards are mapped."""
         return self._overlaid(self._shards.addresses, self._other.addresses)
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
-        mine, theirs = self._shards.lease(shards), self._other.lease(shards)
+        lease, other = self._shards.lease(shards), self._other.lease(shards)
         rows = list(shards)
         addresses = np.empty(self._shape, np.int64)
-        addresses[rows] = self._overlaid(mine.addresses[rows], theirs.addresses[rows])
-        return ShardLease(addresses, (mine, theirs))
+        addresses[rows] = self._overlaid(lease.addresses[rows], other.addresses[rows])
+        return ShardLease(addresses, (lease, other))
 
-    def _overlaid(self, mine: Int64Array, theirs: Int64Array) -> Int64Array:
-        """Rows of both. Of the column that is joined in, the first shards' own, if they have one, is left out."""
-        parts = (mine[:, : self._index], theirs[:, :1], mine[:, self._index + 1 :])
+    def _overlaid(self, addresses: Int64Array, other: Int64Array) -> Int64Array:
+        """Returns the addresses with the only column of `other` at the index."""
+        parts = (addresses[:, : self._index], other[:, :1], addresses[:, self._index + 1 :])
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     @property

@@ -1,4 +1,4 @@
-"""Which memory each part of a dataset belongs in, where the fastest does not hold all of it."""
+"""ResidencyPlan: the memory for each part of a dataset that the fastest memory cannot hold whole."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ import numpy.typing as npt
 from gear_data.schema import Schema
 from gear_data.selection.windows import Float64Array, Int64Array
 
-#: From the fastest to the slowest; a plan's `tier` counts in them.
+#: From the fastest to the slowest. A plan's `tier` holds indices of these.
 TIERS = ("device", "pinned", "disk")
 
-#: Episodes that stand together in a shard are placed together, up to so many bytes; or fewer, for so many extents.
+#: Contiguous episodes of a shard form an extent of up to _EXTENT_BYTES; extents of a small dataset are smaller, so that
+#: there are about _EXTENTS of them.
 _EXTENT_BYTES, _EXTENTS = 8 << 20, 1024
 
 
 @dataclass(frozen=True, eq=False)
 class ResidencyPlan:
-    """Where the columns of each extent, a run of episodes of one shard, belong.
+    """The memory tier of each extent's columns. An extent is a run of contiguous episodes of one shard.
 
     Attributes:
-        columns: names of the columns of a fixed size.
-        row_bytes: int64 [columns].
-        shard, first, last: int64 [extents]: rows first to last of a shard.
-        share: float64 [extents], 1 in sum: how much of what is drawn comes from each.
-        read: bool [columns]: those that batches are made of.
-        tier: uint8 [extents, columns], places in `TIERS`.
+        columns: names of the columns of fixed size.
+        row_bytes: int64 [columns], bytes of a row.
+        shard, first, last: int64 [extents], rows first to last of a shard.
+        share: float64 [extents], each extent's share of the drawn steps, with a sum of 1.
+        read: bool [columns], whether batches read the column.
+        tier: uint8 [extents, columns], indices in `TIERS`.
     """
 
     columns: tuple[str, ...]
@@ -46,17 +47,17 @@ class ResidencyPlan:
         return (self.last - self.first)[:, None] * self.row_bytes
 
     def bytes(self, tier: str) -> int:
-        """What belongs in a tier."""
+        """Returns the bytes in a tier."""
         return int(self.sizes[self.tier == TIERS.index(tier)].sum())
 
     def read_share(self, tier: str) -> float:
-        """The expected part of the bytes that batches are made of which a tier holds, 0 to 1."""
-        # A step of each column that is read, from each extent as often as it is drawn.
+        """Returns the expected share of the bytes of batches that come from a tier, 0 to 1."""
+        # The bytes of a step's read columns, weighted by how often each extent is drawn.
         expected = self.share[:, None] * (self.row_bytes * self.read)
         return float(expected[self.tier == TIERS.index(tier)].sum() / max(expected.sum(), np.finfo(float).tiny))
 
     def __str__(self) -> str:
-        lines = [f"{'tier':<8}{'MiB':>12}{'of what is read':>18}"]
+        lines = [f"{'tier':<8}{'MiB':>12}{'share of reads':>18}"]
         lines += [f"{t:<8}{self.bytes(t) / 2**20:>12,.1f}{self.read_share(t):>18.1%}" for t in TIERS]
         for index, name in enumerate(self.columns):
             held = [f"{self._part(index, t):.0%} {t}" for t in TIERS if self._part(index, t)]
@@ -76,18 +77,18 @@ def make_plan(
     device_bytes: int,
     host_bytes: int,
 ) -> ResidencyPlan:
-    """The plan that serves most of what is read from the fastest memory: a column of an extent goes before another if
-    each of its bytes is read more often; of equals, the one that stands first. What is never read stays on disk.
+    """Returns the plan that serves most reads from the fastest memory. A pure function.
 
-    A pure function. Greedy by use per byte, as one fills a knapsack whose pieces may be cut (Dantzig, 1957): it falls
-    short of the best by less than one piece.
+    Columns of extents are placed by reads per byte, most first; ties keep their order. Columns that are never read stay
+    on disk. This is the greedy solution of the fractional knapsack problem (Dantzig, 1957). The result is worse than
+    the best plan by less than one column of an extent.
 
     Args:
-        schema: of the dataset; columns of variable length are left out.
-        read: the columns that batches are made of.
+        schema: the dataset's columns; columns of variable length are left out.
+        read: the columns that batches read.
         placement: int64 [n] each: every episode's shard, the row there of its first step, and its steps.
-        shares: float64 [n]: how much of what is drawn comes from each episode; 1 in sum.
-        device_bytes, host_bytes: what may be taken of the memory of the GPU, and of pinned memory.
+        shares: float64 [n], each episode's share of the drawn steps, with a sum of 1.
+        device_bytes, host_bytes: the bytes of GPU memory and of pinned memory that the plan may use.
     """
     columns = schema.fixed_columns
     shard, first, last, share = _extents(placement, shares, max(1, sum(column.row_bytes for column in columns)))
@@ -109,12 +110,12 @@ def make_plan(
 def _extents(
     placement: tuple[Int64Array, Int64Array, Int64Array], shares: Float64Array, step_bytes: int
 ) -> tuple[Int64Array, Int64Array, Int64Array, Float64Array]:
-    """Shard, first and last row, and share of each run of episodes that stand together in a shard."""
+    """Returns (shard, first row, last row, share) of each extent."""
     order = np.lexsort((placement[1], placement[0]))
     shard, first, steps = (values[order] for values in placement)
     ends = np.cumsum(steps) * step_bytes
     size = min(_EXTENT_BYTES, -(-int(ends[-1]) // _EXTENTS))
-    # A new one at every multiple of the size, counted over all shards, and where a shard begins.
+    # An extent begins at every multiple of the size, counted over all shards, and wherever rows are not contiguous.
     begins = np.diff((ends - 1) // size, prepend=-1).astype(np.bool_)
     begins[1:] |= (shard[1:] != shard[:-1]) | (first[1:] != first[:-1] + steps[:-1])
     starts = np.flatnonzero(begins)
@@ -123,7 +124,7 @@ def _extents(
 
 
 def _first_that_fit(sizes: Int64Array, budget: int) -> npt.NDArray[np.bool_]:
-    """Which of these pieces are taken, in their order, while there is room; those too large are passed over."""
+    """Returns which pieces are taken: in order, while there is room. Pieces that are too large are skipped."""
     taken = np.zeros(len(sizes), np.bool_)
     start = 0
     while start < len(sizes):

@@ -103,7 +103,7 @@ class ShardReader:
         """Returns False: the CPU gathers into its own memory."""
         return False
 
-    def stage(self, rows: Sequence[StagedRows], stage: StagingBuffer) -> None:
+    def stage(self, rows: Sequence[StagedRows], staging: StagingBuffer) -> None:
         """Gathers rows into a staging buffer: see `StagingReader`."""
         wanted = np.unique(np.concatenate([each.shard[each.count > 0] for each in rows]))
         # Held until the end: another thread may release a shard of a remote dataset.
@@ -111,4 +111,4 @@ class ShardReader:
         for each in rows:
             some = each.count > 0
             sources = lease.addresses[each.shard, each.column] + each.first * each.row_bytes
-            cpu.gather.gather(sources[some], each.sizes[some], each.place)
+            cpu.gather.gather(sources[some], each.sizes[some], each.address)

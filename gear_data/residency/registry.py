@@ -1,8 +1,8 @@
-"""Who holds which segment of shared memory, so that other processes of the same user find it.
+"""The registry of shared memory: processes of one user find each other's segments.
 
-A segment has no name in any file system. Its holders note themselves in a small file in a folder that is private to
-the user, and a newcomer takes it from whichever holder still lives, through /proc/PID/fd/FD. A row that outlived its
-process is harmless, and dropped by the next one to come.
+A segment has no name in a file system. Each holder registers itself in a small file, in a folder that only the user
+can read. Another process opens the segment through a live holder's /proc/PID/fd/FD. The row of an ended process is
+harmless, and the next process removes it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that has a segment open: its id, when it began (clock ticks after boot, since ids are used again), its
-    file descriptor, and the inode that is open there."""
+    """A process that has a segment open.
+
+    Attributes:
+        pid: the process's id.
+        started: when the process started, in clock ticks after boot, because ids are used again.
+        descriptor: its file descriptor of the segment.
+        inode: the inode that is open there.
+    """
 
     pid: int
-    began: int
+    started: int
     descriptor: int
     inode: int
 
@@ -39,9 +45,9 @@ class Holder:
         return f"/proc/{self.pid}/fd/{self.descriptor}"
 
     def is_alive(self) -> bool:
-        """Whether the process lives and has it open still, as far as this process is let see."""
+        """Returns whether the process lives and has the segment open. True if this process may not look."""
         try:
-            return _began(self.pid) == self.began and os.stat(self.path).st_ino == self.inode
+            return _start_time(self.pid) == self.started and os.stat(self.path).st_ino == self.inode
         except PermissionError:
             return True
         except OSError:
@@ -49,18 +55,18 @@ class Holder:
 
 
 def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
-    """The file descriptor of the segment of this key and size: a living holder's, or a new one.
+    """Returns a file descriptor of the segment with this key and size: a live holder's, or a new segment's.
 
-    Of several processes that come at once one creates it, and the others wait. One that can reach no holder, or has no
-    private folder to look for them in, creates a segment of its own and logs that.
+    If several processes call this at the same time, one creates the segment, and the others wait. A process that can
+    reach no holder, or has no private folder, creates its own segment and logs a warning.
 
     Raises:
-        whatever `create` raises.
+        Exception: any error of `create`.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             folder = _registry_folder()
-            held.enter_context(locked(folder / f"{key}.lock"))
+            stack.enter_context(locked(folder / f"{key}.lock"))
             rows = folder / f"{key}-{_pid_namespace()}.json"
             holders = [holder for holder in _read(rows) if holder.is_alive()]
         except OSError as error:
@@ -69,9 +75,11 @@ def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
         descriptor = _reach(holders, key, size)
         if descriptor is None:
             if holders or any(path != rows for path in folder.glob(f"{key}-*.json")):
-                _log.warning("another copy in shared memory may be there, out of this process's reach: making its own")
+                _log.warning(
+                    "this process cannot reach another copy in shared memory, which may exist; it makes its own"
+                )
             descriptor = create()
-        own = Holder(os.getpid(), _began(os.getpid()), descriptor, os.fstat(descriptor).st_ino)
+        own = Holder(os.getpid(), _start_time(os.getpid()), descriptor, os.fstat(descriptor).st_ino)
         try:
             write_text(rows, json.dumps([astuple(holder) for holder in (*holders, own)]))
         except GearError as error:
@@ -80,13 +88,13 @@ def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
 
 
 def _reach(holders: list[Holder], key: str, size: int) -> int | None:
-    """The segment opened anew for reading through one of its holders; None where none lets this process."""
+    """Opens the segment for reading through one of its holders. Returns None if no holder allows it."""
     for holder in holders:
         try:
             descriptor = os.open(holder.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             continue
-        # Not by the row alone: the file is the user's, but what maps it will read addresses there.
+        # The row is not proof enough: check that the open file is the segment before anything maps it.
         if os.fstat(descriptor).st_ino == holder.inode and is_segment(descriptor, key, size):
             return descriptor
         os.close(descriptor)
@@ -101,16 +109,20 @@ def _read(path: Path) -> list[Holder]:
 
 
 def _registry_folder() -> Path:
-    """Returns the folder in which this user's processes list their segments. Raises OSError as `user_folder` does."""
+    """Returns the folder in which this user's processes register segments.
+
+    Raises:
+        OSError: see `user_folder`.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     return user_folder("gear-data-host", runtime if os.path.isdir(runtime) else None)
 
 
 def _pid_namespace() -> int:
-    """Process ids mean something within one namespace alone."""
+    """Returns this process's namespace: process ids are valid only within one namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def _began(pid: int) -> int:
-    # The name in parentheses may hold anything, spaces and parentheses too; starttime is field 22 (proc_pid_stat(5)).
+def _start_time(pid: int) -> int:
+    # The name in parentheses may contain spaces and parentheses; starttime is field 22, see proc_pid_stat(5).
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

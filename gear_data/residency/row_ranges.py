@@ -1,7 +1,7 @@
-"""Which rows of its episode a batch reads for a window: what is brought from where no kernel can read in place.
+"""The rows of its episode that a window reads, so that they can be staged if no kernel can read them in place.
 
-The rows that were brought lie packed. To the collector's kernel each window is then an episode of its own, whose rows
-lie there; so casts, padding, final observations and sums are made by the same code wherever the rows are from.
+Staged rows are packed. The collecting kernel then treats each window as an episode whose rows lie there. So the same
+code computes casts, padding, final observations and sums for all rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gear_data.selection.windows import Int64Array, Windows
 
 @dataclass(frozen=True)
 class RowRange:
-    """Which rows of its episode an output reads; see `gear_data.collection.output.Output`."""
+    """The rows of its episode that an output reads; see `gear_data.collection.output.Output`."""
 
     first: int
     width: int
@@ -29,31 +29,34 @@ class RowRange:
 
 @dataclass(frozen=True)
 class ColumnReads:
-    """Columns of which the same rows are read: from the first that any output reaches to the last."""
+    """Columns of which the same rows are read: from the first to the last row that any output reads."""
 
     columns: tuple[int, ...]
-    reaches: tuple[RowRange, ...]
+    ranges: tuple[RowRange, ...]
 
     def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """int64 [B] each: the first row of the episode, which has `total`, and how many."""
+        """Returns the first row and the number of rows that each window reads, int64 [B] each.
+
+        total: int64 [B], the steps of each window's episode.
+        """
         low, count = np.empty((2, len(total)), np.int64)
-        cpu.row_ranges.read_rows(windows.start, windows.length, total, self._numbers, low, count)
+        cpu.row_ranges.read_rows(windows.start, windows.length, total, self._ranges, low, count)
         return low, count
 
     @cached_property
-    def _numbers(self) -> Int64Array:
-        """int64 [outputs, 5], as `gear_data.kernels.cpu.row_ranges` takes them."""
-        return np.array([astuple(reach) for reach in self.reaches], np.int64)
+    def _ranges(self) -> Int64Array:
+        """int64 [outputs, 5], for `gear_data.kernels.cpu.row_ranges`."""
+        return np.array([astuple(row_range) for row_range in self.ranges], np.int64)
 
     @property
-    def most_rows(self) -> int:
-        """No window has more."""
-        last = max(reach.first + reach.width + max(reach.shift, 0) + reach.horizon - 1 for reach in self.reaches)
-        return last - min(reach.first + min(reach.shift, 0) for reach in self.reaches)
+    def max_rows(self) -> int:
+        """The most rows that a window reads."""
+        last = max(each.first + each.width + max(each.shift, 0) + each.horizon - 1 for each in self.ranges)
+        return last - min(each.first + min(each.shift, 0) for each in self.ranges)
 
 
 def column_reads(plan: OutputPlanArray) -> tuple[ColumnReads, ...]:
-    """What a plan of `gear_data.kernels.cpu.collect` reads: each of its source columns is in one of these."""
+    """Returns the columns that a plan reads, grouped by the rows that are read."""
     ranges: dict[int, set[RowRange]] = {}
     for output in plan[np.isin(plan["kind"], COLUMN_KINDS)]:
         first, width, within, shift, horizon = output[["first", "width", "within", "shift", "horizon"]].tolist()
@@ -66,5 +69,5 @@ def column_reads(plan: OutputPlanArray) -> tuple[ColumnReads, ...]:
 
 
 def row_sizes(plan: OutputPlanArray) -> dict[int, int]:
-    """Column -> bytes of a row."""
+    """Returns column -> bytes of a row, for the columns that a plan reads."""
     return dict(plan[["column", "source_bytes"]][plan["source_bytes"] > 0].tolist())

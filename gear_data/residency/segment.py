@@ -1,4 +1,7 @@
-"""Segments of anonymous shared memory: sealed, and gone with the last process that holds them, SIGKILL included."""
+"""Segments of anonymous shared memory.
+
+A segment is sealed when it is complete. It vanishes with its last holder, even if that process is killed by SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,28 @@ import pyarrow as pa
 from gear_data.errors import HostMemoryError
 from gear_data.residency.available_memory import available_memory
 
-#: What is stored begins here; before it stands what the segment holds.
+#: The header names the contents, which begin after it.
 HEADER_BYTES = 4096
-#: Neither size nor contents can change any more. Set when all is in place: a segment without them is half-done.
+#: These seals fix size and contents. A segment without them is not complete.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 def create_segment(key: str, size: int, fill: Callable[[int], None]) -> int:
-    """A new segment's file descriptor.
+    """Creates and fills a segment. Returns its file descriptor.
 
     Args:
-        key: names what it holds; ASCII.
-        size: bytes, the header included.
-        fill: writes to the descriptor it is given, from byte HEADER_BYTES on.
+        key: a name for the contents; ASCII.
+        size: bytes, including the header.
+        fill: writes the contents to a descriptor, from byte HEADER_BYTES on.
 
     Raises:
-        HostMemoryError: there is too little memory; nothing was filled then.
+        HostMemoryError: there is too little memory; `fill` was not called.
     """
     available = available_memory()
     if size > available:
         raise HostMemoryError(
             f"one copy of the columns takes {size:,} bytes of memory, {available:,} are available",
-            hint="use residency='mmap', which needs no memory of its own",
+            hint="use residency='mmap', which makes no copy",
         )
     descriptor = os.memfd_create(f"gear-data-{key}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -49,20 +52,20 @@ def create_segment(key: str, size: int, fill: Callable[[int], None]) -> int:
 
 
 def is_segment(descriptor: int, key: str, size: int) -> bool:
-    """Whether an open file is a finished segment of this key and size."""
+    """Returns whether an open file is a complete segment with this key and size."""
     try:
         sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    except OSError:  # no memory file
+    except OSError:  # not a memfd
         return False
     header = _header(key)
     return sealed and os.fstat(descriptor).st_size == size and os.pread(descriptor, len(header), 0) == header
 
 
 def map_segment(descriptor: int) -> pa.Buffer:
-    """A segment as a read-only buffer. The descriptor is now the buffer's, and stays open as long as it lives."""
+    """Maps a segment as a read-only buffer. The buffer owns the descriptor, and keeps it open as long as it lives."""
     try:
-        # Opened anew: before Linux 6.7 what is sealed is not shared by a descriptor that was opened for writing, though
-        # it be for reading.
+        # Opened again: before Linux 6.7, a descriptor that was opened for writing cannot map a sealed file as shared,
+        # not even for reading.
         read_only = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             mapping = mmap.mmap(read_only, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)

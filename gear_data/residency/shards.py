@@ -1,4 +1,4 @@
-"""The shards of a dataset as a reader sees them."""
+"""Shards: the interface of a dataset's shards to readers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Shards(Protocol):
     """Columns of all shards, mapped into this process.
 
     Attributes:
-        addresses: int64 [shards, columns], where each column's first byte is; good once `all_mapped`. 0 for columns of
-            variable length.
+        addresses: int64 [shards, columns], the address of each column's first byte; valid if `all_mapped`. 0 for
+            columns of variable length.
     """
 
     @property
@@ -25,22 +25,23 @@ class Shards(Protocol):
 
     @property
     def all_mapped(self) -> bool:
-        """Whether `addresses` holds those of every shard."""
+        """Whether all shards are mapped, so that `addresses` is complete."""
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
-        """Maps these shards. Safe to call from several threads."""
+        """Maps these shards as long as the lease lives. Safe to call from several threads."""
 
     def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
-        """[steps, *shape] read-only view of a shard's column, or of its rows `first` to `last`; of a column of variable
-        length, an object array of str or bytes.
+        """Returns a read-only view of a shard's column, or of its rows `first` to `last`: [steps, *shape].
+
+        A column of variable length gives an object array of str or bytes.
 
         Raises:
-            CorruptShardError: values of variable length that are damaged.
+            CorruptShardError: damaged values of variable length.
         """
 
     def values(self, shard: int, index: int) -> pa.Array:
-        """A shard's column of variable length as an Arrow array [steps] over the mapping.
+        """Returns a shard's column of variable length as an Arrow array [steps] over the mapping.
 
         Raises:
-            CorruptShardError: its offsets do not fit its values.
+            CorruptShardError: the offsets do not fit the values.
         """

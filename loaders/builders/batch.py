@@ -11,7 +11,7 @@ import numpy as np
 from gear_data.selection.windows import Int64Array
 
 if TYPE_CHECKING:
-    from gear_data.residency.device.collector import Later
+    from gear_data.residency.device.buffers import DeferredCount
 
 #: Key -> tensor [B, ...]. A preset without padding gives lists of B tensors; a column of text gives lists of B lists.
 Batch = dict[str, Any]
@@ -34,7 +34,7 @@ class BuiltBatch:
     batch: Batch
     windows: int
     padded_bytes: int
-    valid_bytes: int | Later
+    valid_bytes: int | DeferredCount
     sources: Int64Array | None = None
     deliver: Callable[[Batch], Batch] | None = None
 

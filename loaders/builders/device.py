@@ -24,7 +24,7 @@ from gear_data.loaders.builders.transfer import to_device
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency import DeviceColumns, ShardReader
-from gear_data.residency.device.collector import DeviceCollector, OnDevice
+from gear_data.residency.device.collector import DeviceBatches, DeviceCollector
 from gear_data.residency.device.staging import StagingReader
 from gear_data.residency.device.window_sampler import DeviceWindowSampler
 from gear_data.selection.window_sampler import SamplingPlan
@@ -178,7 +178,7 @@ class DeviceBatchBuilder:
         first, last = self._rows.bounds(step, len(windows))
         return windows[first:last]
 
-    def _tensors(self, number: int, collected: OnDevice, rows: int, kinds: Mapping[str, str]) -> list[BuiltBatch]:
+    def _tensors(self, number: int, collected: DeviceBatches, rows: int, kinds: Mapping[str, str]) -> list[BuiltBatch]:
         """Makes tensors over collected memory.
 
         Args:

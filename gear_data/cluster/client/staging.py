@@ -64,16 +64,16 @@ class ClusterStaging:
                 packed = np.empty(int(each.sizes[local].sum()), np.uint8)
                 sources = addresses[local] + each.first[local] * each.row_bytes
                 self._gather(sources, each.sizes[local], packed.ctypes.data)
-                stage.put(packed, each.sizes[local], each.places[local])
+                stage.put(packed, each.sizes[local], each.addresses[local])
             remote_count = np.where(is_local, 0, each.count)
             # The nodes need not have a column that is all local, such as returns of another discount.
             if remote_count.any():
                 remote.append(each)
                 groups.append(ColumnGroup((each.column,), each.first, remote_count))
-        targets = WriteTargets(stage.memory, tuple(each.places for each in remote))
+        targets = WriteTargets(stage.memory, tuple(each.addresses for each in remote))
         for result in self._client.fetch(Request(shard, tuple(groups)), targets):
             if result.is_direct:
                 continue
             for each, group, part in zip(remote, groups, result.parts, strict=True):
                 spans = result.spans[group.count[result.spans] > 0]
-                stage.put(part, each.sizes[spans], each.places[spans])
+                stage.put(part, each.sizes[spans], each.addresses[spans])

@@ -1,0 +1,6 @@
+"""Residencies that a GPU reads: `pinned` and `device` memory, and batches collected there.
+
+`columns` copies the columns of a dataset to memory that kernels read. `collector` fills batches on a device:
+`window_sampler` draws windows there, `reader` launches the collecting kernel for one dataset, `staging` copies rows
+that no kernel can read in place, and `buffers` holds the memory of batches. `memory` allocates and copies.
+"""

@@ -1,4 +1,4 @@
-"""Where a GPU finds the columns of a dataset."""
+"""The columns of a dataset in memory that a GPU reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.reader import MappedShards, prefetch_pages
 
 _log = logging.getLogger(__name__)
-#: Where the columns of an extent begin: at multiples of what a thread loads at once.
+#: Columns of an extent begin at multiples of this, the bytes that a thread loads at once.
 _ALIGNMENT = 16
 _ON_A_DEVICE = ("pinned", "device", "tiered")
 
@@ -32,12 +32,14 @@ _ON_A_DEVICE = ("pinned", "device", "tiered")
 class DeviceColumns:
     """Columns that kernels of this process read in place.
 
+    An extent is a range of rows of a shard. No episode lies in two extents.
+
     Attributes:
-        shard, first, last: int64 [extents]: rows first to last of a shard, ascending. No episode lies in two of them.
-        addresses: int64 [extents, columns], where each column's row `first` is; 0: the device cannot read it there.
-        device: the number of the device that has some of it in its own memory; None: any may read it.
-        held: what keeps the memory.
-        process: whose they are.
+        shard, first, last: int64 [extents], rows first to last of a shard, ascending.
+        addresses: int64 [extents, columns], the address of each column's row `first`; 0: the device cannot read it.
+        device: the number of the device whose memory holds some of the columns; None: any device can read them.
+        held: objects that own the memory.
+        process: id of the process that the columns belong to.
     """
 
     shard: Int64Array
@@ -49,31 +51,34 @@ class DeviceColumns:
     process: int
 
     def overlaid(self, index: int, other: DeviceColumns) -> DeviceColumns:
-        """With the one column of others in place of the one at `index`, or behind all."""
-        mine = self.addresses
-        addresses = np.concatenate([mine[:, :index], other.addresses, mine[:, index + 1 :]], axis=1)
+        """Returns these columns with the only column of `other` at `index`, replaced or appended."""
+        addresses = np.concatenate([self.addresses[:, :index], other.addresses, self.addresses[:, index + 1 :]], axis=1)
         device = other.device if self.device is None else self.device
         held = (*self.held, *other.held)
         return DeviceColumns(self.shard, self.first, self.last, addresses, device, held, self.process)
 
     def check_process(self) -> None:
-        """Raises DeviceError in a process that was forked off the one they are of."""
+        """Checks that this process owns the columns.
+
+        Raises:
+            DeviceError: this process was forked from the owner.
+        """
         if os.getpid() != self.process:
             raise DeviceError(
-                f"the columns are in memory that process {self.process} shares with a GPU; a forked child cannot",
-                hint="iterate in that process (the loader makes batches ahead without workers), or spawn instead",
+                f"process {self.process} shares the columns with a GPU; a forked child cannot read them",
+                hint="iterate in that process (the loader prefetches without workers), or use spawn instead of fork",
             )
 
 
 class DeviceCopy:
-    """The columns of some shards, brought to where a GPU reads them when they are first asked for.
+    """The columns of some shards, copied to memory that a GPU reads at the first use.
 
     Args:
-        residency: `pinned`, `device` or `tiered`; with any other nothing is brought.
+        residency: `pinned`, `device` or `tiered`; any other residency copies nothing.
         schema: all columns of the shards.
-        shards: them, in this machine's memory; for `pinned`, all in one mapping.
-        steps: of each shard.
-        plan: where each part goes; for `tiered`.
+        shards: the shards, in this machine's memory; for `pinned`, all in one mapping.
+        steps: int64 [shards], steps of each shard.
+        plan: the tier of each extent's columns, for `tiered`.
     """
 
     def __init__(
@@ -84,10 +89,13 @@ class DeviceCopy:
         self._lock = fork_safe_lock()
 
     def columns(self) -> DeviceColumns:
-        """Raises:
-        MissingExtraError: CuPy is not installed.
-        DeviceError, DeviceMemoryError: there is no GPU, or it has too little memory.
-        HostMemoryError: this machine has too little memory.
+        """Returns the columns. The first call copies them.
+
+        Raises:
+            MissingExtraError: CuPy is not installed.
+            DeviceError: there is no GPU.
+            DeviceMemoryError: the GPU has too little memory.
+            HostMemoryError: this machine has too little memory.
         """
         with self._lock:
             if self._columns is None:
@@ -96,7 +104,7 @@ class DeviceCopy:
 
     def _make(self) -> DeviceColumns:
         if self._residency in _ON_A_DEVICE:
-            # Before anything is read: is there one?
+            # Fails early if there is no GPU.
             current_device()
         if self._plan is not None:
             return self._placed(self._plan.shard, self._plan.first, self._plan.last, self._tier(self._plan))
@@ -107,8 +115,8 @@ class DeviceCopy:
             try:
                 memory = RegisteredMemory(self._shards.touch(0))
             except (DeviceError, HostMemoryError) as error:
-                # Drivers speak of memory too where pages cannot be pinned for other reasons.
-                _log.warning("%s; this process makes a pinned copy of its own", error.message)
+                # Drivers report too little memory even if pages cannot be pinned for other reasons.
+                _log.warning("%s; this process makes its own pinned copy", error.message)
             else:
                 addresses = np.where(self._shards.addresses, self._shards.addresses + memory.shift, 0)
                 return DeviceColumns(*whole, addresses, None, (memory,), os.getpid())
@@ -118,7 +126,7 @@ class DeviceCopy:
         return self._placed(*whole, tier)
 
     def _tier(self, plan: ResidencyPlan) -> npt.NDArray[np.uint8]:
-        """uint8 [extents, columns]: that of each column here, by its name; what the plan does not know stays."""
+        """Returns the tier of each column, uint8 [extents, columns]. Columns that are not in the plan stay on disk."""
         tier = np.full((len(plan.shard), len(self._schema)), TIERS.index("disk"), np.uint8)
         for number, name in enumerate(plan.columns):
             if name in self._schema:
@@ -128,7 +136,7 @@ class DeviceCopy:
     def _placed(
         self, shard: Int64Array, first: Int64Array, last: Int64Array, tier: npt.NDArray[np.uint8]
     ) -> DeviceColumns:
-        """Copies of what goes to a tier other than the disk."""
+        """Copies the columns of all tiers except the disk."""
         addresses = np.zeros(tier.shape, np.int64)
         row_bytes = np.array([0 if c.variable_length else c.row_bytes for c in self._schema], np.int64)
         sizes = (last - first)[:, None] * row_bytes
@@ -139,7 +147,7 @@ class DeviceCopy:
             if not here.any():
                 continue
             padded = np.where(here, -(-sizes // _ALIGNMENT) * _ALIGNMENT, 0)
-            # Column by column: the extents of one stand together.
+            # Column by column, so that the extents of a column are contiguous.
             offsets = (np.cumsum(padded.T).reshape(padded.T.shape) - padded.T).T
             total = int(padded.sum())
             if name == "device":
@@ -156,7 +164,7 @@ class DeviceCopy:
         return DeviceColumns(shard, first, last, addresses, device, tuple(held), os.getpid())
 
     def _fill(self, memory: DeviceBuffer | PinnedBuffer, spans: Iterator[tuple[int, int, int, int, int]]) -> None:
-        """spans: column, shard, first and last row, address."""
+        """Copies spans of (column, shard, first row, last row, address) to memory."""
         pieces = (
             (piece, address + first)
             for column, shard, begin, end, address in spans
@@ -167,14 +175,14 @@ class DeviceCopy:
             for piece, address in pieces:
                 target[address - memory.address :][: len(piece)] = piece
             return
-        sender = Uploader()
+        uploader = Uploader()
         for piece, address in pieces:
-            sender.send(piece, address)
-        sender.finish()
+            uploader.send(piece, address)
+        uploader.finish()
 
 
 def _pieces(values: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """Where each piece of a contiguous array begins, and its bytes, which the system is asked to read at once."""
+    """Yields (first byte, bytes) of each piece of a contiguous array, after prefetching its pages."""
     data = values.reshape(-1).view(np.uint8)
     for first in range(0, len(data), PIECE_BYTES):
         piece = data[first : first + PIECE_BYTES]
@@ -185,14 +193,14 @@ def _pieces(values: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.uint
 def find_extents(
     extents: tuple[Int64Array, Int64Array, Int64Array], shard: Int64Array, start: Int64Array, length: Int64Array
 ) -> Int64Array:
-    """int64 [episodes]: the extent that each episode is in.
+    """Finds the extent of each episode, int64 [episodes].
 
     Args:
-        extents: int64 [extents] each: shard, first and last row, ascending.
-        shard, start, length: int64 [episodes]: each episode's shard, the row there of its first step, its steps.
+        extents: int64 [extents] each: shard, first row, last row, ascending.
+        shard, start, length: int64 [episodes], each episode's shard, the row there of its first step, and its steps.
 
     Raises:
-        InvalidArgumentError: one lies in none, or in several: they are of another dataset.
+        InvalidArgumentError: an episode lies in no extent or in several, so the extents are of another dataset.
     """
     shards, first, last = extents
     stride = int(max(last.max(), (start + length).max())) + 1
@@ -200,50 +208,51 @@ def find_extents(
     inside = (extent >= 0) & (shards[extent] == shard) & (start + length <= last[extent])
     if not inside.all():
         raise InvalidArgumentError(
-            f"episode {int(np.argmin(inside))} lies in no extent of the plan", hint="make the plan of this dataset"
+            f"episode {int(np.argmin(inside))} lies in no extent of the plan",
+            hint="plan with this dataset's residency_plan",
         )
     return extent.astype(np.int64, copy=False)
 
 
 class PartialCopy:
-    """Of shards of which only some are in this machine's memory; no device can read the others.
+    """The columns of shards of which only some are in this machine's memory. No device can read the others.
 
     Args:
-        copy: of those that are here, each as a whole.
-        here: their places among all, ascending.
-        steps: int64 [shards], of all.
+        copy: the columns of the shards that are here, each as a whole.
+        here: the indices of these shards among all, ascending.
+        steps: int64 [shards], steps of every shard.
     """
 
     def __init__(self, copy: DeviceCopy, here: Sequence[int], steps: Int64Array) -> None:
         self._copy, self._here, self._steps = copy, list(here), steps
 
     def columns(self) -> DeviceColumns:
-        """Raises as `DeviceCopy.columns` does."""
-        found, count = self._copy.columns(), len(self._steps)
-        addresses = np.zeros((count, found.addresses.shape[1]), np.int64)
-        addresses[self._here] = found.addresses
+        """See `DeviceCopy.columns`."""
+        columns, count = self._copy.columns(), len(self._steps)
+        addresses = np.zeros((count, columns.addresses.shape[1]), np.int64)
+        addresses[self._here] = columns.addresses
         return replace(
-            found, shard=np.arange(count), first=np.zeros(count, np.int64), last=self._steps, addresses=addresses
+            columns, shard=np.arange(count), first=np.zeros(count, np.int64), last=self._steps, addresses=addresses
         )
 
 
 class OverlayCopy:
-    """Of one dataset with one column from elsewhere: see `OverlayShards`."""
+    """The columns of an `OverlayShards`: one column comes from other shards."""
 
     def __init__(self, copy: DeviceCopy | PartialCopy, index: int, other: DeviceCopy | PartialCopy) -> None:
         self._copy, self._index, self._other = copy, index, other
 
     def columns(self) -> DeviceColumns:
-        """Raises as `DeviceCopy.columns` does."""
+        """See `DeviceCopy.columns`."""
         return self._copy.columns().overlaid(self._index, self._other.columns())
 
 
 def current_device() -> int:
-    """The number of CUDA's current device.
+    """Returns the number of CUDA's current device.
 
     Raises:
         MissingExtraError: CuPy is not installed.
-        DeviceError: there is none.
+        DeviceError: there is no device.
     """
     runtime = import_extra("cupy", "gpu").cuda.runtime
     with cuda_errors("the CUDA device"):

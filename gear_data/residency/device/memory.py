@@ -1,4 +1,4 @@
-"""Memory that a GPU reads: its own, and memory of this machine whose pages are pinned."""
+"""Memory that a GPU reads: device memory, and pinned memory of this machine."""
 
 from __future__ import annotations
 
@@ -19,33 +19,36 @@ from gear_data.errors import DeviceError, DeviceMemoryError, HostMemoryError
 from gear_data.kernels.cuda.launcher import cuda_errors
 from gear_data.residency.available_memory import available_memory
 
-#: cudaHostAllocPortable: every device reads it.
+#: cudaHostAllocPortable: every device can read the memory.
 _PORTABLE = 1
 #: cudaHostRegisterPortable, cudaHostRegisterMapped and cudaHostRegisterReadOnly; CuPy has no names for them.
 _REGISTER_READ_ONLY = 1 | 2 | 8
 #: cudaMemcpyHostToDevice and cudaMemcpyDeviceToHost.
 TO_DEVICE, TO_HOST = 1, 2
-#: Bytes of columns that are copied at once.
+#: Bytes of columns that are copied at a time.
 PIECE_BYTES = 32 << 20
 
 
-#: What to do about too little host memory.
-_TIERED = "ds.place(ds.residency_plan(...)) leaves on disk what does not fit"
+#: The hint for too little host memory.
+_TIERED = "use ds.place(ds.residency_plan(...)): columns that do not fit stay on disk"
 
 
 class DeviceBuffer:
-    """Memory of the current device, freed with this, once all that the device does then is done.
+    """Memory of the current device. Freeing it waits until the device has done all its work.
 
-    Not from CuPy's pool: that would give it to another stream while a consumer's own still reads it.
+    The memory does not come from CuPy's pool. The pool would lend it to another stream while a consumer's stream still
+    reads it.
 
     Args:
-        alignment: of the address.
+        size: bytes.
+        alignment: the address is a multiple of this.
 
     Attributes:
-        address, size: where, and bytes.
+        address: the address on the device.
+        size: bytes.
 
     Raises:
-        DeviceMemoryError: the device has too little.
+        DeviceMemoryError: the device has too little memory.
     """
 
     def __init__(self, size: int, alignment: int = 1) -> None:
@@ -56,80 +59,83 @@ class DeviceBuffer:
 
 
 class PinnedBuffer:
-    """Pinned memory of this machine, which every device reads at the address it has here.
+    """Pinned memory of this machine. Every device reads it at its address in this process.
 
     Attributes:
-        address, size: where, and bytes.
+        address: the address.
+        size: bytes.
 
     Raises:
-        HostMemoryError: the machine has too little.
+        HostMemoryError: the machine has too little memory.
     """
 
     def __init__(self, size: int) -> None:
         cupy = import_extra("cupy", "gpu")
         available = available_memory()
         if size > available:
-            raise HostMemoryError(f"{size:,} bytes of pinned memory are wanted, {available:,} available", hint=_TIERED)
+            raise HostMemoryError(
+                f"{size:,} bytes of pinned memory are needed, {available:,} are available", hint=_TIERED
+            )
         with _host_errors(f"{size:,} bytes of pinned memory"):
             self._memory = cupy.cuda.PinnedMemory(max(1, size), _PORTABLE)
         self.address, self.size = int(self._memory.ptr), size
         self.__array_interface__ = {"data": (self.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
     def array(self) -> npt.NDArray[np.uint8]:
-        """uint8 [size]; keeps the memory."""
+        """Returns the memory as uint8 [size]. The array keeps the memory alive."""
         return np.asarray(self)
 
 
 class RegisteredMemory:
-    """Memory that is mapped read-only here, registered for devices to read as long as this lives.
+    """A read-only mapping of this process, registered for devices to read as long as this object lives.
 
-    A process that is forked off has the mapping, but must not use it on a device.
+    A forked child has the mapping, but must not use it on a device.
 
     Attributes:
-        shift: what an address here has to be added to be the device's.
+        shift: address on the device minus address in this process.
 
     Raises:
         DeviceError: the device or its driver does not register such memory.
-        HostMemoryError: the machine does not let so much be pinned.
+        HostMemoryError: the machine does not allow this much pinned memory.
     """
 
     def __init__(self, buffer: pa.Buffer) -> None:
         runtime = import_extra("cupy", "gpu").cuda.runtime
         with _host_errors("registering the columns in host memory"):
-            # Whole pages, as older drivers want it: those of a mapping are.
+            # Older drivers register whole pages only; a mapping has whole pages.
             size = -(-buffer.size // mmap.PAGESIZE) * mmap.PAGESIZE
             runtime.hostRegister(buffer.address, size, _REGISTER_READ_ONLY)
-        # Before the memory is unmapped, which `buffer` is kept for.
+        # The finalizer holds `buffer`, so the memory is unregistered before it is unmapped.
         self.close = weakref.finalize(self, _unregister, runtime, buffer, os.getpid())
         self.close.atexit = False
         _registered.add(self)
         with cuda_errors("registering the columns in host memory"):
             pointer = int(runtime.pointerGetAttributes(buffer.address).devicePointer)
         if not pointer:
-            raise DeviceError("the columns in host memory are registered, but the device has no address for them")
+            raise DeviceError("the columns in host memory are registered, but have no address on the device")
         self.shift = pointer - buffer.address
 
 
 @contextlib.contextmanager
 def _host_errors(doing: str) -> Iterator[None]:
-    """As `cuda_errors`; memory that runs out is the host's."""
+    """Like `cuda_errors`, but too little memory is an error of the host's memory."""
     try:
         with cuda_errors(doing):
             yield
     except DeviceMemoryError as error:
-        raise HostMemoryError(error.message, hint=f"{_TIERED}; `ulimit -l` limits what is pinned") from error
+        raise HostMemoryError(error.message, hint=f"{_TIERED}; `ulimit -l` limits pinned memory") from error
 
 
 def _unregister(runtime: Any, buffer: pa.Buffer, process: int) -> None:
     if os.getpid() == process:
-        # After an error that the context does not survive there is nothing left to unregister.
+        # After an error that ends the CUDA context there is nothing left to unregister.
         with contextlib.suppress(runtime.CUDARuntimeError):
             runtime.deviceSynchronize()
             runtime.hostUnregister(buffer.address)
 
 
-#: To unregister before the CUDA context goes. Of what runs at exit, what was registered first comes last: this module
-#: is imported before any that starts threads which launch kernels, so those have ended then.
+#: Registered memory, to unregister before the CUDA context ends. Exit handlers run in reverse order. This module is
+#: imported before modules that start threads which launch kernels, so these threads have ended by then.
 _registered: weakref.WeakSet[RegisteredMemory] = weakref.WeakSet()
 
 
@@ -140,10 +146,10 @@ def _unregister_all() -> None:
 
 
 class Uploader:
-    """Copies arrays to memory of the current device, through two pinned buffers: one is filled while the other is sent.
+    """Copies arrays to the current device through two pinned buffers: one is filled while the other is sent.
 
     Args:
-        size: bytes of each.
+        size: bytes of each buffer.
     """
 
     def __init__(self, size: int = PIECE_BYTES) -> None:
@@ -151,23 +157,23 @@ class Uploader:
         self._size = size
         with cuda_errors("copying to the device"):
             self._stream = self._cuda.Stream(non_blocking=True)
-            self._stages = [(PinnedBuffer(size), self._cuda.Event(disable_timing=True)) for _ in range(2)]
+            self._buffers = [(PinnedBuffer(size), self._cuda.Event(disable_timing=True)) for _ in range(2)]
 
     def send(self, values: npt.NDArray[Any], target: int) -> None:
-        """values: contiguous; they may be changed when this returns."""
+        """Copies a contiguous array to address `target`. The array may be changed after this call."""
         data = values.reshape(-1).view(np.uint8)
         for first in range(0, len(data), self._size):
             piece = data[first : first + self._size]
-            self._stages.reverse()
-            stage, sent = self._stages[0]
+            self._buffers.reverse()
+            buffer, sent = self._buffers[0]
             with cuda_errors("copying to the device"):
-                # An event that was never recorded has happened.
+                # An event that was never recorded counts as done.
                 sent.synchronize()
-                stage.array()[: len(piece)] = piece
-                self._cuda.runtime.memcpyAsync(target + first, stage.address, len(piece), TO_DEVICE, self._stream.ptr)
+                buffer.array()[: len(piece)] = piece
+                self._cuda.runtime.memcpyAsync(target + first, buffer.address, len(piece), TO_DEVICE, self._stream.ptr)
                 sent.record(self._stream)
 
     def finish(self) -> None:
-        """Waits for all of it."""
+        """Waits until everything is copied."""
         with cuda_errors("copying to the device"):
             self._stream.synchronize()

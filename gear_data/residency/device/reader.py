@@ -1,7 +1,8 @@
-"""Windows read by a kernel: columns of all windows of a batch, wherever they are, in one launch."""
+"""DeviceReader: reads the windows of one dataset into device memory, in one launch."""
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,49 +13,23 @@ from gear_data.collection.buffers import ALIGNMENT
 from gear_data.kernels import cpu
 from gear_data.kernels.cuda import launches
 from gear_data.kernels.output_plan import OutputPlanArray
+from gear_data.residency.device.buffers import UploadBuffer
 from gear_data.residency.device.columns import DeviceColumns, find_extents
-from gear_data.residency.device.memory import PIECE_BYTES, TO_DEVICE, DeviceBuffer, PinnedBuffer, Uploader
+from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, Uploader
 from gear_data.residency.device.staging import StagedRows, StagingBuffer, StagingReader
 from gear_data.residency.row_ranges import column_reads, row_sizes
 from gear_data.selection.windows import Int64Array, Windows
 
 
-class UploadBuffer:
-    """Arrays of eight-byte numbers that a launch reads: written here, and sent in one copy.
-
-    Args:
-        words: how many numbers, at most.
-        address: where they go on the device.
+@dataclass(slots=True)  # not frozen: see Windows
+class LaunchArguments:
+    """The arguments of a launch that depend on the windows; addresses on the device.
 
     Attributes:
-        answer: int64 [1], pinned as well, for what the device gives back.
+        tables: the episode table's columns.
+        windows: the windows.
+        rows_of: int64 [B], the batch row of each window; 0: window b goes to row b.
     """
-
-    def __init__(self, words: int, address: int) -> None:
-        self._memory = PinnedBuffer(8 * words + 8)
-        self._words = self._memory.array().view(np.int64)
-        self.answer = self._words[-1:]
-        self._address = address
-        self._used = 0
-
-    def clear(self) -> None:
-        """Once the copy before has ended."""
-        self._used = 0
-
-    def put(self, values: npt.NDArray[Any]) -> int:
-        """Where a contiguous array will be on the device."""
-        first, self._used = self._used, self._used + values.size
-        self._words[first : self._used] = values.reshape(-1).view(np.int64)
-        return self._address + 8 * first
-
-    def send(self, runtime: Any, stream: Any) -> None:
-        """Args: of CuPy."""
-        runtime.memcpyAsync(self._address, self._memory.address, 8 * self._used, TO_DEVICE, stream.ptr)
-
-
-@dataclass(slots=True)  # made for every batch: see Windows
-class LaunchArguments:
-    """What a launch is told."""
 
     tables: launches.EpisodeTables
     windows: launches.WindowRows
@@ -64,18 +39,19 @@ class LaunchArguments:
 class DeviceReader:
     """Reads windows of one dataset into device memory. Safe to call from several threads.
 
-    Rows that a kernel cannot read in place are copied to a `StagingBuffer`. To the kernel each window is then an
-    episode of its own: see `gear_data.residency.row_ranges`.
+    Rows that a kernel cannot read in place are copied to a `StagingBuffer`. The kernel then treats each window as an
+    episode: see `gear_data.residency.row_ranges`.
 
     Args:
         reader: reads the same columns on the CPU.
-        columns: where kernels read them.
-        plan: OUTPUT_PLAN [outputs], see `gear_data.collection.plan.BatchPlan`, which is kept.
+        columns: the columns that kernels read.
+        plan: OUTPUT_PLAN [outputs] of a `BatchPlan`, which must live as long as this.
 
     Attributes:
-        all_placed: whether kernels read all in place.
-        stage_bytes: bytes that one window needs of a `StagingBuffer`, at most; 0: kernels read all in place.
-        words: numbers that one window needs of an `UploadBuffer`, at most.
+        reads_in_place: whether kernels read all columns in place.
+        staged_bytes: the most bytes of a `StagingBuffer` that one window needs; 0: kernels read everything in place.
+        staged_parts: the most parts of a `StagingBuffer` that a batch needs.
+        words: the most numbers of an `UploadBuffer` that one window needs.
     """
 
     def __init__(self, reader: StagingReader, columns: DeviceColumns, plan: OutputPlanArray) -> None:
@@ -84,24 +60,28 @@ class DeviceReader:
         extents = columns.shard, columns.first, columns.last
         self._extent = find_extents(extents, reader.shard, reader.start, reader.length)
         self._base = reader.start - columns.first[self._extent]
-        self._wanted = column_reads(plan)
+        self._column_reads = column_reads(plan)
         self._row_bytes = row_sizes(plan)
-        self._read = sorted(self._row_bytes)
-        self.all_placed = bool(columns.addresses[:, self._read].all())
-        away = [each for each in self._wanted if not columns.addresses[:, each.columns].all()]
+        self._read_columns = sorted(self._row_bytes)
+        self.reads_in_place = bool(columns.addresses[:, self._read_columns].all())
+        staged = [reads for reads in self._column_reads if not columns.addresses[:, reads.columns].all()]
         longest = int(reader.length.max())
-        self.stage_bytes = sum(min(each.most_rows, longest) * self._row_bytes[c] for each in away for c in each.columns)
-        self.stage_parts = len(self._read)
+        self.staged_bytes = sum(
+            min(reads.max_rows, longest) * self._row_bytes[column] for reads in staged for column in reads.columns
+        )
+        self.staged_parts = len(self._read_columns)
         self.words = 7 + columns.addresses.shape[1]
         self._upload_tables()
 
     def _upload_tables(self) -> None:
-        """What launches read that stays the same, in device memory."""
+        """Uploads everything that stays the same for all launches: the plan, its memory, and the episode table."""
         plan, pieces = self._plan.copy(), launches.piece_counts(self._plan)
         finals = self._reader.final_rows
         arrays: list[npt.NDArray[Any]] = [
             plan, pieces, self._extent, self._base, self._reader.length, self._columns.addresses, finals,
         ]  # fmt: skip
+        tables = len(arrays)
+        # Arrays to which the plan points: (output, field, array).
         pointed = [(b.output, b.field, _bytes_at(b.address, b.nbytes)) for b in launches.plan_buffers(self._plan)]
         for output, address in enumerate(self._plan["finals"].tolist()):
             if address:
@@ -109,90 +89,108 @@ class DeviceReader:
         arrays += [array for _, _, array in pointed]
         sizes = np.array([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays], np.int64)
         self._memory = DeviceBuffer(int(sizes.sum()))
-        places = (self._memory.address + np.cumsum(sizes) - sizes).tolist()
-        for (output, field, _), place in zip(pointed, places[7:], strict=True):
-            plan[field][output] = place
-        sender = Uploader(min(PIECE_BYTES, int(sizes.max())))
-        for array, place in zip(arrays, places, strict=True):
-            sender.send(array, place)
-        sender.finish()
-        at_plan, at_pieces, *tables = places[:7]
-        extent, base, length, addresses, at_finals = tables
+        addresses = (self._memory.address + np.cumsum(sizes) - sizes).tolist()
+        for (output, field, _), address in zip(pointed, addresses[tables:], strict=True):
+            plan[field][output] = address
+        uploader = Uploader(min(PIECE_BYTES, int(sizes.max())))
+        for array, address in zip(arrays, addresses, strict=True):
+            uploader.send(array, address)
+        uploader.finish()
+        at_plan, at_pieces, extent, base, length, columns, at_finals = addresses[:tables]
         self._tables = launches.EpisodeTables(
-            extent, base, length, at_finals if len(finals) else 0, addresses, self._columns.addresses.shape[1]
+            extent, base, length, at_finals if len(finals) else 0, columns, self._columns.addresses.shape[1]
         )
-        self._output_plan = launches.PlanTables(at_plan, len(plan), at_pieces, int(pieces[-1]))
+        self._plan_tables = launches.PlanTables(at_plan, len(plan), at_pieces, int(pieces[-1]))
 
-    def valid_bytes(self, windows: Windows, per: int, valid: Int64Array) -> None:
-        """Fills int64 [batches]: the bytes of valid rows, of every `per` windows on their own."""
+    def count_valid(self, windows: Windows, per: int, valid: Int64Array) -> None:
+        """Counts the bytes of valid rows.
+
+        Args:
+            windows: of all batches.
+            per: windows of one batch.
+            valid: int64 [batches], receives the bytes of each batch.
+        """
         reader = self._reader
         cpu.collect.count_valid(
             windows.episode_id, windows.start, windows.length, reader.length, reader.final_rows, self._plan, per, valid
         )
 
     def prepare(
-        self, windows: Windows, rows_of: Int64Array | None, upload: UploadBuffer, stage: StagingBuffer
+        self, windows: Windows, rows_of: Int64Array | None, upload: UploadBuffer, staging: StagingBuffer
     ) -> LaunchArguments:
-        """Writes what a launch needs to know of these windows to `upload`, and rows that no kernel can read to `stage`.
+        """Writes windows to `upload`, and rows that no kernel can read in place to `staging`.
 
         Args:
-            rows_of: int64 [B], the row of the batch each window goes to; None: window b to row b.
+            windows: of this dataset.
+            rows_of: int64 [B], the batch row of each window; None: window b goes to row b.
+            upload, staging: the buffers of the batch.
         """
         at_rows = 0 if rows_of is None else upload.put(rows_of)
         start, length = upload.put(windows.start), upload.put(windows.length)
         count = len(windows)
-        if not self.all_placed:
+        if not self.reads_in_place:
             addresses = self._columns.addresses[self._extent[windows.episode_id]]
-            if not addresses[:, self._read].all():
-                self._stage_rows(windows, addresses, stage)
+            if not addresses[:, self._read_columns].all():
+                self._stage_rows(windows, addresses, staging)
                 finals = self._reader.final_rows
-                numbers = upload.put(np.arange(count))
+                # Window b is episode b, whose address is the address of its shard.
+                episode = upload.put(np.arange(count))
                 tables = launches.EpisodeTables(
-                    numbers, upload.put(np.zeros(count, np.int64)),
+                    episode, upload.put(np.zeros(count, np.int64)),
                     upload.put(self._reader.length[windows.episode_id]),
                     upload.put(finals[windows.episode_id]) if len(finals) else 0,
                     upload.put(addresses), addresses.shape[1],
                 )  # fmt: skip
-                return LaunchArguments(tables, launches.WindowRows(numbers, start, length, count), at_rows)
+                return LaunchArguments(tables, launches.WindowRows(episode, start, length, count), at_rows)
         return LaunchArguments(
             self._tables, launches.WindowRows(upload.put(windows.episode_id), start, length, count), at_rows
         )
 
-    def _stage_rows(self, windows: Windows, addresses: Int64Array, stage: StagingBuffer) -> None:
-        """Brings what is away, and turns addresses of extents' columns, int64 [B, columns], into those of windows'
-        episodes."""
+    def prepare_drawn(self, windows: launches.WindowRows) -> LaunchArguments:
+        """Returns the arguments for windows that are on the device, if kernels read all columns in place."""
+        return LaunchArguments(self._tables, windows, 0)
+
+    def _stage_rows(self, windows: Windows, addresses: Int64Array, staging: StagingBuffer) -> None:
+        """Stages rows, and turns addresses of extents' columns into addresses of the windows' episodes' first rows.
+
+        Args:
+            windows: the windows.
+            addresses: int64 [B, columns], 0 for a column that no kernel can read; changed in place.
+            staging: receives the rows.
+        """
         episode = windows.episode_id
         shard, start, total = self._reader.shard[episode], self._reader.start[episode], self._reader.length[episode]
         base, rows = self._base[episode], []
-        for each in self._wanted:
-            low, count = each.rows(windows, total)
-            for column in each.columns:
+        for reads in self._column_reads:
+            low, count = reads.rows(windows, total)
+            for column in reads.columns:
                 size = self._row_bytes[column]
-                here = addresses[:, column] != 0
-                addresses[here, column] += base[here] * size
-                left = np.where(here, 0, count)
-                away = np.flatnonzero(left)
-                if not len(away):
+                in_place = addresses[:, column] != 0
+                addresses[in_place, column] += base[in_place] * size
+                staged_count = np.where(in_place, 0, count)
+                staged = np.flatnonzero(staged_count)
+                if not len(staged):
                     continue
-                rows.append(StagedRows(column, size, shard, start + low, left, stage.take(int(left.sum()) * size)))
-                addresses[away, column] = rows[-1].places[away] - low[away] * size
+                address = staging.take(int(staged_count.sum()) * size)
+                rows.append(StagedRows(column, size, shard, start + low, staged_count, address))
+                addresses[staged, column] = rows[-1].addresses[staged] - low[staged] * size
         if rows:
-            self._reader.stage(rows, stage)
+            self._reader.stage(rows, staging)
 
-    def prepared(self, windows: launches.WindowRows) -> LaunchArguments:
-        """Of windows that the device knows, where it reads all in place."""
-        return LaunchArguments(self._tables, windows, 0)
+    def launch(self, launcher: launches.Launcher, arguments: LaunchArguments, outputs: int, valid: int = 0) -> None:
+        """Launches the collecting kernel.
 
-    def launch(self, launcher: launches.Launcher, prepared: LaunchArguments, outputs: int, valid: int = 0) -> None:
-        """Args: outputs: address of the addresses of a batch's arrays; valid: of a number, zero, to which the bytes of
-        valid rows are added, or 0."""
+        Args:
+            launcher: launches kernels.
+            arguments: the result of `prepare` or `prepare_drawn`.
+            outputs: address of the addresses of a batch's arrays.
+            valid: address of a number, 0, to which the bytes of valid rows are added; 0: not counted.
+        """
         launches.collect(
-            launcher, prepared.tables, self._output_plan, prepared.windows, outputs, rows_of=prepared.rows_of,
-            per=max(1, prepared.windows.count), valid=valid,
+            launcher, arguments.tables, self._plan_tables, arguments.windows, outputs, rows_of=arguments.rows_of,
+            per=max(1, arguments.windows.count), valid=valid,
         )  # fmt: skip
 
 
 def _bytes_at(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    import ctypes
-
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))

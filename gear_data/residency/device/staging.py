@@ -1,4 +1,4 @@
-"""Rows of a batch that no kernel can read where they are, brought to where one can."""
+"""Staging: rows that no kernel can read in place are copied to memory that kernels read."""
 
 from __future__ import annotations
 
@@ -16,44 +16,51 @@ from gear_data.kernels.cuda.launcher import cuda_errors
 from gear_data.residency.device.memory import TO_DEVICE, DeviceBuffer, PinnedBuffer
 from gear_data.selection.windows import Int64Array
 
-#: Of memory of a GPU that another device writes to: whole pages of the GPU.
+#: Page size of GPU memory to which another device writes.
 _GPU_PAGE = 64 << 10
 
 
 class StagingBuffer:
-    """Memory of this machine, pinned, or of the GPU.
+    """Memory for the staged rows of a batch: pinned memory of this machine, or memory of the GPU.
 
     Args:
         size: bytes.
-        on_device: whether it is the GPU's.
+        on_device: whether the memory is the GPU's.
 
     Attributes:
-        memory: it.
+        memory: the memory.
     """
 
     def __init__(self, size: int, *, on_device: bool = False) -> None:
-        pages = -(-size // _GPU_PAGE) * _GPU_PAGE
-        self.memory = DeviceBuffer(pages, _GPU_PAGE) if on_device else PinnedBuffer(size)
+        whole_pages = -(-size // _GPU_PAGE) * _GPU_PAGE
+        self.memory = DeviceBuffer(whole_pages, _GPU_PAGE) if on_device else PinnedBuffer(size)
         self._used = 0
 
     def clear(self) -> None:
-        """Once no kernel reads them any more."""
+        """Frees all taken memory. No kernel may read it any more."""
         self._used = 0
 
     def take(self, size: int) -> int:
-        """The address of so many bytes, at a multiple of 256."""
+        """Returns the address of `size` bytes, a multiple of 256."""
         first, self._used = self._used, self._used + -(-size // ALIGNMENT) * ALIGNMENT
         return self.memory.address + first
 
-    def put(self, data: npt.NDArray[np.uint8], sizes: Int64Array, places: Int64Array) -> None:
-        """Copies pieces of these sizes, which lie one after another, each to its address here."""
+    def put(self, data: npt.NDArray[np.uint8], sizes: Int64Array, addresses: Int64Array) -> None:
+        """Copies packed pieces of data to their addresses in this buffer.
+
+        Args:
+            data: uint8, the pieces one after another.
+            sizes: int64 [N], bytes of each piece.
+            addresses: int64 [N], the address of each piece.
+        """
         ends = np.cumsum(sizes)
+        # Pieces whose addresses are contiguous are copied at once.
         begins = np.ones(len(sizes), np.bool_)
-        begins[1:] = places[1:] != places[:-1] + sizes[:-1]
+        begins[1:] = addresses[1:] != addresses[:-1] + sizes[:-1]
         runs = np.flatnonzero(begins)
         firsts, lasts = (ends - sizes)[runs], ends[np.append(runs, len(sizes))[1:] - 1]
         copies = list(
-            zip(places[runs].tolist(), (data.ctypes.data + firsts).tolist(), (lasts - firsts).tolist(), strict=True)
+            zip(addresses[runs].tolist(), (data.ctypes.data + firsts).tolist(), (lasts - firsts).tolist(), strict=True)
         )
         if isinstance(self.memory, PinnedBuffer):
             for target, source, size in copies:
@@ -61,23 +68,23 @@ class StagingBuffer:
             return
         runtime: Any = import_extra("cupy", "gpu").cuda.runtime
         with cuda_errors("copying to the device"):
-            # Not later: what it is copied from is used again.
+            # Synchronous copies, because the caller uses the source again.
             for target, source, size in copies:
                 runtime.memcpy(target, source, size, TO_DEVICE)
-            # Of memory that is not pinned a copy may end after the call, and kernels are in a stream that does not wait
-            # for this one: "API synchronization behavior" of CUDA's runtime.
+            # A copy from memory that is not pinned may end after the call, and the stream of the kernels does not wait
+            # for the default stream: see "API synchronization behavior" of the CUDA runtime.
             runtime.streamSynchronize(0)
 
 
 @dataclass(frozen=True)
 class StagedRows:
-    """Rows of a column for B windows, packed one window after another.
+    """Rows of one column for B windows, packed window after window.
 
     Attributes:
-        column: its place in the schema.
-        row_bytes: of a row.
-        shard, first, count: int64 [B], of each window its shard, the first row there, and how many.
-        place: the address of the first row's place.
+        column: the column's index in the schema.
+        row_bytes: bytes of a row.
+        shard, first, count: int64 [B], each window's shard, its first row there, and its number of rows.
+        address: the address for the first window's first row.
     """
 
     column: int
@@ -85,22 +92,22 @@ class StagedRows:
     shard: Int64Array
     first: Int64Array
     count: Int64Array
-    place: int
+    address: int
 
     @property
     def sizes(self) -> Int64Array:
-        """int64 [B]: bytes of each window."""
+        """int64 [B], the bytes of each window."""
         return self.count * self.row_bytes
 
     @property
-    def places(self) -> Int64Array:
-        """int64 [B]: the address of each window's first row."""
+    def addresses(self) -> Int64Array:
+        """int64 [B], the address for each window's first row."""
         sizes = self.sizes
-        return self.place + np.cumsum(sizes) - sizes
+        return self.address + np.cumsum(sizes) - sizes
 
 
 class StagingReader(Protocol):
-    """Reads a dataset for kernels that cannot.
+    """Reads a dataset for kernels that cannot read its columns in place.
 
     Attributes:
         shard, start, length: int64 [episodes], from the episode table.
@@ -120,10 +127,10 @@ class StagingReader(Protocol):
     def final_rows(self) -> Int64Array: ...
 
     def final_values(self, address: int) -> npt.NDArray[Any]:
-        """The final observations at an address that `final_address` gave."""
+        """Returns the final observations at an address that `final_address` returned."""
 
     def stages_on(self, device: int) -> bool:
-        """Whether it brings rows to the memory of a CUDA device too."""
+        """Returns whether this reader can stage rows in the memory of a CUDA device."""
 
-    def stage(self, rows: Sequence[StagedRows], stage: StagingBuffer) -> None:
-        """Brings rows to their places."""
+    def stage(self, rows: Sequence[StagedRows], staging: StagingBuffer) -> None:
+        """Copies rows to their addresses in a staging buffer."""

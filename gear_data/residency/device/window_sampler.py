@@ -1,4 +1,4 @@
-"""Windows drawn on a device: those that a selector gives, bit for bit."""
+"""DeviceWindowSampler: draws the windows of a selector on a device, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gear_data.selection.window_sampler import SamplingPlan
 
 
 class DeviceWindowSampler:
-    """Draws by the plan of a selector; the tables that it draws from are copied to the current device.
+    """Draws by a `SamplingPlan`. The plan's tables are copied to the current device.
 
     Args:
-        plan: how the selector draws.
+        plan: the selector's plan.
         count: slots of a batch.
 
     Attributes:
         count: slots of a batch.
-        rows: of what is drawn: episodes, first steps, lengths, and where it is 4 probabilities.
-        words: numbers of device memory that drawing a batch takes: `rows` times `count`, and what it works in.
+        rows: rows of a draw: episodes, first steps, lengths, and with 4 rows probabilities.
+        words: numbers of device memory for a draw: `rows` times `count`, and working memory.
     """
 
     def __init__(self, plan: SamplingPlan, count: int) -> None:
@@ -29,7 +29,7 @@ class DeviceWindowSampler:
         self._sampler, self.count = plan.sampler, count
         self.rows = plan.sampler.rows
         self.words = self.rows * count + (2 * launches.holders_size(count) if self._sampler.distinct else 0)
-        # Fields may share an array.
+        # Fields may share an array, which is uploaded once.
         arrays = {array.ctypes.data: array for array in self._sampler.arrays.values()}
         sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays.values()]
         plan_bytes = self._sampler.plan_at({}).nbytes
@@ -38,14 +38,21 @@ class DeviceWindowSampler:
         at = dict(zip(arrays, places, strict=False))
         self._plan = places[-1]
         kernel_plan = self._sampler.plan_at({field: at[a.ctypes.data] for field, a in self._sampler.arrays.items()})
-        sender = Uploader(min(PIECE_BYTES, max(plan_bytes, *sizes)))
+        uploader = Uploader(min(PIECE_BYTES, max(plan_bytes, *sizes)))
         for address, array in arrays.items():
-            sender.send(array, at[address])
-        sender.send(kernel_plan, self._plan)
-        sender.finish()
+            uploader.send(array, at[address])
+        uploader.send(kernel_plan, self._plan)
+        uploader.finish()
 
     def draw(self, launcher: launches.Launcher, step: int, position: int, out: int) -> None:
-        """The windows of a batch `step`, whose first slot has `position` before it, to int64 [rows, count] at `out`."""
+        """Draws the windows of batch `step`.
+
+        Args:
+            launcher: launches kernels.
+            step: the batch's step.
+            position: slots before the batch.
+            out: address of int64 [rows, count], followed by working memory.
+        """
         count = self.count
         if self.plan.order is None:
             if self._sampler.distinct:
@@ -54,12 +61,12 @@ class DeviceWindowSampler:
             else:
                 launches.draw_windows(launcher, self._plan, step, out, count, self.rows)
             return
-        numbers = out + 8 * count
+        points = out + 8 * count
         for epoch, first, taken in self.plan.spans(position, count):
             if isinstance(self.plan.order, Permuted):
                 seed, size = self.plan.order.seed, self.plan.order.size
-                launches.permuted(launcher, seed, epoch, first, size, numbers, taken)
+                launches.permuted(launcher, seed, epoch, first, size, points, taken)
             else:
-                launches.in_order(launcher, first, numbers, taken)
-            numbers += 8 * taken
+                launches.in_order(launcher, first, points, taken)
+            points += 8 * taken
         launches.windows_of_points(launcher, self._plan, step, out, count)

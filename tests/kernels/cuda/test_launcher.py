@@ -97,7 +97,7 @@ CASES = [
     ("driver.CUDADriverError", 2, DeviceMemoryError, "smaller budget"),
     ("runtime.CUDARuntimeError", 35, DeviceError, "NVIDIA driver"),
     ("driver.CUDADriverError", 209, DeviceError, "compute capability"),
-    ("driver.CUDADriverError", 700, DeviceError, "start it again"),
+    ("driver.CUDADriverError", 700, DeviceError, "restart it"),
     ("runtime.CUDARuntimeError", 900, DeviceError, "capture_error_mode='thread_local'"),
     ("driver.CUDADriverError", 1, DeviceError, "doctor"),
     ("nvrtc.NVRTCError", 2, DeviceError, "doctor"),

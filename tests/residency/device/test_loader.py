@@ -175,7 +175,7 @@ class TestPinned:
         else:
             runtime.hostRegister = refuse
         check(gpu, path, "pinned")
-        assert caplog.text.count("this process makes a pinned copy of its own") == 1
+        assert caplog.text.count("this process makes its own pinned copy") == 1
         assert not gpu.cupy.registered
 
 
@@ -183,7 +183,7 @@ def test_too_little_host_memory(gpu: StandIn, path: Path, monkeypatch: pytest.Mo
     ds = gear_data.open(path)
     plan = ds.residency_plan(0, 20_000)
     monkeypatch.setattr(cuda_memory, "available_memory", lambda: 10_000)
-    with pytest.raises(HostMemoryError, match="bytes of pinned memory are wanted, 10,000 available") as error:
+    with pytest.raises(HostMemoryError, match="bytes of pinned memory are needed, 10,000 are available") as error:
         ds.place(plan)
     assert "residency_plan" in str(error.value.hint)
 
