@@ -42,7 +42,7 @@ RESIDENCIES = tuple(_HOST_RESIDENCY)
 
 
 def host_residency(residency: str) -> str:
-    """Returns the residency, `mmap` or `host`, by which the CPU reads the columns of a residency.
+    """Returns `mmap` or `host`: the residency by which the CPU reads the columns.
 
     Raises:
         UnknownNameError: unknown residency.

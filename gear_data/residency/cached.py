@@ -1,4 +1,7 @@
-"""Residency `mmap` of a remote dataset: shards are fetched at first use, and unmapped when the cache is full."""
+"""Residency `mmap` of a remote dataset.
+
+Shards are fetched at first use, and unmapped when the cache is full.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class _CopyRange:
-    """`count` bytes from byte `start` of a shard's file, which go to byte `target` of the segment."""
+    """Bytes of a shard's file that are copied to the segment.
+
+    `count` bytes from byte `start` of the file go to byte `target` of the segment.
+    """
 
     entry: FileEntry
     start: int
@@ -68,7 +71,10 @@ def host_shards(
 
 
 def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_CopyRange], tuple[ShardEntry, ...], int]:
-    """Returns the ranges to copy, the shards with their offsets in the segment, and the segment's bytes."""
+    """Returns (the ranges to copy, the shards, the segment's bytes).
+
+    The shards' entries have the offsets of columns in the segment.
+    """
     pieces: list[_CopyRange] = []
     end = HEADER_BYTES
 
@@ -97,7 +103,10 @@ def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_CopyRan
 
 
 def _key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad: frozenset[str]) -> str:
-    """Returns a key for a copy. Another folder, other checksums, rewritten files or other columns change the key."""
+    """Returns a key for a copy.
+
+    Another folder, other checksums, rewritten files or other columns change the key.
+    """
     digest = xxhash.xxh3_128(json.dumps(schema.to_json()).encode())
     for shard in shards:
         known = ["bad"] if shard.entry.file in bad else [shard.to_json(), *files.identity(shard.entry)]
@@ -106,7 +115,10 @@ def _key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad:
 
 
 def _fill(descriptor: int, files: DatasetFiles, pieces: Sequence[_CopyRange]) -> None:
-    """Copies the pieces in several threads: one thread cannot use all of a fast disk, nor of the memory."""
+    """Copies the pieces in several threads.
+
+    One thread cannot use the whole speed of a fast disk, nor of the memory.
+    """
     with (
         progress_bar(sum(piece.count for piece in pieces), "load", "B", None) as bar,
         ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool,

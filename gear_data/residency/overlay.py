@@ -16,7 +16,9 @@ from gear_data.storage.reader import ShardLease
 
 
 class OverlayShards:
-    """Shards with one column from other shards, which replaces one of their own columns or is appended.
+    """Shards with one column from other shards.
+
+    The column replaces one of their own columns, or is appended.
 
     Args:
         shards: the shards with the other columns.

@@ -1,4 +1,7 @@
-"""ResidencyPlan: the memory for each part of a dataset that the fastest memory cannot hold whole."""
+"""ResidencyPlan: the memory tier of each part of a dataset.
+
+A plan is for a dataset that the fastest memory cannot hold as a whole.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ _EXTENT_BYTES, _EXTENTS = 8 << 20, 1024
 
 @dataclass(frozen=True, eq=False)
 class ResidencyPlan:
-    """The memory tier of each extent's columns. An extent is a run of contiguous episodes of one shard.
+    """The memory tier of each extent's columns.
+
+    An extent is a run of contiguous episodes of one shard.
 
     Attributes:
         columns: names of the columns of fixed size.
@@ -51,7 +56,7 @@ class ResidencyPlan:
         return int(self.sizes[self.tier == TIERS.index(tier)].sum())
 
     def read_share(self, tier: str) -> float:
-        """Returns the expected share of the bytes of batches that come from a tier, 0 to 1."""
+        """Returns the expected share of batches' bytes that a tier holds, 0 to 1."""
         # The bytes of a step's read columns, weighted by how often each extent is drawn.
         expected = self.share[:, None] * (self.row_bytes * self.read)
         return float(expected[self.tier == TIERS.index(tier)].sum() / max(expected.sum(), np.finfo(float).tiny))
@@ -77,7 +82,9 @@ def make_plan(
     device_bytes: int,
     host_bytes: int,
 ) -> ResidencyPlan:
-    """Returns the plan that serves most reads from the fastest memory. A pure function.
+    """Returns the plan that serves most reads from the fastest memory.
+
+    A pure function.
 
     Columns of extents are placed by reads per byte, most first; ties keep their order. Columns that are never read stay
     on disk. This is the greedy solution of the fractional knapsack problem (Dantzig, 1957). The result is worse than
@@ -124,7 +131,10 @@ def _extents(
 
 
 def _first_that_fit(sizes: Int64Array, budget: int) -> npt.NDArray[np.bool_]:
-    """Returns which pieces are taken: in order, while there is room. Pieces that are too large are skipped."""
+    """Returns which pieces are taken: in order, while there is room.
+
+    Pieces that are too large are skipped.
+    """
     taken = np.zeros(len(sizes), np.bool_)
     start = 0
     while start < len(sizes):

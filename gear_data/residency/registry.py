@@ -45,7 +45,10 @@ class Holder:
         return f"/proc/{self.pid}/fd/{self.descriptor}"
 
     def is_alive(self) -> bool:
-        """Returns whether the process lives and has the segment open. True if this process may not look."""
+        """Returns whether the process lives and has the segment open.
+
+        True if this process may not look.
+        """
         try:
             return _start_time(self.pid) == self.started and os.stat(self.path).st_ino == self.inode
         except PermissionError:
@@ -55,7 +58,9 @@ class Holder:
 
 
 def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
-    """Returns a file descriptor of the segment with this key and size: a live holder's, or a new segment's.
+    """Returns a file descriptor of the segment with this key and size.
+
+    The segment is a live holder's, or a new one.
 
     If several processes call this at the same time, one creates the segment, and the others wait. A process that can
     reach no holder, or has no private folder, creates its own segment and logs a warning.
@@ -88,7 +93,10 @@ def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
 
 
 def _reach(holders: list[Holder], key: str, size: int) -> int | None:
-    """Opens the segment for reading through one of its holders. Returns None if no holder allows it."""
+    """Opens the segment for reading through one of its holders.
+
+    Returns None if no holder allows it.
+    """
     for holder in holders:
         try:
             descriptor = os.open(holder.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -119,7 +127,10 @@ def _registry_folder() -> Path:
 
 
 def _pid_namespace() -> int:
-    """Returns this process's namespace: process ids are valid only within one namespace."""
+    """Returns this process's PID namespace.
+
+    Process ids are valid only within one namespace.
+    """
     return os.stat("/proc/self/ns/pid").st_ino
 
 

@@ -1,4 +1,6 @@
-"""The rows of its episode that a window reads, so that they can be staged if no kernel can read them in place.
+"""The rows of its episode that a window reads.
+
+These rows are staged if no kernel can read them in place.
 
 Staged rows are packed. The collecting kernel then treats each window as an episode whose rows lie there. So the same
 code computes casts, padding, final observations and sums for all rows.
@@ -18,7 +20,10 @@ from gear_data.selection.windows import Int64Array, Windows
 
 @dataclass(frozen=True)
 class RowRange:
-    """The rows of its episode that an output reads; see `gear_data.collection.output.Output`."""
+    """The rows of its episode that an output reads.
+
+    See `gear_data.collection.output.Output`.
+    """
 
     first: int
     width: int
@@ -29,13 +34,16 @@ class RowRange:
 
 @dataclass(frozen=True)
 class ColumnReads:
-    """Columns of which the same rows are read: from the first to the last row that any output reads."""
+    """Columns of which the same rows are read.
+
+    The rows extend from the first to the last row that any output reads.
+    """
 
     columns: tuple[int, ...]
     ranges: tuple[RowRange, ...]
 
     def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Returns the first row and the number of rows that each window reads, int64 [B] each.
+        """Returns (first row, number of rows) that each window reads, int64 [B] each.
 
         total: int64 [B], the steps of each window's episode.
         """

@@ -31,7 +31,9 @@ class Shards(Protocol):
         """Maps these shards as long as the lease lives. Safe to call from several threads."""
 
     def column(self, shard: int, index: int, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
-        """Returns a read-only view of a shard's column, or of its rows `first` to `last`: [steps, *shape].
+        """Returns a read-only view of a shard's column, [steps, *shape].
+
+        With `first` and `last`, the view has these rows only.
 
         A column of variable length gives an object array of str or bytes.
 
@@ -40,7 +42,9 @@ class Shards(Protocol):
         """
 
     def values(self, shard: int, index: int) -> pa.Array:
-        """Returns a shard's column of variable length as an Arrow array [steps] over the mapping.
+        """Returns a shard's column of variable length as an Arrow array [steps].
+
+        The array lies in the mapping.
 
         Raises:
             CorruptShardError: the offsets do not fit the values.

@@ -1,4 +1,4 @@
-"""Residencies that a GPU reads: `pinned` and `device` memory, and batches collected there.
+"""Residencies that a GPU reads, and batches that a GPU collects.
 
 `columns` copies the columns of a dataset to memory that kernels read. `collector` fills batches on a device:
 `window_sampler` draws windows there, `reader` launches the collecting kernel for one dataset, `staging` copies rows

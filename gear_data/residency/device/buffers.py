@@ -64,7 +64,9 @@ class DeferredCount:
 
 
 class UploadBuffer:
-    """Pinned memory for the arrays of eight-byte numbers that a launch reads, sent to the device in one copy.
+    """Pinned memory for the inputs of a launch, sent to the device in one copy.
+
+    The inputs are arrays of eight-byte numbers.
 
     Args:
         words: the most numbers.
@@ -136,7 +138,10 @@ class BatchBuffer:
         wait(self.collected.synchronize if self.valid_count is None else self.valid_count.wait, self._process)
 
     def clear(self) -> None:
-        """Prepares the pinned memory for the next batch. Waits for the last collection, which has usually ended."""
+        """Prepares the pinned memory for the next batch.
+
+        Waits for the last collection, which has usually ended.
+        """
         self.collected.synchronize()
         if self.valid_count is not None:
             self.valid_count.wait()
@@ -170,11 +175,16 @@ class DevicePool:
         return BatchLease(buffer, self)
 
     def drop(self, buffer: BatchBuffer) -> None:
-        """Takes a buffer back. No object of this process refers to its arrays, but a device may still read them."""
+        """Takes a buffer back.
+
+        No object of this process refers to its arrays, but a device may still read them.
+        """
         self._dropped.append(buffer)
 
     def release(self, runtime: Any, stream: int) -> None:
-        """Allows dropped buffers to be used again after everything that is now in a stream.
+        """Releases dropped buffers after everything that is now in a stream.
+
+        Released buffers are used again.
 
         Args:
             runtime: CuPy's module `cuda.runtime`.
@@ -188,7 +198,10 @@ class DevicePool:
 
 
 class BatchLease:
-    """A lent buffer. Arrays over the buffer hold the lease; when the last of them dies, the pool gets it back."""
+    """A lent buffer. Arrays over the buffer hold the lease.
+
+    When the last of them dies, the pool gets it back.
+    """
 
     __slots__ = ("_pool", "buffer")
 

@@ -32,7 +32,9 @@ MAX_FACTS = 4
 
 @dataclass(slots=True)  # not frozen: see Windows
 class DeviceBatches:
-    """Batches in device memory, in the layout of a `BatchPlan`; complete after the event `collected`.
+    """Batches in device memory, in the layout of a `BatchPlan`.
+
+    Complete after the event `collected`.
 
     Attributes:
         array: uint8, a CuPy array of the buffer. Its memory is not used again while the array, or a view of it, lives.
@@ -48,7 +50,9 @@ class DeviceBatches:
 
 
 class DeviceCollector:
-    """Fills batches on a device, on a stream of its own. Safe to call from several threads.
+    """Fills batches on a device, on a stream of its own.
+
+    Safe to call from several threads.
 
     The stream waits for nothing but the last use of a buffer.
 
@@ -181,14 +185,20 @@ class DeviceCollector:
         return self._cupy.cuda.Device(self._number)
 
     def _lease(self) -> BatchLease:
-        """Leases a buffer that can be written. If the batch fails, the buffer goes back to the pool."""
+        """Leases a buffer that can be written.
+
+        If the batch fails, the buffer goes back to the pool.
+        """
         lease = self.pool.lease()
         lease.buffer.clear()
         return lease
 
     @contextmanager
     def _filling(self, buffer: BatchBuffer) -> Iterator[None]:
-        """Uploads a buffer's inputs, runs launches on the stream, and records that the buffer is complete."""
+        """Uploads a buffer's inputs, and records when the launches inside are done.
+
+        Launches inside the `with` run on this collector's stream.
+        """
         self._stream.wait_event(buffer.released)
         try:
             buffer.upload.send(self._runtime, self._stream)
@@ -204,7 +214,9 @@ class DeviceCollector:
         return self._cupy.ndarray((buffer.size,), np.uint8, memptr=self._cupy.cuda.MemoryPointer(memory, 0))
 
     def hand_over(self, collected: Any, stream: int) -> None:
-        """Makes a stream wait for a batch, and releases dropped buffers after everything that the stream holds now.
+        """Makes a stream wait for a batch.
+
+        Dropped buffers are released after everything that the stream holds now.
 
         Args:
             collected: the batch's event.

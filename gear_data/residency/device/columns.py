@@ -51,7 +51,10 @@ class DeviceColumns:
     process: int
 
     def overlaid(self, index: int, other: DeviceColumns) -> DeviceColumns:
-        """Returns these columns with the only column of `other` at `index`, replaced or appended."""
+        """Returns these columns with the only column of `other` at `index`.
+
+        The column replaces the one there, or is appended.
+        """
         addresses = np.concatenate([self.addresses[:, :index], other.addresses, self.addresses[:, index + 1 :]], axis=1)
         device = other.device if self.device is None else self.device
         held = (*self.held, *other.held)
@@ -126,7 +129,10 @@ class DeviceCopy:
         return self._placed(*whole, tier)
 
     def _tier(self, plan: ResidencyPlan) -> npt.NDArray[np.uint8]:
-        """Returns the tier of each column, uint8 [extents, columns]. Columns that are not in the plan stay on disk."""
+        """Returns the tier of each column, uint8 [extents, columns].
+
+        Columns that are not in the plan stay on disk.
+        """
         tier = np.full((len(plan.shard), len(self._schema)), TIERS.index("disk"), np.uint8)
         for number, name in enumerate(plan.columns):
             if name in self._schema:
@@ -182,7 +188,10 @@ class DeviceCopy:
 
 
 def _pieces(values: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """Yields (first byte, bytes) of each piece of a contiguous array, after prefetching its pages."""
+    """Yields (first byte, bytes) of each piece of a contiguous array.
+
+    The pages of a piece are prefetched.
+    """
     data = values.reshape(-1).view(np.uint8)
     for first in range(0, len(data), PIECE_BYTES):
         piece = data[first : first + PIECE_BYTES]
@@ -215,7 +224,9 @@ def find_extents(
 
 
 class PartialCopy:
-    """The columns of shards of which only some are in this machine's memory. No device can read the others.
+    """The columns of shards of which only some are in this machine's memory.
+
+    No device can read the others.
 
     Args:
         copy: the columns of the shards that are here, each as a whole.

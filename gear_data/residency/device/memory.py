@@ -34,7 +34,9 @@ _TIERED = "use ds.place(ds.residency_plan(...)): columns that do not fit stay on
 
 
 class DeviceBuffer:
-    """Memory of the current device. Freeing it waits until the device has done all its work.
+    """Memory of the current device.
+
+    Freeing it waits until the device has done all its work.
 
     The memory does not come from CuPy's pool. The pool would lend it to another stream while a consumer's stream still
     reads it.
@@ -59,7 +61,9 @@ class DeviceBuffer:
 
 
 class PinnedBuffer:
-    """Pinned memory of this machine. Every device reads it at its address in this process.
+    """Pinned memory of this machine.
+
+    Every device reads it at its address in this process.
 
     Attributes:
         address: the address.
@@ -87,7 +91,9 @@ class PinnedBuffer:
 
 
 class RegisteredMemory:
-    """A read-only mapping of this process, registered for devices to read as long as this object lives.
+    """A read-only mapping of this process, registered for devices to read.
+
+    The mapping is registered as long as this object lives.
 
     A forked child has the mapping, but must not use it on a device.
 
@@ -146,7 +152,9 @@ def _unregister_all() -> None:
 
 
 class Uploader:
-    """Copies arrays to the current device through two pinned buffers: one is filled while the other is sent.
+    """Copies arrays to the current device through two pinned buffers.
+
+    One buffer is filled while the other is sent.
 
     Args:
         size: bytes of each buffer.
@@ -160,7 +168,10 @@ class Uploader:
             self._buffers = [(PinnedBuffer(size), self._cuda.Event(disable_timing=True)) for _ in range(2)]
 
     def send(self, values: npt.NDArray[Any], target: int) -> None:
-        """Copies a contiguous array to address `target`. The array may be changed after this call."""
+        """Copies a contiguous array to address `target`.
+
+        The array may be changed after this call.
+        """
         data = values.reshape(-1).view(np.uint8)
         for first in range(0, len(data), self._size):
             piece = data[first : first + self._size]

@@ -1,4 +1,4 @@
-"""DeviceReader: reads the windows of one dataset into device memory, in one launch."""
+"""DeviceReader: reads the windows of one dataset into device memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class LaunchArguments:
 
 
 class DeviceReader:
-    """Reads windows of one dataset into device memory. Safe to call from several threads.
+    """Reads windows of one dataset into device memory.
+
+    Safe to call from several threads.
 
     Rows that a kernel cannot read in place are copied to a `StagingBuffer`. The kernel then treats each window as an
     episode: see `gear_data.residency.row_ranges`.
@@ -74,7 +76,10 @@ class DeviceReader:
         self._upload_tables()
 
     def _upload_tables(self) -> None:
-        """Uploads everything that stays the same for all launches: the plan, its memory, and the episode table."""
+        """Uploads everything that stays the same for all launches.
+
+        This is the plan, the memory that it points to, and the episode table.
+        """
         plan, pieces = self._plan.copy(), launches.piece_counts(self._plan)
         finals = self._reader.final_rows
         arrays: list[npt.NDArray[Any]] = [
@@ -118,7 +123,9 @@ class DeviceReader:
     def prepare(
         self, windows: Windows, rows_of: Int64Array | None, upload: UploadBuffer, staging: StagingBuffer
     ) -> LaunchArguments:
-        """Writes windows to `upload`, and rows that no kernel can read in place to `staging`.
+        """Prepares a launch for windows.
+
+        Windows go to `upload`, and rows that no kernel can read in place go to `staging`.
 
         Args:
             windows: of this dataset.
@@ -147,11 +154,16 @@ class DeviceReader:
         )
 
     def prepare_drawn(self, windows: launches.WindowRows) -> LaunchArguments:
-        """Returns the arguments for windows that are on the device, if kernels read all columns in place."""
+        """Prepares a launch for windows that are on the device.
+
+        Kernels must read all columns in place.
+        """
         return LaunchArguments(self._tables, windows, 0)
 
     def _stage_rows(self, windows: Windows, addresses: Int64Array, staging: StagingBuffer) -> None:
-        """Stages rows, and turns addresses of extents' columns into addresses of the windows' episodes' first rows.
+        """Stages rows, and sets the addresses of the windows' episodes.
+
+        Addresses of extents' columns become addresses of the first rows of the windows' episodes.
 
         Args:
             windows: the windows.

@@ -1,4 +1,7 @@
-"""Staging: rows that no kernel can read in place are copied to memory that kernels read."""
+"""Staging of rows that no kernel can read in place.
+
+The rows are copied to memory that kernels read.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ _GPU_PAGE = 64 << 10
 
 
 class StagingBuffer:
-    """Memory for the staged rows of a batch: pinned memory of this machine, or memory of the GPU.
+    """Memory for the staged rows of a batch.
+
+    It is pinned memory of this machine, or memory of the GPU.
 
     Args:
         size: bytes.
