@@ -1,4 +1,6 @@
-"""What the GPU path does on this machine's GPU, beside what the machine can do; one command, under 8 minutes.
+"""Measures the GPU path on this machine's GPU, in less than 8 minutes.
+
+The results stand next to the machine's own limits.
 
     python benchmarks/gpu.py --json gpu.json
 
@@ -7,10 +9,11 @@
 (e) Decision Transformer training steps a second, by loader; (f) constants to try first, and CPU or GPU by batch;
 (g) filters by cuDF, where cudf-polars is installed.
 
-Every section has a process of its own: one that fails is reported, and the others run. What is collected and drawn is
-compared with what the CPU collects and draws before it is timed. Kernels are timed between CUDA events, groups of
-launches over several sets of windows, medians; (e) and the choice between CPU and GPU by the clock. Needs CuPy, and for
-(e) torch and transformers; Polars and cuDF for (g) alone. Without a GPU it says so and ends with status 1.
+Every section runs in a separate process. If a section fails, the report says so, and the other sections run. Batches
+and draws are compared with the CPU's before they are timed. Kernels are timed between CUDA events: medians of groups of
+launches, over several sets of windows. Section (e), and the comparison of CPU and GPU, are timed by the clock. The
+benchmark needs CuPy; (e) also needs torch and transformers, and (g) needs Polars and cuDF. Without a GPU, it exits with
+status 1.
 """
 
 from __future__ import annotations
@@ -50,29 +53,29 @@ TITLES = {
     "f": "constants of the collector, against those built in; time by the CPU to time by the GPU",
     "g": "filters, time by the CPU to time by cuDF",
 }
-#: Seconds of all sections together, and of each.
+#: Seconds of all sections together, and of each section.
 TOTAL_SECONDS = 460.0
 SECONDS = {"a": 40.0, "b": 90.0, "c": 70.0, "d": 90.0, "e": 120.0, "f": 80.0, "g": 40.0}
-#: Beyond its seconds, to start and to end in.
+#: Seconds in which a section may start and end, in addition to its own.
 _GRACE_SECONDS = 40.0
-#: Of what a process that failed said, for the record.
+#: Characters of a failed process's output that the record keeps.
 _ERROR_BYTES = 8000
 
 
 def run_section(name: str, ceilings: dict[str, Any], folder: Path, quick: bool, end: float) -> Section:
-    """One section, in this process.
+    """Runs one section in this process.
 
     Args:
         ceilings: the facts of (a), for (b), (c) and (d).
-        folder: for data.
-        end: the time (of `time.monotonic`) after which no further case is begun.
+        folder: a folder for data.
+        end: the time (of `time.monotonic`) after which no further case starts.
     """
 
     def left() -> float:
         return end - time.monotonic()
 
     if name == "e":
-        # torch and transformers are imported for this one alone.
+        # Only this section imports torch and transformers.
         from gpu_training import training
 
         return training(folder, quick, left)
@@ -93,7 +96,10 @@ def run_section(name: str, ceilings: dict[str, Any], folder: Path, quick: bool, 
 
 
 def run_apart(name: str, ceilings: dict[str, Any], quick: bool, seconds: float) -> dict[str, Any]:
-    """A section in a process of its own: {"status": "ok", "section": ...}, or failed, with the reason."""
+    """Runs a section in a separate process.
+
+    Returns {"status": "ok", "section": ...}, or {"status": "failed", ...} with the reason.
+    """
     command = [
         sys.executable, __file__, "--worker", name, "--ceilings", json.dumps(ceilings), "--seconds", str(seconds),
         *(["--quick"] if quick else []),
@@ -112,7 +118,10 @@ def run_apart(name: str, ceilings: dict[str, Any], quick: bool, seconds: float) 
 
 
 def compile_cpu_kernels() -> None:
-    """Once for all sections: on a fresh machine it takes a while, and it is kept on the disk."""
+    """Compiles the kernels once for all sections.
+
+    This takes a while on a new machine; the result is cached on disk.
+    """
     progress("compiling the CPU's kernels")
     case = gpu_collection.Case(0, 2, 2)
     steps = gpu_collection.Steps(np.zeros(1 << 20, np.uint8), case.schema())
@@ -123,16 +132,18 @@ def compile_cpu_kernels() -> None:
 
 
 def reason_of(status: int, errors: str) -> str:
-    """The last lines of what a process said before it ended."""
+    """Returns the last lines of a process's output."""
     lines = [line for line in errors.strip().splitlines() if line.strip()]
     return f"ended with status {status}: " + " | ".join(lines[-3:])
 
 
 def run_all(names: str, quick: bool, end: float, run: Callable[..., dict[str, Any]] = run_apart) -> dict[str, Any]:
-    """The sections of these letters, in order, printed as they end. (a) runs where another needs it.
+    """Runs the sections with these letters, in order, and prints each at its end.
+
+    Section (a) also runs if another section needs it.
 
     Args:
-        end: the time (of `time.monotonic`) by which all are to be through.
+        end: the time (of `time.monotonic`) by which all sections must end.
     """
     wanted = sorted({*names, *("a" if {*names} & {*"bcd"} else "")})
     record: dict[str, Any] = {}

@@ -1,4 +1,7 @@
-"""Sections (a), (b), (c): ceilings of the machine, and collection from pinned and from device memory against them."""
+"""Sections (a), (b), (c): collection, compared with the machine's ceilings.
+
+Columns lie in pinned and in device memory.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,23 @@ from gear_data.selection.windows import Windows
 ROW_BYTES = (44, 256, 1024, 4096, 16384, 65536)
 CONTEXTS = (20, 100, 1000)
 BATCHES = (32, 256, 1024, 4096)
-#: From so many bytes of a batch on ratios count; below, the time of a launch rules.
+#: Ratios count for batches of at least this many bytes. In smaller batches the time of a launch dominates.
 LARGE = {"pinned": 16 << 20, "device": 64 << 20}
-#: A batch of which this is a part of the first windows is compared with the CPU's.
+#: The number of windows of a batch that are compared with the CPU's.
 CHECKED_WINDOWS = 64
-#: Sets of windows that launches take in turn: one alone would be read from the cache.
+#: Sets of windows that launches use in turn. A single set would be read from the cache.
 SETS = 4
 STEPS_AN_EPISODE = 2000
-#: Bytes of the columns, many times what any cache holds; a batch has at most a quarter of them.
+#: Bytes of the columns, many times the size of any cache. A batch has at most a quarter of them.
 SOURCE_BYTES, QUICK_SOURCE_BYTES = 2 << 30, 1 << 30
 
 
 @dataclass(frozen=True)
-class Case:
-    """A batch of one column, or, with row_bytes 0, of a Decision Transformer's (60 bytes a step read)."""
+class CollectCase:
+    """A batch of one column.
+
+    row_bytes 0 stands for the batch of a Decision Transformer, which reads 60 bytes for each step.
+    """
 
     row_bytes: int
     context: int
@@ -50,7 +56,7 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the batch."""
+        """The bytes of the batch."""
         return self.batch * self.context * (self.row_bytes or sum(output.step_bytes for output in dt_outputs(1)))
 
     def schema(self) -> Schema:
@@ -71,7 +77,7 @@ class Case:
 
 
 def dt_outputs(context: int) -> tuple[Output, ...]:
-    """States normalised, padding left."""
+    """Returns the outputs of a Decision Transformer: normalised states, left padding."""
     mean, scale = np.linspace(-1, 1, 11), np.linspace(0.5, 2, 11)
     left: dict[str, Any] = {"first": 0, "width": context, "pad_left": True}
     return (
@@ -83,16 +89,16 @@ def dt_outputs(context: int) -> tuple[Output, ...]:
     )
 
 
-def all_cases(most_bytes: int, quick: bool) -> list[Case]:
-    """Those of at most so many bytes a batch, small rows first."""
+def all_cases(most_bytes: int, quick: bool) -> list[CollectCase]:
+    """Returns the cases with at most this many bytes in a batch, small rows first."""
     rows = (44, 1024, 65536) if quick else ROW_BYTES
     contexts, batches = ((100,), (32, 1024)) if quick else (CONTEXTS, BATCHES)
-    grid = [Case(row, context, batch) for row in (0, *rows) for context in contexts for batch in batches]
+    grid = [CollectCase(row, context, batch) for row in (0, *rows) for context in contexts for batch in batches]
     return [case for case in grid if case.nbytes <= most_bytes]
 
 
-def target(where: str, case: Case) -> float | None:
-    """The share of the ceiling that is asked for, None where none is."""
+def target(where: str, case: CollectCase) -> float | None:
+    """Returns the target share of the ceiling, or None without a target."""
     if case.nbytes < LARGE[where] or not case.row_bytes:
         return None
     if where == "device":
@@ -102,9 +108,11 @@ def target(where: str, case: Case) -> float | None:
     return 0.7 if (case.row_bytes, case.context) == (44, 100) else None
 
 
-class Steps:
-    """Columns end to end in one buffer of the host, in episodes of equal lengths. A `ColumnReader` of the CPU, which
-    keeps the plan of what it was asked last."""
+class HostSteps:
+    """Columns of equally long episodes, end to end in one host buffer.
+
+    This is a `ColumnReader` on the CPU. It keeps the plan of the last read.
+    """
 
     def __init__(self, raw: Bytes, schema: Schema) -> None:
         step_bytes = sum(column.row_bytes for column in schema.columns)
@@ -114,7 +122,7 @@ class Steps:
         self.bases = np.cumsum(self.lengths) - self.lengths
         self.shards = np.zeros(self.episodes, np.int64)
         sizes = [-(-column.row_bytes * steps // 256) * 256 for column in schema.columns]
-        #: int64 [1, columns], from the buffer's first byte on.
+        #: int64 [1, columns], offset of each column in the buffer.
         self.places = np.array([np.cumsum([0, *sizes[:-1]])], np.int64)
         self.raw = raw
         self.plan: OutputPlanArray = np.zeros(0, OUTPUT_PLAN)
@@ -138,7 +146,7 @@ class Steps:
         )  # fmt: skip
 
     def draw(self, rng: np.random.Generator, count: int, context: int) -> Windows:
-        """Whole windows anywhere."""
+        """Draws whole windows anywhere."""
         length = int(self.lengths[0])
         context = min(context, length)
         return Windows(
@@ -148,21 +156,21 @@ class Steps:
         )
 
 
-class Collection:
-    """A batch, ready to be collected on the GPU again and again, of one set of windows after the other.
+class GpuCollection:
+    """A batch that the GPU collects repeatedly, of changing sets of windows.
 
     Args:
-        raw: of the host, pinned.
-        base: address at which the GPU reads the same bytes: raw's own, or a copy's in its own memory.
+        raw: pinned host memory.
+        base: address of the same bytes for the GPU: of `raw`, or of a copy in GPU memory.
     """
 
-    def __init__(self, gpu: Gpu, raw: Bytes, base: int, case: Case) -> None:
+    def __init__(self, gpu: Gpu, raw: Bytes, base: int, case: CollectCase) -> None:
         self.gpu, self.case, self.outputs = gpu, case, case.outputs()
         schema = case.schema()
-        self.steps = Steps(raw, schema)
+        self.steps = HostSteps(raw, schema)
         rng = np.random.default_rng(case.row_bytes)
         self.sets = [self.steps.draw(rng, case.batch, case.context) for _ in range(SETS)]
-        # The CPU's answer, by which the plan is known too; its templates live as long as the collector.
+        # The CPU's batch. The read also records the plan, whose templates live as long as the collector.
         self._collector = Collector([CollectSource(self.steps, schema, self.outputs)], CHECKED_WINDOWS, reuse=True)
         first = self.sets[0][np.arange(min(CHECKED_WINDOWS, case.batch))]
         self._expected = self._collector(first).arrays
@@ -192,7 +200,7 @@ class Collection:
         return [lambda number=number: self.launch(number) for number in range(SETS)]
 
     def check(self) -> None:
-        """Raises RuntimeError where the first windows' rows are not the CPU's."""
+        """Raises RuntimeError if the first windows' rows differ from the CPU's."""
         for output, address in zip(self.outputs, self.targets, strict=True):
             self.gpu.fill(address, 0xA5, self._output_bytes(output))
         self.launch(0)
@@ -200,7 +208,7 @@ class Collection:
             expected = self._expected[output.key]
             got = self.gpu.get(address, expected.shape, expected.dtype)
             if got.tobytes() != expected.tobytes():
-                raise RuntimeError(f"{self.case.name}: {output.key} is not what the CPU collects")
+                raise RuntimeError(f"{self.case.name}: {output.key} differs from the CPU's batch")
 
 
 def rows_of(windows: Windows) -> npt.NDArray[np.int64]:
@@ -208,7 +216,10 @@ def rows_of(windows: Windows) -> npt.NDArray[np.int64]:
 
 
 def fill_raw(raw: Bytes) -> None:
-    """Numbers of a normal distribution as float32, repeated with a period that no case's rows have."""
+    """Fills the buffer with normal float32 numbers.
+
+    They repeat with a period that differs from the row size of every case.
+    """
     numbers = np.random.default_rng(0).standard_normal((1 << 22) + 9, np.float32).view(np.uint8)
     for first in range(0, len(raw), len(numbers)):
         part = raw[first : first + len(numbers)]
@@ -216,14 +227,14 @@ def fill_raw(raw: Bytes) -> None:
 
 
 def empty_launch(gpu: Gpu) -> float:
-    """Seconds of a launch that does next to nothing, one after the other."""
+    """Returns the seconds of an empty launch, one after another."""
     with gpu.scope():
         out = gpu.device(8)
         return gpu.seconds([lambda: launches.in_order(gpu, 0, out, 1)])
 
 
 def ceilings(gpu: Gpu, quick: bool) -> Section:
-    """(a): bytes a second of copies, and seconds of an empty launch."""
+    """Runs (a): bytes per second of copies, and seconds of an empty launch."""
     size = 32 << 20 if quick else 512 << 20
     found = {}
     with gpu.scope():
@@ -242,12 +253,12 @@ def ceilings(gpu: Gpu, quick: bool) -> Section:
 
 
 def collection(gpu: Gpu, where: str, ceiling: float, empty: float, quick: bool, left: Callable[[], float]) -> Section:
-    """(b) where `pinned`, (c) where `device`.
+    """Runs (b) for `pinned`, (c) for `device`.
 
     Args:
-        ceiling: bytes a second that are copied to the device, or within it.
+        ceiling: bytes per second of copies to the device, or within it.
         empty: seconds of an empty launch.
-        left: seconds that are left to the section.
+        left: returns the seconds that are left for the section.
     """
     size = QUICK_SOURCE_BYTES if quick else SOURCE_BYTES
     section = Section([], facts={"source_bytes": size})
@@ -267,9 +278,9 @@ def collection(gpu: Gpu, where: str, ceiling: float, empty: float, quick: bool, 
     return section
 
 
-def measure(gpu: Gpu, raw: Bytes, base: int, case: Case, where: str, ceiling: float, empty: float) -> Row:
+def measure(gpu: Gpu, raw: Bytes, base: int, case: CollectCase, where: str, ceiling: float, empty: float) -> Row:
     with gpu.scope():
-        made = Collection(gpu, raw, base, case)
+        made = GpuCollection(gpu, raw, base, case)
         made.check()
         seconds = gpu.seconds(made.calls())
     values = {"MiB": case.nbytes / 2**20, "us": seconds * 1e6, "empty launches": seconds / empty}
@@ -282,12 +293,15 @@ def measure(gpu: Gpu, raw: Bytes, base: int, case: Case, where: str, ceiling: fl
 def _allocated(
     gpu: Gpu, size: int, ceiling: float, empty: float, quick: bool, left: Callable[[], float], section: Section
 ) -> Sequence[Row]:
-    """A few cases from memory that CUDA itself allocated, to see whether registered pages cost."""
+    """Measures a few cases with memory that CUDA allocated.
+
+    The comparison shows whether registered pages cost time.
+    """
     rows = []
     with gpu.scope():
         raw = gpu.pinned(size)
         fill_raw(raw)
-        for case in (Case(44, 100, 4096), Case(1024, 100, 1024), Case(65536, 20, 256)):
+        for case in (CollectCase(44, 100, 4096), CollectCase(1024, 100, 1024), CollectCase(65536, 20, 256)):
             if case.nbytes > size // 4 or left() < 5:
                 section.left_out.append(f"{case.name}, allocated")
                 continue

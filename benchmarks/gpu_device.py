@@ -1,4 +1,7 @@
-"""The GPU as the benchmark uses it: memory by address, copies and launches in one stream, and their times."""
+"""The GPU of the benchmark: memory by address, copies, launches, and times.
+
+All copies and launches are in one stream.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,19 @@ from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Launches are timed in groups of about so many seconds, so that the host keeps ahead of the GPU.
+#: Launches are timed in groups of about this many seconds, so that the host stays ahead of the GPU.
 _GROUP_SECONDS = 2e-3
 _GROUP_MOST = 64
 _ALIGNMENT = 256
-#: cudaMemcpyDefault: CUDA knows by the addresses where both are.
+#: cudaMemcpyDefault: CUDA derives the direction from the addresses.
 _COPY = 4
 
 
 class Gpu(CudaLauncher):
-    """CUDA device 0. Addresses stay valid until the `scope` they were made in ends."""
+    """CUDA device 0.
+
+    Addresses stay valid until the end of the `scope` in which they were allocated.
+    """
 
     def __init__(self) -> None:
         import cupy
@@ -39,7 +45,7 @@ class Gpu(CudaLauncher):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What is allocated inside is freed at its end."""
+        """Frees at its end all memory that is allocated inside."""
         held, registered = len(self._held), len(self._registered)
         try:
             yield
@@ -53,21 +59,24 @@ class Gpu(CudaLauncher):
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
 
     def device(self, nbytes: int) -> int:
-        """Address of so many bytes of the GPU's memory."""
+        """Allocates GPU memory, and returns its address."""
         with cuda_errors(f"{nbytes:,} bytes of GPU memory"):
             memory = self._cupy.cuda.alloc(nbytes + _ALIGNMENT)
         self._held.append(memory)
         return -(-int(memory.ptr) // _ALIGNMENT) * _ALIGNMENT
 
     def pinned(self, nbytes: int) -> Bytes:
-        """uint8 [nbytes] of the host's memory, made by CUDA (cudaHostAlloc)."""
+        """Returns uint8 [nbytes] of host memory that CUDA allocated (cudaHostAlloc)."""
         with cuda_errors(f"{nbytes:,} bytes of pinned memory"):
             memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
         self._held.append(memory)
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def registered(self, nbytes: int) -> Bytes:
-        """uint8 [nbytes] of the host's memory, shared pages registered with CUDA: what residency `pinned` reads."""
+        """Returns uint8 [nbytes] of shared host memory, registered with CUDA.
+
+        Residency `pinned` reads such memory.
+        """
         pages = mmap.mmap(-1, nbytes)
         array = np.frombuffer(pages, np.uint8)
         with cuda_errors(f"registering {nbytes:,} bytes"):
@@ -76,24 +85,27 @@ class Gpu(CudaLauncher):
         return array
 
     def host(self, nbytes: int) -> tuple[Bytes, str]:
-        """As `registered`, and where CUDA refuses that (some virtual machines do) as `pinned`; and which it is."""
+        """Returns (host memory, its kind).
+
+        The memory is `registered`, or `pinned` if CUDA refuses to register, as on some virtual machines.
+        """
         try:
             return self.registered(nbytes), "registered"
         except GearError:
             return self.pinned(nbytes), "allocated"
 
     def put(self, array: npt.NDArray[Any]) -> int:
-        """Address of a copy in the GPU's memory."""
+        """Copies an array to GPU memory, and returns the address."""
         data = np.ascontiguousarray(array)
         address = self.device(data.nbytes)
         if data.nbytes:
             self._runtime.memcpy(address, data.ctypes.data, data.nbytes, _COPY)
-            # Of memory that is not pinned it may end later, and other streams do not wait for it.
+            # A copy of memory that is not pinned may end later, and other streams do not wait for it.
             self._runtime.streamSynchronize(0)
         return address
 
     def get(self, address: int, shape: Any, dtype: Any) -> npt.NDArray[Any]:
-        """What is at an address when all work before is done."""
+        """Returns the array at an address, after all earlier work."""
         array = np.empty(shape, dtype)
         self.wait()
         if array.nbytes:
@@ -114,8 +126,11 @@ class Gpu(CudaLauncher):
             self._runtime.deviceSynchronize()
 
     def seconds(self, calls: Sequence[Callable[[], None]], repeats: int = 7) -> float:
-        """Seconds that one call takes on the GPU: the median over `repeats` groups of calls, one after the other as
-        they come round, each group between two events."""
+        """Measures the seconds of one call on the GPU.
+
+        Returns the median over `repeats` groups of calls. Each group lies between two events, and goes through the
+        calls in turn.
+        """
         for call in calls:
             call()
         group = min(_GROUP_MOST, max(len(calls), math.ceil(_GROUP_SECONDS / self._timed(calls, len(calls)))))
@@ -129,12 +144,12 @@ class Gpu(CudaLauncher):
         end.record()
         with cuda_errors("measuring"):
             end.synchronize()
-        # An event's clock has steps of half a microsecond.
+        # An event's clock has a resolution of half a microsecond.
         return max(float(self._cupy.cuda.get_elapsed_time(begin, end)) / 1e3, 5e-7) / count
 
     @contextmanager
     def kernel_from(self, source: str, name: str, blocks: int) -> Iterator[None]:
-        """Inside, the kernel of that name is what another source says, in launches of at most so many blocks."""
+        """Replaces a kernel by another source's, and limits the blocks of a launch."""
         with cuda_errors(name), self._device:
             module = self._cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
             kernels, own_blocks = self._kernels, self.blocks
@@ -148,7 +163,7 @@ class Gpu(CudaLauncher):
         return int(self._device.attributes["MultiProcessorCount"])
 
     def facts(self) -> dict[str, Any]:
-        """What the results depend on."""
+        """Returns the facts that the results depend on."""
         properties = self._runtime.getDeviceProperties(0)
         name = properties["name"]
         return {
@@ -164,7 +179,7 @@ class Gpu(CudaLauncher):
 
 
 def no_gpu() -> str | None:
-    """Why there is no GPU to measure; None where there is one."""
+    """Returns the reason why there is no GPU to measure, or None."""
     try:
         import cupy
     except ImportError as error:

@@ -1,4 +1,7 @@
-"""Section (g): filters by cuDF and by Polars on the CPU, from rows in the host's memory to rows there."""
+"""Section (g): filters by cuDF on the GPU and by Polars on the CPU.
+
+Input and result are rows in host memory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _REPEATS = 5
 
 
 def filters(quick: bool, left: Callable[[], float]) -> Section:
-    """The ratio is the CPU's time to the GPU's, for rows of 12 bytes. Raises RuntimeError where rows differ."""
+    """Measures filters of rows of 12 bytes.
+
+    The ratio is CPU time to GPU time. Raises RuntimeError if the selected rows differ.
+    """
     missing = [name for name in ("polars", "cudf_polars") if find_spec(name) is None]
     if missing:
         return Section([], notes=[f"not run: {' and '.join(missing)} not installed (see docs/how-to/gpu.md)"])
@@ -32,7 +38,7 @@ def filters(quick: bool, left: Callable[[], float]) -> Section:
         rng = np.random.default_rng(0)
         frame = pl.DataFrame({"length": rng.integers(1, 1001, count), "return": rng.random(count, np.float32)})
         expression = (pl.col("return") > 0.25) & (pl.col("length") != 7)
-        # Not through `true_values`, which leaves few rows to the CPU and falls back where cuDF fails.
+        # Not through `true_values`, which leaves few rows to the CPU, and hides failures of cuDF.
         on_gpu, (found, _) = _clocked(lambda frame=frame, expr=expression: cudf.evaluate(frame, expr))
         on_cpu, expected = _clocked(lambda frame=frame, expr=expression: frame.select(expr).to_series())
         if not found.equals(expected, check_names=False):
@@ -43,7 +49,10 @@ def filters(quick: bool, left: Callable[[], float]) -> Section:
 
 
 def _clocked(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, the median, and what it gives; the first call, which imports and compiles, is not counted."""
+    """Returns (median seconds, result).
+
+    The first call, which imports and compiles, is not counted.
+    """
     result, seconds = call(), []
     for _ in range(_REPEATS):
         begun = time.perf_counter()

@@ -1,4 +1,7 @@
-"""Section (f): what to try first on a device: constants of collect.cu, and the CPU or the GPU for a batch."""
+"""Section (f): constants to try first on a device.
+
+The section varies constants of collect.cu, and compares CPU and GPU by batch size.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 
 import gpu_collection
 import numpy as np
-from gpu_collection import Case, Collection, fill_raw, rows_of
+from gpu_collection import CollectCase, GpuCollection, fill_raw, rows_of
 from gpu_device import Bytes, Gpu
 from gpu_report import Row, Section
 
@@ -23,9 +26,9 @@ from gear_data.kernels.cuda import launches
 
 SOURCE = Path(gear_data.__file__).resolve().parent / "kernels" / "cuda" / "collect.cu"
 KERNEL = "gear_collect"
-#: What is tried on each: small rows, rows of a kilobyte and long ones.
-CASES = (Case(44, 100, 4096), Case(1024, 100, 512), Case(65536, 20, 64))
-#: Of the crossover: bytes of a row, and of batches, at context 20.
+#: Cases for each variant: small rows, rows of a kilobyte, and long rows.
+CASES = (CollectCase(44, 100, 4096), CollectCase(1024, 100, 512), CollectCase(65536, 20, 64))
+#: For the crossover: bytes of a row, and bytes of batches, at context 20.
 CROSSOVER_ROWS = (44, 1024, 16384)
 CROSSOVER_BYTES = tuple(1 << power for power in range(15, 28, 2))
 _REPEATS = 20
@@ -33,8 +36,11 @@ _REPEATS = 20
 
 @dataclass(frozen=True)
 class Variant:
-    """Constants of the collector: its launch bounds (threads of a block, blocks of a multiprocessor), bytes of a piece,
-    independent loads of a lane."""
+    """Constants of the collecting kernel.
+
+    The launch bounds (threads of a block, blocks of a multiprocessor), the bytes of a piece, and a lane's independent
+    loads.
+    """
 
     threads: int = 512
     resident: int = 2
@@ -46,7 +52,7 @@ class Variant:
         return f"{self.resident} x {self.threads} threads, PIECE {self.piece}, UNROLL {self.unroll}"
 
 
-#: The first is what is built in. Of eight loads the stages of 512 threads would be more than a block's 48 KiB.
+#: The first variant is the built-in one. With eight loads, the stages of 512 threads would exceed a block's 48 KiB.
 VARIANTS = (
     Variant(),
     Variant(resident=1),
@@ -60,7 +66,10 @@ VARIANTS = (
 
 
 def source_of(variant: Variant, source: str) -> str:
-    """The source with these constants. Raises ValueError where it has no such constant any more."""
+    """Returns the source with these constants.
+
+    Raises ValueError if the source no longer has such a constant.
+    """
     for pattern, text in (
         (
             r"__launch_bounds__\(\d+, \d+\)(?=\s*gear_collect)",
@@ -78,7 +87,7 @@ def source_of(variant: Variant, source: str) -> str:
 
 @contextmanager
 def _launched_as(variant: Variant) -> Iterator[None]:
-    """The host counts pieces and blocks of these sizes."""
+    """Makes the host count pieces and blocks of these sizes."""
     own = launches.PIECE_BYTES, launches._BLOCK
     launches.PIECE_BYTES, launches._BLOCK = variant.piece, variant.threads
     try:
@@ -88,7 +97,10 @@ def _launched_as(variant: Variant) -> Iterator[None]:
 
 
 def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
-    """Each variant over pinned and device memory, as a ratio to what is built in; then the crossover."""
+    """Measures each variant with pinned and device memory; then the crossover.
+
+    Ratios are to the built-in constants.
+    """
     size = gpu_collection.QUICK_SOURCE_BYTES if quick else gpu_collection.SOURCE_BYTES
     section = Section([])
     with gpu.scope():
@@ -117,7 +129,7 @@ def _variant(gpu: Gpu, raw: Bytes, copied: int, variant: Variant, before: list[R
         for where, base in (("pinned", raw.ctypes.data), ("device", copied)):
             for case in CASES[1:2] if quick else CASES:
                 with gpu.scope():
-                    made = Collection(gpu, raw, base, case)
+                    made = GpuCollection(gpu, raw, base, case)
                     made.check()
                     seconds = gpu.seconds(made.calls())
                 label = f"{where} {case.name}"
@@ -128,12 +140,15 @@ def _variant(gpu: Gpu, raw: Bytes, copied: int, variant: Variant, before: list[R
 
 
 def _crossover(gpu: Gpu, raw: Bytes, quick: bool, left: Callable[[], float], section: Section) -> list[Row]:
-    """From windows in the host's memory to a batch in the GPU's, by the clock: collected by the CPU (one thread) into
-    pinned memory and copied, or collected by the GPU from pinned memory. The ratio is CPU time to GPU time."""
+    """Measures the time from windows in host memory to a batch in GPU memory.
+
+    The CPU (one thread) collects into pinned memory, and the batch is copied; or the GPU collects from pinned memory.
+    Times are by the clock. The ratio is CPU time to GPU time.
+    """
     rows = []
     for row_bytes in CROSSOVER_ROWS[:2] if quick else CROSSOVER_ROWS:
         for nbytes in CROSSOVER_BYTES[2:4] if quick else CROSSOVER_BYTES:
-            case = Case(row_bytes, 20, max(1, nbytes // (20 * row_bytes)))
+            case = CollectCase(row_bytes, 20, max(1, nbytes // (20 * row_bytes)))
             if left() < 5:
                 section.left_out.append(f"CPU or GPU, {case.name}")
                 continue
@@ -144,9 +159,9 @@ def _crossover(gpu: Gpu, raw: Bytes, quick: bool, left: Callable[[], float], sec
     return rows
 
 
-def both_ways(gpu: Gpu, raw: Bytes, case: Case) -> tuple[float, float]:
-    """Seconds by the CPU and by the GPU, medians."""
-    made = Collection(gpu, raw, raw.ctypes.data, case)
+def both_ways(gpu: Gpu, raw: Bytes, case: CollectCase) -> tuple[float, float]:
+    """Returns the median seconds by the CPU and by the GPU."""
+    made = GpuCollection(gpu, raw, raw.ctypes.data, case)
     staging, windows = gpu.pinned(case.nbytes), gpu.pinned(24 * case.batch)
     outputs = np.array([staging.ctypes.data], np.int64)
     windows.view(np.int64)[:] = rows_of(made.sets[0]).reshape(-1)

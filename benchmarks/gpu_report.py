@@ -1,4 +1,4 @@
-"""What a section of the GPU benchmark reports, and how it is shown."""
+"""The report of a section of the GPU benchmark."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Row:
 
     Attributes:
         values: column -> number, text, or None.
-        ratio: to what the section compares with.
-        target: the least that the ratio is to be, or the most where `at_most`.
+        ratio: ratio to the section's reference.
+        target: the least ratio that meets the target; with `at_most`, the largest.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None where there is none."""
+        """Whether the target is met; None without a target."""
         if self.ratio is None or self.target is None:
             return None
         return self.ratio <= self.target if self.at_most else self.ratio >= self.target
@@ -34,12 +34,12 @@ class Row:
 
 @dataclass
 class Section:
-    """What one section found.
+    """The results of one section.
 
     Attributes:
-        rows: a line each.
-        facts: what else later sections or readers need.
-        left_out: cases for which there was no time, or that failed by themselves.
+        rows: the lines of the table.
+        facts: further results, for later sections and for readers.
+        left_out: cases that were skipped for lack of time, or that failed.
         notes: lines below the table.
     """
 
@@ -58,7 +58,7 @@ def from_json(record: dict[str, Any]) -> Section:
 
 
 def table(section: Section) -> str:
-    """The rows as a table, and below it what is to be said."""
+    """Returns the rows as a table, followed by the notes."""
     columns = list(dict.fromkeys(name for row in section.rows for name in row.values))
     compared = any(row.ratio is not None for row in section.rows)
     header = ["", *columns, *(["ratio", "target"] if compared else [])]
@@ -83,7 +83,7 @@ def _target(row: Row) -> str:
 
 
 def verdict(sections: dict[str, Section]) -> str:
-    """How many targets are met, and which are not."""
+    """Returns a line with the number of met targets, and the missed ones."""
     judged = [(name, row) for name, section in sections.items() for row in section.rows if row.met is not None]
     missed = [f"({name}) {row.name}: {_cell(row.ratio)}, target {row.target:g}" for name, row in judged if not row.met]
     met = f"targets met: {len(judged) - len(missed)} of {len(judged)}"

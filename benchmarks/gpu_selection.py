@@ -1,4 +1,7 @@
-"""Section (d): windows drawn on the GPU, from 10^4 to 10^8 episodes; the same integers as the CPU's."""
+"""Section (d): windows drawn on the GPU, from 10^4 to 10^8 episodes.
+
+The integers must equal the CPU's.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,16 @@ from gear_data.selection.windows import WindowRule
 EPISODES = (10**4, 10**6, 10**8)
 DRAWS = (4096, 10**6)
 KINDS = ("uniform by step", "weighted by episode", "weighted by step")
-#: The target: so many weighted draws from so many episodes in so many seconds.
+#: The target: weighted draws, episodes, and seconds.
 TARGET = (10**6, 10**8, 1e-3)
 SEED, CONTEXT, STEPS = 3, 20, 4
 
 
 def selection(gpu: Gpu, empty: float, quick: bool, left: Callable[[], float]) -> Section:
-    """Draws and, for weights, what making them integers and running sums takes."""
+    """Measures draws, and for weights the conversion to integers and running sums."""
     section = Section([])
     for episodes in EPISODES[:2] if quick else EPISODES:
-        # Setting up the largest takes the CPU a while.
+        # The CPU sets up the largest table slowly.
         if left() < 10 + episodes / 2e6:
             section.left_out.append(f"{episodes:,} episodes")
             continue
@@ -71,7 +74,10 @@ def make_sampler(kind: str, anchors: Anchors, weights: npt.NDArray[np.float64]) 
 
 
 def put_plan(gpu: Gpu, sampler: WindowSampler) -> int:
-    """Address of a window sampler's plan on the GPU, where what it points to is too, each array once."""
+    """Copies a window sampler's plan and its arrays to the GPU, each array once.
+
+    Returns the plan's address.
+    """
     places: dict[tuple[int, int], int] = {}
     addresses = {}
     for field, array in sampler.arrays.items():
@@ -108,7 +114,10 @@ def _kind(gpu: Gpu, kind: str, anchors: Anchors, weights: Any, empty: float) -> 
 
 
 def _rescan(gpu: Gpu, anchors: Anchors, weights: npt.NDArray[np.float64], empty: float) -> Row:
-    """All weights of episodes to running sums of integers, in device memory."""
+    """Measures the conversion of all weights to running sums of integers.
+
+    Everything lies in device memory.
+    """
     count = len(anchors)
     int_weight_scale(weights[:1], anchors.prefix[:2], False)  # the first call compiles
     begun = time.perf_counter()
@@ -128,7 +137,7 @@ def _rescan(gpu: Gpu, anchors: Anchors, weights: npt.NDArray[np.float64], empty:
 
 
 def _permuted(gpu: Gpu, anchors: Anchors, empty: float) -> Row:
-    """A batch of an epoch without replacement."""
+    """Measures a batch of an epoch without replacement."""
     count, total = DRAWS[-1], anchors.total
     out = gpu.device(8 * count)
     first, order = total - count, Permuted(SEED, total)

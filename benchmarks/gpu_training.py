@@ -1,4 +1,4 @@
-"""Section (e): Decision Transformer training steps a second, by what feeds them."""
+"""Section (e): Decision Transformer training steps per second, by loader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICE = "cuda"
 TARGET = 0.98
 COSTLESS = "the same batch each time"
 OURS = "gear-data, pinned, auto"
-#: What feeds the steps: title -> residency and the loader's backend.
+#: Title -> residency and backend of the loader that feeds the steps.
 LOADERS = {
     OURS: ("pinned", "auto"),
     "gear-data, pinned, by the GPU": ("pinned", "cuda"),
@@ -37,7 +37,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class Training:
-    """The model, and steps of it, of which nothing is read back."""
+    """The model and its training steps. Nothing is read back from the GPU."""
 
     def __init__(self, loader: gear_data.SequenceLoader) -> None:
         self.model = build_model(loader, Hyperparameters()).to(DEVICE).train()
@@ -63,7 +63,10 @@ class Training:
 
 
 def training(folder: Path, quick: bool, left: Callable[[], float]) -> Section:
-    """Rounds of each feed in turn, so that a machine that slows down slows all of them; medians."""
+    """Measures the feeds in alternating rounds, and returns medians.
+
+    A machine that slows down so slows all feeds.
+    """
     episodes = synthetic_episodes(200_000 if not quick else 20_000)
     write_parquet(episodes, folder / "source.parquet")
     gear_data.convert(folder / "source.parquet", folder / "dataset")
@@ -88,7 +91,7 @@ def _measure(
         try:
             feed = make()
             next(feed)
-        except Exception as error:  # another's loader may raise anything; the others are measured all the same
+        except Exception as error:  # a third-party loader may raise anything; the other feeds are measured anyway
             reason = (str(error).strip() or "no reason").splitlines()[0]
             section.notes.append(f"{title}, batch {batch_size}: not run: {type(error).__name__}: {reason}")
         else:
@@ -115,17 +118,17 @@ def _measure(
 
 
 def our_batches(dataset: Path, batch_size: int, residency: str, backend: str) -> Iterator[Batch]:
-    """Raises RuntimeError where the first batch is not that of the CPU."""
+    """Raises RuntimeError if the first batch differs from the CPU's."""
     batches = iter(make_loader(dataset, batch_size, residency, backend))
     first = next(batches)
     for key, value in next(iter(make_loader(dataset, batch_size, "host", None))).items():
         if not torch.equal(first[key].cpu(), value):
-            raise RuntimeError(f"'{key}' is not what the CPU's loader gives")
+            raise RuntimeError(f"'{key}' differs from the CPU loader's")
     return batches
 
 
 def make_loader(dataset: Path, batch_size: int, residency: str, backend: str | None) -> gear_data.SequenceLoader:
-    """backend None: batches of the CPU."""
+    """Returns a loader. backend None: the CPU collects."""
     ds = gear_data.open(dataset, residency=residency)
     more = {} if backend is None else {"device": DEVICE, "backend": backend}
     return gear_data.SequenceLoader(
@@ -134,7 +137,7 @@ def make_loader(dataset: Path, batch_size: int, residency: str, backend: str | N
 
 
 def torchrl_batches(episodes: Any, batch_size: int) -> Iterator[Batch]:
-    """Slices of the same steps, made ahead in threads, pinned and copied."""
+    """Yields TorchRL's slices of the same steps, prefetched, pinned and copied."""
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler
 

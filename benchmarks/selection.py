@@ -1,16 +1,18 @@
-"""What choosing windows costs against the number of episodes, per kind of sampler, beside NumPy's and torch's ways.
+"""Measures selection by sampler and number of episodes.
+
+NumPy's and torch's methods are measured for comparison.
 
     python benchmarks/selection.py --episodes 1000 1000000 100000000 --json selection.json
 
-Every kind and size has a process of its own. Set-up is from the episodes' lengths (and weights) to a selector; bytes an
-episode are what that process holds more afterwards, the dataset's offsets and the weights included, and at the peak of
-the set-up. Draws are of 4,096 windows at a time, an update sets 4,096 weights; medians. `fit` is the chi-square of 1.6
-million draws against the weights, less its degrees of freedom, in standard deviations.
+Every kind and size runs in a separate process. The set-up goes from the episodes' lengths (and weights) to a selector.
+Bytes per episode are the growth of the process's memory, after the set-up and at its peak; they include the dataset's
+offsets and the weights. A draw is of 4,096 windows, and an update sets 4,096 weights; times are medians. `fit` is the
+chi-square of 1.6 million draws against the weights, minus its degrees of freedom, in standard deviations.
 
     python benchmarks/selection.py --sparse
 
-makes a dataset of 10^10 steps in 10^7 episodes out of sparse files (they take no space on most file systems), opens it,
-reads its episode table, draws from it, and prints the peak memory of the process that did.
+creates a dataset of 10^10 steps in 10^7 episodes from sparse files, which take no space on most file systems. A process
+opens the dataset, reads its episode table, and draws from it. The script prints the peak memory of this process.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from sparse_dataset import write_sparse_dataset
 BATCH = 4096
 CONTEXT = 20
 BATCHES = 100
-#: torch.multinomial takes no more.
+#: The most categories of torch.multinomial.
 MULTINOMIAL_LIMIT = 1 << 24
 SPARSE_LIMIT_BYTES = 2 << 30
 
@@ -70,7 +72,7 @@ class Cost:
 
 
 def memory(field: str) -> int:
-    """A field of /proc/self/status, in bytes."""
+    """Returns a field of /proc/self/status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
@@ -82,7 +84,7 @@ def forget_peak() -> None:
 
 
 def random_weights(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """From 1e-12 to 1e12, every decade as often; made without arrays beside it."""
+    """Returns weights from 1e-12 to 1e12, log-uniform, computed in place."""
     weights = np.random.default_rng(1).random(count)
     weights *= 24
     weights -= 12
@@ -126,8 +128,11 @@ def measure(kind: str, episodes: int) -> Cost:
 
 
 def chi_square(shares: Any, weights: Any, drawn: Any) -> float:
-    """How far draws are from the shares of classes of episodes, a tenth of a decade of weight each: chi-square less its
-    degrees of freedom, in its standard deviations. Far from 0 on either side would not be random."""
+    """Returns how well draws fit the weights.
+
+    Episodes are classed by weight, ten classes for each decade. The result is chi-square minus its degrees of freedom,
+    in standard deviations. A result far from 0, on either side, is not random.
+    """
     classes = np.log10(weights)
     classes += 12
     classes *= 10
@@ -148,7 +153,7 @@ Prepared = tuple[Callable[[int], Any], Callable[[int], Any] | None]
 
 
 def prepare(kind: str, lengths: Any, weights: Any) -> Prepared:
-    """A function that draws batch i, and one that makes update i."""
+    """Returns a function that draws batch i, and a function that makes update i."""
     if kind == "np.searchsorted":
         rng, sums = np.random.default_rng(2), np.cumsum(weights)
         return (lambda step: np.searchsorted(sums, rng.random(BATCH) * sums[-1], side="right")), None
@@ -187,13 +192,13 @@ def prepare_selector(kind: str, lengths: Any, weights: Any) -> Prepared:
         return draw, None
     rng = np.random.default_rng(3)
     changes = [(rng.integers(0, len(lengths), BATCH), rng.random(BATCH)) for _ in range(BATCHES + 1)]
-    # The first makes the tree.
+    # The first update builds the tree.
     selector.update(0, *changes[-1])
     return draw, lambda i: selector.update(BATCHES + i, *changes[i])
 
 
 def warm_up(kind: str) -> None:
-    """Compiles, or loads, what is measured."""
+    """Compiles or loads the measured kernels."""
     draw, update = prepare(kind, np.full(5000, 9), np.full(5000, 0.5))
     draw(0)
     if update is not None:
@@ -250,7 +255,7 @@ def measure_sparse(dataset: Path) -> dict[str, float]:
     figures["open_seconds"] = time.perf_counter() - begun
     begun = time.perf_counter()
     if ds.num_steps != SPARSE_STEPS or ds.episodes["length"].sum() != SPARSE_STEPS:
-        raise SystemExit("the dataset is not what was written")
+        raise SystemExit("the dataset differs from the written one")
     figures["episodes_seconds"] = time.perf_counter() - begun
     figures["episodes_bytes"] = float(memory("VmHWM"))
     for name, sampler in (("uniform", "uniform"), ("weighted", Weighted(pl.col("return") + 1))):

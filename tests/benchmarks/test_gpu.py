@@ -1,5 +1,8 @@
-"""benchmarks/gpu.py without a GPU: its cases, targets, report and order of sections; and its sections of collection and
-selection on a stand-in for CuPy, whose kernels run on the CPU."""
+"""benchmarks/gpu.py without a GPU.
+
+The tests check cases, targets, the report and the order of sections. Collection and selection run on a stand-in for
+CuPy, whose kernels run on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -19,35 +22,35 @@ import pytest
 import gear_data
 from gear_data.errors import DeviceMemoryError
 from gear_data.kernels.cuda import launches
-from tests.support.cuda.cupy_stand_in import MadeUp, stand_in
+from tests.support.cuda.cupy_stand_in import CupyStandIn, stand_in
 
 BENCHMARKS = Path(gear_data.__file__).resolve().parent.parent / "benchmarks"
-# Behind all others: it has modules of the names of some of the tests.
+# Last on the path, because it has modules with the names of some tests.
 
 import gpu as benchmark  # noqa: E402
 import gpu_collection  # noqa: E402
 import gpu_device  # noqa: E402
 import gpu_knobs  # noqa: E402
 import gpu_selection  # noqa: E402
-from gpu_collection import Case  # noqa: E402
+from gpu_collection import CollectCase  # noqa: E402
 from gpu_report import Row, Section, from_json, table, verdict  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the kernels that run on the CPU."""
+    """A folder for the kernels that run on the CPU."""
     return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture
-def cupy(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUp]:
+def cupy(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CupyStandIn]:
     with stand_in(monkeypatch, libraries, order="all late") as found:
         yield found.cupy
 
 
 @pytest.fixture
-def gpu(cupy: MadeUp, monkeypatch: pytest.MonkeyPatch) -> gpu_device.Gpu:
-    """Each call is measured once: this is slow."""
+def gpu(cupy: CupyStandIn, monkeypatch: pytest.MonkeyPatch) -> gpu_device.Gpu:
+    """Measures each call once, because the stand-in is slow."""
     monkeypatch.setattr(gpu_collection, "QUICK_SOURCE_BYTES", 4 << 20)
     made = gpu_device.Gpu()
     monkeypatch.setattr(made, "seconds", lambda calls, repeats=7: made._timed(calls, len(calls)))
@@ -61,20 +64,20 @@ def left() -> float:
 # On the stand-in
 
 
-def test_calls_are_timed_in_groups_that_take_turns(cupy: MadeUp) -> None:
+def test_calls_are_timed_in_groups_that_take_turns(cupy: CupyStandIn) -> None:
     gpu, called = gpu_device.Gpu(), []
     calls = [
         lambda: cupy.streams.add(0, lambda: called.append(0)),
         lambda: cupy.streams.add(0, lambda: (called.append(1), time.sleep(1e-4))[0]),
     ]
     seconds = gpu.seconds(calls, repeats=3)
-    # Both once to warm up, both once to see how long they take, and then so many that a group takes about 2 ms.
+    # Both once to warm up, both once to measure their time, and then as often as fits a group of about 2 ms.
     assert 2e-5 < seconds < 5e-3
     assert len(called) > 4
     assert abs(called.count(0) - called.count(1)) <= 3
 
 
-def test_what_is_taken_in_a_scope_is_given_back(cupy: MadeUp) -> None:
+def test_what_is_taken_in_a_scope_is_given_back(cupy: CupyStandIn) -> None:
     gpu = gpu_device.Gpu()
     with gpu.scope():
         outer = gpu.device(100)
@@ -89,7 +92,7 @@ def test_what_is_taken_in_a_scope_is_given_back(cupy: MadeUp) -> None:
     assert not gpu._held
 
 
-def test_pages_that_cannot_be_registered_are_allocated(cupy: MadeUp) -> None:
+def test_pages_that_cannot_be_registered_are_allocated(cupy: CupyStandIn) -> None:
     gpu = gpu_device.Gpu()
     with gpu.scope():
         assert gpu.host(4096)[1] == "registered"
@@ -111,30 +114,36 @@ def test_memory_that_runs_out_is_an_error_that_says_so(libraries: Path, monkeypa
         gpu_device.Gpu().device(1000)
 
 
-SMALL = [Case(44, 20, 70), Case(0, 20, 40), Case(65536, 2, 3), Case(1024, 7, 5), Case(3, 9, 100)]
+SMALL = [
+    CollectCase(44, 20, 70),
+    CollectCase(0, 20, 40),
+    CollectCase(65536, 2, 3),
+    CollectCase(1024, 7, 5),
+    CollectCase(3, 9, 100),
+]
 
 
 @pytest.mark.parametrize("where", ["pinned", "device"])
 def test_collection_is_compared_with_the_cpus(where: str, gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_collection, "all_cases", lambda most, quick: SMALL)
-    monkeypatch.setitem(gpu_collection.LARGE, where, Case(44, 20, 70).nbytes)
+    monkeypatch.setitem(gpu_collection.LARGE, where, CollectCase(44, 20, 70).nbytes)
     section = gpu_collection.collection(gpu, where, 1e9, 1e-6, True, left)
     named = {row.name: row for row in section.rows}
     assert [case.name for case in SMALL] == list(named)[: len(SMALL)]
     row = named["44 B x 20 x 70"]
     assert row.ratio == pytest.approx(44 * 20 * 70 / (row.values["us"] * 1e-6) / 1e9)
     assert row.values["empty launches"] == pytest.approx(row.values["us"])
-    # Too small to be compared with a copy.
+    # Too small for a comparison with a copy.
     assert named["1024 B x 7 x 5"].ratio is None
 
 
 def test_a_kernel_that_is_wrong_is_not_measured(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = gpu.registered(4 << 20)
     gpu_collection.fill_raw(raw)
-    made = gpu_collection.Collection(gpu, raw, raw.ctypes.data, Case(44, 20, 70))
+    made = gpu_collection.GpuCollection(gpu, raw, raw.ctypes.data, CollectCase(44, 20, 70))
     made.check()
     raw[:] = raw[::-1].copy()
-    with pytest.raises(RuntimeError, match="44 B x 20 x 70: rows is not what the CPU collects"):
+    with pytest.raises(RuntimeError, match="44 B x 20 x 70: rows differs from the CPU's batch"):
         made.check()
 
 
@@ -172,7 +181,7 @@ def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pyte
     assert (launches.PIECE_BYTES, launches._BLOCK, gpu.blocks, gpu._kernels) == before
     assert [row.ratio for row in section.rows[:2]] == [1.0, 1.0]
     assert [row.name.partition(",")[0] for row in section.rows[2:]] == ["CPU or GPU"] * 2
-    # The stand-in has no other sources than those that are built in, which is told and ends nothing.
+    # The stand-in has only the built-in sources. The report says so, and the section continues.
     assert [text.partition(" (")[0] for text in section.left_out] == [variants[1].name]
 
 
@@ -181,7 +190,7 @@ def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypa
     import torch
 
     class Model(torch.nn.Linear):
-        """In place of a Decision Transformer, whose import takes longer than all the rest."""
+        """A stand-in for a Decision Transformer, whose import is slow."""
 
         def forward(self, states: Any, **others: Any) -> Any:
             assert {"states", *others} == {*gpu_training.MODEL_KEYS, "return_dict"}
@@ -191,7 +200,7 @@ def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypa
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     loaders = {gpu_training.OURS: ("host", "cpu"), "on no GPU": ("mmap", "cuda")}
     monkeypatch.setattr(gpu_training, "LOADERS", loaders)
-    # TorchRL's too.
+    # TorchRL's, too.
     monkeypatch.setitem(sys.modules, "torchrl.data", None)
     monkeypatch.setattr(gpu_training, "build_model", lambda loader, hyperparameters: Model(11, 3))
     monkeypatch.setattr(gpu_training, "CONTEXT", 3)
@@ -229,7 +238,7 @@ def test_filters_are_measured_where_cudf_is(monkeypatch: pytest.MonkeyPatch) -> 
         gpu_filters.filters(True, left)
 
 
-# What needs no device
+# Tests that need no device
 
 
 def test_cases_span_what_is_asked_for() -> None:
@@ -249,19 +258,19 @@ def test_cases_span_what_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("where", "case", "expected"),
     [
-        ("pinned", Case(1024, 100, 256), 0.9),  # 25 MiB
-        ("pinned", Case(65536, 20, 256), 0.9),
-        ("pinned", Case(44, 100, 4096), 0.7),
-        ("pinned", Case(44, 20, 32), None),  # below 16 MiB a launch rules
-        ("pinned", Case(44, 1000, 4096), None),
-        ("pinned", Case(256, 1000, 4096), None),
-        ("pinned", Case(0, 1000, 4096), None),
-        ("device", Case(1024, 100, 256), None),  # below 64 MiB
-        ("device", Case(1024, 100, 1024), 0.7),
-        ("device", Case(44, 1000, 4096), 0.7),
+        ("pinned", CollectCase(1024, 100, 256), 0.9),  # 25 MiB
+        ("pinned", CollectCase(65536, 20, 256), 0.9),
+        ("pinned", CollectCase(44, 100, 4096), 0.7),
+        ("pinned", CollectCase(44, 20, 32), None),  # below 16 MiB the launch dominates
+        ("pinned", CollectCase(44, 1000, 4096), None),
+        ("pinned", CollectCase(256, 1000, 4096), None),
+        ("pinned", CollectCase(0, 1000, 4096), None),
+        ("device", CollectCase(1024, 100, 256), None),  # below 64 MiB
+        ("device", CollectCase(1024, 100, 1024), 0.7),
+        ("device", CollectCase(44, 1000, 4096), 0.7),
     ],
 )
-def test_targets_are_those_of_large_batches(where: str, case: Case, expected: float | None) -> None:
+def test_targets_are_those_of_large_batches(where: str, case: CollectCase, expected: float | None) -> None:
     assert gpu_collection.target(where, case) == expected
 
 
@@ -309,7 +318,7 @@ def test_a_report_says_what_is_met() -> None:
 
 
 class Runs:
-    """Stands for `run_apart`; `fails`: sections that do."""
+    """A stand-in for `run_apart`. fails: the sections that fail."""
 
     def __init__(self, fails: str = "") -> None:
         self.fails, self.names, self.ceilings = fails, "", {}

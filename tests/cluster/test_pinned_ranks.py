@@ -28,7 +28,7 @@ from gear_data.dataset.partitioned_store import PartitionedDatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.dataset_files import open_files
-from tests.support.cuda.cupy_stand_in import ORDERS, StandIn, stand_in
+from tests.support.cuda.cupy_stand_in import ORDERS, StandInGpu, stand_in
 from tests.support.cuda.loader_checks import CASES, OPTIONS, Gpu, convert, copies, from_device, on_gpu, same
 
 Join = Callable[..., Dataset]
@@ -45,7 +45,7 @@ def path(folder: Path) -> Path:
 
 
 @pytest.fixture(params=["all late"])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandIn]:
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandInGpu]:
     with stand_in(monkeypatch, folder, order=request.param) as found:
         yield found
 
@@ -84,7 +84,7 @@ def join(folder: Path) -> Iterator[Join]:
 
 @pytest.mark.parametrize("gpu", ORDERS, indirect=True)
 @pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_in_every_order_of_the_streams(gpu: StandIn, path: Path, join: Join, nodes: int) -> None:
+def test_in_every_order_of_the_streams(gpu: StandInGpu, path: Path, join: Join, nodes: int) -> None:
     options = {**OPTIONS, "preset": "decision_transformer", "steps": 40}
     expected = copies(SequenceLoader(gear_data.open(path), **options), 40)
     dataset = join(nodes)
@@ -127,7 +127,7 @@ def test_columns_that_kernels_cannot_read_in_place(
 
 
 @pytest.mark.parametrize("discount", [None, 0.9])
-def test_kernels_read_the_nodes_own_shards(gpu: StandIn, path: Path, join: Join, discount: float | None) -> None:
+def test_kernels_read_the_nodes_own_shards(gpu: StandInGpu, path: Path, join: Join, discount: float | None) -> None:
     dataset, local = join(2), gear_data.open(path)
     if discount is not None:
         dataset, local = dataset.with_discount(discount), local.with_discount(discount)
@@ -155,7 +155,7 @@ def test_kernels_read_the_nodes_own_shards(gpu: StandIn, path: Path, join: Join,
     assert not gpu.cupy.registered
 
 
-def test_a_node_without_shards(gpu: StandIn, path: Path, join: Join) -> None:
+def test_a_node_without_shards(gpu: StandInGpu, path: Path, join: Join) -> None:
     shards = len(gear_data.open(path).manifest.shards)
     dataset = join(shards + 1, node=shards)
     assert dataset._store.membership is not None and dataset._store.membership.shards == ()

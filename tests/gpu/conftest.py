@@ -1,4 +1,4 @@
-"""Tests that need a GPU; they are skipped without one."""
+"""Skips the tests of this folder if there is no GPU."""
 
 from __future__ import annotations
 

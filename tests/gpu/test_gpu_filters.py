@@ -1,4 +1,4 @@
-"""Filters on the GPU engine of Polars: the rows that the CPU gives."""
+"""Filters on Polars' GPU engine select the same rows as on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The CUDA kernels on a GPU, reading device memory and pinned memory: the same checks as on the CPU."""
+"""The CUDA kernels on a GPU pass the same checks as on the CPU.
+
+They read device memory and pinned memory.
+"""
 
 from __future__ import annotations
 

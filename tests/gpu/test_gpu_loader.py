@@ -1,4 +1,7 @@
-"""SequenceLoader(device="cuda") on a GPU: the CPU's batches, and a training step captured as a CUDA graph."""
+"""SequenceLoader(device="cuda") on a GPU.
+
+The batches equal the CPU's, also in a training step that is captured as a CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from tests.support.cuda.loader_checks import OPTIONS, LoaderChecks, convert, cop
 
 
 class Device:
-    """The current device; its consumer is torch's current stream, which is kept busy, so that it is behind."""
+    """The current device.
+
+    The consumer is torch's current stream, which is kept busy so that it lags behind.
+    """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -78,11 +84,11 @@ def test_a_captured_step_sees_every_batch(gpu: Device, folder: Path) -> None:
     def step() -> None:
         total.copy_(static["observations"].sum(dtype=torch.float64))
 
-    # Once before: kernels are loaded when they are first used.
+    # A first run, because kernels are loaded at their first use.
     step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # The loader's thread may allocate and wait meanwhile.
+    # The loader's thread may allocate and wait during the capture.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         step()
     found = []

@@ -1,4 +1,4 @@
-"""Residency `host`: the same bytes, found only by whom they belong to."""
+"""Residency `host`: the same bytes, which only the same dataset finds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZE = HEADER_BYTES + 100
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A registry of this test's own."""
+    """Gives each test a separate registry."""
     folder = tmp_path / "run"
     folder.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
@@ -40,7 +40,7 @@ def registry(runtime: Path) -> Path:
 
 
 def inodes() -> set[int]:
-    """Of the segments that this process has mapped."""
+    """Returns the inodes of the segments that this process has mapped."""
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:gear-data-" in line]
     return {int(fields[4]) for fields in maps}
 
@@ -59,7 +59,7 @@ def check_same(left: Any, right: Any) -> None:
 
 
 def test_every_column_has_the_bytes_of_the_files(rollouts_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Pieces and chunks of a few bytes, so that their edges fall everywhere.
+    # Pieces and chunks of a few bytes, so that their edges lie everywhere.
     monkeypatch.setattr(host, "_PIECE", 100)
     monkeypatch.setattr(host, "_CHUNK", 33)
     mapped, shared = (gear_data.open(rollouts_path, residency=residency) for residency in ("mmap", "host"))
@@ -126,14 +126,14 @@ def test_opened_twice_it_is_one_copy_and_given_back_it_is_found_no_more(rollouts
 
 
 def test_datasets_do_not_meet(rollouts_path: Path, tmp_path: Path) -> None:
-    """Not even a copy of one, whose files and checksums are the same."""
+    """A copy with the same files and checksums is another dataset, too."""
     shutil.copytree(rollouts_path, tmp_path / "copy")
     kept = [gear_data.open(path, residency="host") for path in (rollouts_path, tmp_path / "copy")]
     assert len(inodes()) == len(kept)
 
 
 def test_users_do_not_meet(rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as one user can tell: each has a folder of their own."""
+    """Each user has a separate folder, as far as one user can check."""
     kept = [gear_data.open(rollouts_path, residency="host")]
     (tmp_path / "another").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "another"))
@@ -143,7 +143,7 @@ def test_users_do_not_meet(rollouts_path: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_another_dataset_in_the_same_place(tmp_path: Path, sources: Any) -> None:
-    """As large as the one before, column for column."""
+    """The new dataset has columns of the same sizes."""
     first, second = (sources.make_rollouts(5, seed=1), [])
     for rollout in first:
         second.append(rollout.with_columns(rewards=rollout.columns["rewards"] + 1))
@@ -211,7 +211,7 @@ def make(key: str = "key", fill: bytes = b"") -> int:
 
 
 def note(runtime: Path, descriptor: int) -> list[list[int]]:
-    """Has this process listed as a holder of the segment `key` at a descriptor, and gives the rows."""
+    """Registers this process as a holder of a segment, and returns the rows."""
     os.close(find_or_create("key", SIZE, make))
     (path,) = registry(runtime).glob("key-*.json")
     (row,) = json.loads(path.read_text())
@@ -221,7 +221,7 @@ def note(runtime: Path, descriptor: int) -> list[list[int]]:
 
 
 def unsealed() -> int:
-    """A copy that is not finished."""
+    """A copy that is not complete."""
     descriptor = os.memfd_create("x", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     finished = make()
     os.pwrite(descriptor, os.pread(finished, SIZE, 0), 0)
@@ -266,7 +266,7 @@ def test_what_is_open_there_must_be_the_segment(
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_a_row_must_fit_a_living_process(runtime: Path, place: int) -> None:
-    """Its id, its beginning, descriptor and inode."""
+    """A row has the id, the start time, the descriptor and the inode."""
     held = make(fill=b"held")
     (row,) = note(runtime, held)
     row[place] += 1 << 20
@@ -274,7 +274,7 @@ def test_a_row_must_fit_a_living_process(runtime: Path, place: int) -> None:
     path.write_text(json.dumps([row]))
     made = find_or_create("key", SIZE, lambda: make(fill=b"made"))
     assert os.pread(made, 4, HEADER_BYTES) == b"made"
-    # The stale row is gone.
+    # The stale row was removed.
     assert [row[2] for row in json.loads(path.read_text())] == [made]
     for number in (made, held):
         os.close(number)

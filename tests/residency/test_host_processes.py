@@ -1,4 +1,4 @@
-"""Residency `host` between processes: one copy while any of them lives, nothing when none does."""
+"""Residency `host` between processes: one copy as long as any process lives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 import gear_data
 
-# Says the inode of the copy it holds and the sum of its rewards, and holds it until its input ends.
+# Prints the inode of its copy and the sum of the rewards, and holds the copy until its input ends.
 HOLD = """
 import sys, gear_data
 ds = gear_data.open(sys.argv[1], residency="host")
@@ -26,7 +26,7 @@ print(*{fields[4] for fields in maps}, rewards, flush=True)
 sys.stdin.read()
 """
 
-# The same, but stops for good in the middle of loading.
+# The same, but hangs in the middle of loading.
 STUCK = """
 import sys, time
 import gear_data.residency.host as host
@@ -49,7 +49,10 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(rollouts_path: Path) -> Iterator[Start]:
-    """start(code): a process that shares nothing with this one but the user and the machine."""
+    """start(code) starts a process with the same user, on the same machine.
+
+    It shares nothing else with this process.
+    """
     processes = []
 
     def run(code: str = HOLD) -> subprocess.Popen[str]:
@@ -65,7 +68,7 @@ def start(rollouts_path: Path) -> Iterator[Start]:
 
 
 def said(process: subprocess.Popen[str]) -> list[str]:
-    """The next line a process prints, in words."""
+    """Returns the words of the next line that a process prints."""
     if process.stdout is None:
         raise RuntimeError("its output is not read here")
     return process.stdout.readline().split()
@@ -77,12 +80,12 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def holders(inode: str) -> list[int]:
-    """Processes of the machine that have a segment mapped."""
+    """Returns the processes of this machine that have a segment mapped."""
     found = []
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             lines = maps.read_text().splitlines()
-        except OSError:  # it ended, or is another user's
+        except OSError:  # the process ended, or belongs to another user
             continue
         if any("/memfd:gear-data-" in line and line.split()[4] == inode for line in lines):
             found.append(int(maps.parent.name))
@@ -90,7 +93,7 @@ def holders(inode: str) -> list[int]:
 
 
 def test_one_copy_as_long_as_any_process_lives(start: Start, runtime: Path) -> None:
-    # Of those that come at once, one loads.
+    # If several processes start at the same time, one loads.
     processes = [start() for _ in range(3)]
     copies = [said(process) for process in processes]
     assert copies == copies[:1] * 3
@@ -104,7 +107,7 @@ def test_one_copy_as_long_as_any_process_lives(start: Start, runtime: Path) -> N
     for process in processes:
         kill(process)
     assert holders(inode) == []
-    # The rows they left behind lead nowhere.
+    # The rows of the ended processes lead nowhere.
     later = said(start())
     assert later[0] != inode
     assert later[1] == rewards
@@ -115,7 +118,7 @@ def test_one_that_is_killed_while_it_loads(start: Start) -> None:
     assert said(stuck) == ["loading"]
     waiting = start()
     deadline = time.monotonic() + 30
-    # Until it waits for the lock.
+    # Waits until the process waits for the lock.
     while not _blocked(waiting.pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -125,7 +128,10 @@ def test_one_that_is_killed_while_it_loads(start: Start) -> None:
 
 
 def _blocked(pid: int) -> bool:
-    """Whether a process waits in flock(2), by the kernel's list of locks: `->` marks those that wait."""
+    """Returns whether a process waits in flock(2).
+
+    The kernel's list of locks marks waiting processes with `->`.
+    """
     waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
     return any(fields[1] == "->" and int(fields[5]) == pid for fields in waiting)
 

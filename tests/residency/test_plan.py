@@ -14,7 +14,7 @@ from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.residency.plan import TIERS, ResidencyPlan
 from gear_data.selection.samplers import Weighted
 
-#: Weight of each step of an episode -> the same in plain Python.
+#: Weight expression of a step -> the same in plain Python.
 WEIGHTS = {
     "all alike": (pl.col("episode_id") * 0 + 1, lambda i: 1),
     "unlike, a third never": (pl.col("episode_id") % 3, lambda i: i % 3),
@@ -22,7 +22,7 @@ WEIGHTS = {
 
 
 def extents_of_episodes(ds: Any, plan: ResidencyPlan) -> list[int]:
-    """The extent each episode lies in, whole."""
+    """Returns the extent that contains each episode."""
     spans = list(zip(plan.shard.tolist(), plan.first.tolist(), plan.last.tolist(), strict=True))
     found = []
     for row in ds.episodes.iter_rows(named=True):

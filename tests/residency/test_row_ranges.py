@@ -1,4 +1,4 @@
-"""Which rows a window reads, against a loop that looks at every row of every output."""
+"""The rows that a window reads, against a loop over all rows of all outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ reaches = st.builds(
 
 
 def rows_read(reach: RowRange, start: int, length: int, total: int) -> set[int]:
-    """As `gear_data.collection.output.Output` says: the steps it reaches, moved, and those summed with each."""
+    """Returns the rows that an output reads, by the definition of `Output`.
+
+    These are its steps, shifted, and the steps that are summed with each.
+    """
     steps = range(start + reach.first, start + reach.first + reach.width)
     valid = [t for t in steps if (start <= t < start + length if reach.within else 0 <= t < total)]
     return {t + reach.shift + k for t in valid for k in range(reach.horizon) if 0 <= t + reach.shift + k < total}
@@ -42,7 +45,7 @@ def test_rows_are_those_from_the_first_to_the_last_that_any_output_reads(
     expected = set().union(*(rows_read(reach, start, length, total) for reach in found))
     assert low[0] == low[1] and count[0] == count[1]
     if expected:
-        # A run without gaps: what lies between is brought too. It may have rows that nothing reads, but no others.
+        # A run without gaps: rows between two read rows are staged, too. Rows outside are not.
         assert low[0] <= min(expected) and max(expected) < low[0] + count[0]
         assert low[0] >= 0 and low[0] + count[0] <= total
     if len(found) == 1 and expected:
@@ -51,12 +54,12 @@ def test_rows_are_those_from_the_first_to_the_last_that_any_output_reads(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_addresses_lead_to_rows_here_and_to_rows_that_were_brought(seed: int) -> None:
-    """Every row that a window reads is at its address, wherever it is from."""
+    """Every row that a window reads is at its address, staged or not."""
     rng = np.random.default_rng(seed)
     batch, columns, row_bytes = 6, np.array([2, 0]), np.array([8, 4])
     start, low = rng.integers(0, 50, batch), rng.integers(0, 9, batch)
     wanted = rng.integers(0, 4, batch)
-    # Of window 0 all columns are here, of window 1 one is.
+    # Window 0 has all columns here, window 1 has one.
     addresses = np.zeros((batch, 3), np.int64)
     addresses[0], addresses[1, 0] = (1000, 2000, 3000), 4000
     shards, count, away = addresses.copy(), wanted.copy(), np.zeros(2, np.bool_)
@@ -74,7 +77,7 @@ def test_addresses_lead_to_rows_here_and_to_rows_that_were_brought(seed: int) ->
             for row in range(low[window], low[window] + count[window]):
                 assert addresses[window, column] + row * size == place
                 place += size
-    for window in (0, 2, 4):  # all here, or in no piece
+    for window in (0, 2, 4):  # all columns here, or in no piece
         assert (addresses[window] == before[window]).all()
     other = before.copy()
     to_packed(other, columns, row_bytes, np.array([0, 20_000]), spans, low, count)

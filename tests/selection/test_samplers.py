@@ -1,4 +1,4 @@
-"""Every sampler against its plain-Python reference, and what each promises on its own."""
+"""Every sampler against a plain-Python reference, and its own guarantees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5]
 CONTEXT = 20
 VALUES = [3.0, 0.0, 1e-9, 7.25, 3.0, 1e9, 0.5, 3.0, 2.0]
 
-#: Name -> (sampler, its windows by the reference). Values of the expression "v" are those of the episode's number.
+#: Name -> (sampler, its windows by the reference). The expression "v" has the value of the episode's index.
 MEMBERS = {
     "uniform": (Uniform(), lambda c, v, seed, t, n, p: c.uniform(seed, t, n, "step")),
     "uniform by episode": (Uniform("episode"), lambda c, v, seed, t, n, p: c.uniform(seed, t, n, "episode")),
@@ -49,7 +49,7 @@ every_sampler = pytest.mark.parametrize("name", MEMBERS)
 
 
 def anchors_of(case):
-    """The package's Anchors of a reference case."""
+    """Returns the package's Anchors of a reference case."""
     lengths = np.array(case.lengths, np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     ids = np.array(case.ids, np.int64)
@@ -86,10 +86,10 @@ def positions(windows, lengths=LENGTHS):
 
 @st.composite
 def cases(draw):
-    """Views of up to ten episodes with any rule and filter, that have an anchor."""
+    """Draws views of up to ten episodes with any rule and filter, and an anchor."""
     lengths = draw(st.lists(st.integers(1, 30), min_size=1, max_size=10))
     ids = draw(st.sampled_from([list(range(len(lengths))), list(range(0, len(lengths), 2))]))
-    # Filters so that often many and often few steps remain; one always does.
+    # Filters that often keep many steps and often few, but always one.
     flags = draw(st.none() | st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths)))
     if flags is not None and draw(st.booleans()):
         flags = [bool(k % 11) for k in range(len(flags))]
@@ -134,14 +134,17 @@ def test_selection_equals_plain_python(name, case, values, seed, step, count):
 
 
 @every_sampler
-def test_what_every_sampler_keeps_to(name):
-    """Windows lie in their episodes and hang on anchors; a selection depends on (seed, step, slot) alone, with nothing
-    kept between steps, and slots do not depend on how many follow them; all of it outlives a pickle."""
+def test_every_sampler_keeps_the_shared_guarantees(name):
+    """Checks the guarantees that all samplers share.
+
+    Each window lies in its episode and is positioned by an anchor step. A selection depends only on (seed, step, slot):
+    no state is kept between steps, and slots do not depend on later slots. A pickled selector selects the same windows.
+    """
     case = Case([*LENGTHS, 9], [0, 2, 3, 4, 5, 6, 7, 8], 6, stride=2, short=False)
     sampler = MEMBERS[name][0]
     anchors = set(case.all_anchors())
     selector = bind(sampler, case, 5, [*VALUES, 1.0])
-    # Episodes that have an anchor, a weight, and are not so few that none is left.
+    # The number of episodes that have an anchor and a weight limits the slots.
     count = 5 if "once" in name else 16
     seen = {step: rows(selector.select(step, count, step * count)) for step in (0, 1, 1000, 3, 2**33, 2, 0)}
     for step, expected in seen.items():
@@ -160,7 +163,7 @@ def test_selection_changes_with_seed_and_step(name):
         selector = bind(MEMBERS[name][0], whole(), seed)
         return rows(selector.select(step, 8, step * 8))
 
-    # Bits of the seed and of the step above the 32nd count, too.
+    # The bits above the 32nd of the seed and of the step matter, too.
     selections = [first(0, 0), first(1, 0), first(2**32, 0), first(0, 1), first(0, 2**32)]
     assert all(a != b for i, a in enumerate(selections) for b in selections[:i])
 
@@ -201,8 +204,8 @@ def test_a_sampler_with_an_expression_of_polars_travels():
     assert str(sampler.expression) == str(pl.col("return") + 1)
 
 
-# Frozen: a resumed run of another release must draw the same. Computed by the references with seed 2024, step 3 and 18
-# slots before it.
+# Fixed: a run that is resumed with another release must draw the same windows. Computed by the references with seed
+# 2024, step 3 and 18 slots before the step.
 FROZEN = {
     "uniform": [(0, 5, 2), (2, 0, 20), (4, 1, 1), (6, 14, 5), (3, 6, 20), (5, 14, 6)],
     "uniform by episode": [(0, 2, 5), (0, 5, 2), (4, 1, 1), (7, 5, 16)],
@@ -244,7 +247,7 @@ def test_shuffle_takes_each_step_once_an_epoch_across_batches(batch):
 
 
 def test_shuffle_of_many_steps_equals_plain_python_across_an_epoch_end():
-    lengths = [30_000, 1, 36_001]  # past 2^16: a Feistel network
+    lengths = [30_000, 1, 36_001]  # more than 2^16 steps: a Feistel network
     size = sum(lengths)
     selector = bind(Shuffle(), whole(lengths), 2**50)
     for step in (0, size // 100 - 1, size // 100, 5 * size // 100):
@@ -267,7 +270,7 @@ def test_shuffle_of_many_steps_takes_each_once_an_epoch():
 
 
 def test_two_shuffles_do_not_share_their_orders():
-    """Orders of small tables are cached; the cache must tell seeds, epochs and sizes apart."""
+    """Orders of small tables are cached by seed, epoch and size."""
     sizes = ([5, 5], [5, 6])
     selectors = {(seed, i): bind(Shuffle(), whole(sizes[i]), seed) for seed in (0, 1) for i in (0, 1)}
     for step in range(12):
@@ -299,7 +302,7 @@ def test_shares_are_what_is_drawn_in_the_long_run(name):
     shares = selector.shares()
     assert shares.shape == (len(LENGTHS),)
     assert shares.sum() == pytest.approx(1)
-    # One slot a batch: there replacement makes no difference. An epoch of slots, many times.
+    # Batches of one slot, so that replacement makes no difference; many epochs of slots.
     steps = 40 * sum(LENGTHS)
     drawn = [selector.select(step, 1, step).episode_id[0] for step in range(steps)]
     found = np.bincount(drawn, minlength=len(LENGTHS)) / steps

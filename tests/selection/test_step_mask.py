@@ -1,4 +1,4 @@
-"""StepMask, WindowRule and Anchors: which steps windows hang on."""
+"""StepMask, WindowRule and Anchors: the steps that position windows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mask_of(flags, edges=()):
     return StepMask.from_blocks(len(flags), reversed(blocks))
 
 
-# Around the edges of words and of blocks of 512 steps, dense, sparse and empty.
+# Sizes around the edges of words and of blocks of 512 steps; dense, sparse and empty masks.
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 511, 512, 513, 1024, 3000])
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.5, 1.0])
 def test_rank_and_select_equal_a_count(size, density):
@@ -87,7 +87,7 @@ def test_a_window_with_a_drawn_place_cannot_be_filtered_by_its_steps():
         mask.anchors(np.array([0, 5]), WindowRule(3), "last")
 
 
-def test_rules_that_are_none_are_refused():
+def test_invalid_rules_are_refused():
     with pytest.raises(InvalidArgumentError, match="context is 0"):
         WindowRule(0)
     with pytest.raises(InvalidArgumentError, match="stride is -1"):
@@ -106,7 +106,7 @@ def test_no_anchor_at_all_is_an_error_that_says_why():
     with pytest.raises(InvalidArgumentError, match="no window satisfies the filter of steps"):
         anchors([3, 2], WindowRule(2), mask_of([False] * 5))
     with pytest.raises(InvalidArgumentError, match="no window satisfies the filter of steps"):
-        # A step satisfies, but no anchor is there.
+        # A step satisfies the condition, but it is not an anchor.
         anchors([3, 2], WindowRule(2, stride=2), mask_of([False, True, False, False, False]))
     with pytest.raises(InvalidArgumentError, match="no episode"):
         anchors([], WindowRule(2))

@@ -28,7 +28,7 @@ PROPORTIONS = [
 
 
 def shares_of(proportions):
-    """The ratios meant: of decimals at their word, and of 1 / 3 a third."""
+    """Returns the intended ratios: 0.1 is a tenth, and 1 / 3 a third."""
     parts = [Fraction(str(value)) for value in proportions]
     if proportions == [1 / 3, 2 / 3]:
         parts = [Fraction(1, 3), Fraction(2, 3)]
@@ -36,7 +36,10 @@ def shares_of(proportions):
 
 
 def check_turns(parts, shares):
-    """|turns - share * t| is below 1 for every part and every t up to len(parts), in exact integers."""
+    """Checks that |turns - share * t| < 1 for every part and every t.
+
+    t goes up to len(parts); the arithmetic is exact.
+    """
     for number, share in enumerate(shares):
         turns = np.concatenate([[0], np.cumsum(parts == number)])
         owed = share.numerator * np.arange(len(parts) + 1)
@@ -83,7 +86,7 @@ def test_shares_without_a_short_cycle_are_rounded(proportions):
 
 
 @pytest.mark.parametrize("proportions", [[3], [2, 3, 7], [0.25, 0.75], list(range(1, 12))])
-def test_turn_and_had_and_turns_agree(proportions):
+def test_turn_and_count_before_and_turns_agree(proportions):
     cycle = Cycle(proportions)
     first, count = 3, 3 * cycle.length + 5
     parts, before = cycle.turns(0, first + count)

@@ -1,4 +1,4 @@
-"""Weights as integers, draws in proportion to them, and weights that change, against plain-Python computations."""
+"""Integer weights, weighted draws and weight updates against plain Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gear_data.selection.samplers import Candidates, TopK, Uniform, Weighted
 from gear_data.selection.windows import WindowRule
 from tests.support.feed import selection as ref
 
-# Whole magnitudes as often as close neighbours; the smallest and the largest that there are.
+# Weights of different magnitudes, close neighbours, and the smallest and largest floats.
 WEIGHTS = st.one_of(
     st.floats(0, 1e3),
     st.floats(0, 1.7e308),
@@ -50,7 +50,10 @@ def rows(windows):
 
 
 def chi_square(counts, expected):
-    """Of the classes with an expected count of 5 or more, the others taken together; and how many classes."""
+    """Returns (chi-square, number of classes).
+
+    Classes with an expected count below 5 are merged.
+    """
     counts, expected = np.asarray(counts, float), np.asarray(expected, float)
     assert not counts[expected == 0].any()
     rare = expected < 5
@@ -62,7 +65,10 @@ def chi_square(counts, expected):
 
 
 def check_fit(counts, expected):
-    """Within five deviations of what draws with these probabilities give; far below would not be random either."""
+    """Checks that counts fit the expected ones within five deviations.
+
+    Counts that fit too well would not be random either.
+    """
     value, classes = chi_square(counts, expected)
     assert abs(value - (classes - 1)) < 5 * math.sqrt(2 * (classes - 1))
 
@@ -87,7 +93,7 @@ def test_int_weights_equal_exact_fractions(episodes, by_step):
     assert all(mass == 0 for i, mass in enumerate(masses) if i not in usable)
     assert 1 << 60 <= sum(masses) < 1 << 62
     assert (scale.positive, scale.exponent) == (len(usable), exponent)
-    # Raised: worth at most half a quantum.
+    # Raised weights round to 0.
     small = [Fraction(episodes[i][0]) * Fraction(2) ** scale.exponent <= Fraction(1, 2) for i in usable]
     assert scale.raised == sum(small)
     # The bound of gear_data.selection.integer_weights on the total variation, exactly.
@@ -107,7 +113,7 @@ def test_twenty_four_decades_of_weights_keep_to_the_bound():
     masses = np.diff(int_weight_prefix(weights, prefix, False, scale))
     total, whole = int(masses.sum()), math.fsum(weights)
     off = math.fsum(abs(m / total - w / whole) for m, w in zip(masses.tolist(), weights.tolist(), strict=True)) / 2
-    # Floats add errors of their own, far below.
+    # The errors of floats are far smaller.
     assert off <= len(weights) / 2**60 + 1e-15
     assert masses.min() == 1
     assert scale.raised == sum(Fraction(w) * Fraction(2) ** scale.exponent <= Fraction(1, 2) for w in weights)
@@ -165,13 +171,13 @@ def test_anchors_come_in_proportion(by):
 def test_a_million_episodes_with_weights_of_24_decades_come_in_proportion():
     size, batch, steps = 1_000_000, 4096, 100
     rng = np.random.default_rng(8)
-    # Most of the weight is spread over many episodes of the middle; the rest has none worth drawing.
+    # Many episodes of medium weight hold most of the total; the others are hardly ever drawn.
     weights = 10.0 ** rng.uniform(-12, 0, size)
     weights[rng.integers(0, size, 3)] = 1e12
     weights[weights > 1] *= 1e-7 * rng.random(3)
     selector = weighted(weights, seed=21)
     drawn = np.concatenate([selector.select(step, batch, 0).episode_id for step in range(steps)])
-    # Classes of episodes by order of weight, and each heavy one alone.
+    # Classes of episodes by order of weight; each heavy episode is a separate class.
     order = np.argsort(weights, kind="stable")
     classes = np.empty(size, np.int64)
     classes[order] = np.minimum(np.cumsum(weights[order]) / weights.sum() * 200, 199).astype(np.int64)
@@ -181,8 +187,11 @@ def test_a_million_episodes_with_weights_of_24_decades_come_in_proportion():
 
 @pytest.mark.parametrize("weights", [[1.0, 2.0, 3.0, 4.0], [1.0, 1e-3, 1e3, 30.0], [1.0, 1.0, 1e-9, 1e9]])
 def test_drawing_without_replacement_is_successive_sampling(weights):
-    """Every order of four episodes against the product of its conditional probabilities. The last weights make nearly
-    every second slot draw from what is left."""
+    """Counts every order of four episodes against its probability.
+
+    The probability is the product of the conditional probabilities. With the last weights, nearly every second slot
+    draws from the remaining weight.
+    """
     selector = weighted(weights, seed=4, replacement=False)
     orders = list(permutations(range(4)))
     counts, steps = dict.fromkeys(orders, 0), 30_000
@@ -211,7 +220,7 @@ def test_without_replacement_no_episode_comes_twice(by):
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, -math.inf])
-def test_weights_that_are_none_are_refused(wrong):
+def test_invalid_weights_are_refused(wrong):
     with pytest.raises(InvalidArgumentError, match=f"the weight of episode 7 is {wrong}") as error:
         weighted([1.0, wrong, 2.0], ids=[5, 7, 9])
     assert error.value.row == 1
@@ -255,10 +264,13 @@ def test_wrong_updates_are_refused():
 
 @st.composite
 def histories(draw):
-    """Weights, lengths, and updates (from_step, ids, values) with steps that do not fall."""
+    """Draws weights, lengths, and updates (from_step, ids, values).
+
+    The steps of updates never decrease.
+    """
     size = draw(st.integers(2, 40))
     lengths = draw(st.lists(st.integers(1, 5), min_size=size, max_size=size))
-    # The first episode keeps its weight, so that there is always one.
+    # The first episode keeps its weight, so that a positive weight is always left.
     weights = [1.0, *draw(st.lists(st.floats(0, 10), min_size=size - 1, max_size=size - 1))]
     values = st.one_of(st.floats(0, 10), st.sampled_from([1e-12, 1e9, 1e30, 0.0]))
     updates, step = [], 0
@@ -271,7 +283,10 @@ def histories(draw):
 
 
 def masses_at(weights, lengths, updates, by, step):
-    """Each episode's quanta at a step: the updates one by one, and a new scale where the total leaves its range."""
+    """Returns each episode's integer weight at a step.
+
+    Updates are applied one by one. A total outside its range gets a new scale.
+    """
     weights, units = list(weights), [n if by == "step" else 1 for n in lengths]
 
     def fresh_exponent():
@@ -303,7 +318,7 @@ def expected_windows(masses, lengths, by, seed, step, count, replacement):
 
 @given(histories(), st.sampled_from(["step", "episode"]), st.booleans(), st.data())
 @settings(max_examples=20)
-def test_updates_hold_from_their_step_on_in_any_order_of_asking(history, by, replacement, data):
+def test_updates_hold_from_their_step_on_in_any_order_of_steps(history, by, replacement, data):
     weights, lengths, updates = history
     selector = weighted(weights, lengths, 77, by=by, replacement=replacement)
     steps = data.draw(st.lists(st.integers(0, 22), min_size=1, max_size=10))
@@ -325,7 +340,7 @@ def test_updates_hold_from_their_step_on_in_any_order_of_asking(history, by, rep
         selector.update(*update)
         check(selector, updates[: number + 1], steps[number : number + 3])
     check(selector, updates, steps)
-    # Through JSON into a fresh selector, and into one that went other ways; and through a pickle.
+    # Through JSON into a new selector, into one with other updates, and through a pickle.
     state = json.loads(json.dumps(selector.state()))
     other = weighted(weights, lengths, 77, by=by, replacement=replacement)
     other.update(2, [1], [7.0])
@@ -335,7 +350,7 @@ def test_updates_hold_from_their_step_on_in_any_order_of_asking(history, by, rep
         copy.load(state)
         check(copy, updates, steps)
     check(pickle.loads(pickle.dumps(selector)), updates, steps)
-    # Folded up to a step, in a state and out of one.
+    # Folded up to a step, before and after loading a state.
     first = data.draw(st.integers(1, 20))
     selector.compact(first)
     fresh.load(json.loads(json.dumps(selector.state())))
@@ -351,10 +366,10 @@ def test_updates_hold_from_their_step_on_in_any_order_of_asking(history, by, rep
 
 
 def test_a_tree_of_many_episodes_draws_as_the_table_does():
-    """Across level edges of the tree, before and after updates that change all weights, and back."""
+    """Trees of several levels, before and after updates of all weights, and back."""
     rng = np.random.default_rng(1)
     for size in (15, 16, 17, 256, 257, 4097, 70_000):
-        # Of one sum, and so of one scale.
+        # The sums are equal, so the scales are equal.
         weights = rng.random(size)
         others = rng.permutation(weights)
         before, after = weighted(weights, seed=6), weighted(others, seed=6)
@@ -401,5 +416,5 @@ def test_effective_sample_size_counts_episodes_of_equal_weight():
     assert weighted([3.0] * 50).effective_sample_size() == pytest.approx(50, rel=1e-12)
     assert weighted([3.0, 3.0, 0.0, 0.0]).effective_sample_size() == pytest.approx(2, rel=1e-12)
     assert weighted([1.0, 3.0]).effective_sample_size() == pytest.approx(16 / 10, rel=1e-12)
-    # By step an episode comes in proportion to its weight times its steps.
+    # By step, an episode is drawn in proportion to its weight times its steps.
     assert weighted([1.0, 3.0], [3, 1], by="step").effective_sample_size() == pytest.approx(2, rel=1e-12)

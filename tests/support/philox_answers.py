@@ -1,4 +1,7 @@
-"""Random123 1.14.0, tests/kat_vectors, the lines "philox4x32 10": counter, key, result."""
+"""Known answers of Philox: counter, key, result.
+
+From Random123 1.14.0, tests/kat_vectors, the lines "philox4x32 10".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept when neither the package nor the home folder can be written."""
+"""The cache of compiled kernels if package and home folder are read-only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from gear_data import kernels
 
 
 def cache_folder(temporary: Path) -> Path:
-    """What a new process takes, in this folder for temporary files."""
+    """Returns the cache folder that a new process uses.
+
+    temporary: the process's folder for temporary files.
+    """
     code = (
         "import os; os.access = lambda *arguments, **options: False\n"
         "import numba, gear_data.kernels.cpu.native\n"
@@ -62,11 +65,11 @@ def test_a_folder_that_others_could_have_filled_is_not_used(planted: str, tmp_pa
     folder = cache_folder(temporary)
     assert folder.parent == temporary
     assert folder != name
-    # A process's own folder goes with it.
+    # The private folder of a process is removed at its end.
     assert list(temporary.iterdir()) == [name]
 
 
-#: Converts a column of every type, with arrays as the arguments say: each kind is a compilation of its own.
+#: Converts a column of every type, with arrays of the kinds in the arguments. Each kind is compiled separately.
 CONVERSIONS = """
 import sys
 import numba, numpy as np
@@ -102,7 +105,7 @@ for kind in kinds:
 
 
 def test_kernels_that_two_processes_compiled_do_not_mix(tmp_path: Path) -> None:
-    """Numba numbers functions anew in every process; what they are named after must tell them apart without that."""
+    """Names must differ without Numba's numbers, which each process starts at 1."""
     for arguments in (("0", "writable"), ("3", "read-only"), ("0", "writable", "read-only")):
         subprocess.run(
             [sys.executable, "-c", CONVERSIONS, *arguments],

@@ -1,4 +1,4 @@
-"""gear_data.kernels.cpu.random against published vectors and plain-Python integers."""
+"""Random kernels against published vectors and plain-Python integers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_below_equals_big_integers(seed, step, slot, bound):
     assert 0 <= got < bound
 
 
-# Bounds that reject many first draws: just above 2^62 about half of them.
+# Bounds that reject many first draws: just above 2^62, about half of them.
 @pytest.mark.parametrize("bound", [1, 2, 3, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**62 + 1, 2**63 - 1, 3 * 2**61 + 7])
 def test_draw_below_equals_big_integers(bound):
     out = np.empty(200, np.int64)
@@ -140,7 +140,7 @@ def test_feistel_over_a_large_domain_never_repeats_and_stays_inside():
     assert image.min() >= 0
     assert image.max() < size
     assert len(np.unique(image)) == len(image)
-    # A permutation that left the high bits alone would keep each run of places together.
+    # A permutation that kept the high bits would keep each run of positions together.
     for part in np.split(image, 3):
         assert np.histogram(part, 10, (0, size))[0].min() > 1_500
 
@@ -168,7 +168,8 @@ def test_every_number_comes_at_every_place_equally_often(order):
     counts = np.zeros((size, size))
     for epoch in range(epochs):
         counts[np.arange(size), order(1, epoch, size)] += 1
-    # 81 degrees of freedom: mean 81, deviation 12.7. A network of 8 rounds gives 3.2 a degree (260), of 4 463.
+    # 81 degrees of freedom: mean 81, deviation 12.7. A network of 8 rounds gives 3.2 for each degree (260), one of 4
+    # rounds gives 463.
     assert chi_square(counts, epochs / size) < 81 + 5 * 12.7
 
 

@@ -1,4 +1,4 @@
-"""`kernels/cuda/collect.cu`, run on the CPU under the sanitizers, against the CPU kernel."""
+"""`collect.cu`, run on a CPU with sanitizers, against the CPU kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every .cu file compiles for every generation of GPU that is supported, by the compiler that loads it there."""
+"""Every .cu file compiles for every supported GPU generation.
+
+The compiler is NVRTC, as on a machine with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 
 class Compiler:
-    """NVRTC, of the wheel nvidia-cuda-nvrtc; it needs no GPU."""
+    """NVRTC, from the wheel nvidia-cuda-nvrtc. It needs no GPU."""
 
     def __init__(self, library: Path) -> None:
-        # Loaded here by its path: NVRTC asks for it by its name, and finds it where it is loaded already.
+        # Loaded by its path. NVRTC requests the library by name, and finds the loaded one.
         self._builtins = [ctypes.CDLL(str(path)) for path in library.parent.glob("libnvrtc-builtins.so.*")]
         self._library = ctypes.CDLL(str(library))
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
@@ -37,7 +40,7 @@ class Compiler:
         return text.raw
 
     def compile(self, source: Path, options: Sequence[str]) -> tuple[bytes, str]:
-        """(the cubin, what the compiler said)."""
+        """Returns (the cubin, the compiler's log)."""
         program = ctypes.c_void_p()
         self._call(
             "nvrtcCreateProgram", ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None
@@ -57,7 +60,7 @@ class Compiler:
 def compiler() -> Compiler:
     package = importlib.util.find_spec("nvidia")
     folders = [] if package is None else [Path(folder) for folder in package.submodule_search_locations or ()]
-    # cu13/lib of CUDA 13's wheels, cuda_nvrtc/lib of CUDA 12's.
+    # cu13/lib in CUDA 13's wheels, cuda_nvrtc/lib in CUDA 12's.
     found = sorted(path for folder in folders for path in folder.glob("*/lib/libnvrtc.so.*"))
     if not found:
         pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
@@ -67,7 +70,7 @@ def compiler() -> Compiler:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES, ids=[path.name for path in SOURCES])
 def test_compiles_without_a_warning(compiler: Compiler, source: Path, architecture: str) -> None:
-    # The last two CuPy adds.
+    # CuPy adds the last two options.
     options = [f"--gpu-architecture={architecture}", "--std=c++17", "--no-source-include", "--ftz=true",
                "--device-as-default-execution-space"]  # fmt: skip
     cubin, log = compiler.compile(source, options)
@@ -75,12 +78,12 @@ def test_compiles_without_a_warning(compiler: Compiler, source: Path, architectu
     assert not log
 
 
-def test_there_are_kernels_without_an_include() -> None:
+def test_the_kernels_include_no_headers() -> None:
     assert SOURCES
     assert not [path for path in SOURCES if "#include" in path.read_text()]
 
 
-def test_what_does_not_compile_is_said(compiler: Compiler, tmp_path: Path) -> None:
+def test_a_compile_error_is_reported(compiler: Compiler, tmp_path: Path) -> None:
     source = tmp_path / "wrong.cu"
     source.write_text('extern "C" __global__ void wrong(int *out) { int unused = 1; out[0] = nowhere; }')
     with pytest.raises(RuntimeError, match="nowhere"):

@@ -1,5 +1,7 @@
-"""`gear_data.kernels.cuda.launcher` with a CuPy that is made up here: what it is asked to launch,
-and what its errors become."""
+"""`gear_data.kernels.cuda.launcher` with a stand-in for CuPy.
+
+The tests check launches, and the translation of errors.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ import pytest
 
 from gear_data.errors import DeviceError, DeviceMemoryError, GearError, InvalidArgumentError, MissingExtraError
 from gear_data.kernels.cuda import launcher as cuda
-from tests.support.cuda.cupy_stand_in import CudaError, MadeUp, Streams, make_cupy
+from tests.support.cuda.cupy_stand_in import CudaError, CupyStandIn, Streams, make_cupy
 from tests.support.cuda.runner import KERNELS, parameter_counts
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUp]:
-    """With 132 multiprocessors; what is launched is noted with the device it is for, and not run."""
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[CupyStandIn]:
+    """A stand-in for CuPy whose device has 132 multiprocessors.
+
+    Launches are recorded with their device, and not run.
+    """
     fake = make_cupy(Streams(lambda stream: False), {}, 0)
     current: list[int] = []
 
@@ -57,7 +62,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUp]:
     cuda._kernels.cache_clear()
 
 
-def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: MadeUp) -> None:
+def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: CupyStandIn) -> None:
     launcher = cuda.CudaLauncher()
     sources = [path.read_text() for path in sorted(KERNELS.glob("*.cu"))]
     declared = [name for source in sources for name in parameter_counts(source)]
@@ -71,22 +76,22 @@ def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: MadeUp) ->
     assert {type(number) for number in arguments} == {np.uint64}
 
 
-def test_what_is_launched_exists_and_everything_is_launched() -> None:
+def test_every_launched_kernel_exists_and_every_kernel_is_launched() -> None:
     launched = set(re.findall(r'"(gear_\w+)"', (KERNELS / "launches.py").read_text()))
     declared = {name for path in KERNELS.glob("*.cu") for name in cuda.kernel_names(path.read_text())}
-    # Of Philox alone there is a kernel for its known answers.
+    # gear_philox exists only for the known answers of Philox.
     assert declared - launched == {"gear_philox"}
     assert not launched - declared
 
 
-def test_a_budget_is_a_share_of_the_multiprocessors(cupy: MadeUp) -> None:
+def test_a_budget_is_a_share_of_the_multiprocessors(cupy: CupyStandIn) -> None:
     assert [cuda.CudaLauncher(sm_budget=share).blocks for share in (1.0, 0.5, 0.1, 0.001)] == [264, 66, 14, 1]
     for share in (0.0, -1.0, 1.5, float("nan")):
         with pytest.raises(InvalidArgumentError, match="sm_budget"):
             cuda.CudaLauncher(sm_budget=share)
 
 
-def test_no_such_device(cupy: MadeUp) -> None:
+def test_no_such_device(cupy: CupyStandIn) -> None:
     with pytest.raises(DeviceError, match="CUDA device 3: cudaError 101: in words\n  install or update the NVIDIA"):
         cuda.CudaLauncher(3)
 
@@ -106,7 +111,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("error", "about", "kind", "hint"), CASES)
-def test_errors_say_what_to_do(cupy: MadeUp, error: str, about: Any, kind: type[GearError], hint: str) -> None:
+def test_errors_say_what_to_do(cupy: CupyStandIn, error: str, about: Any, kind: type[GearError], hint: str) -> None:
     raised = attrgetter(error)(cupy.cuda)(about)
     with pytest.raises(kind, match="gear_collect: ") as told, cuda.cuda_errors("gear_collect"):
         raise raised
@@ -115,7 +120,7 @@ def test_errors_say_what_to_do(cupy: MadeUp, error: str, about: Any, kind: type[
     assert "and more" not in told.value.message
 
 
-def test_errors_that_are_not_cudas_stay(cupy: MadeUp) -> None:
+def test_errors_that_are_not_cudas_stay(cupy: CupyStandIn) -> None:
     with pytest.raises(ZeroDivisionError), cuda.cuda_errors("doing"):
         raise ZeroDivisionError
 
@@ -139,8 +144,8 @@ def test_the_sources_are_beside_the_launcher() -> None:
     assert Path(cuda.__file__).resolve().parent == KERNELS
 
 
-def test_cupy_has_what_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the stand-ins for CuPy of these tests do not drift from it."""
+def test_cupy_has_the_attributes_of_the_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that the stand-ins of these tests do not drift from CuPy."""
     cupy = pytest.importorskip("cupy")
     made_up = make_cupy(Streams(lambda stream: False), {}, 0)
     for name, value in vars(made_up.cuda).items():
@@ -148,6 +153,6 @@ def test_cupy_has_what_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(value, SimpleNamespace):
             assert set(vars(value)) <= set(dir(there)), name
         elif isinstance(value, type):
-            # What instances alone have is not in a class.
+            # Attributes that only instances have are not in the class.
             assert {n for n in vars(value) if not n.startswith("_")} <= set(dir(there)), name
     assert {"RawModule", "ndarray"} <= set(dir(cupy))

@@ -1,4 +1,4 @@
-"""`kernels/cuda/priorities.cu`, run on the CPU under the sanitizers, against the CPU kernels."""
+"""`priorities.cu`, run on a CPU with sanitizers, against the CPU kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SequenceLoader(device="cuda") on a stand-in for a GPU: the CPU's batches, in every order of the streams."""
+"""SequenceLoader(device="cuda") on a stand-in for a GPU.
+
+The batches equal the CPU's, in every order of the streams.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from gear_data.errors import (
 from gear_data.residency.device import memory as cuda_memory
 from gear_data.residency.device.memory import DeviceBuffer, Uploader
 from gear_data.selection.samplers import Weighted
-from tests.support.cuda.cupy_stand_in import ORDERS, StandIn, stand_in
+from tests.support.cuda.cupy_stand_in import ORDERS, StandInGpu, stand_in
 from tests.support.cuda.loader_checks import (
     EVERY_SAMPLER,
     OPTIONS,
@@ -57,7 +60,7 @@ def path(folder: Path) -> Path:
 
 
 @pytest.fixture(params=["all late"])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandIn]:
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandInGpu]:
     with stand_in(monkeypatch, folder, order=request.param) as found:
         yield found
 
@@ -71,11 +74,11 @@ class TestLoader(LoaderChecks):
 
 @every_order
 @pytest.mark.parametrize("residency", RESIDENCIES)
-def test_every_residency_in_every_order_of_the_streams(gpu: StandIn, path: Path, residency: str) -> None:
+def test_every_residency_in_every_order_of_the_streams(gpu: StandInGpu, path: Path, residency: str) -> None:
     options = {**OPTIONS, "preset": "decision_transformer", "steps": 60}
     expected = copies(SequenceLoader(gear_data.open(path), **options), 60)
     same(from_device(gpu, on_gpu(RESIDENCIES[residency](path), **options), 60), expected)
-    # Where kernels read all in place they draw the windows too.
+    # If kernels read all columns in place, they draw the windows, too.
     drawn = {"gear_draw_windows"} if residency in ("pinned", "device") else set()
     assert set(gpu.cupy.launched) == {"gear_collect"} | drawn
 
@@ -87,14 +90,14 @@ DRAWING = {
     "weighted-step": {"gear_draw_windows"},
     "topk": {"gear_draw_windows"},
     "fifo": {"gear_in_order", "gear_windows_of_points"},
-    # Of few windows there is a permutation as a whole, which the CPU has.
+    # With few windows, the CPU stores the whole permutation.
     "shuffle": set(),
 }
 
 
 @every_order
 @pytest.mark.parametrize("sampler", DRAWING)
-def test_windows_are_drawn_on_the_device(gpu: StandIn, path: Path, sampler: str) -> None:
+def test_windows_are_drawn_on_the_device(gpu: StandInGpu, path: Path, sampler: str) -> None:
     options = {**OPTIONS, "sampler": EVERY_SAMPLER[sampler]}
     on_cpu = SequenceLoader(gear_data.open(path), **options)
     expected = copies(on_cpu, 40)
@@ -104,7 +107,7 @@ def test_windows_are_drawn_on_the_device(gpu: StandIn, path: Path, sampler: str)
     assert loader.metrics()["pad_fraction"] == on_cpu.metrics()["pad_fraction"]
 
 
-def test_the_cpu_draws_after_an_update_of_weights(gpu: StandIn, path: Path) -> None:
+def test_the_cpu_draws_after_an_update_of_weights(gpu: StandInGpu, path: Path) -> None:
     loader = on_gpu(gear_data.open(path, residency="device"), sampler=Weighted("length"), prefetch=0)
     batches = iter(loader)
     next(batches)
@@ -116,13 +119,13 @@ def test_the_cpu_draws_after_an_update_of_weights(gpu: StandIn, path: Path) -> N
 
 @every_order
 @pytest.mark.parametrize("residency", ["device", "tiered"])
-def test_memory_is_used_again_and_given_back(gpu: StandIn, path: Path, residency: str) -> None:
+def test_memory_is_used_again_and_given_back(gpu: StandInGpu, path: Path, residency: str) -> None:
     ds = RESIDENCIES[residency](path)
     held, pinned, before = gpu.cupy.taken, gpu.cupy.pinned, gpu.cupy.allocations
     loader = iter(on_gpu(ds))
     for _ in range(150):
         next(loader)
-    # A few for tables, and one for each batch that is under way at once.
+    # A few for tables, and one for each batch in progress.
     assert gpu.cupy.allocations - before < 25
     loader.close()
     del loader
@@ -131,14 +134,14 @@ def test_memory_is_used_again_and_given_back(gpu: StandIn, path: Path, residency
     assert (gpu.cupy.taken, gpu.cupy.pinned) == (0, 0)
 
 
-def test_a_budget_of_multiprocessors(gpu: StandIn, path: Path) -> None:
+def test_a_budget_of_multiprocessors(gpu: StandInGpu, path: Path) -> None:
     check(gpu, path, "device", sm_budget=0.5)
     with pytest.raises(InvalidArgumentError, match="sm_budget is 0"):
         SequenceLoader(gear_data.open(path), sm_budget=0)
 
 
 class TestPinned:
-    def test_registered_once_for_all_views_and_loaders(self, gpu: StandIn, path: Path) -> None:
+    def test_registered_once_for_all_views_and_loaders(self, gpu: StandInGpu, path: Path) -> None:
         ds = gear_data.open(path, residency="pinned")
         assert len(gpu.cupy.registered) == 1
         first = from_device(gpu, on_gpu(ds))
@@ -149,22 +152,22 @@ class TestPinned:
         del ds, again
         assert not gpu.cupy.registered
 
-    def test_another_discount(self, gpu: StandIn, path: Path) -> None:
+    def test_another_discount(self, gpu: StandInGpu, path: Path) -> None:
         check(gpu, path, "pinned", discount=0.9, preset="corl")
         assert len(gpu.cupy.registered) == 0
 
-    def test_unregistered_before_the_process_ends(self, gpu: StandIn, path: Path) -> None:
+    def test_unregistered_before_the_process_ends(self, gpu: StandInGpu, path: Path) -> None:
         ds = gear_data.open(path, residency="pinned")
         cuda_memory._unregister_all()
         assert not gpu.cupy.registered
-        # Once: it is not the driver's any more.
+        # Logged once: later batches do not use the driver.
         del ds
 
     @pytest.mark.parametrize("status", [801, 2, None])
     def test_a_driver_that_does_not_register_costs_a_copy(
-        self, status: int | None, gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture
+        self, status: int | None, gpu: StandInGpu, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It refuses, says that memory has run out, or has no address for the device."""
+        """The driver refuses, reports too little memory, or gives no device address."""
         runtime = gpu.cupy.cuda.runtime
 
         def refuse(*_: Any) -> None:
@@ -179,7 +182,7 @@ class TestPinned:
         assert not gpu.cupy.registered
 
 
-def test_too_little_host_memory(gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_host_memory(gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ds = gear_data.open(path)
     plan = ds.residency_plan(0, 20_000)
     monkeypatch.setattr(cuda_memory, "available_memory", lambda: 10_000)
@@ -189,7 +192,7 @@ def test_too_little_host_memory(gpu: StandIn, path: Path, monkeypatch: pytest.Mo
 
 
 @every_order
-def test_what_is_sent_in_pieces_arrives_whole(gpu: StandIn) -> None:
+def test_what_is_sent_in_pieces_arrives_whole(gpu: StandInGpu) -> None:
     sender = Uploader(64)
     given = [np.arange(count, dtype=np.uint8) for count in (1, 64, 200, 65)]
     buffers = [DeviceBuffer(len(values)) for values in given]
@@ -215,7 +218,7 @@ def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, f
     [({"preset": "gato"}, "makes tokens"), ({"transform": lambda batch, rng: batch}, "transform=")],
 )
 def test_what_the_cpu_makes_is_said(
-    gpu: StandIn, path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str
+    gpu: StandInGpu, path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
         SequenceLoader(gear_data.open(path, residency="device"), device="cuda", **options)
@@ -243,20 +246,20 @@ class TestArguments:
             ds.place(ds.residency_plan(1000, 1000))
 
     def test_columns_in_the_memory_of_another_device(
-        self, gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch
+        self, gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ds = gear_data.open(path, residency="device")
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         with pytest.raises(InvalidArgumentError, match="in the memory of CUDA device 0, and batches go to cuda:1"):
             SequenceLoader(ds, device="cuda:1")
 
-    def test_a_plan_of_another_dataset(self, gpu: StandIn, path: Path, rollouts_path: Path) -> None:
+    def test_a_plan_of_another_dataset(self, gpu: StandInGpu, path: Path, rollouts_path: Path) -> None:
         plan = gear_data.open(rollouts_path).residency_plan(10**6, 10**6)
         with pytest.raises(InvalidArgumentError, match="lies in no extent of the plan"):
             gear_data.open(path).place(plan)
         assert gpu.cupy.taken == 0
 
-    def test_a_forked_child(self, gpu: StandIn, path: Path) -> None:
+    def test_a_forked_child(self, gpu: StandInGpu, path: Path) -> None:
         loader = on_gpu(gear_data.open(path, residency="device"))
         child = os.fork()
         if not child:
@@ -269,7 +272,7 @@ class TestArguments:
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_pickled_where_there_is_no_gpu(gpu: StandIn, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_where_there_is_no_gpu(gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pinned", "device", "tiered"):
         data = pickle.dumps(RESIDENCIES[name](path).with_discount(0.5))
         with monkeypatch.context() as patch:
@@ -279,7 +282,7 @@ def test_pickled_where_there_is_no_gpu(gpu: StandIn, path: Path, monkeypatch: py
             assert len(copies(SequenceLoader(again, **OPTIONS))) == STEPS
 
 
-def test_an_iterator_that_is_not_finished_leaves_nothing(gpu: StandIn, path: Path) -> None:
+def test_an_iterator_that_is_not_finished_leaves_nothing(gpu: StandInGpu, path: Path) -> None:
     ds = gear_data.open(path, residency="device")
     held = gpu.cupy.taken
     for batch in itertools.islice(on_gpu(ds), 3):

@@ -1,4 +1,7 @@
-"""What `gear_collect` must do, on any runner: the bytes that the CPU kernel gives, from the same plan."""
+"""Checks that `gear_collect` writes the CPU kernel's bytes, on any runner.
+
+Both kernels read the same plan.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ NUMBERS = [dtype for dtype in DTYPES if dtype != "bool"]
 @dataclass(frozen=True)
 class Launch:
     blocks: int = 3
-    #: Bytes between a multiple of `align` and each column's first: 8 is what a mapped Arrow file may have.
+    #: Bytes from a multiple of `align` to each column's first byte. Columns of a mapped Arrow file may be at 8.
     offset: int = 0
     align: int = 256
     rows_of: tuple[int, ...] | None = None
@@ -41,7 +44,10 @@ class Launch:
 
 @dataclass
 class Columns:
-    """Episodes in shards, a `ColumnReader` that has both processors read them; the device's batch is kept."""
+    """Episodes in shards, and a `ColumnReader` that reads them on both processors.
+
+    The device's batch is kept in `got`.
+    """
 
     runner: Runner
     specs: dict[str, tuple[str, tuple[int, ...]]]
@@ -108,7 +114,7 @@ class Columns:
                 plan["finals"][number] = self._put_column(column)
         addresses = np.array([[self._put_column(array) for array in shard] for shard in self.columns], np.int64)
         rows = len(windows) if self.launch.rows_of is None else max(self.launch.rows_of, default=-1) + 1
-        # What is not written stays 0xA5.
+        # Bytes that the kernel does not write stay 0xA5.
         targets = [
             self._put(np.full(rows * output.width * output.step_bytes, 0xA5, np.uint8)) for output in self.outputs
         ]
@@ -136,7 +142,7 @@ class Columns:
 
 
 def values(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Any bits: NaNs of every payload, infinities, subnormals, largest and smallest numbers among them."""
+    """Draws values of any bits: NaNs, infinities, subnormals and extremes."""
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(np.bool_)
     count = int(np.prod(shape, dtype=np.int64))
@@ -175,7 +181,7 @@ def check(columns: Columns, outputs: list[Output], rows: list[tuple[int, int, in
 
 
 def windows_of(lengths: list[int], context: int) -> list[tuple[int, int, int]]:
-    """Every window that begins at or ends with an episode's first or last steps, and some between."""
+    """Returns windows at the beginning and the end of episodes, and some between."""
     return [
         (episode, start, min(context, length - start))
         for episode, length in enumerate(lengths)
@@ -254,7 +260,7 @@ def batches(draw: Any) -> tuple[dict[str, Any], list[Output], list[tuple[int, in
 
 
 class CollectChecks:
-    """Needs a fixture `runner`."""
+    """Checks for any fixture `runner`."""
 
     @pytest.mark.parametrize(("dtype", "shape"), LAYOUTS, ids=str)
     def test_rows_of_any_size_from_odd_starts(self, runner: Runner, dtype: str, shape: tuple[int, ...]) -> None:
@@ -289,10 +295,10 @@ class CollectChecks:
     def test_subnormal_numbers_are_no_zeros(self, runner: Runner) -> None:
         columns = Columns(runner, {"x": ("float32", (256,)), "y": ("float64", (256,))}, [32], [0], Launch(2))
         rng = np.random.default_rng(7)
-        small = rng.integers(0, 1 << 24, (32, 256), np.uint32)  # around the least normal one
+        small = rng.integers(0, 1 << 24, (32, 256), np.uint32)  # around the smallest normal value
         small[0, :4] = 0, 1, 0x7FFFFF, 0x800000
         columns.columns[0][0][:] = (small | (rng.integers(0, 2, small.shape, np.uint32) << 31)).view(np.float32)
-        # Of halves of the least float32, and a little beside them.
+        # Halves of the smallest float32, and values close to them.
         halves = rng.integers(-(1 << 25), 1 << 25, (32, 256)) + rng.choice([-1e-9, 0.0, 1e-9], (32, 256))
         columns.columns[0][1][:] = halves * 2.0**-150
         outputs = [converted(f"x {out}", "x", (256,), out, 0, 32) for out in ("float64", "bfloat16")]
@@ -304,7 +310,7 @@ class CollectChecks:
         columns = Columns(runner, {"x": ("float16", (64,))}, [1024], [0], Launch(3))
         columns.columns[0][0][:] = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 64)
         outputs = [converted(out, "x", (64,), out, 0, 1024) for out in ("float32", "float64", "bfloat16")]
-        # The same numbers come back through float32.
+        # The values stay the same through float32.
         outputs.append(converted("back", "x", (64,), "float16", 0, 1024))
         check(columns, outputs, [(0, 0, 1024)])
 
@@ -312,7 +318,7 @@ class CollectChecks:
         columns = Columns(runner, {"x": ("float32", (128,))}, [256], [0], Launch(2))
         rng = np.random.default_rng(5)
         bits = rng.integers(0, 1 << 32, (256, 128), np.uint32)
-        # Exponents around the halves' own, and ties.
+        # Exponents around the limits of float16 and bfloat16, and ties.
         bits[128:] = (bits[128:] & 0x807FFFFF) | (rng.integers(96, 145, (128, 128), np.uint32) << 23)
         bits[192:] &= 0xFFFFF000
         columns.columns[0][0][:] = bits.view(np.float32)

@@ -1,10 +1,10 @@
-"""The few calls of CuPy that are made, for a machine without a GPU: device memory is this process's, and kernels run on
-the CPU by `cuda_shim`.
+"""A stand-in for the calls of CuPy that gear-data makes, for a machine without a GPU.
 
-Streams are queues whose operations come as late as they may: what is in a stream is done when something that waits for
-it asks for it, but for those of `eager` streams, which are done at once. So a copy from memory that is written again
-too early copies what is written then; and who reads a batch without waiting for it, or fills one that is still read,
-gets the other's bytes. Memory is filled with a pattern when it is taken and when it is freed.
+Device memory is memory of this process, and kernels run on the CPU by `cuda_shim`. Streams are queues. An operation runs
+as late as possible: when something that waits for it is itself waited for. Operations of `eager` streams run at once. So
+missing waits show. A copy from memory that is overwritten too early copies the new bytes. A consumer that reads a batch
+without waiting, or a collector that fills a batch that is still read, gets wrong bytes. Memory is filled with a pattern
+when it is allocated and when it is freed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from gear_data.kernels.cuda import launcher as cuda
 from gear_data.residency.device.memory import TO_DEVICE
 from tests.support.cuda.runner import KERNELS, SHIM
 
-#: The stream that is torch's current one.
+#: torch's current stream.
 CONSUMER = 7
 _ALIGNMENT = 256
-#: Which streams run ahead: their operations are done as soon as they may be, those of others as late as they may.
+#: Streams that run ahead: their operations run as early as possible, and the operations of others as late as possible.
 ORDERS: dict[str, Callable[[int], bool]] = {
     "consumer first": lambda stream: stream == CONSUMER,
     "device first": lambda stream: stream != CONSUMER,
@@ -51,7 +51,10 @@ class CudaError(RuntimeError):
 
 
 class Streams:
-    """Queues of operations. `eager(stream)`: whether its operations are done as soon as they may."""
+    """Queues of operations.
+
+    eager(stream): whether the stream's operations run as early as possible.
+    """
 
     def __init__(self, eager: Callable[[int], bool]) -> None:
         self._eager = eager
@@ -85,7 +88,7 @@ class _Record:
 
 
 class Raw:
-    """Aligned bytes of this process."""
+    """Aligned bytes in this process."""
 
     def __init__(self, size: int, pattern: int) -> None:
         self._raw = np.full(size + _ALIGNMENT, pattern, np.uint8)
@@ -96,16 +99,21 @@ class Raw:
 
 
 class PinnedPointer(np.ndarray):
-    """Memory that can be viewed as an array, as CuPy's can; what views it keeps it."""
+    """Memory that can be viewed as an array, like CuPy's. Views keep it alive."""
 
     @property
     def ptr(self) -> int:
         return int(self.ctypes.data)
 
 
-class MadeUp(SimpleNamespace):
-    """The module, and what became of it: `allocations` of device memory so far; `registered`: address -> bytes of host
-    memory; `launched`: names of kernels."""
+class CupyStandIn(SimpleNamespace):
+    """The stand-in for the module `cupy`, with a record of its use.
+
+    Attributes:
+        allocations: allocations of device memory so far.
+        registered: address -> bytes of registered host memory.
+        launched: names of the launched kernels.
+    """
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
@@ -117,18 +125,21 @@ class MadeUp(SimpleNamespace):
 
     @property
     def taken(self) -> int:
-        """Bytes of device memory that are held."""
+        """Returns the bytes of device memory that are held."""
         return sum(self.device_memory.copy().values())
 
     @property
     def pinned(self) -> int:
-        """Pieces of pinned memory that are held."""
+        """Returns the number of pieces of pinned memory that are held."""
         return len(self.pinned_memory)
 
 
-def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes: int) -> MadeUp:
-    """device_bytes: of the device's memory."""
-    fake = MadeUp(streams)
+def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes: int) -> CupyStandIn:
+    """Makes a stand-in for CuPy.
+
+    device_bytes: size of the device's memory.
+    """
+    fake = CupyStandIn(streams)
     handles = itertools.count(100)
     events: dict[int, Event] = {}
     local = threading.local()
@@ -185,13 +196,16 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         streams.add(stream, lambda: complete(record))
 
     def copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
-        # Of kind 4 CUDA finds out by itself where both are.
+        # Kind 4 (cudaMemcpyDefault): CUDA derives the direction from the addresses.
         here = {1: source, 2: target, 4: None}[kind]
         assert here is None or any(first <= here and here + size <= last for first, last in pinned.copy().items())
         streams.add(stream, lambda: ctypes.memmove(target, source, size) and None)
 
     def copy_pageable(target: int, source: int, size: int, kind: int) -> None:
-        """To the device it may end after the call has, as CUDA's documentation says (API synchronization behavior)."""
+        """Copies pageable memory.
+
+        A copy to the device may end after the call: see "API synchronization behavior" in CUDA's documentation.
+        """
         assert kind in (TO_DEVICE, 4)
         streams.finish(0)
         to_device = any(first <= target < first + size for first, size in fake.device_memory.copy().items())
@@ -325,7 +339,10 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
 
 @functools.cache
 def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
-    """Name of a .cu file -> its kernels. They keep Python's lock: fibers and a lock that is let go of do not mix."""
+    """Compiles the kernels. Returns name of a .cu file -> library.
+
+    The kernels run with the GIL held, because fibers cannot switch while it is released.
+    """
     found = {}
     for name in cuda._SOURCES:
         library = folder / f"{name}.so"
@@ -340,13 +357,16 @@ def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
 
 
 @dataclass(frozen=True)
-class StandIn:
-    """A `cuda_loader_checks.Gpu`; `cupy` is the module."""
+class StandInGpu:
+    """A `loader_checks.Gpu` on the stand-in `cupy`."""
 
     cupy: Any
 
     def read(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch is held no longer than until this returns, as a kernel that reads it would not hold it."""
+        """Copies a batch's tensors. The batch is released when this returns.
+
+        A kernel that reads a batch does not hold the batch either.
+        """
         addresses = {key: (value.data_ptr(), value.nbytes) for key, value in batch.items()}
         copies = {key: torch.empty_like(value) for key, value in batch.items()}
 
@@ -364,7 +384,7 @@ class StandIn:
 @contextmanager
 def stand_in(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *, order: str, device_bytes: int = 1 << 30
-) -> Iterator[StandIn]:
+) -> Iterator[StandInGpu]:
     """CuPy and torch's view of one device.
 
     Args:
@@ -380,5 +400,5 @@ def stand_in(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=CONSUMER))
     cuda._kernels.cache_clear()
-    yield StandIn(fake)
+    yield StandInGpu(fake)
     cuda._kernels.cache_clear()

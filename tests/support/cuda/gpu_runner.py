@@ -1,4 +1,4 @@
-"""The device as a runner of the checks that the kernels pass on the CPU."""
+"""A runner on the GPU, for the checks that the kernels pass on the CPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from gear_data.kernels.cuda.launcher import CudaLauncher
 
 
 class GpuRunner(CudaLauncher):
-    """Memory and kernels of CUDA device 0. Memory begins at an odd multiple of its alignment, as on the CPU, and ends
-    with an allocation of CUDA's, so that compute-sanitizer sees what is done beyond."""
+    """Memory and kernels of CUDA device 0.
+
+    Memory begins at an odd multiple of its alignment, as on the CPU. It ends at the end of a CUDA allocation, so that
+    compute-sanitizer detects accesses beyond it.
+    """
 
     def __init__(self) -> None:
         import cupy
@@ -26,12 +29,12 @@ class GpuRunner(CudaLauncher):
     def put(self, array: np.ndarray, *, align: int = 256) -> int:
         memory = self.allocate(align + array.nbytes)
         self._held.append(memory)
-        # CUDA gives multiples of 256, and in practice of 512.
+        # CUDA returns multiples of 256, in practice of 512.
         assert memory.ptr % align == 0
         address = memory.ptr if memory.ptr // align % 2 else memory.ptr + align
         data = np.ascontiguousarray(array)
         if data.nbytes:
-            # cudaMemcpyDefault: where both are, CUDA knows by their addresses.
+            # cudaMemcpyDefault: CUDA derives the direction from the addresses.
             self._cupy.cuda.runtime.memcpy(address, data.ctypes.data, data.nbytes, 4)
         return address
 
@@ -48,7 +51,10 @@ class GpuRunner(CudaLauncher):
 
 
 class PinnedRunner(GpuRunner):
-    """The same with everything that is put in pinned memory of the host, which the device reads in place."""
+    """The same, with all inputs in pinned host memory.
+
+    The device reads them in place.
+    """
 
     def allocate(self, nbytes: int) -> Any:
         return self._cupy.cuda.PinnedMemory(nbytes, self._cupy.cuda.runtime.hostAllocPortable)

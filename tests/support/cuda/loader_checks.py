@@ -1,4 +1,4 @@
-"""What a SequenceLoader must do on a GPU, real or stood in for: give the CPU's batches, byte for byte."""
+"""Checks that a SequenceLoader on a GPU gives the CPU's batches, byte for byte."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.support.feed.data import EVERY_SAMPLER
 
 
 class Gpu(Protocol):
-    """A device and the stream of a consumer there."""
+    """A device, and the stream of a consumer there."""
 
     def read(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Copies of a batch's tensors, made in the consumer's stream when that comes to it."""
+        """Copies a batch's tensors in the consumer's stream."""
 
     def finish(self) -> None:
         """Waits for all streams."""
@@ -32,7 +32,7 @@ class Gpu(Protocol):
 
 OPTIONS: dict[str, Any] = {"batch_size": 8, "context": 9, "seed": 3}
 STEPS = 20
-#: What a batch of every kind is made of: rows of many sizes, integers, booleans, half precision.
+#: Columns of every kind: rows of many sizes, integers, booleans, half precision.
 LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5]
 
 
@@ -55,7 +55,7 @@ def convert(seed: int, path: Path) -> Path:
 
 
 def tiered(path: Path) -> gear_data.Dataset:
-    """A third of the bytes in each tier."""
+    """Returns a plan with a third of the bytes in each tier."""
     ds = gear_data.open(path)
     third = ds.num_steps * sum(column.row_bytes for column in ds.schema.fixed_columns) // 3
     plan = ds.residency_plan(third, third, sampler="uniform")
@@ -72,7 +72,7 @@ RESIDENCIES: dict[str, Callable[[Path], gear_data.Dataset]] = {
 
 
 def copies(loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
-    """The first batches, on the CPU."""
+    """Returns the first batches, collected on the CPU."""
     return [
         {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
         for batch in itertools.islice(loader, steps)
@@ -80,7 +80,7 @@ def copies(loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
 
 
 def from_device(gpu: Gpu, loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
-    """The same from the device, as a training step on the consumer's stream reads them."""
+    """Returns the first batches, as a training step on the device reads them."""
     got = [gpu.read(batch) for batch in itertools.islice(loader, steps)]
     gpu.finish()
     return got
@@ -99,7 +99,7 @@ def same(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
                 assert one[key] == value
                 continue
             assert (one[key].dtype, one[key].shape) == (value.dtype, value.shape), key
-            # By bytes: NaN too.
+            # Compared by bytes, because of NaN.
             assert _bytes(one[key]) == _bytes(value), (step, key)
 
 
@@ -131,7 +131,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class LoaderChecks:
-    """Fixtures: `gpu`, and `folder`, the same for all tests of a module."""
+    """Checks for the fixtures `gpu` and `folder`.
+
+    `folder` is shared by all tests of a module.
+    """
 
     @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "gato"])
     @pytest.mark.parametrize("residency", RESIDENCIES)
@@ -147,7 +150,7 @@ class LoaderChecks:
 
     @pytest.mark.parametrize("sampler", ["shuffle", "fifo"])
     def test_many_windows_in_an_order(self, gpu: Gpu, folder: Path, sampler: str) -> None:
-        """From 2^16 windows on a permutation is computed place by place."""
+        """With 2^16 windows and more, a permutation is computed by position."""
         path = folder / "many"
         if not path.exists():
             feed_data.convert_episodes(feed_data.locomotion([700] * 100, seed=5, observations=1), path)
@@ -163,7 +166,7 @@ class LoaderChecks:
             on_gpu(gear_data.open(path, residency="device"), **options),
         )
         for loader in loaders:
-            # The epoch ends in the third batch from here on.
+            # The epoch ends in the third of these batches.
             loader.load_state_dict({**loader.state_dict(), "step": 544})
         same(from_device(gpu, loaders[1]), copies(loaders[0]))
 

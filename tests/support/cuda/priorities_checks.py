@@ -1,4 +1,4 @@
-"""What the kernels of priorities.cu must do, on any runner: the integers that the CPU kernels give."""
+"""Checks that priorities.cu computes the CPU kernels' integers, on any runner."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Device:
         return self.runner.put(np.zeros(count, dtype))
 
     def scale(self) -> tuple[int, int, int, int]:
-        """(exponent, quanta, raised, positive)."""
+        """Returns (exponent, total integer weight, raised, positive)."""
         out = self.zeros(3)
         launches.weight_bounds(self.runner, self.rows, out)
         largest, units, positive = self.runner.get(out, 3, np.int64).tolist()
@@ -58,7 +58,10 @@ class Device:
         return self.runner.get(out, self.count + 1, np.int64)
 
     def largest(self, k: int) -> tuple[int, int]:
-        """(address of uint8 [count], how many could be chosen); the values stand where the weights do."""
+        """Returns (address of uint8 [count], number of usable values).
+
+        The values are in the memory of the weights.
+        """
         first = np.zeros(launches.LARGEST_WORDS, np.uint64)
         first[1] = k
         state, chosen = self.runner.put(first), self.zeros(self.count, np.uint8)
@@ -73,7 +76,7 @@ class Device:
     def put(
         self, rows: np.ndarray, values: np.ndarray, exponent: int, tree: launches.TreeAddresses
     ) -> tuple[np.ndarray, float, int]:
-        """(the weights there were, what the total changed by, and the number of positive ones)."""
+        """Returns (replaced weights, change of the total, change of the positives)."""
         table = self.runner.put(np.full(2 * launches.update_size(len(rows)), -1, np.int64))
         update = launches.WeightUpdate(
             self.runner.put(rows), self.runner.put(values), len(rows), table, self.zeros(len(rows))
@@ -86,7 +89,10 @@ class Device:
 
 @st.composite
 def weights_of(draw: Any) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Weights of up to three tiles of episodes, of which at least one can be drawn, over up to 600 decades."""
+    """Draws weights of up to three tiles of episodes, over up to 600 decades.
+
+    At least one episode can be drawn.
+    """
     count = draw(st.integers(1, 60) | st.sampled_from([4095, 4096, 4097, 9000]))
     rng = np.random.default_rng(draw(st.integers(0, 999)))
     weights = rng.random(count)
@@ -100,7 +106,7 @@ def weights_of(draw: Any) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 class PrioritiesChecks:
-    """Needs a fixture `runner`."""
+    """Checks for any fixture `runner`."""
 
     @given(weights_of())
     @settings(max_examples=60, deadline=None, derandomize=True)

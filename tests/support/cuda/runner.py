@@ -1,4 +1,4 @@
-"""Where CUDA kernels run in tests: a `Runner` is a device's memory and its kernels.
+"""Runners of CUDA kernels in tests: a device's memory and its kernels.
 
 `ShimRunner` runs them on the CPU, in a process built with the address and undefined behaviour sanitizers (see
 `cuda_shim`). The checks of the kernels take any runner.
@@ -28,7 +28,7 @@ _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 class Runner(Protocol):
-    """A `gear_data.kernels.cuda.launches.Launcher` with memory. Addresses stay valid until `clear`.
+    """A `Launcher` with memory. Addresses stay valid until `clear`.
 
     Attributes:
         blocks: of a launch, at most; checks set it.
@@ -37,12 +37,15 @@ class Runner(Protocol):
     blocks: int
 
     def put(self, array: np.ndarray, *, align: int = 256) -> int:
-        """Address of a copy of a contiguous array, in memory of exactly its size."""
+        """Copies a contiguous array to memory of exactly its size.
+
+        Returns the address.
+        """
 
     def get(self, address: int, shape: Any, dtype: Any) -> np.ndarray: ...
 
     def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
-        """Runs a kernel to its end; its arguments are integers of 64 bits, among them addresses.
+        """Runs a kernel to its end. Arguments are integers of 64 bits, or addresses.
 
         Raises:
             RuntimeError: it did something that it must not.
@@ -53,13 +56,13 @@ class Runner(Protocol):
 
 
 def parameter_counts(source: str) -> dict[str, int]:
-    """How many parameters each kernel of a source has."""
+    """Returns the number of parameters of each kernel of a source."""
     declared = re.findall(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(([^)]*)\)", source)
     return {name: parameters.count(",") + 1 for name, parameters in declared}
 
 
 class ShimRunner:
-    """Kernels of one file, in a process of their own."""
+    """Kernels of one file, in a separate process."""
 
     blocks = 3
 
@@ -118,7 +121,7 @@ class ShimRunner:
 
 @contextmanager
 def shim_runner(source: str) -> Iterator[ShimRunner]:
-    """A runner of the kernels of a file; skips the test where there is no C++ compiler."""
+    """Makes a runner of a file's kernels. Skips the test without a C++ compiler."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no g++ to build the kernels for the CPU with")
@@ -128,7 +131,7 @@ def shim_runner(source: str) -> Iterator[ShimRunner]:
         for sanitizers in (_SANITIZERS, []):
             command = [compiler, *_FLAGS, *sanitizers, defined, str(SHIM / "driver.cpp"), "-ldl", "-o", str(executable)]
             built = subprocess.run(command, capture_output=True, text=True)
-            # A compiler may come without the sanitizers' libraries.
+            # A compiler may lack the sanitizers' libraries.
             if built.returncode == 0 or "asan" not in built.stderr:
                 break
         assert built.returncode == 0, built.stderr

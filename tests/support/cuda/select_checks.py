@@ -1,4 +1,4 @@
-"""What the kernels of select.cu must do, on any runner: the integers that the CPU kernels give."""
+"""Checks that select.cu computes the CPU kernels' integers, on any runner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ WITHIN = (WITHIN_OFFSET, WITHIN_QUOTIENT, WITHIN_DRAWN)
 
 
 def put_plan(runner: Runner, anchors: Anchors, source: PrefixTable | WeightTree, sampler: WindowSampler) -> int:
-    """Address of a window sampler's plan, and of all that it points to, in the runner's memory."""
+    """Copies a window sampler's plan, and its tables, to the runner's memory.
+
+    Returns the plan's address.
+    """
     plan = sampler._plan.copy()
     if isinstance(source, PrefixTable):
         plan["prefix"] = runner.put(source.prefix)
@@ -50,7 +53,7 @@ def put_plan(runner: Runner, anchors: Anchors, source: PrefixTable | WeightTree,
 
 
 class Drawing:
-    """A sampler, on both processors."""
+    """A window sampler on both processors."""
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class Drawing:
         self.plan = put_plan(runner, anchors, source, self.sampler)
 
     def draw(self, step: int, count: int) -> np.ndarray:
-        """int64 [3 or 4, count], from the runner."""
+        """Returns the runner's draw, int64 [3 or 4, count]."""
         rows = 4 if self.probability else 3
         out = self.runner.put(np.full((rows, count), -7, np.int64))
         if self.distinct:
@@ -113,7 +116,10 @@ def steps_mask(rng: np.random.Generator, steps: int) -> StepMask:
 
 @st.composite
 def drawings(draw: Any) -> tuple[Anchors, dict[str, Any]]:
-    """Anchors, and the other arguments of a Drawing; episodes of one step and of more than a block of a mask."""
+    """Draws anchors, and the other arguments of a Drawing.
+
+    Episodes have from one step to more steps than a block of a mask.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 999)))
     lengths = np.array(draw(st.lists(st.integers(1, 9) | st.integers(400, 1500), min_size=1, max_size=40)), np.int64)
     short = draw(st.booleans()) or int(lengths.max()) < 5
@@ -123,7 +129,7 @@ def drawings(draw: Any) -> tuple[Anchors, dict[str, Any]]:
     eligible = steps_mask(rng, int(lengths.sum())) if mask else None
     if eligible is not None:
         flags = eligible.flags(0, eligible.num_steps)
-        # At least the longest episode has an anchor of any rule.
+        # The longest episode has an anchor under every rule.
         begin = int(offsets_of(lengths)[np.argmax(lengths)])
         flags[begin : begin + int(lengths.max())] = True
         eligible = StepMask.from_blocks(eligible.num_steps, [(0, flags)])
@@ -140,7 +146,7 @@ def drawings(draw: Any) -> tuple[Anchors, dict[str, Any]]:
 
 
 class SelectChecks:
-    """Needs a fixture `runner`."""
+    """Checks for any fixture `runner`."""
 
     def test_philox_gives_the_published_answers(self, runner: Runner) -> None:
         given_numbers = np.array([[*counter, *key] for counter, key, _ in KNOWN_ANSWERS], np.uint32)
@@ -174,7 +180,7 @@ class SelectChecks:
     @pytest.mark.parametrize("tree", [False, True])
     @pytest.mark.parametrize("power", [0, 3, 30, 300])
     def test_all_episodes_of_any_skew_without_replacement(self, runner: Runner, power: int, tree: bool) -> None:
-        """The more skew, the more slots draw in vain 32 times and then from what is left."""
+        """Skewed weights make slots draw 32 repeats, and then from the remaining weight."""
         rng = np.random.default_rng(power)
         anchors = Anchors(rng.integers(1, 30, 100), None, None, None, WindowRule(4))
         weights = np.maximum(rng.random(100) ** power, 1e-250)

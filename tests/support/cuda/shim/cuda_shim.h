@@ -1,9 +1,9 @@
-// Runs a .cu file on the CPU, so that the very source of a kernel is checked where there is no GPU.
+// Runs a .cu file on a CPU, so that tests check the source of a kernel without a GPU.
 //
-// A block's threads are fibers on one thread of the process: each runs until it waits for the others of its warp or
-// block, or ends. Blocks come one after the other. What this shows: wrong results, accesses outside of memory or
-// unaligned ones (with the sanitizers), a missing wait (the threads' order is turned round at every launch), and threads
-// that wait for ones that never come. What it does not: races between blocks, and anything about speed.
+// The threads of a block are fibers on one thread of the process. A fiber runs until it waits for its warp or block, or
+// ends. Blocks run one after another. This detects wrong results, accesses outside of memory and unaligned ones (with the
+// sanitizers), missing waits (the order of threads is reversed at every launch), and deadlocks. It detects no races
+// between blocks, and says nothing about speed.
 #pragma once
 
 #include <sys/mman.h>
@@ -33,7 +33,7 @@ struct alignas(16) ulonglong2 {
 
 namespace shim {
 
-// Small: the address sanitizer forgets a whole stack at every switch to it.
+// Small, because the address sanitizer unpoisons a whole stack at every switch to it.
 const std::size_t STACK = 32 << 10;
 enum State { READY, AT_WARP, AT_BLOCK, DONE };
 
@@ -41,7 +41,7 @@ struct Fiber {
     ucontext_t context;
     void *stack = nullptr;
     State state = DONE;
-    unsigned long long given = 0;  // to the other threads of the warp
+    unsigned long long shared = 0;  // with the other threads of the warp
 };
 
 inline std::vector<Fiber> fibers;
@@ -60,7 +60,7 @@ inline void body() {
     wait(DONE);
 }
 
-// Lets go on the threads of a warp, or of a block, that all wait for each other, a block's but for those that have ended.
+// Releases the threads of a warp or a block if all of them wait. Ended threads of a block do not count.
 inline bool release(State waiting, unsigned first, unsigned last) {
     for (unsigned i = first; i < last; i++) {
         if (fibers[i].state != waiting && (waiting == AT_WARP || fibers[i].state != DONE)) return false;
@@ -72,7 +72,7 @@ inline bool release(State waiting, unsigned first, unsigned last) {
     return any;
 }
 
-// Each warp goes as far as it can alone, so that what it must not do before the others is seen.
+// Each warp runs as far as it can before the next one, so that a missing wait for other warps shows.
 inline void run_block(bool backwards) {
     if (fibers.size() < threads) fibers.resize(threads);
     for (unsigned i = 0; i < threads; i++) {
@@ -98,7 +98,7 @@ inline void run_block(bool backwards) {
     } while (release(AT_BLOCK, 0, threads));
     for (unsigned i = 0; i < threads; i++) {
         if (fibers[i].state == DONE) continue;
-        std::fprintf(stderr, "thread %u waits for threads that do not come\n", i);
+        std::fprintf(stderr, "thread %u waits for threads that never arrive\n", i);
         std::abort();
     }
 }
@@ -117,9 +117,9 @@ inline void __syncwarp(unsigned = ~0U) { shim::wait(shim::AT_WARP); }
 
 template <class T> T __shfl_sync(unsigned, T value, int lane) {
     static_assert(sizeof(T) <= 8);
-    std::memcpy(&shim::fibers[shim::current].given, &value, sizeof(T));
+    std::memcpy(&shim::fibers[shim::current].shared, &value, sizeof(T));
     __syncwarp();
-    std::memcpy(&value, &shim::fibers[shim::current / 32 * 32 + (lane & 31)].given, sizeof(T));
+    std::memcpy(&value, &shim::fibers[shim::current / 32 * 32 + (lane & 31)].shared, sizeof(T));
     __syncwarp();
     return value;
 }
@@ -132,9 +132,9 @@ template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned apart) {
 }
 inline unsigned __ballot_sync(unsigned, int flag) {
     unsigned bits = 0;
-    shim::fibers[shim::current].given = flag != 0;
+    shim::fibers[shim::current].shared = flag != 0;
     __syncwarp();
-    for (unsigned i = 0; i < 32; i++) bits |= (unsigned)shim::fibers[shim::current / 32 * 32 + i].given << i;
+    for (unsigned i = 0; i < 32; i++) bits |= (unsigned)shim::fibers[shim::current / 32 * 32 + i].shared << i;
     __syncwarp();
     return bits;
 }
@@ -183,22 +183,22 @@ inline double __longlong_as_double(long long a) { return shim_bits<double>(a); }
 namespace shim {
 
 typedef unsigned long long Number;
-const std::size_t MOST_ARGUMENTS = 24;
+const std::size_t MAX_ARGUMENTS = 24;
 inline void *entry;
 
-template <std::size_t... I> void call(const Number *given, std::index_sequence<I...>) {
-    // A kernel takes fewer: where numbers are passed in registers and then on the stack by the caller, it does not see
-    // the others.
-    reinterpret_cast<void (*)(decltype((void)I, Number())...)>(entry)(given[I]...);
+template <std::size_t... I> void call(const Number *values, std::index_sequence<I...>) {
+    // A kernel takes fewer arguments. In calling conventions that pass arguments in registers and then on the caller's
+    // stack, the kernel ignores the others.
+    reinterpret_cast<void (*)(decltype((void)I, Number())...)>(entry)(values[I]...);
 }
 
-// Runs a kernel to its end. `given`: MOST_ARGUMENTS numbers.
-inline void launch(void *kernel_entry, unsigned grid, unsigned block, const Number *given) {
+// Runs a kernel to its end. numbers: MAX_ARGUMENTS numbers.
+inline void launch(void *kernel_entry, unsigned grid, unsigned block, const Number *values) {
     entry = kernel_entry;
     gridDim.x = grid;
     blockDim.x = threads = block;
-    arguments = given;
-    kernel = [](const Number *numbers) { call(numbers, std::make_index_sequence<MOST_ARGUMENTS>()); };
+    arguments = values;
+    kernel = [](const Number *numbers) { call(numbers, std::make_index_sequence<MAX_ARGUMENTS>()); };
     static bool backwards;
     for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) run_block(backwards);
     backwards = !backwards;
@@ -206,8 +206,8 @@ inline void launch(void *kernel_entry, unsigned grid, unsigned block, const Numb
 
 }  // namespace shim
 
-// A float of the kernels. CuPy compiles with -ftz=true, whatever it is told: a float that is made from a double, or a
-// double from a float, is a zero where the float would be subnormal.
+// The kernels' float. CuPy always compiles with -ftz=true: a conversion between float and double gives 0 if the float is
+// subnormal.
 struct Flushed {
     float value;
 

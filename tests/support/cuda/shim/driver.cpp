@@ -1,10 +1,10 @@
 // A process that holds memory and runs the kernels of one .cu file, as a GPU does for its host.
 //
 // Commands come on the standard input, each a line and its bytes: `a SIZE ALIGN` allocates, `w ADDRESS SIZE` and SIZE
-// bytes writes, `r ADDRESS SIZE` reads, `f ADDRESS` frees, `l KERNEL GRID BLOCK ARGUMENT...` launches. Each is answered
-// with 8 bytes (of an allocation the address), a read with its bytes. An allocation has the very size that was asked
-// for, so that the address sanitizer sees a byte too much, and begins at an odd multiple of ALIGN (16 at least). All
-// numbers are decimal, kernels' arguments of 64 bits.
+// bytes writes, `r ADDRESS SIZE` reads, `f ADDRESS` frees, `l KERNEL GRID BLOCK ARGUMENT...` launches. The answer is 8
+// bytes (for an allocation, the address), or the bytes of a read. An allocation has exactly the requested size, so that
+// the address sanitizer detects any byte beyond it. It begins at an odd multiple of ALIGN (at least 16). All numbers are
+// decimal; kernels' arguments have 64 bits.
 #include <dlfcn.h>
 
 #include <map>
@@ -37,14 +37,14 @@ void release(Number address) {
 }
 
 void launch(char *rest) {
-    Number given[shim::MOST_ARGUMENTS] = {};
+    Number values[shim::MAX_ARGUMENTS] = {};
     char *name = std::strtok(rest, " ");
     void *entry = dlsym(RTLD_DEFAULT, name);
     if (!entry) std::fprintf(stderr, "no kernel %s\n", name), std::abort();
     unsigned grid = (unsigned)std::strtoull(std::strtok(nullptr, " "), nullptr, 10);
     unsigned block = (unsigned)std::strtoull(std::strtok(nullptr, " "), nullptr, 10);
-    for (Number *number = given; char *word = std::strtok(nullptr, " ");) *number++ = std::strtoull(word, nullptr, 10);
-    shim::launch(entry, grid, block, given);
+    for (Number *number = values; char *word = std::strtok(nullptr, " ");) *number++ = std::strtoull(word, nullptr, 10);
+    shim::launch(entry, grid, block, values);
 }
 
 }  // namespace
