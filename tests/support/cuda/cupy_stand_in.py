@@ -1,10 +1,10 @@
-"""A stand-in for the calls of CuPy that gear-data makes, for a machine without a GPU.
+"""A stand-in for the parts of CuPy that gear-data uses, without a GPU.
 
-Device memory is memory of this process, and kernels run on the CPU by `cuda_shim`. Streams are queues. An operation runs
-as late as possible: when something that waits for it is itself waited for. Operations of `eager` streams run at once. So
-missing waits show. A copy from memory that is overwritten too early copies the new bytes. A consumer that reads a batch
-without waiting, or a collector that fills a batch that is still read, gets wrong bytes. Memory is filled with a pattern
-when it is allocated and when it is freed.
+Device memory is memory of this process, and kernels run on the CPU by `cuda_shim`. Streams are queues. An operation
+runs as late as possible: when something that waits for it is itself waited for. Operations of `eager` streams run at
+once. So missing waits show. A copy from memory that is overwritten too early copies the new bytes. A consumer that
+reads a batch without waiting, or a collector that fills a batch that is still read, gets wrong bytes. Memory is filled
+with a pattern when it is allocated and when it is freed.
 """
 
 from __future__ import annotations
