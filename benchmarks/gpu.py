@@ -123,8 +123,8 @@ def compile_cpu_kernels() -> None:
     This takes a while on a new machine; the result is cached on disk.
     """
     progress("compiling the CPU's kernels")
-    case = gpu_collection.Case(0, 2, 2)
-    steps = gpu_collection.Steps(np.zeros(1 << 20, np.uint8), case.schema())
+    case = gpu_collection.CollectCase(0, 2, 2)
+    steps = gpu_collection.HostSteps(np.zeros(1 << 20, np.uint8), case.schema())
     Collector([CollectSource(steps, case.schema(), case.outputs())], 2, reuse=True)(
         steps.draw(np.random.default_rng(0), 2, case.context)
     )
