@@ -96,9 +96,9 @@ def test_steps_that_a_filter_leaves_out_are_not_drawn(rollouts_path: Path) -> No
 
 def test_arguments_of_a_plan(rollouts_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
-    with pytest.raises(InvalidArgumentError, match="host_bytes is -1"):
+    with pytest.raises(InvalidArgumentError, match="host_bytes must be an integer of at least 0, not -1"):
         ds.residency_plan(0, -1)
-    with pytest.raises(InvalidArgumentError, match=r"device_bytes is 1\.5"):
+    with pytest.raises(InvalidArgumentError, match=r"device_bytes must be an integer of at least 0, not 1\.5"):
         ds.residency_plan(1.5, 0)  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match="nothing"):
         ds.residency_plan(0, 0, columns=["nothing"])
