@@ -12,7 +12,7 @@ thread's copy of 1 GiB to 1 GiB, both not in the cache. The data of a shape whos
 times the size of the last-level cache.
 
 `--wait`, `--leak` and `--profile` measure gear-data only. Without `--all` they run without the tables of contenders.
-`--against CHECKOUT` compares this gear-data with that of another checkout of the repository instead of its peers.
+`--against CHECKOUT` compares this gear-data with another checkout of the repository, instead of its peers.
 """
 
 from __future__ import annotations
@@ -292,7 +292,10 @@ def main() -> None:
 
 
 def check_measured(scenarios: Sequence[Mapping[str, Any]]) -> None:
-    """Raises SystemExit if gear-data itself failed: the other figures have nothing to compare with."""
+    """Raises SystemExit if gear-data itself failed.
+
+    The other figures then have nothing to compare with.
+    """
     for scenario in scenarios:
         for row in scenario["contenders"]:
             if row["name"] in (INLINE, THREADS) and "failure" in row:

@@ -1,4 +1,7 @@
-"""Data of a feed benchmark, in a scratch folder, in every form that a contender reads."""
+"""Data of a feed benchmark, in every form that a contender reads.
+
+It lies in a scratch folder.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ class DataStore:
         self._made: dict[tuple[str, bool], Data] = {}
 
     def get(self, family: str, large: bool) -> Data:
-        """Returns the data of a family; raises ContenderError if gear-data cannot convert the source."""
+        """Returns the data of a family.
+
+        Raises ContenderError if gear-data cannot convert the source.
+        """
         key = (family, large)
         if key not in self._made:
             progress(f"making {family} data{', large' if large else ''}")
@@ -109,7 +115,10 @@ class DataStore:
 
 
 def make_source(family: Family, path: Path, seed: int) -> None:
-    """Writes random steps of the family's shape: Parquet of episodes, or D4RL HDF5 for images."""
+    """Writes random steps of the family's shape.
+
+    Images go to D4RL HDF5, other steps to Parquet of episodes.
+    """
     if len(family.observation) == 1:
         write_parquet(synthetic_episodes(family.steps, seed, family.observation[0], family.actions), path)
         return

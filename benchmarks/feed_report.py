@@ -85,7 +85,7 @@ def contender_table(rows: Records) -> str:
 
 
 def contender_notes(tables: Sequence[Records]) -> str:
-    """Returns a line for each contender: its batches, or the reason why it was not measured.
+    """Returns a line for each contender: its batches, or why it failed.
 
     If its notes differ between tables, the line has all of them.
     """
@@ -118,7 +118,10 @@ def wait_table(rows: Records) -> str:
 
 
 def memory_table(rows: Records) -> str:
-    """Returns the table of resident memory, in MiB. Its growth leaves out mapped files."""
+    """Returns the table of resident memory, in MiB.
+
+    The growth leaves out mapped files.
+    """
     marks = list(rows[0]["resident_bytes"])
     cells = []
     for row in rows:

@@ -33,7 +33,10 @@ def check_range(name: str, value: Any, low: int, high: int | None = None) -> Non
 def check_numbers(
     batch_size: Any, context: Any, prefetch: Any, seed: Any, stride: Any, steps: Any, epochs: Any, n_step: Any
 ) -> None:
-    """Raises InvalidArgumentError unless each is in its range, and `steps` or `epochs` is None."""
+    """Raises InvalidArgumentError unless each is in its range.
+
+    At least one of `steps` and `epochs` must be None.
+    """
     check_range("batch_size", batch_size, 1)
     check_range("context", context, 1)
     check_range("prefetch", prefetch, 0)
@@ -99,7 +102,7 @@ def check_backend(backend: str) -> str:
 
 
 def check_sm_budget(sm_budget: float) -> float:
-    """Returns the budget; raises InvalidArgumentError unless it is above 0 and at most 1."""
+    """Returns the budget; raises InvalidArgumentError unless 0 < budget <= 1."""
     if not isinstance(sm_budget, int | float) or not 0 < sm_budget <= 1:
         raise InvalidArgumentError(f"sm_budget is {sm_budget!r}; it must be above 0 and at most 1")
     return sm_budget
@@ -124,7 +127,10 @@ def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, st
 
 
 def check_offsets(offsets: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
-    """Returns column -> (first, last), first < last; raises InvalidArgumentError for anything else."""
+    """Returns column -> (first, last), with first < last.
+
+    Raises InvalidArgumentError for anything else.
+    """
     result = {}
     if offsets is not None and not isinstance(offsets, Mapping):
         raise InvalidArgumentError(f"offsets must map columns to (first, last), not be {offsets!r}")

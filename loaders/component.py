@@ -1,4 +1,4 @@
-"""LoaderComponent: one dataset of a loader, with its windows, its outputs and its normalisation."""
+"""LoaderComponent: one dataset of a loader, its windows and its outputs."""
 
 from __future__ import annotations
 
@@ -173,5 +173,8 @@ def _shared_columns(datasets: Sequence[Dataset]) -> tuple[str, ...]:
 
 
 def _component_seed(seed: int, number: int) -> int:
-    """Returns a separate seed for each dataset of a mixture, because all of them number their slots from 0."""
+    """Returns a separate seed for each dataset of a mixture.
+
+    All datasets number their slots from 0, so one seed would give all of them the same random numbers.
+    """
     return int(cpu.random.word64(np.uint64(seed), cpu.random.DOMAIN_MIXTURE, 0, number, 0))

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """The arguments of a SequenceLoader, checked and resolved; see `SequenceLoader` for those not listed here.
+    """The arguments of a SequenceLoader, checked and resolved.
+
+    `SequenceLoader` describes the attributes that are not listed here.
 
     Attributes:
         rule: the anchors and lengths of windows.
@@ -133,7 +135,7 @@ def resolve_config(
     anchor: str,
     short_windows: bool,
 ) -> LoaderConfig:
-    """Checks the arguments of a SequenceLoader, and resolves defaults that depend on the machine.
+    """Checks the arguments of a SequenceLoader, and resolves defaults.
 
     Raises:
         InvalidArgumentError, UnknownNameError, DeviceError: see `SequenceLoader`.

@@ -15,7 +15,7 @@ OPTIONS = ("columns", "normalize", "preset_options", "sampler")
 
 @dataclass(frozen=True)
 class MixtureComponent:
-    """One dataset of a mixture: its proportion, and the loader's arguments that it replaces."""
+    """One dataset of a mixture: its proportion, and the arguments it replaces."""
 
     dataset: Dataset
     proportion: float
@@ -25,8 +25,8 @@ class MixtureComponent:
 class Mixture:
     """Datasets for one SequenceLoader, in exact proportions.
 
-    After any number of batches, each dataset has had its share of the batches (or of the windows, if the datasets share
-    batches) to within less than one; see `gear_data.selection.turns.Cycle`.
+    After any number of batches, each dataset has had its share of the batches to within less than one. If the datasets
+    share batches, this holds for windows. See `gear_data.selection.turns.Cycle`.
 
     The loader normalises each dataset by the dataset's own statistics. The option
     `preset_options={"return_scale": ...}` gives a dataset its own scale of return-to-go.

@@ -1,4 +1,6 @@
-"""Node-local selection: each node samples only its own shards, so no bytes of a batch go over the network.
+"""Node-local selection: each node samples only its own shards.
+
+No bytes of a batch go over the network.
 
 A `Cycle` deals the slots of all batches to the nodes, in proportion to the weight of each node's shards. So the number
 of rows of each node is the number that one sampler over all nodes gives, to within one row over any number of batches.
@@ -35,7 +37,9 @@ SELECTIONS = ("centralized", "decentralized")
 def check_selection(
     selection: str, dataset: Dataset | Mixture, rank: int | None, world_size: int | None
 ) -> Membership | None:
-    """Returns this process's membership in its run for `decentralized` selection, None for `centralized`.
+    """Returns this process's membership in its run, for `decentralized`.
+
+    Returns None for `centralized`.
 
     Raises:
         UnknownNameError: another selection.
@@ -51,7 +55,7 @@ def check_selection(
         )
     if rank is not None or world_size is not None:
         raise InvalidArgumentError(
-            "with selection='decentralized', rank and world_size are those of the run",
+            "with selection='decentralized', the run gives rank and world_size",
             hint="leave rank and world_size out",
         )
     membership = store_of(dataset).membership
@@ -64,7 +68,9 @@ def check_selection(
 
 
 class NodeLocalSelector:
-    """Selects the windows of one node's slots. `select` returns fewer windows than slots.
+    """Selects the windows of one node's slots.
+
+    `select` returns fewer windows than slots.
 
     Args:
         whole: the selector over all nodes' episodes.

@@ -1,4 +1,4 @@
-"""BatchIterator: a loader's batches in order. Prefetcher: threads that build them ahead of the consumer."""
+"""BatchIterator: a loader's batches in order, and their prefetch threads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class NextStep:
 
 
 class BatchIterator(Iterator[Batch]):
-    """Iterates over a loader's batches, in order. Close it, or its prefetch thread stays alive with it.
+    """Iterates over a loader's batches, in order.
+
+    Close it, or its prefetch thread lives as long as it does.
 
     Args:
         builder: builds the batches.
@@ -111,7 +113,10 @@ class BatchIterator(Iterator[Batch]):
         self.close()
 
     def _start(self) -> None:
-        """Starts at the first batch, not before: a process may be forked between `iter` and `next`."""
+        """Starts the iteration at its first batch.
+
+        It does not start earlier, because a process may be forked between `iter` and `next`.
+        """
         self._started = True
         self._meter.start()
         if self._depth:
@@ -127,7 +132,10 @@ class BatchIterator(Iterator[Batch]):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
-        """Starts no batch in a thread inside the context; gives the first step that is not started."""
+        """Starts no batch in a thread inside the context.
+
+        Gives the first step that is not started.
+        """
         if self._prefetcher is None:
             yield 0
             return
@@ -152,8 +160,8 @@ class Prefetcher(Generic[T]):
     Args:
         make: item number -> item; called from the threads and from `get`.
         count: number of items; None: no end.
-        depth: the most items that are ready, beside those in progress.
-        threads: number of threads beside the consumer.
+        depth: the most items that are ready; items in progress do not count.
+        threads: number of threads; the consumer makes items too.
     """
 
     def __init__(self, make: Callable[[int], T], count: int | None, depth: int, threads: int) -> None:
@@ -176,7 +184,10 @@ class Prefetcher(Generic[T]):
             thread.start()
 
     def _begin(self) -> int | None:
-        """Returns the next item to make, or None if no item may be started. The caller holds the lock."""
+        """Returns the next item to make, or None if no item may be started.
+
+        The caller holds the lock.
+        """
         item = self._begun
         if self._holders or item >= self._taken + self._limit or (self._count is not None and item >= self._count):
             return None

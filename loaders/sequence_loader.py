@@ -1,4 +1,4 @@
-"""SequenceLoader: padded sequence batches of a dataset, as a torch IterableDataset."""
+"""SequenceLoader: padded sequence batches, as a torch IterableDataset."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ _STEPS_KEPT = 1024
 
 
 class SequenceLoader(IterableDataset[Batch]):
-    """Padded sequence batches, the same for any number of ranks and workers and for any prefetch depth.
+    """Padded sequence batches of a dataset.
+
+    The batches are the same for any number of ranks and workers, and for any prefetch depth.
 
     An iteration starts at step 0, or, once, at the step of a loaded state. So a second `for batch in loader` gives the
     same batches in the same order, also with `sampler="shuffle"` and `epochs=1`. For n epochs with an order each, give
@@ -94,9 +96,9 @@ class SequenceLoader(IterableDataset[Batch]):
             None: if `device` is a GPU.
         selection: for a dataset opened with `cluster`. `centralized`: all ranks sample the same global batch, and each
             rank gets its rows. `decentralized`: each node samples only its own shards, so no steps go over the network.
-            The node's number of rows in a batch is its shards' share of all weights (to within one row over any number
-            of batches), and its ranks divide the rows. The windows then depend on the placement, which is part of the
-            state: only the same number of nodes with the same placement can load the state.
+            The node's number of rows in a batch is its shards' share of all weights, to within one row over any number
+            of batches. Its ranks divide the rows. The windows then depend on the placement, which is part of the state:
+            only the same number of nodes with the same placement can load the state.
 
     Raises:
         UnknownNameError: no such preset, sampler or column; the message lists the known ones.
@@ -185,7 +187,7 @@ class SequenceLoader(IterableDataset[Batch]):
         return count, size if slots is None or not count else slots - (count - 1) * size
 
     def __len__(self) -> int:
-        """Returns the number of batches from the first to the end; raises TypeError if there is no end."""
+        """Returns the number of batches; raises TypeError if there is no end."""
         if self._steps is None:
             raise TypeError("this loader has no end; give steps= or epochs=")
         return self._steps
@@ -210,7 +212,10 @@ class SequenceLoader(IterableDataset[Batch]):
         self.__dict__.update(state, _ahead=weakref.WeakSet())
 
     def _shared_state(self) -> SharedResumeState:
-        """Returns the shared state; a forked process that is not a DataLoader's worker gets its own."""
+        """Returns the shared state.
+
+        A forked process that is not a DataLoader's worker gets its own.
+        """
         if not self._shared.reaches(get_worker_info()):
             self._shared = SharedResumeState(self._position.next_step if self._loaded else None)
         return self._shared
@@ -227,7 +232,9 @@ class SequenceLoader(IterableDataset[Batch]):
         return RankRows(self.batch_size, self._steps, self._last_rows, *self._rank_and_world_size())
 
     def windows(self, step: int) -> dict[str, npt.NDArray[np.int64]]:
-        """Returns the windows of a step's global batch; with `decentralized` selection, those of this node.
+        """Returns the windows of a step's global batch.
+
+        With `decentralized` selection, it returns the windows of this node.
 
         Returns:
             int64 [B] each: `dataset` (0, or its number in a mixture), `episode_id`, `start` (first step in the episode)
@@ -329,7 +336,9 @@ class SequenceLoader(IterableDataset[Batch]):
         return first_step
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the iteration: the next step, the facts it depends on, and changed weights.
+        """Returns the state of the iteration: the next step, and changed weights.
+
+        It also has the facts on which the meaning of the step depends.
 
         The state is JSON-able, and valid for any number of ranks and workers. A state that torchdata's
         StatefulDataLoader saves inside a DataLoader's worker has the worker's own next step; only that worker loads it.
@@ -396,7 +405,9 @@ class SequenceLoader(IterableDataset[Batch]):
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Returns counts and rates since the loader was made; see `gear_data.loaders.metrics.Meter.result`.
+        """Returns counts and rates since the loader was made.
+
+        See `gear_data.loaders.metrics.Meter.result`.
 
         With a `Weighted` sampler they include `effective_sample_size` and `raised_weights`, lists for a mixture.
         """

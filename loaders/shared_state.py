@@ -1,4 +1,4 @@
-"""SharedResumeState: integers that a loader shares with its copies in DataLoader workers."""
+"""SharedResumeState: integers that a loader shares with its workers' copies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SharedResumeState:
             self.load(step)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Only a process that is being spawned shares the memory; other copies get memory of their own.
+        # Only a process that is being spawned shares the memory; other copies get separate memory.
         if get_spawning_popen() is not None:
             return self.__dict__
         return {"step": self._cells[_STEP] if self._cells[_TAKER] == _NEXT_PASS else None, "used": self.used}
@@ -53,7 +53,10 @@ class SharedResumeState:
             self._cells[_USED] = state["used"]
 
     def reaches(self, worker: WorkerInfo | None) -> bool:
-        """Returns whether this process made the memory, or is a DataLoader worker of the process that made it."""
+        """Returns whether this process shares the memory.
+
+        It does if it made the memory, or if it is a DataLoader worker of the process that did.
+        """
         if worker is None:
             return os.getpid() == self._process
         parent = multiprocessing.parent_process()
@@ -67,7 +70,10 @@ class SharedResumeState:
         self._cells[_USED] = 0
 
     def take(self, worker: WorkerInfo | None) -> int:
-        """Returns the first step of a pass, here or in a worker: the loaded step for one pass, else 0."""
+        """Returns the first step of a pass, here or in a worker.
+
+        It is the loaded step for one pass, else 0.
+        """
         cells = self._cells
         cells[_USED] = worker is not None
         if worker is None:
@@ -92,6 +98,6 @@ class SharedResumeState:
 
 
 def worker_place() -> dict[str, list[int]]:
-    """Returns {"worker": [number, count]} in a DataLoader's worker, else an empty dict."""
+    """Returns {"worker": [number, count]} in a DataLoader's worker, else {}."""
     worker = get_worker_info()
     return {} if worker is None else {"worker": [worker.id, worker.num_workers]}

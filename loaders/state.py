@@ -55,7 +55,7 @@ def check_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[
 
 
 def position_unknown() -> StateMismatchError:
-    """Returns the error for the state of a loader whose copies in DataLoader workers iterated."""
+    """Returns the error for a state when DataLoader workers iterated."""
     return StateMismatchError(
         "a DataLoader's workers iterated this loader, and it does not know their position",
         hint="save the state of torchdata's StatefulDataLoader; or take this state before iterating, count "

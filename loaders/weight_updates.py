@@ -1,4 +1,4 @@
-"""Weight updates: checks, and the agreement of all ranks on one update and its first step."""
+"""Weight updates: checks, and the agreement of all ranks."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class WindowSource(Protocol):
         """Samples the windows of the batch `step`, which has `count` slots."""
 
     def turn(self, step: int) -> tuple[int | None, int]:
-        """Returns the dataset of a step's batch, and the step at which the batch asks the dataset's selector.
+        """Returns the dataset of a step's batch, and its selector's step.
 
         The dataset is None if the batch has windows of several datasets.
         """
@@ -31,13 +31,22 @@ class WindowSource(Protocol):
         """Converts a step of the loader to a step of one dataset's selector."""
 
     def step_of(self, dataset: int, own_step: int) -> int:
-        """Returns the first step of the loader at which a dataset's selector is at `own_step` or later."""
+        """Returns the first step at which a dataset's selector is at `own_step`.
+
+        The selector may also be past `own_step`.
+        """
 
     def epoch_slots(self, epochs: int) -> int | None:
-        """Returns the exact number of windows in `epochs` epochs, or None if epochs have no exact end."""
+        """Returns the exact number of windows in `epochs` epochs.
+
+        Returns None if epochs have no exact end.
+        """
 
     def identity(self) -> dict[str, Any]:
-        """Returns, JSON-able, the facts on which the windows depend beside the seed and the datasets."""
+        """Returns the facts on which the windows depend, JSON-able.
+
+        The seed and the datasets are not among them.
+        """
 
 
 class SingleSource:
@@ -98,7 +107,10 @@ class AlternatingMixture:
 
 
 class InterleavedMixture:
-    """A mixture in which every batch has windows of all datasets: the datasets take turns window by window."""
+    """A mixture in which every batch has windows of all datasets.
+
+    The datasets take turns window by window.
+    """
 
     def __init__(self, selectors: tuple[Selector, ...], cycle: Cycle) -> None:
         self._selectors = selectors

@@ -1,4 +1,4 @@
-"""Converts a source once for all: to a gear-data dataset, and from that to a folder of arrays for the peers.
+"""Converts a source to a gear-data dataset, and to arrays for the peers.
 
 The arrays are one .npy file a column, [N, *shape], with rewards and return-to-go as [N, 1], and `lengths` and
 `terminated` of the episodes. They are written episode by episode: the steps are never in memory twice.

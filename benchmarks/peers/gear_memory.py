@@ -1,4 +1,4 @@
-"""Resident memory of a process after it has drawn 10^3, 10^4, ... batches of gear-data.
+"""Resident memory of a process after 10^3, 10^4, ... batches of gear-data.
 
 Anonymous memory is memory that the process allocated. Resident memory also has the mapped files' pages: they come when
 they are first read, and the system may take them back. Linux only.

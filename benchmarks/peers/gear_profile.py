@@ -58,7 +58,10 @@ class Clock:
 
 
 def clock_costs() -> tuple[float, float]:
-    """Returns the seconds that a clock adds to its own count, and to its caller, in one call."""
+    """Returns the seconds that a clock adds in one call.
+
+    The first is the part in the clock's own count, the second the caller's whole cost.
+    """
 
     def nothing() -> None:
         pass
@@ -76,7 +79,10 @@ def clock_costs() -> tuple[float, float]:
 
 @contextmanager
 def clocks_on(places: dict[str, tuple[Any, str]]) -> Iterator[dict[str, Clock]]:
-    """Puts a clock around each function, given by its owner and name; removes the clocks at the end."""
+    """Puts a clock around each function, given by its owner and name.
+
+    Removes the clocks at the end.
+    """
     clocks = {name: Clock() for name in places}
     originals = {name: getattr(owner, attribute) for name, (owner, attribute) in places.items()}
     for name, (owner, attribute) in places.items():
@@ -89,7 +95,10 @@ def clocks_on(places: dict[str, tuple[Any, str]]) -> Iterator[dict[str, Clock]]:
 
 
 def draw(batches: Iterator[dict[str, torch.Tensor]], seconds: float) -> tuple[int, float, dict[str, torch.Tensor]]:
-    """Draws batches for `seconds`; returns their number, the elapsed seconds and the last batch."""
+    """Draws batches for `seconds`.
+
+    Returns their number, the elapsed seconds and the last batch.
+    """
     count, start = 0, time.perf_counter()
     now = start
     while now < start + seconds:

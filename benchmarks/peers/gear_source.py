@@ -8,7 +8,10 @@ import gear_data
 
 
 def open_loader(args: argparse.Namespace, prefetch: int) -> gear_data.SequenceLoader:
-    """Returns a loader of uniform windows in the contract's preset; `raw` delivers observations and actions."""
+    """Returns a loader of uniform windows in the contract's preset.
+
+    `raw` delivers observations and actions.
+    """
     return gear_data.SequenceLoader(
         gear_data.open(args.data),
         batch_size=args.batch_size,

@@ -1,4 +1,6 @@
-"""Time that a trainer waits for gear-data's loader, with prefetch threads and steps of 5 ms.
+"""Time that a trainer waits for gear-data's loader.
+
+The loader has a prefetch thread, and a step takes 5 ms.
 
 There are three kinds of step. `sleep` sleeps, like the Python thread of a GPU trainer until the device is done.
 `matmul` keeps one core busy without the interpreter lock, like a CPU trainer. `python` holds the interpreter lock; a

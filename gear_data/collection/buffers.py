@@ -23,8 +23,8 @@ IDLE_BUFFERS = 8
 class _Memory(np.ndarray[Any, Any]):
     """The memory of a buffer: uint8 [size], aligned to `ALIGNMENT`.
 
-    A class of its own, because NumPy skips bases of one class: a view of a lease would else have the owner of the
-    memory as its base, and not keep the lease alive.
+    It is a separate class, because NumPy skips bases of one class. Without it, a view of a lease would have the owner
+    of the memory as its base, and would not keep the lease alive.
     """
 
 
@@ -42,12 +42,14 @@ class _Lease(np.ndarray[Any, Any]):
 
 
 class BufferPool(Generic[T]):
-    """Buffers of one size, last in first out: the buffer used last is still in the cache.
+    """Buffers of one size, last in first out.
+
+    The buffer used last is still in the cache.
 
     Args:
         size: bytes of a buffer.
         describe: called once for each new buffer with its memory, uint8 [size]. Every lease comes with the result.
-        reuse: False gives every lease memory of its own, for batches that other processes receive.
+        reuse: False gives every lease new memory, for batches that other processes receive.
     """
 
     def __init__(self, size: int, describe: Callable[[npt.NDArray[np.uint8]], T], *, reuse: bool) -> None:
@@ -83,7 +85,9 @@ class BufferPool(Generic[T]):
 
 
 def pooled_memory(leased: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-    """Returns the whole buffer behind a lease: the same array for every lease of the buffer.
+    """Returns the whole buffer behind a lease.
+
+    It is the same array for every lease of the buffer.
 
     Returns None if the pool does not use the memory again.
     """

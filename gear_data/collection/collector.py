@@ -23,7 +23,10 @@ _IN_ORDER: Int64Array = np.empty(0, np.int64)
 
 @dataclass(slots=True)  # not frozen: see Windows
 class CollectedBatch:
-    """A batch: key -> array [B, width, *shape], and its bytes with and without padding."""
+    """A batch: key -> array [B, width, *shape], and its sizes in bytes.
+
+    `padded_bytes` include padding, `valid_bytes` do not.
+    """
 
     arrays: dict[str, npt.NDArray[Any]]
     padded_bytes: int
@@ -71,7 +74,10 @@ class Collector:
         return CollectedBatch(arrays, rows * self._plan.row_bytes, valid_bytes)
 
     def _read_joined(self, windows: Windows, source: Int64Array, buffers: OutputBuffers) -> int:
-        """Reads row i from dataset number source[i] (int64 [B]), and returns the bytes of valid steps."""
+        """Reads row i from dataset number source[i]; returns the valid bytes.
+
+        `source` is int64 [B].
+        """
         valid_bytes = 0
         for number in np.unique(source).tolist():
             rows = np.flatnonzero(source == number)

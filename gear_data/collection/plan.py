@@ -1,4 +1,4 @@
-"""BatchPlan: outputs as numbers for the collecting kernels, and the layout of a batch in its buffer."""
+"""BatchPlan: outputs as numbers for the kernels, and the layout of a batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _AFFINE_ELEMENTS = 1024
 
 @dataclass(frozen=True)
 class CollectSource:
-    """One dataset of a batch: the reader of its steps, its columns, and the outputs made of them."""
+    """One dataset of a batch: its reader, its columns and its outputs."""
 
     reader: ColumnReader
     schema: Schema
@@ -62,7 +62,7 @@ class ArrayLayout:
 
 
 class BatchPlan:
-    """The plan by which kernels fill batches of given outputs, and the layout of a buffer.
+    """The plan by which kernels fill batches, and the layout of a buffer.
 
     Args:
         sources: one for each dataset. Their outputs have the same keys, widths, shapes and dtypes (`check_alike`).
@@ -117,7 +117,7 @@ class BatchPlan:
         return plan
 
     def _fill_steps(self, record: Any, output: Output, source: CollectSource) -> None:
-        """Fills the fields that every kind of output has: the wanted steps, and the padding."""
+        """Fills the fields of every kind of output: the steps, and the padding."""
         record["out_bytes"] = output.step_bytes
         record["first"], record["width"], record["pad_left"] = output.first, output.width, output.pad_left
         record["within"], record["shift"] = output.within_window, output.shift
@@ -128,7 +128,10 @@ class BatchPlan:
             record["finals"] = source.reader.final_address(final_column)
 
     def _fill_column(self, record: Any, output: Output, schema: Schema) -> None:
-        """Fills the fields of an output that reads a column: copied, converted, or summed with discounts."""
+        """Fills the fields of an output that reads a column.
+
+        The kernel copies, converts, or sums the column with discounts.
+        """
         spec = schema[output.source]
         record["column"] = schema.index(output.source)
         record["source_bytes"] = spec.row_bytes

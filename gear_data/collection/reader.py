@@ -1,4 +1,4 @@
-"""ColumnReader: the interface between a batch and the memory that holds the columns."""
+"""ColumnReader: the interface between a batch and the columns' memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from gear_data.selection.windows import Int64Array, Windows
 
 @dataclass(slots=True)  # not frozen: see Windows
 class OutputBuffers:
-    """The memory that a reader fills, and the plan it follows: see `gear_data.kernels.cpu.collect.collect`.
+    """The memory that a reader fills, and the plan it follows.
+
+    See `gear_data.kernels.cpu.collect.collect`.
 
     Attributes:
         plan: OUTPUT_PLAN [outputs], see `gear_data.kernels.output_plan`.

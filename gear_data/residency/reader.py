@@ -1,4 +1,7 @@
-"""ShardReader: reads windows from shards that this process has mapped, for any residency."""
+"""ShardReader: reads windows from shards that this process has mapped.
+
+It serves any residency.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ RATES = Rates()
 
 
 def choose_backend(outputs: Sequence[tuple[int, int]], rows: int, residency: str, rates: Rates = RATES) -> str:
-    """Returns the backend that is expected to be faster: `cpu` or `cuda`. A pure function.
+    """Returns the backend that is expected to be faster: `cpu` or `cuda`.
+
+    A pure function.
 
     The estimate includes the copy to the device's memory. Choosing by a metric of the workload is an idea of Quiver
     (Tan et al., 2023, arXiv 2305.10863).
@@ -150,7 +152,9 @@ class BuilderFactory:
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
         *, most_rows: int, at_once: int, keep: int, in_worker: bool,
     ) -> BatchBuilder:  # fmt: skip
-        """Makes a builder. A DataLoader's worker builds on the CPU, in memory that it passes on.
+        """Makes a builder.
+
+        A DataLoader's worker builds on the CPU, in memory that it passes on.
 
         Args:
             components, source, rows, postprocess, most_rows, at_once: see `CpuBatchBuilder`.

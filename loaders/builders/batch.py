@@ -40,7 +40,10 @@ class BuiltBatch:
 
 
 class BatchBuilder(Protocol):
-    """Builds this rank's rows of the batch of any step. Safe to call from several threads."""
+    """Builds this rank's rows of the batch of any step.
+
+    Safe to call from several threads.
+    """
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Builds the batches of these steps."""

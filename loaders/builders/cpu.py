@@ -1,4 +1,4 @@
-"""CpuBatchBuilder: builds batches in this machine's memory, with the CPU's kernels."""
+"""CpuBatchBuilder: builds batches in this machine's memory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ class CpuBatchBuilder:
         return windows[first:last]
 
     def _build_together(self, steps: Sequence[int]) -> list[BuiltBatch]:
-        """Builds batches with one read, if they are of one dataset and of one number of rows.
+        """Builds batches with one read.
+
+        The batches must be of one dataset and of one number of rows; else each is built separately.
 
         The kernel then runs longer without the interpreter lock, and other nodes get one request for all batches.
         """

@@ -60,8 +60,8 @@ class DeferredWindows:
 class DeviceBatchBuilder:
     """Builds batches on a CUDA device: see `BatchBuilder`.
 
-    Tensors lie in the memory that the kernel fills. The builder uses the memory again when the last tensor is gone, and
-    when the consumer's stream has passed the point at which the consumer took the next batch.
+    Tensors lie in the memory that the kernel fills. The builder uses the memory again after two events: the last tensor
+    is gone, and the consumer's stream has passed the point at which the consumer took the next batch.
 
     Args:
         components: the loader's datasets.
@@ -122,7 +122,10 @@ class DeviceBatchBuilder:
         return self._collect(steps)
 
     def _deferred(self, step: int) -> DeferredWindows | None:
-        """Returns the windows of a step that the device can sample, or None if the CPU has to sample them."""
+        """Returns the windows of a step, for the device to sample.
+
+        Returns None if the CPU has to sample them.
+        """
         dataset, own_step = self.source.turn(step)
         sampler = None if dataset is None else self.collectors[dataset].sampler
         if dataset is None or sampler is None:
@@ -202,7 +205,10 @@ class DeviceBatchBuilder:
         return batches
 
     def _deliver(self, collector: DeviceCollector, collected: Any, on_device: frozenset[str], batch: Batch) -> Batch:
-        """Makes the consumer's stream wait for the batch, and copies tensors of the CPU to the device."""
+        """Makes the consumer's stream wait for the batch.
+
+        Copies the tensors that the CPU made to the device.
+        """
         collector.hand_over(collected, torch.cuda.current_stream(self._device).cuda_stream)
         # The CPU makes some tensors, for example with decoders.
         others = {key: value for key, value in batch.items() if key not in on_device}
@@ -210,7 +216,10 @@ class DeviceBatchBuilder:
 
 
 def staging_reader(reader: ColumnReader) -> StagingReader | None:
-    """Returns the reader that stages rows for a GPU's kernels, or None if the CPU has to collect them."""
+    """Returns the reader that stages rows for a GPU's kernels.
+
+    Returns None if the CPU has to collect them.
+    """
     if isinstance(reader, ClusterReader):
         return reader.staging()
     return reader if isinstance(reader, ShardReader) else None

@@ -1,4 +1,7 @@
-"""Numbers that come with the windows of a batch: counts, probabilities, weight versions, datasets."""
+"""Numbers that come with the windows of a batch.
+
+They are counts of valid steps, probabilities, versions of weights, and numbers of datasets.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ WindowFacts = dict[str, npt.NDArray[np.int64] | npt.NDArray[np.float64]]
 
 
 class SourceFacts:
-    """The numbers that say from which dataset, and by which weights, each window was sampled.
+    """The dataset, and the version of the weights, of each window.
 
     Args:
         components: the loader's datasets.
@@ -52,11 +55,17 @@ class SourceFacts:
         return facts
 
     def counts(self, facts: WindowFacts) -> Int64Array | None:
-        """Returns the windows of each dataset of a mixture, int64 [datasets]; None without a mixture."""
+        """Returns the windows of each dataset, int64 [datasets].
+
+        Returns None without a mixture.
+        """
         return np.bincount(facts["source"], minlength=self._datasets) if self._datasets > 1 else None
 
     def _versions(self, step: int, source: int | Int64Array, rows: int) -> Int64Array:
-        """Returns int64 [B], the number of weight updates that held for each window; 0 for datasets without weights."""
+        """Returns the number of weight updates that held for each window.
+
+        The result is int64 [B], with 0 for datasets without weights.
+        """
         own_step = self._source.turn(step)[1]
         versions = np.zeros(rows, np.int64)
         for number, selector in self._weighted.items():
@@ -67,7 +76,7 @@ class SourceFacts:
 
 
 def sampled_facts(windows: Windows) -> WindowFacts:
-    """Returns the numbers that come from sampling: `valid_count`, and `probability` of weighted windows."""
+    """Returns `valid_count`, and for weighted windows `probability`."""
     if windows.probability is None:
         return {"valid_count": windows.length}
     return {"valid_count": windows.length, "probability": windows.probability}

@@ -20,7 +20,9 @@ def concatenated(windows: Sequence[Windows]) -> Windows:
 
 
 def are_alike(windows: Sequence[Windows]) -> bool:
-    """Whether batches can be collected in one read: all of one dataset, and of one number of rows.
+    """Returns whether one read can collect the batches.
+
+    They must be of one dataset, and of one number of rows.
 
     A short last batch is collected separately: this rank may have another number of rows in it.
     """

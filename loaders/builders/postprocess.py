@@ -37,7 +37,9 @@ class PostprocessConfig:
 
 
 class Postprocessor:
-    """Adds decoded columns, and applies the preset's postprocessing, half precision and the user's transform.
+    """Decodes columns, and applies the preset's postprocessing and `transform`.
+
+    It also applies half precision to batches that a preset postprocesses.
 
     Args:
         components: the loader's datasets.

@@ -26,7 +26,10 @@ def to_device(batch: Batch, device: torch.device, *, pin: bool) -> Batch:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Applies `change` to every tensor in a value of a batch. Lists of text stay unchanged."""
+    """Applies `change` to every tensor in a value of a batch.
+
+    Lists of text stay unchanged.
+    """
     if isinstance(value, torch.Tensor):
         return change(value)
     return [map_tensors(each, change) for each in value] if isinstance(value, list) else value

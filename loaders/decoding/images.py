@@ -1,4 +1,7 @@
-"""Decoders: what makes tensors of text and of encoded images."""
+"""Decoders: callables that turn text or encoded images into tensors.
+
+`ImageDecoder` is the decoder for images.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from PIL import Image
 from gear_data.common.images import CHANNELS, DECODE_ERRORS
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnsupportedColumnError
 
-#: Called with the texts (str) or bytes of all valid steps of a batch, one after another, by one thread at a time. Gives
-#: one thing a step: an array [n, ...], a list of n numbers or arrays, or a mapping of names to such, as HuggingFace's
-#: tokenizers do. A `GearError` that it raises with a `row`, a place in that list, is raised with the episode and step.
+#: Called by one thread at a time with the texts (str) or bytes of all valid steps of a batch. Returns one value for
+#: each step: an array [n, ...], a list of n numbers or arrays, or a mapping of names to such, as HuggingFace's
+#: tokenizers do. It may raise a `GearError` with a `row`, an index of the list; the message then names the step.
 Decoder = Callable[[list[Any]], Any]
 
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -24,23 +27,24 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "channels": ("first", "last"),
     "mode": ("RGB", "L", None),
 }
-#: Pillow's modes of 8 bits a channel; any can become RGB or L. The others would be cut to 8 bits.
-_READ = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+#: Pillow's modes of 8 bits a channel, which can become RGB or L. Other modes would lose bits.
+_READABLE_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Decodes images of any format that Pillow reads. Can be pickled.
+    """Decodes images of any format that Pillow reads. Picklable.
 
     Attributes:
         dtype: `uint8`, or `float32` from 0 to 1.
         channels: `first`: [n, C, H, W]; `last`: [n, H, W, C].
-        mode: `RGB` (C = 3) or `L` (grey, C = 1), to which images are converted. None: as they are, all alike.
-        size: (H, W) that images are scaled to, by Pillow's bilinear filter; JPEGs that are much larger are decoded at a
-            half, a quarter or an eighth of their size first. None: as they are, all alike.
+        mode: `RGB` (C = 3) or `L` (grey, C = 1), to which images are converted. None keeps the images' mode, which must
+            be the same for all.
+        size: (H, W) to which images are scaled by Pillow's bilinear filter. Much larger JPEGs are first decoded at a
+            half, a quarter or an eighth of their size. None keeps the images' size, which must be the same for all.
 
     Raises:
-        InvalidArgumentError: an attribute is none of these.
+        InvalidArgumentError: an attribute has another value.
     """
 
     dtype: str = "uint8"
@@ -62,39 +66,40 @@ class ImageDecoder:
             raise InvalidArgumentError(f"ImageDecoder: size must be (height, width), not {self.size!r}")
 
     def __call__(self, images: Sequence[bytes]) -> npt.NDArray[Any]:
-        """uint8 or float32 [n, C, H, W] or [n, H, W, C]. For each error, `row` is the image's place among `images`.
+        """Returns uint8 or float32 [n, C, H, W] or [n, H, W, C].
 
         Raises:
-            CorruptSourceError: not an image, or a damaged one.
-            UnsupportedColumnError: an image of more than 8 bits a channel, or with `mode=None` one of a palette.
-            InvalidArgumentError: images of unlike size or channels, or text.
+            CorruptSourceError: the bytes are not an image, or the image is damaged.
+            UnsupportedColumnError: an image has more than 8 bits a channel, or `mode=None` and the image has a palette.
+            InvalidArgumentError: images differ in size or channels, or an item is text. In each error, `row` is the
+                index of the image.
         """
         whole = np.empty(0, np.uint8)
         for row, encoded in enumerate(images):
             if not isinstance(encoded, bytes):
-                raise InvalidArgumentError(f"images are bytes, not {type(encoded).__name__}", row=row)
+                raise InvalidArgumentError(f"images must be bytes, not {type(encoded).__name__}", row=row)
             image = self._decode(encoded, row)
             if row == 0:
                 whole = np.empty((len(images), *image.shape), np.uint8)
             if image.shape != whole.shape[1:]:
                 raise InvalidArgumentError(
-                    f"an image is {_shown(image.shape, self)}, where the first of its batch is "
-                    f"{_shown(whole.shape[1:], self)}",
+                    f"an image is {_described(image.shape, self)}, where the first of its batch is "
+                    f"{_described(whole.shape[1:], self)}",
                     row=row,
-                    hint="ImageDecoder(size=(height, width)) scales them; mode='RGB' makes channels alike",
+                    hint="ImageDecoder(size=(height, width)) scales them; mode='RGB' makes channels equal",
                 )
             whole[row] = image
         return np.divide(whole, np.float32(255)) if self.dtype == "float32" else whole
 
     def _decode(self, encoded: bytes, row: int) -> npt.NDArray[np.uint8]:
-        """[C, H, W] or [H, W, C]."""
+        """Decodes an image to [C, H, W] or [H, W, C]."""
         try:
             with Image.open(io.BytesIO(encoded)) as image:
-                if image.mode not in (CHANNELS if self.mode is None else _READ):
+                if image.mode not in (CHANNELS if self.mode is None else _READABLE_MODES):
                     raise UnsupportedColumnError(
                         f"an image of Pillow's mode '{image.mode}' cannot become {self.mode or 'uint8 as it is'}",
                         row=row,
-                        hint="decode such images with a callable of your own",
+                        hint="decode such images with your own callable",
                     )
                 if self.size is not None:
                     image.draft(self.mode, self.size[::-1])
@@ -105,11 +110,11 @@ class ImageDecoder:
         except UnsupportedColumnError:
             raise
         except DECODE_ERRORS as error:
-            raise CorruptSourceError(f"{len(encoded)} bytes that are no image: {error}", row=row) from error
+            raise CorruptSourceError(f"{len(encoded)} bytes are not an image: {error}", row=row) from error
         array = array.reshape(*array.shape[:2], -1)
         return array.transpose(2, 0, 1) if self.channels == "first" else array
 
 
-def _shown(shape: tuple[int, ...], decoder: ImageDecoder) -> str:
+def _described(shape: tuple[int, ...], decoder: ImageDecoder) -> str:
     channels, height, width = shape if decoder.channels == "first" else (shape[2], *shape[:2])
     return f"{height} x {width} with {channels} channels"

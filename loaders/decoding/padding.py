@@ -109,7 +109,10 @@ def _from_arrays(value: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | Non
 
 
 def _ragged(flat: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pads sequences, which lie one after another in `flat`, to [n, longest, ...]; returns them and their lengths."""
+    """Pads sequences to [n, longest, ...]; returns them and their lengths.
+
+    The sequences lie one after another in `flat`.
+    """
     longest = int(lengths.max())
     result = flat.new_zeros((len(lengths), longest, *flat.shape[1:]))
     result[torch.arange(longest) < lengths[:, None]] = flat

@@ -1,4 +1,4 @@
-"""Columns of text and encoded bytes in a batch: as lists, or as the tensors of a decoder."""
+"""Columns of text and encoded bytes, as lists or as a decoder's tensors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def check_joined(components: Sequence[LoaderComponent]) -> None:
 
 
 class VariableColumns:
-    """Adds columns of text and encoded bytes to batches. Safe to call from several threads.
+    """Adds columns of text and encoded bytes to batches.
+
+    Safe to call from several threads.
 
     Args:
         components: the loader's datasets.
@@ -135,7 +137,10 @@ class VariableColumns:
         return [values[first:last] for first, last in zip((ends - windows.length).tolist(), ends.tolist(), strict=True)]
 
     def _decode(self, column: str, values: list[Any], windows: Windows) -> Any:
-        """Calls a column's decoder. An error that names a row is raised with the row's episode and step."""
+        """Calls a column's decoder.
+
+        If the decoder raises an error with a row, the error is raised with the row's episode and step.
+        """
         try:
             with self._decoding:
                 return self._decoders[column](values)

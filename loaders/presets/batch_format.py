@@ -1,11 +1,16 @@
-"""Batch conventions as values: every way in which published loaders differ is a field of one frozen dataclass.
+"""Batch formats as values of one frozen dataclass.
 
-Sources, read in 2026 (facts only; no code is taken over): `decision_transformer`: the data collator of HuggingFace's
-"Train your first Decision Transformer" (2022). `corl`: `algorithms/offline/dt.py` of tinkoff-ai/CORL. `d3rlpy`:
-`dataset/trajectory_slicers.py`, `dataset/mini_batch.py` and `torch_utility.py` of takuseno/d3rlpy 2.8. `jat`:
-`jat/processing_jat.py` and `scripts/train_jat.py` of huggingface/jat. `lerobot`: `LeRobotDataset` of
-huggingface/lerobot with `delta_timestamps`. `gato`: Reed et al., "A Generalist Agent" (2022), sections 2.1 to 2.3 and
-appendix B; a sample at a time and padded on the left as in ManifoldRG/NEKO, vocabulary as in huggingface/jat's `gato`.
+Every way in which published loaders differ is a field.
+
+Sources, read in 2026 (facts only; no code is copied):
+
+- `decision_transformer`: the data collator of HuggingFace's "Train your first Decision Transformer" (2022).
+- `corl`: `algorithms/offline/dt.py` of tinkoff-ai/CORL.
+- `d3rlpy`: `dataset/trajectory_slicers.py`, `dataset/mini_batch.py` and `torch_utility.py` of takuseno/d3rlpy 2.8.
+- `jat`: `jat/processing_jat.py` and `scripts/train_jat.py` of huggingface/jat.
+- `lerobot`: `LeRobotDataset` of huggingface/lerobot with `delta_timestamps`.
+- `gato`: Reed et al., "A Generalist Agent" (2022), sections 2.1 to 2.3 and appendix B; one sample at a time, padded on
+  the left as in ManifoldRG/NEKO; vocabulary as in huggingface/jat's `gato`.
 """
 
 from __future__ import annotations
@@ -34,16 +39,20 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Tokens:
-    """How a batch becomes Gato's tokens; see `gear_data.loaders.presets.gato`.
+    """The vocabulary and form of Gato's tokens; see `gear_data.loaders.presets.gato`.
 
     Attributes:
-        bins: uniform bins of continuous values; discrete values are 0 to bins - 1.
-        mu, max_value: of the mu-law sign(x) log(|x| mu + 1) / log(max_value mu + 1), which is cut off to [-1, 1].
-        companded: roles whose continuous values go through the mu-law; the others are cut off to [-1, 1] as they are.
-        first: the token of the first bin. Discrete values are tokens themselves.
-        separator: the token between observations and actions.
-        ragged: True: lists of B, each sample of its own length, without padding. False: tensors, padded.
-        padding: the token of padding, where not ragged.
+        bins: number of uniform bins for continuous values. Discrete values are 0 to bins - 1.
+        mu, max_value: parameters of the mu-law sign(x) log(|x| mu + 1) / log(max_value mu + 1), clipped to [-1, 1].
+        companded: roles whose continuous values go through the mu-law. Values of other roles are only clipped to
+            [-1, 1].
+        first: token of the first bin. A discrete value is its own token.
+        separator: token between observations and actions.
+        ragged: True gives lists of B samples without padding, each of its own length. False gives padded tensors.
+        padding: token of padding, if not ragged.
+
+    Raises:
+        InvalidArgumentError: fewer than 2 bins, or `mu` or `max_value` is not positive.
     """
 
     bins: int = 1024
@@ -62,42 +71,46 @@ class Tokens:
 
 @dataclass(frozen=True)
 class BatchFormat:
-    """A batch convention: what the keys are, and what stands where. B windows, K = context.
+    """The keys of a batch, and the contents of each key. B windows, K = context.
 
-    Its own columns are those that `required_columns` and `roles` name. A column that a request adds is in its own
-    dtype, under its own name, on the same side, padded with zeros (or as `padding` says).
+    The format's own columns are named in `required_columns` and `roles`. A requested column beyond them keeps
+    its dtype and its name. Its padding is on the same side, and is zero (or as `padding` says).
 
     Attributes:
-        name: for messages and records.
-        required_columns: columns without which there is no such batch; first in the batch.
-        roles: every column of these roles belongs to it too (see `gear_data.schema.Role`). None: every column of the
-            dataset does, and a request's `columns` chooses among them instead of adding to them.
-        keys: column -> its key in the batch.
-        source_names: columns that `keys` leaves out go by the names they had in the source.
-        sequences: roles whose columns are sequences; the others are the window's first step alone, [B, *shape], unless
-            the request gives them offsets. None: all are.
-        previous_step_columns: columns of which each step has the value of the step before it, and an
-            episode's first step zero.
-        side: where padding stands: `left` or `right`. Columns with offsets have each step at its own place.
-        padding: what it holds: `fill`, the `first` valid step, or the nearest (`edge`).
-        fill: column -> number in padding, 0 where not named.
-        normalize_padding: whether `fill` is normalised as a valid value is; else the batch holds it as it is.
-        std_epsilon: added to the standard deviation in normalising.
+        name: name in messages and records.
+        required_columns: columns that every dataset must have; first in the batch.
+        roles: all columns of these roles are the format's own too (see `gear_data.schema.Role`). None: all columns of
+            the dataset are, and a request's `columns` selects among them instead of adding to them.
+        keys: column -> key in the batch.
+        source_names: True gives columns without an entry in `keys` the names that they had in the source.
+        sequences: roles whose columns are sequences. Columns of other roles have only the window's first step,
+            [B, *shape], unless the request gives them offsets. None: all columns are sequences.
+        previous_step_columns: columns in which each step has the value of the step before; the first step of an episode
+            has zero.
+        side: side of the padding: `left` or `right`. Columns with offsets have each step at its own position.
+        padding: contents of the padding: `fill`, the `first` valid step, or the nearest valid step (`edge`).
+        fill: column -> number in padding; 0 for other columns.
+        normalize_padding: True normalises `fill` like a value. False leaves it as it is.
+        std_epsilon: added to the standard deviation before dividing by it.
         return_scale: factor of `returns_to_go`, after normalising.
-        dtype: of its own float columns; None leaves them as they are.
-        cast_integers: whether its own columns of integers and booleans get `dtype` too.
-        vectors: whether its own columns of more than one axis a step (images) are refused.
-        unsqueeze_last: columns of which a scalar a step becomes [B, K, 1].
-        mask_key: [B, K], which steps are valid; None: there is no such key, and each sequence has a mask of its own.
-        mask_dtype: of `mask_key`. Masks of single columns are bool.
-        mask_valid: what masks hold at valid steps; padding has the other.
-        column_mask: name of a single column's mask; `{column}` and `{key}` stand for its names.
-        timesteps_key: [B, K], numbers of the steps; None: there is no such key.
-        timesteps_dtype: of it.
+        dtype: dtype of the format's own float columns; None keeps their dtypes.
+        cast_integers: whether the format's own columns of integers and booleans get `dtype` too.
+        vectors: True refuses own columns with more than one axis in a step (images).
+        unsqueeze_last: columns whose scalar steps become [B, K, 1].
+        mask_key: key of the mask [B, K] of valid steps. None: there is no such key, and each sequence has its own mask.
+        mask_dtype: dtype of `mask_key`. Masks of single columns are bool.
+        mask_valid: value of masks at valid steps; padding has the other value.
+        column_mask: name of a single column's mask; `{column}` and `{key}` stand for the column's names.
+        timesteps_key: key of the step numbers [B, K]; None: there is no such key.
+        timesteps_dtype: dtype of the step numbers.
         timesteps_origin: number of an episode's first step.
-        timesteps_padding: `fill` (zeros), or `extrapolate`: counting goes on.
-        loss_weight: where not None, `loss_weight` float32 [B, K] is this number, in padding too.
-        tokens: where not None, observations and actions become tokens.
+        timesteps_padding: `fill` (zeros), or `extrapolate`: the count continues.
+        loss_weight: if not None, `loss_weight` float32 [B, K] has this number, also in padding.
+        tokens: if not None, observations and actions become tokens.
+
+    Raises:
+        InvalidArgumentError: a field has a value that is not allowed.
+        UnknownNameError: an unknown role.
     """
 
     name: str
@@ -147,19 +160,24 @@ class BatchFormat:
 
     @property
     def pad_left(self) -> bool:
+        """Whether padding is on the left."""
         return self.side == "left"
 
     @property
-    def pads_with(self) -> Padding:
+    def column_padding(self) -> Padding:
+        """The contents of padding in columns."""
         return Padding(self.padding)
 
     def first_step_only(self, role: Role) -> bool:
-        """Whether columns of a role are the window's first step alone, unless they have offsets."""
+        """Returns whether columns of a role have only the window's first step.
+
+        It applies to columns without offsets.
+        """
         return self.sequences is not None and role.value not in self.sequences
 
     def to_json(self) -> dict[str, Any]:
-        """Every field, of JSON's types."""
-        # Tuples become lists, as they would on the way through a file.
+        """Returns every field as a type of JSON."""
+        # Tuples become lists, as in a JSON file.
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return plain
 
@@ -250,18 +268,20 @@ GATO = BatchFormat(
     tokens=Tokens(),
 )
 
-#: Name -> format, as `preset=` takes them.
+#: Name -> format, for `preset=`.
 PRESETS: dict[str, BatchFormat] = {
     batch_format.name: batch_format for batch_format in (RAW, DECISION_TRANSFORMER, CORL, D3RLPY, JAT, LEROBOT, GATO)
 }
 
 
 def resolve_preset(preset: str | BatchFormat, options: Mapping[str, Any] | None = None) -> BatchFormat:
-    """The convention of a name, with options laid over it. Those that are mappings are laid over entry by entry.
+    """Returns the format of a name, with some fields replaced by options.
+
+    An option that is a mapping replaces single entries of its field.
 
     Raises:
-        UnknownNameError: no such preset or field; lists those there are.
-        InvalidArgumentError: `preset` or an option is of the wrong kind, or out of its range.
+        UnknownNameError: no such preset or field; the message lists the known ones.
+        InvalidArgumentError: `preset` or an option is of the wrong type, or out of its range.
     """
     if isinstance(preset, str):
         if preset not in PRESETS:
@@ -269,45 +289,48 @@ def resolve_preset(preset: str | BatchFormat, options: Mapping[str, Any] | None 
         preset = PRESETS[preset]
     if not isinstance(preset, BatchFormat):
         raise InvalidArgumentError(
-            f"preset is a name or a BatchFormat, not {preset!r}", hint=f"known: {', '.join(PRESETS)}"
+            f"preset must be a name or a BatchFormat, not {preset!r}", hint=f"known names: {', '.join(PRESETS)}"
         )
-    result: BatchFormat = _changed(preset, {} if options is None else options, f"option of preset '{preset.name}'")
+    result: BatchFormat = _replaced(preset, {} if options is None else options, f"option of preset '{preset.name}'")
     return result
 
 
-def _changed(value: Any, options: Mapping[str, Any], what: str) -> Any:
-    """A dataclass with some fields changed; each has to be of the kind that the field is of."""
+def _replaced(value: Any, options: Mapping[str, Any], label: str) -> Any:
+    """Returns a dataclass with some fields replaced.
+
+    Each option must have the type of its field.
+    """
     if not isinstance(options, Mapping):
-        raise InvalidArgumentError(f"{what}: a mapping of names to values is wanted, not {options!r}")
+        raise InvalidArgumentError(f"{label}: options must be a mapping of names to values, not {options!r}")
     known = {item.name: str(item.type) for item in dataclasses.fields(value)}
     changes = {}
-    for name, given in options.items():
+    for name, new in options.items():
         if name not in known:
-            raise unknown_name(what, name, known)
-        old, kind = getattr(value, name), known[name]
-        if dataclasses.is_dataclass(old) and given is not None and not dataclasses.is_dataclass(given):
-            given = _changed(old, given, f"{what}: {name}")
-        changes[name] = _of_kind(kind, given, old, f"{what} '{name}'")
+            raise unknown_name(label, name, known)
+        old, annotation = getattr(value, name), known[name]
+        if dataclasses.is_dataclass(old) and new is not None and not dataclasses.is_dataclass(new):
+            new = _replaced(old, new, f"{label}: {name}")
+        changes[name] = _checked(annotation, new, old, f"{label} '{name}'")
     return dataclasses.replace(value, **changes)
 
 
-def _of_kind(kind: str, given: Any, old: Any, what: str) -> Any:
-    """`given` as a field declared as `kind` (its annotation) holds it."""
-    kinds = kind.split(" | ")
-    if given is None and "None" in kinds:
+def _checked(annotation: str, new: Any, old: Any, label: str) -> Any:
+    """Returns `new` in the form of a field with this annotation."""
+    types = annotation.split(" | ")
+    if new is None and "None" in types:
         return None
-    match kinds[0]:
-        case "Mapping[str, float]" if isinstance(given, Mapping) and all(map(_is_number, given.values())):
-            return {**old, **{name: float(number) for name, number in given.items()}}
-        case "Mapping[str, str]" if isinstance(given, Mapping) and all(isinstance(key, str) for key in given.values()):
-            return {**old, **given}
-        case "tuple[str, ...]" if isinstance(given, list | tuple) and all(isinstance(name, str) for name in given):
-            return tuple(given)
-        case "float" if _is_number(given):
-            return float(given)
-        case "int" | "str" | "bool" | "Tokens" as name if type(given).__name__ == name:
-            return given
-    raise InvalidArgumentError(f"{what} must be {kind}, not {given!r}")
+    match types[0]:
+        case "Mapping[str, float]" if isinstance(new, Mapping) and all(map(_is_number, new.values())):
+            return {**old, **{name: float(number) for name, number in new.items()}}
+        case "Mapping[str, str]" if isinstance(new, Mapping) and all(isinstance(key, str) for key in new.values()):
+            return {**old, **new}
+        case "tuple[str, ...]" if isinstance(new, list | tuple) and all(isinstance(name, str) for name in new):
+            return tuple(new)
+        case "float" if _is_number(new):
+            return float(new)
+        case "int" | "str" | "bool" | "Tokens" as name if type(new).__name__ == name:
+            return new
+    raise InvalidArgumentError(f"{label} must be {annotation}, not {new!r}")
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Presets: what a batch convention asks of a dataset, as the outputs of a batch."""
+"""Presets as outputs: the arrays of a batch, from a format and a schema."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ __all__ = [
     "text_columns",
 ]
 
-#: Takes a batch, key -> tensor [B, ...] or list of B.
+#: Turns a collected batch, key -> tensor [B, ...], into the preset's batch.
 Postprocess = Callable[[dict[str, Any]], dict[str, Any]]
 Normalization = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
 
-#: `next_X` is X of the following step.
+#: `next_X` is column X of the next step.
 _NEXT = "next_"
 _N_STEP = "n_step_returns"
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """What a loader asks a preset for.
+    """A loader's arguments for its preset.
 
     Attributes:
-        schema: the dataset's.
+        schema: schema of the dataset.
         context: steps of a sequence.
-        columns: columns to add to the preset's own; for a preset of every column, the columns wanted. None: none added,
-            or all. `next_X`, where the dataset has no such column, is column X of the following step.
-        offsets: column -> (first, last) steps around the window's first step, last not included.
+        columns: columns to add to the preset's own. For a preset of all columns: the columns of the batch. None: none
+            added, or all. `next_X`, if the dataset has no such column, is column X of the next step.
+        offsets: column -> (first, last) steps relative to the window's first step, last excluded.
         normalize: column -> (mean, std), float64 [elements] or [1].
-        float_dtype: what float columns become; None leaves that to the preset.
-        n_step: where not None, `n_step_returns` are discounted sums of so many rewards.
-        discount: of `n_step`.
+        float_dtype: dtype of float columns; None: the preset's.
+        n_step: if not None, the batch has `n_step_returns`, discounted sums of this many rewards.
+        discount: discount of `n_step`.
     """
 
     schema: Schema
@@ -63,14 +63,14 @@ class BatchRequest:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _BatchColumn:
     """One column of a batch.
 
     Attributes:
-        spec: the column read.
-        name: as it was asked for: `spec.name`, or with `next_` before it.
-        key: its key.
-        own: whether it is the convention's own.
+        spec: the column that is read.
+        name: the requested name: `spec.name`, or `next_` and `spec.name`.
+        key: key in the batch.
+        own: whether it is the batch format's own.
     """
 
     spec: ColumnSpec
@@ -80,35 +80,36 @@ class _Wanted:
 
     @property
     def next_step(self) -> bool:
+        """Whether each step has the value of the next step."""
         return self.name != self.spec.name
 
 
 def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Output]:
-    """The outputs of a batch.
+    """Returns the outputs of a batch.
 
     Raises:
         UnknownNameError: no such preset, or no such column.
-        MissingColumnError: the preset needs a column the dataset lacks.
-        InvalidArgumentError: a column the preset cannot take.
+        MissingColumnError: the preset needs a column that the dataset lacks.
+        InvalidArgumentError: a column does not fit the preset.
     """
     batch_format = resolve_preset(preset)
-    everything = _wanted(batch_format, request)
+    columns = _batch_columns(batch_format, request)
     for name in (*request.offsets, *batch_format.fill):
         request.schema.index(name)
-    for item in everything:
+    for item in columns:
         if item.spec.variable_length and item.own and batch_format.vectors:
             raise InvalidArgumentError(
                 f"preset '{batch_format.name}' needs vectors, and this column is {item.spec.dtype}",
                 column=item.spec.name,
             )
-    wanted = [item for item in everything if not item.spec.variable_length]
-    outputs = [_column(batch_format, request, item) for item in wanted]
+    numeric = [item for item in columns if not item.spec.variable_length]
+    outputs = [_column(batch_format, request, item) for item in numeric]
     if request.n_step is not None:
         outputs.append(_n_step_returns(batch_format, request))
     outputs += _common(batch_format, request)
-    outputs += _own_masks(batch_format, request, wanted)
-    _check_keys(batch_format, outputs, [item for item in everything if item.spec.variable_length])
-    used = {item.spec.name for item in wanted}
+    outputs += _column_masks(batch_format, request, numeric)
+    _check_keys(batch_format, outputs, [item for item in columns if item.spec.variable_length])
+    used = {item.spec.name for item in numeric}
     for name in request.offsets:
         if request.schema[name].variable_length:
             raise InvalidArgumentError("a column of text or bytes has no offsets", column=name)
@@ -120,30 +121,37 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
 
 
 def text_columns(preset: str | BatchFormat, request: BatchRequest) -> dict[str, str]:
-    """Columns of variable length that belong to the batch -> their keys; they are no outputs of a collector.
+    """Returns the columns of variable length in the batch -> their keys.
 
-    Raises what `batch_outputs` raises for unknown and missing columns.
+    The collector does not fill them.
+
+    Raises:
+        UnknownNameError, MissingColumnError: see `batch_outputs`.
     """
-    wanted = _wanted(resolve_preset(preset), request)
-    return {item.spec.name: item.key for item in wanted if item.spec.variable_length}
+    columns = _batch_columns(resolve_preset(preset), request)
+    return {item.spec.name: item.key for item in columns if item.spec.variable_length}
 
 
 def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Postprocess | None:
-    """What is left to do with the tensors of a collected batch, which holds `valid_count`; None: nothing. Picklable.
+    """Returns the function that turns a collected batch into the preset's.
+
+    Returns None if they are the same.
+
+    The function can be pickled. The collected batch holds `valid_count`.
 
     Raises:
-        InvalidArgumentError: observations or actions with offsets, where they become tokens.
+        InvalidArgumentError: observations or actions have offsets, and become tokens.
     """
     batch_format = resolve_preset(preset)
     return None if batch_format.tokens is None else _tokens(batch_format, batch_format.tokens, request)
 
 
 def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str]) -> tuple[str, ...]:
-    """The columns to normalise: `True` means every float observation column.
+    """Returns the columns to normalise. `True` means every float observation column.
 
     Raises:
         UnknownNameError: no such column.
-        InvalidArgumentError: a column of booleans or of variable length, or no names.
+        InvalidArgumentError: a column of booleans or of variable length, or `normalize` is of another type.
     """
     if isinstance(normalize, bool):
         return tuple(
@@ -153,7 +161,7 @@ def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str])
         )
     if not isinstance(normalize, str | Sequence):
         raise InvalidArgumentError(
-            f"normalize is True, a column, several, or a mapping of column to (mean, std), not {normalize!r}"
+            f"normalize must be True, a column, several, or a mapping of column to (mean, std), not {normalize!r}"
         )
     names = (normalize,) if isinstance(normalize, str) else tuple(normalize)
     for name in names:
@@ -162,9 +170,9 @@ def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str])
     return names
 
 
-def _wanted(batch_format: BatchFormat, request: BatchRequest) -> list[_Wanted]:
-    """Every column of the batch, in order."""
-    schema, asked = request.schema, request.columns
+def _batch_columns(batch_format: BatchFormat, request: BatchRequest) -> list[_BatchColumn]:
+    """Returns all columns of the batch, in order."""
+    schema, requested = request.schema, request.columns
     missing = [name for name in batch_format.required_columns if name not in schema]
     if missing:
         raise MissingColumnError(
@@ -174,29 +182,41 @@ def _wanted(batch_format: BatchFormat, request: BatchRequest) -> list[_Wanted]:
         )
     roles = batch_format.roles
     names = [*batch_format.required_columns, *(c.name for c in schema if roles is None or c.role.value in roles)]
-    if roles is None and asked is not None:
-        names, asked = list(asked), ()
+    if roles is None and requested is not None:
+        names, requested = list(requested), ()
     else:
         names = list(dict.fromkeys(names))
-    own = [_one(batch_format, schema, name, own=True) for name in names]
-    return own + [_one(batch_format, schema, name, own=False, beside=names) for name in asked or ()]
+    own = [_batch_column(batch_format, schema, name, own=True) for name in names]
+    return own + [_batch_column(batch_format, schema, name, own=False, own_names=names) for name in requested or ()]
 
 
-def _one(batch_format: BatchFormat, schema: Schema, name: str, *, own: bool, beside: Sequence[str] = ()) -> _Wanted:
-    """A column by the name it was asked for; the step after one of the convention's own columns is treated as it is."""
-    followed = name.removeprefix(_NEXT)
-    if name not in schema and followed != name and followed in schema:
-        spec = schema[followed]
+def _batch_column(
+    batch_format: BatchFormat, schema: Schema, name: str, *, own: bool, own_names: Sequence[str] = ()
+) -> _BatchColumn:
+    """Returns the column of a requested name.
+
+    `next_X` is treated like column X: it is the format's own if X is.
+
+    Args:
+        own: whether the format has the column.
+        own_names: the format's own columns.
+    """
+    base = name.removeprefix(_NEXT)
+    if name not in schema and base != name and base in schema:
+        spec = schema[base]
         if spec.variable_length:
-            raise InvalidArgumentError("text and bytes have no column of the following step", column=followed)
-        return _Wanted(spec, name, name, own or followed in beside)
+            raise InvalidArgumentError("a column of text or bytes has no column of the next step", column=base)
+        return _BatchColumn(spec, name, name, own or base in own_names)
     spec = schema[name]
     key = spec.source if batch_format.source_names and spec.source is not None else name
-    return _Wanted(spec, name, batch_format.keys.get(name, key) if own else key, own)
+    return _BatchColumn(spec, name, batch_format.keys.get(name, key) if own else key, own)
 
 
-def _column(batch_format: BatchFormat, request: BatchRequest, item: _Wanted) -> Output:
-    """An element of standard deviation 0 becomes 0, where nothing is added to the deviation."""
+def _column(batch_format: BatchFormat, request: BatchRequest, item: _BatchColumn) -> Output:
+    """Returns the output of a column.
+
+    An element of standard deviation 0 becomes 0, if nothing is added to the deviation.
+    """
     spec = item.spec
     if item.own and batch_format.vectors and len(spec.shape) > 1:
         raise InvalidArgumentError(
@@ -218,21 +238,21 @@ def _column(batch_format: BatchFormat, request: BatchRequest, item: _Wanted) -> 
         fill=fill,
         mean=mean,
         scale=scale,
-        padding=batch_format.pads_with,
+        padding=batch_format.column_padding,
         shift=_shift(batch_format, item),
-        **_places(batch_format, request, spec),
+        **_positions(batch_format, request, spec),
     )
 
 
-def _shift(batch_format: BatchFormat, item: _Wanted) -> int:
+def _shift(batch_format: BatchFormat, item: _BatchColumn) -> int:
     """Returns the `shift` of a column's output."""
     if item.next_step:
         return 1
     return -1 if item.own and item.spec.name in batch_format.previous_step_columns else 0
 
 
-def _places(batch_format: BatchFormat, request: BatchRequest, spec: ColumnSpec) -> dict[str, Any]:
-    """Which steps an output of this column has, and where they stand: arguments of `Output`."""
+def _positions(batch_format: BatchFormat, request: BatchRequest, spec: ColumnSpec) -> dict[str, Any]:
+    """Returns arguments of `Output`: the steps of a column, and their positions."""
     if spec.name in request.offsets:
         first, last = request.offsets[spec.name]
         return {"first": first, "width": last - first, "within_window": False}
@@ -241,7 +261,7 @@ def _places(batch_format: BatchFormat, request: BatchRequest, spec: ColumnSpec) 
     return {"first": 0, "width": request.context, "pad_left": batch_format.pad_left}
 
 
-def _dtype(batch_format: BatchFormat, request: BatchRequest, item: _Wanted, *, normalised: bool) -> str:
+def _dtype(batch_format: BatchFormat, request: BatchRequest, item: _BatchColumn, *, normalised: bool) -> str:
     kind, dtype = item.spec.numpy_dtype.kind, item.spec.dtype
     if item.own and batch_format.dtype is not None and (kind == "f" or batch_format.cast_integers):
         return request.float_dtype or batch_format.dtype
@@ -252,7 +272,7 @@ def _dtype(batch_format: BatchFormat, request: BatchRequest, item: _Wanted, *, n
     return dtype
 
 
-def _shape(batch_format: BatchFormat, item: _Wanted) -> tuple[int, ...]:
+def _shape(batch_format: BatchFormat, item: _BatchColumn) -> tuple[int, ...]:
     return (
         (1,) if item.own and not item.spec.shape and item.spec.name in batch_format.unsqueeze_last else item.spec.shape
     )
@@ -266,20 +286,20 @@ def _n_step_returns(batch_format: BatchFormat, request: BatchRequest) -> Output:
             hint=f"it has: {', '.join(request.schema.names)}",
         )
     spec = request.schema["rewards"]
-    item = _Wanted(spec, spec.name, _N_STEP, own=True)
+    item = _BatchColumn(spec, spec.name, _N_STEP, own=True)
     return Output(
         _N_STEP,
         spec.name,
         request.float_dtype or batch_format.dtype or ("float64" if spec.dtype == "float64" else "float32"),
         _shape(batch_format, item),
-        padding=batch_format.pads_with,
+        padding=batch_format.column_padding,
         discounts=tuple(request.discount**j for j in range(request.n_step or 0)),
-        **_places(batch_format, request, spec),
+        **_positions(batch_format, request, spec),
     )
 
 
 def _common(batch_format: BatchFormat, request: BatchRequest) -> list[Output]:
-    """Timesteps, mask and loss weight: [B, context]."""
+    """Returns the outputs of timesteps, mask and loss weight: [B, context]."""
     outputs = []
     sequence: dict[str, Any] = {
         "first": 0,
@@ -304,26 +324,26 @@ def _common(batch_format: BatchFormat, request: BatchRequest) -> list[Output]:
     return outputs
 
 
-def _own_masks(batch_format: BatchFormat, request: BatchRequest, wanted: Sequence[_Wanted]) -> list[Output]:
-    """Masks, bool, of the columns whose valid steps are not those of the window."""
+def _column_masks(batch_format: BatchFormat, request: BatchRequest, columns: Sequence[_BatchColumn]) -> list[Output]:
+    """Returns masks, bool, for columns whose valid steps differ from the window's."""
     masks = []
     valid = int(batch_format.mask_valid)
-    for item in wanted:
-        places = _places(batch_format, request, item.spec)
-        alone = batch_format.mask_key is None and "squeeze_time" not in places
-        if item.spec.name in request.offsets or item.next_step or alone:
+    for item in columns:
+        positions = _positions(batch_format, request, item.spec)
+        needs_mask = batch_format.mask_key is None and "squeeze_time" not in positions
+        if item.spec.name in request.offsets or item.next_step or needs_mask:
             key = batch_format.column_mask.replace("{column}", item.name).replace("{key}", item.key)
             mask_column = item.spec.name if item.next_step else None
             masks.append(
                 Output(
                     key, MASK, "bool", (), column=False, valid=valid, fill=1 - valid,
-                    shift=int(item.next_step), mask_column=mask_column, **places,
+                    shift=int(item.next_step), mask_column=mask_column, **positions,
                 )
             )  # fmt: skip
     return masks
 
 
-def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequence[_Wanted]) -> None:
+def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequence[_BatchColumn]) -> None:
     named = [(output.key, output.source if output.column else output.key) for output in outputs]
     named += [(item.key, item.spec.name) for item in text]
     keys = {"valid_count"} if batch_format.tokens is None else {"valid_count", gato.TOKENS, gato.TARGETS}
@@ -340,7 +360,7 @@ def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequ
 def _affine(
     request: BatchRequest, name: str, *, epsilon: float
 ) -> tuple[npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None]:
-    """(mean, 1 / (std + epsilon)); a std of 0 without epsilon counts as 1."""
+    """Returns (mean, 1 / (std + epsilon)); a std of 0 without epsilon counts as 1."""
     if name not in request.normalize:
         return None, None
     mean, std = request.normalize[name]
@@ -356,24 +376,27 @@ def _affine(
 
 
 def _tokens(batch_format: BatchFormat, tokens: Tokens, request: BatchRequest) -> Postprocess:
-    """Observations and actions in the order of their names; images are left beside the tokens."""
-    wanted = [item for item in _wanted(batch_format, request) if not item.spec.variable_length]
-    parts: dict[Role, list[str]] = {Role.OBSERVATION: [], Role.ACTION: []}
-    for item in sorted(wanted, key=lambda item: item.name):
+    """Returns the function that makes tokens of a batch.
+
+    Observations and actions are in the order of their names. Images stay in the batch.
+    """
+    columns = [item for item in _batch_columns(batch_format, request) if not item.spec.variable_length]
+    keys: dict[Role, list[str]] = {Role.OBSERVATION: [], Role.ACTION: []}
+    for item in sorted(columns, key=lambda item: item.name):
         is_image = item.spec.role is Role.OBSERVATION and len(item.spec.shape) > 2
-        if item.own and not item.next_step and item.spec.role in parts and not is_image:
-            parts[item.spec.role].append(item.key)
+        if item.own and not item.next_step and item.spec.role in keys and not is_image:
+            keys[item.spec.role].append(item.key)
             if item.name in request.offsets:
                 raise InvalidArgumentError(
                     f"preset '{batch_format.name}' makes tokens of whole steps, so this column cannot have offsets",
                     column=item.name,
                 )
-    sequences = [item.key for item in wanted if item.spec.name not in request.offsets]
+    sequences = [item.key for item in columns if item.spec.name not in request.offsets]
     return functools.partial(
-        gato.finish,
+        gato.add_tokens,
         tokens=tokens,
-        observations=tuple(parts[Role.OBSERVATION]),
-        actions=tuple(parts[Role.ACTION]),
+        observations=tuple(keys[Role.OBSERVATION]),
+        actions=tuple(keys[Role.ACTION]),
         sequences=(*sequences, batch_format.timesteps_key or "", "loss_weight", _N_STEP),
         pad_left=batch_format.pad_left,
         mask_key=batch_format.mask_key,

@@ -1,4 +1,7 @@
-"""No consumer ever sees a batch overwritten, whatever part of it is kept; and dropped buffers are used again."""
+"""Buffers of batches: never overwritten while any part of a batch lives.
+
+Dropped buffers are used again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ OPTIONS = {"batch_size": 6, "context": 5, "seed": 9}
 
 @pytest.fixture(scope="module")
 def fresh(dataset):
-    """Bytes of each tensor of each batch, taken before the next was made, without prefetching."""
+    """Bytes of each tensor, taken before the next batch, without prefetching."""
     loader = SequenceLoader(dataset, prefetch=0, steps=BATCHES, **OPTIONS)
     return [{key: tensor.numpy().tobytes() for key, tensor in batch.items()} for batch in loader]
 

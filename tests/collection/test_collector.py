@@ -1,4 +1,4 @@
-"""The collector against plain-Python loops, over every dtype, odd row sizes, any place of a window."""
+"""Collector against plain loops: dtypes, odd row sizes, window positions."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def collect(dataset, outputs, windows):
 
 
 def step_value(output: Output, episode: dict[str, np.ndarray], step: int) -> Any:
-    """What one valid step of a window holds; None where there is nothing."""
+    """Returns the value of one valid step of a window, or None."""
     total = len(episode["rewards"])
     if not output.column:
         if output.source == TIMESTEPS:
@@ -177,7 +177,10 @@ HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # statistics of signalling NaN
 @pytest.mark.parametrize("half", HALVES)
 def test_half_precisions_are_those_of_torch(make_dataset, half):
-    """Every exponent with every way to round, subnormal numbers, overflow and infinities; NaN stays NaN."""
+    """Checks every exponent with every way to round.
+
+    It includes subnormal numbers, overflow and infinities; NaN stays NaN.
+    """
     exponents = np.arange(0, 1 << 32, 1 << 23, dtype=np.uint64)
     fractions = [0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF]
     bits = (exponents[:, None] + np.array(fractions, np.uint64)).astype(np.uint32).reshape(-1, 4)

@@ -1,4 +1,7 @@
-"""Through torch's DataLoader and torchdata's StatefulDataLoader: the same global sequence, and never overwritten."""
+"""torch's DataLoader and torchdata's StatefulDataLoader.
+
+They give the same global sequence, and no batch is overwritten.
+"""
 
 from __future__ import annotations
 

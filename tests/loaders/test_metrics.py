@@ -1,4 +1,4 @@
-"""What a loader counts, against arithmetic on the windows it drew."""
+"""Metrics of a loader, against arithmetic on its windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures: batches of one dataset each, and of several, against plain loops over the arrays they were made from."""
+"""Mixtures against plain loops: batches of one dataset, and of several."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_proportions_of_windows_are_exact_at_any_time(datasets):
 @pytest.mark.parametrize("sampler", ["fifo", "shuffle"])
 @both
 def test_every_dataset_has_epochs_of_its_own(datasets, make, sampler):
-    """However the turns fall, a dataset's anchors come one after the other, each once an epoch."""
+    """A dataset's anchors come in order, each once an epoch, in any turns."""
     loader = make(datasets, sampler=sampler)
     seen = [[] for _ in LENGTHS]
     for step in range(90):
@@ -172,7 +172,7 @@ def test_every_dataset_has_epochs_of_its_own(datasets, make, sampler):
 
 
 def test_a_dataset_draws_by_turns_what_it_draws_in_another_mixture(datasets):
-    """What a dataset gives at its own n-th turn does not depend on the others."""
+    """The windows of a dataset's n-th turn do not depend on other datasets."""
 
     def own(mixture, count):
         loader = SequenceLoader(mixture, BATCH, context=CONTEXT, seed=4)

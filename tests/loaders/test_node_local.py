@@ -1,4 +1,7 @@
-"""Nodes that draw by themselves: together as one sampler over all, each from its own shards."""
+"""Node-local selection: each node samples its own shards.
+
+Together, the nodes sample like one sampler over all shards.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def drawn(loader, steps):
 
 
 def together(folder, nodes, steps, budget=None, **options):
-    """What each node draws."""
+    """Returns the windows of each node."""
     return [
         drawn(
             SequenceLoader(
@@ -79,7 +82,7 @@ def test_nodes_draw_as_one(folder, sampler, budget):
         assert {int(shards[episode]) for _, episode, _ in windows} <= set(placement.held[node])
     rows = collections.Counter(step for windows in found for step, _, _ in windows)
     assert rows == dict.fromkeys(range(steps), BATCH)
-    shares = SequenceLoader(gear_data.open(folder), BATCH, context=5, sampler=made)._parts[0].selector.shares()
+    shares = SequenceLoader(gear_data.open(folder), BATCH, context=5, sampler=made)._components[0].selector.shares()
     counts = np.bincount([episode for windows in found for _, episode, _ in windows], minlength=len(LENGTHS))
     assert not counts[shares == 0].any()
     expected = shares[shares > 0] * steps * BATCH
@@ -138,7 +141,10 @@ def test_ranks_divide_the_rows_of_their_node(folder):
 
 
 def test_views_and_their_statistics(folder):
-    """Filtered episodes come from no node, and what is normalised is by the statistics of all nodes' episodes."""
+    """No node gives filtered episodes.
+
+    Values are normalised by the statistics of all nodes' episodes.
+    """
     view = gear_data.open(folder).filter("length > 6")
     own = as_node(folder, 0, 2, view=lambda dataset: dataset.filter("length > 6"))
     loader = SequenceLoader(own, BATCH, context=5, selection="decentralized", normalize=True, steps=3)
@@ -167,7 +173,7 @@ def test_what_cannot_be(folder):
         SequenceLoader(gear_data.open(folder), selection="decentralized")
     with pytest.raises(InvalidArgumentError, match="a mixture"):
         SequenceLoader(gear_data.Mixture([(own, 1.0)]), selection="decentralized")
-    with pytest.raises(InvalidArgumentError, match="those of the run"):
+    with pytest.raises(InvalidArgumentError, match="the run gives rank and world_size"):
         SequenceLoader(own, rank=0, world_size=2, selection="decentralized")
     with pytest.raises(InvalidArgumentError, match="its ranks would have no rows"):
         SequenceLoader(own, sampler=TopK("length", 1), selection="decentralized")

@@ -100,7 +100,7 @@ def test_what_is_no_exception_is_handed_over_too():
 
 @every_shape
 def test_closing_at_any_moment_ends_the_threads(depth, threads):
-    """Closing races with threads that take their leave from the same queue; a lost race would wait for ever."""
+    """Closing races with the threads; a lost race would wait for ever."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # threads change over within every few instructions
     try:
@@ -179,7 +179,7 @@ def test_the_interpreter_ends_while_items_are_being_made():
 
 
 def test_an_iterator_alive_at_exit_ends_quietly(dataset):
-    """Its generator is closed after the modules' names are gone, and closes the prefetcher a second time."""
+    """The iterator closes the prefetcher again after the modules' names are gone."""
     code = (
         "import gear_data\n"
         f"iterator = iter(gear_data.SequenceLoader(gear_data.open({str(dataset.path)!r}), 2, context=3))\n"
@@ -222,7 +222,7 @@ def test_a_forked_child_is_told_to_make_its_own_iterator(dataset):
 
 
 def test_closing_in_a_forked_child_returns():
-    """The child's copies of the queues and threads are of no use, whatever state they were in at the fork."""
+    """The child has no threads, and its copy of the lock has any state."""
     prefetcher = Prefetcher(lambda item: item, None, 4, 2)
     process = multiprocessing.get_context("fork").Process(target=prefetcher.close)
     process.start()

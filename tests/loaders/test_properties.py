@@ -131,7 +131,10 @@ _views = {}
 
 
 def view_of(dataset, kind, view):
-    """(the view, its episodes' ids, its step filter), of the dataset and by plain loops; made once."""
+    """Returns a view, its episodes' ids and its step filter, made once.
+
+    The ids and the filter come from plain loops.
+    """
     if (kind, view) not in _views:
         lengths = KINDS[kind][0]
         ids, flags, mode = list(range(len(lengths))), None, "first"
@@ -151,7 +154,10 @@ def view_of(dataset, kind, view):
 
 
 def plain_statistics(episodes, name):
-    """Mean and standard deviation, float64: of each element of a vector, else of all elements together."""
+    """Returns mean and standard deviation, float64.
+
+    They are of each element of a vector, else of all elements together.
+    """
     steps = np.concatenate([episode[name] for episode in episodes]).astype(np.float64)
     elements = steps.T.tolist() if steps.ndim == 2 else [steps.reshape(-1).tolist()]
     mean = [math.fsum(element) / len(element) for element in elements]
@@ -163,7 +169,10 @@ def plain_statistics(episodes, name):
 
 
 def plain_column(episodes, name, windows, span, context):
-    """float64 or own dtype [B, width, *shape], zeros in padding; and bool [B, width], where there is a value."""
+    """Returns values [B, width, *shape], and bool [B, width] of valid steps.
+
+    Values are float64 or the column's dtype, with zeros in padding.
+    """
     first, last = span or (0, context)
     values = episodes[0][name]
     out = np.zeros((len(windows), last - first, *values.shape[1:]), values.dtype)

@@ -1,4 +1,4 @@
-"""SequenceLoader: one global sequence of batches, cut by rank, made ahead, resumed; and what it refuses."""
+"""SequenceLoader: ranks, prefetching, resuming, and refused arguments."""
 
 from __future__ import annotations
 
@@ -444,7 +444,10 @@ def test_a_dataset_of_one_step(make_dataset):
 
 @pytest.mark.parametrize("batch_size", [3, 8])
 def test_a_rank_may_have_more_of_the_short_last_batch(make_dataset, batch_size):
-    """Rank 2 of 5 has 0 rows of 3 and 1 of 2, 1 of 8 and 2 of 7; batches made ahead are collected together."""
+    """Batches of unequal rows are prefetched and collected together.
+
+    Rank 2 of 5 has 0 rows of 3, 1 of 2, 1 of 8 and 2 of 7.
+    """
     dataset = make_dataset(feed_data.locomotion([batch_size * 8 - 1], seed=4))
     options = {**OPTIONS, "batch_size": batch_size, "sampler": "shuffle", "epochs": 1, "rank": 2, "world_size": 5}
     made_ahead = SequenceLoader(dataset, prefetch=2, **options)

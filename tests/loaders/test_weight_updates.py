@@ -1,4 +1,7 @@
-"""Weights that change while batches are made ahead: from which step they hold, and that nothing else changes."""
+"""Weights that change while batches are prefetched.
+
+The tests check the first step with the new weights, and that nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +215,10 @@ def test_probabilities_are_weights_over_their_sum(dataset, by, view):
 @pytest.mark.parametrize("prefetch", [0, 2, 8])
 @pytest.mark.parametrize("kept", [1024, 4])
 def test_resuming_before_between_and_after_updates_is_exact(dataset, monkeypatch, after, prefetch, kept):
-    """Updates at steps about 3, 12 and 30, and one for step 70 that is still to come wherever the state is taken."""
+    """Updates at about steps 3, 12 and 30, and one for step 70.
+
+    The last one is still in the future wherever the state is taken.
+    """
     monkeypatch.setattr("gear_data.loaders.sequence_loader._STEPS_KEPT", kept)
     loader = weighted(dataset, prefetch=prefetch)
     iterator = iter(loader)
@@ -422,8 +428,11 @@ def test_ranks_update_together(dataset, tmp_path):
 
 
 def test_a_fork_never_finds_the_weights_locked(dataset):
-    """A child has none of the threads that hold a lock at the fork: it would wait for it for ever."""
-    selector = weighted(dataset)._parts[0].selector
+    """A forked child does not wait for a lock that a thread held.
+
+    The child has no such thread, so it would wait for ever.
+    """
+    selector = weighted(dataset)._components[0].selector
     stop = threading.Event()
 
     def select() -> None:

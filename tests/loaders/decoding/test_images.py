@@ -50,7 +50,10 @@ def test_images_against_their_pixels(dataset, dtype, channels, mode):
 
 
 def test_images_are_scaled():
-    """To half their size the bilinear filter is a triangle of weights 1, 3, 3, 1 along each axis."""
+    """Checks the bilinear filter at half size.
+
+    Along each axis it is a triangle of weights 1, 3, 3, 1.
+    """
     pixels = np.random.default_rng(0).integers(0, 256, (8, 12), dtype=np.uint8)
     (image,) = ImageDecoder(mode="L", size=(4, 6), channels="last")([data.image_bytes(pixels)])
     inner = np.empty((2, 4))
@@ -88,10 +91,10 @@ def test_images_of_other_modes():
 @pytest.mark.parametrize(
     ("damage", "kind", "problem"),
     [
-        (lambda image: b"", CorruptSourceError, "0 bytes that are no image"),
-        (lambda image: b"not an image", CorruptSourceError, "12 bytes that are no image"),
-        (lambda image: image[:-30], CorruptSourceError, "no image"),
-        (lambda image: image[:50] + b"\xff" + image[51:], CorruptSourceError, "no image"),
+        (lambda image: b"", CorruptSourceError, "0 bytes are not an image"),
+        (lambda image: b"not an image", CorruptSourceError, "12 bytes are not an image"),
+        (lambda image: image[:-30], CorruptSourceError, "are not an image"),
+        (lambda image: image[:50] + b"\xff" + image[51:], CorruptSourceError, "are not an image"),
         (
             lambda image: data.image_bytes(np.zeros((2, 3, 3), np.uint8)),
             InvalidArgumentError,

@@ -1,4 +1,4 @@
-"""Text and encoded bytes in batches, against plain loops over the episodes they were converted from."""
+"""Text and encoded bytes in batches, against plain loops over episodes."""
 
 from __future__ import annotations
 
@@ -327,7 +327,10 @@ def test_workers_give_the_inline_batches(dataset, workers, start, prefetch, deco
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """(episodes, dataset) with text in the other order of columns, and a dataset without text and images."""
+    """Returns episodes, a dataset of them, and a dataset without text and images.
+
+    The columns of text are in another order.
+    """
     folder = tmp_path_factory.mktemp("others")
     episodes = data.make_episodes([5, 8], seed=2)
     return (

@@ -1,4 +1,7 @@
-"""Presets against the loops in preset_reference, written from the published conventions; and what holds for all."""
+"""Presets against loops written from the published conventions.
+
+Some checks run over every preset.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ every_preset = pytest.mark.parametrize("preset", PRESETS)
 
 
 def assert_equals(batch, expected, dtypes):
-    """Every key of `expected` with its dtype, to rounding; and no other key but valid_count."""
+    """Checks every key of `expected` with its dtype, to rounding.
+
+    The batch has no other key but valid_count.
+    """
     assert set(batch) == {*expected, "valid_count"}
     for key, values in expected.items():
         assert batch[key].dtype == dtypes[key], key
@@ -33,7 +39,7 @@ def renamed(episodes, names):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """Episodes of which some terminated and some were cut off, with the flags in the source."""
+    """Episodes with flags in the source: some terminated, some truncated."""
     episodes = feed_data.locomotion([7, 1, 23, 40, 2, 20], seed=5)
     flags = [True, False, True, False, True, True]
     for episode, flag in zip(episodes, flags, strict=True):
@@ -44,7 +50,10 @@ def ended(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory):
-    """As JAT has them: continuous and discrete observations, discrete actions, under the source's names."""
+    """Columns as in JAT, under the source's names.
+
+    They are continuous and discrete observations, and discrete actions.
+    """
     rng = np.random.default_rng(8)
     episodes = [
         {
@@ -227,7 +236,7 @@ def test_lerobot_equals_the_published_loop(robot, dataset, source):
 
 @pytest.mark.parametrize("observed", [(-1, 1), (-3, 0), (0, 1), (2, 30)])
 def test_lerobot_observations_at_deltas(robot, observed):
-    """As a diffusion policy asks for them: two observations up to now, and actions from the first of them on."""
+    """Offsets of a diffusion policy: two observations, and actions from the first."""
     dataset, named = robot
     offsets = {"observations": observed, "actions": (-1, 15)}
     batch, windows = first_batch(dataset, preset="lerobot", offsets=offsets)

@@ -1,4 +1,4 @@
-"""Offsets and normalising: columns with a range of steps of their own, and (value - mean) / std, in plain loops."""
+"""Offsets and normalisation against plain loops."""
 
 from __future__ import annotations
 

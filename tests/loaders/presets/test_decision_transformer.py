@@ -151,7 +151,10 @@ def test_normalising_for_decision_transformer_scales_what_the_preset_scales(data
 
 
 def test_returns_to_go_of_a_long_episode_are_summed_in_float64(make_dataset):
-    """In float32 the sum of 3,000 small rewards after a large one is off by a hundred times the tolerance."""
+    """Checks that returns are summed in float64.
+
+    In float32, the sum of 3,000 small rewards after a large one is off by a hundred times the tolerance.
+    """
     rewards = np.full(3000, 0.1, np.float32)
     rewards[-1] = 1e5
     episode = {"observations": np.zeros((3000, 1), np.float32), "actions": np.zeros((3000, 1), np.float32)}

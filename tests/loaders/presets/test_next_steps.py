@@ -23,7 +23,10 @@ every_preset = pytest.mark.parametrize("preset", PRESETS)
 
 @pytest.fixture(scope="module")
 def with_finals(tmp_path_factory):
-    """D4RL-like episodes of which every second one has a final observation: (dataset, episodes, finals)."""
+    """Returns a dataset, its episodes and their final observations.
+
+    The episodes are like D4RL's; every second episode has a final observation.
+    """
     import h5py
 
     import gear_data

@@ -1,4 +1,4 @@
-"""Every field of a convention changes what it says, and nothing else."""
+"""Every field of a batch format changes only the keys that it describes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def valid_of(tensor, windows):
 
 @dataclass(frozen=True)
 class Change:
-    """One changed field: which keys differ from the batch of `base`, and what they then are."""
+    """One changed field: the keys that differ from `base`, and a check of them."""
 
     preset: str
     value: Any

@@ -1,4 +1,4 @@
-"""Names, dtypes, keys and columns in every preset, and preset `raw` in plain loops."""
+"""Names, dtypes, keys and columns of presets; `raw` against plain loops."""
 
 from __future__ import annotations
 

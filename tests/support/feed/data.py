@@ -1,4 +1,4 @@
-"""Small datasets for tests: a row=episode Parquet file written with pyarrow, converted."""
+"""Small datasets for tests, converted from Parquet with one row per episode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
 
 
 def nested(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
-    """Values [steps, *shape] cut into episodes: list<list<...>>, of plain variable lists as writers make them."""
+    """Cuts values [steps, *shape] into episodes: list<list<...>>.
+
+    The lists have variable length, as writers make them.
+    """
     array = pa.array(np.ascontiguousarray(values).reshape(-1))
     count = values.size
     for width in reversed(values.shape[1:]):
@@ -79,7 +82,10 @@ EVERY_SAMPLER = {
 
 
 def run_two_ranks(script: Path, dataset: Path, folder: Path) -> None:
-    """Both ranks of `script DATASET OUT STORE RANK WORLD_SIZE`, which write to `out-RANK...` in the folder."""
+    """Runs both ranks of `script DATASET OUT STORE RANK WORLD_SIZE`.
+
+    They write to `out-RANK...` in the folder.
+    """
     arguments = [sys.executable, script, dataset, folder / "out", folder / "store"]
     processes = [subprocess.Popen([*map(str, arguments), str(rank), "2"]) for rank in range(2)]
     try:

@@ -1,4 +1,6 @@
-"""The published batch conventions as plain loops, a sample at a time: shares no code with the package.
+"""The published batch conventions as plain loops, one sample at a time.
+
+They share no code with the package.
 
 Each states its source. They read what the source reads (an episode's own arrays), in its order of things.
 """
@@ -24,7 +26,10 @@ def stacked(samples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 def corl(
     episodes: Episodes, windows: Sequence[Window], context: int, mean: Any = 0.0, std: Any = 1.0
 ) -> dict[str, np.ndarray]:
-    """`SequenceDataset.__prepare_sample` of tinkoff-ai/CORL, algorithms/offline/dt.py: normalise, then pad right."""
+    """`SequenceDataset.__prepare_sample` of tinkoff-ai/CORL.
+
+    From algorithms/offline/dt.py: normalise, then pad on the right.
+    """
     samples = []
     for episode, start, n in windows:
         data = episodes[episode]
@@ -50,7 +55,10 @@ def corl(
 def d3rlpy(
     episodes: Episodes, windows: Sequence[Window], context: int, terminated: Sequence[bool]
 ) -> dict[str, np.ndarray]:
-    """`BasicTrajectorySlicer` of takuseno/d3rlpy 2.8, then the casts of `TorchTrajectoryMiniBatch`."""
+    """`BasicTrajectorySlicer` of takuseno/d3rlpy 2.8.
+
+    The casts of `TorchTrajectoryMiniBatch` follow.
+    """
     samples = []
     for episode, start, n in windows:
         data, pad = episodes[episode], context - n
@@ -72,7 +80,10 @@ def d3rlpy(
 
 
 def jat(episodes: Episodes, windows: Sequence[Window], context: int) -> dict[str, np.ndarray]:
-    """huggingface/jat: scripts/train_jat.py (`add_initial_reward`, `add_loss_weight`), `pad` of processing_jat.py."""
+    """`add_initial_reward`, `add_loss_weight` and `pad` of huggingface/jat.
+
+    They are in scripts/train_jat.py and processing_jat.py.
+    """
     samples = []
     for episode, start, n in windows:
         data = dict(episodes[episode])
@@ -90,7 +101,10 @@ def jat(episodes: Episodes, windows: Sequence[Window], context: int) -> dict[str
 def lerobot(
     episodes: Episodes, windows: Sequence[Window], deltas: Mapping[str, Sequence[int]]
 ) -> dict[str, np.ndarray]:
-    """`LeRobotDataset.__getitem__` of huggingface/lerobot: rows at `delta_indices`, held inside the episode."""
+    """`LeRobotDataset.__getitem__` of huggingface/lerobot.
+
+    It takes the rows at `delta_indices`, clipped to the episode.
+    """
     samples = []
     for episode, frame, _ in windows:
         data = episodes[episode]
@@ -104,7 +118,10 @@ def lerobot(
 
 
 def gato_token(value: float, *, companded: bool = True, bins: int = 1024) -> int:
-    """Reed et al. (2022), 2.1 and appendix B: mu-law with mu = 100 and M = 256, then uniform bins from 32000."""
+    """Encodes values by Reed et al. (2022), section 2.1 and appendix B.
+
+    The mu-law with mu = 100 and M = 256, then uniform bins from 32000.
+    """
     x = float(value)
     if companded:
         x = math.copysign(1.0, x) * math.log(abs(x) * 100.0 + 1.0) / math.log(256.0 * 100.0 + 1.0)
@@ -115,7 +132,10 @@ def gato_token(value: float, *, companded: bool = True, bins: int = 1024) -> int
 def gato(
     episodes: Episodes, windows: Sequence[Window], observations: Sequence[str], actions: Sequence[str]
 ) -> tuple[list[list[int]], list[list[bool]]]:
-    """Reed et al. (2022), section 2.2: per step observations, the separator 33024, actions. (tokens, targets)."""
+    """Returns tokens and targets by Reed et al. (2022), section 2.2.
+
+    A step has its observations, the separator 33024, its actions.
+    """
     tokens, targets = [], []
     for episode, start, n in windows:
         sequence: list[int] = []
@@ -137,7 +157,10 @@ def gato(
 def following(
     column: Sequence[np.ndarray], windows: Sequence[Window], context: int, finals: Sequence[np.ndarray | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Right-padded with zeros: of each step of a window the row after it, and whether there is one."""
+    """Returns the next row of each step, and whether there is one.
+
+    Both are padded on the right with zeros.
+    """
     rows = np.zeros((len(windows), context, *column[0].shape[1:]), column[0].dtype)
     there = np.zeros((len(windows), context), np.bool_)
     for b, (episode, start, n) in enumerate(windows):
@@ -151,7 +174,10 @@ def following(
 def n_step_returns(
     episodes: Episodes, windows: Sequence[Window], context: int, n_step: int, discount: float
 ) -> np.ndarray:
-    """float64 [B, context], right-padded with zeros: sum of discount^j reward[t + j], j < n_step, in the episode."""
+    """Returns n-step returns, float64 [B, context], padded on the right.
+
+    Each is the sum of discount^j reward[t + j] for j < n_step, within the episode.
+    """
     out = np.zeros((len(windows), context))
     for b, (episode, start, n) in enumerate(windows):
         rewards = [float(reward) for reward in episodes[episode]["rewards"]]

@@ -1,4 +1,6 @@
-"""What the feed must give, in plain Python loops over integers and lists: shares no code with the package.
+"""The expected batches, from plain Python loops over integers and lists.
+
+The loops share no code with the package.
 
 Sources: Philox4x32-10 after Salmon et al. (SC 2011); bounded integers after Lemire (ACM TOMACS 2019); the batch of
 Decision Transformer after the data collator of HuggingFace's "Train your first Decision Transformer" (2022).
@@ -59,7 +61,10 @@ def mix(z: int) -> int:
 
 
 def feistel(value: int, keys: Sequence[int], size: int) -> int:
-    """An unbalanced Feistel network on the bits of size - 1 (one bit at least), walked until it lands inside."""
+    """Permutes by an unbalanced Feistel network on the bits of size - 1.
+
+    It has at least one bit, and repeats until the result is below size.
+    """
     bits = max(1, (size - 1).bit_length())
     widths = (bits - bits // 2, bits // 2)
     while True:
@@ -119,7 +124,10 @@ def returns_to_go(rewards: Sequence[float]) -> list[float]:
 
 
 def right_padded(column: Sequence[np.ndarray], windows: Sequence[Window], first: int, last: int) -> np.ndarray:
-    """Steps first to last around each window's start, each at its own place; zeros outside the episode."""
+    """Returns steps first to last relative to each window's start.
+
+    Each step has its own position; steps outside the episode are zero.
+    """
     out = np.zeros((len(windows), last - first, *column[0].shape[1:]), column[0].dtype)
     for row, (episode, start, _) in enumerate(windows):
         for place in range(last - first):
@@ -153,7 +161,7 @@ def decision_transformer(
     mean: np.ndarray | float = 0.0,
     std: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """float64, with the collator's order of things: pad the states with zeros, then normalise them."""
+    """Returns float64 states in the collator's order: pad, then normalise."""
     columns = {name: [episode[name] for episode in episodes] for name in episodes[0]}
     returns = [np.array(returns_to_go(rewards)) for rewards in columns["rewards"]]
     states = left_padded(columns["observations"], windows, context, 0.0)

@@ -1,4 +1,6 @@
-"""Which windows a sampler must give, in plain Python integers and fractions: shares no code with the package.
+"""The expected windows of samplers, from plain integers and fractions.
+
+The loops share no code with the package.
 
 Sources: the rules of gear_data.selection.windows.WindowRule and the documented drawing of each sampler.
 """
@@ -16,7 +18,10 @@ DOMAIN_UNIFORM, DOMAIN_EPISODE, DOMAIN_ANCHOR, DOMAIN_PLACE = 1, 4, 5, 6
 
 @dataclass(frozen=True)
 class Case:
-    """Episodes of a view, and a rule; `flags` (one a step of the whole dataset) and `mode` are a filter of steps."""
+    """Episodes of a view, a window rule, and a step filter.
+
+    The filter is `flags` (one for each step of the whole dataset) and `mode`.
+    """
 
     lengths: Sequence[int]  # of all episodes of the dataset
     ids: Sequence[int]  # the view's
@@ -28,7 +33,10 @@ class Case:
     mode: str = "first"
 
     def window(self, episode: int, a: int, place: int = 0) -> Window:
-        """The window of anchor a of an episode of the dataset; `place` where the rule draws one."""
+        """Returns the window of anchor a of an episode.
+
+        `place` is the anchor's position in its window, if the rule draws one.
+        """
         length, context = self.lengths[episode], self.context
         if self.anchor == "start":
             steps = [s for s in range(a, a + context) if s < length]
@@ -134,7 +142,10 @@ def int_weights_at(weights: Sequence[float], exponent: int) -> list[int]:
 
 
 def integer_weights(weights: Sequence[float], units: Sequence[int]) -> tuple[list[int], int]:
-    """(int_weights, exponent) of positive weights, with so large an exponent that the total is 2^60 or more."""
+    """Returns integer weights and their exponent, for positive weights.
+
+    The exponent makes the total 2^60 or more.
+    """
 
     def total(exponent: int) -> tuple[int, list[int]]:
         int_weights = int_weights_at(weights, exponent)
@@ -170,7 +181,10 @@ def draws(seed: int, step: int, count: int, masses: Sequence[int]) -> list[tuple
 
 
 def distinct_draws(seed: int, step: int, count: int, masses: Sequence[int]) -> list[tuple[int, int]]:
-    """A slot goes through its own words until one gives a place not taken; the 33rd draw is of what is left."""
+    """Draws without replacement, slot by slot.
+
+    A slot uses its own random words until one gives a free position; the 33rd draw takes the rest.
+    """
     taken: list[tuple[int, int]] = []
     for slot in range(count):
         attempt, repeats = 0, 0

@@ -1,4 +1,7 @@
-"""A dataset with text and images, decoders that spawned workers can import, and plain loops for what they give."""
+"""A dataset with text and images, decoders, and the expected batches.
+
+Spawned workers can import the decoders. Plain loops make the expected batches.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def image_bytes(pixels, kind="PNG"):
 
 
 def make_episodes(lengths=LENGTHS, seed=1, size=(4, 5)):
-    """Each a dict: texts of 0 to 4 words, images, their pixels uint8 [T, H, W, 3], and numbers."""
+    """Returns episodes: texts of 0 to 4 words, images, and numbers.
+
+    Each episode also has the images' pixels, uint8 [T, H, W, 3].
+    """
     rng = np.random.default_rng(seed)
     episodes = []
     for count in lengths:
@@ -101,7 +107,10 @@ def padded(rows, context, side, dtype):
 
 
 def padded_sequences(rows, context, side, dtype=np.int64):
-    """([B, context, longest], int64 [B, context] lengths) of B lists of lists of numbers, by plain loops."""
+    """Returns padded numbers [B, context, longest], and their lengths.
+
+    Lengths are int64 [B, context]. Plain loops pad B lists of lists of numbers.
+    """
     longest = max(len(item) for row in rows for item in row)
     filled = [[list(item) + [0] * (longest - len(item)) for item in row] for row in rows]
     return padded(filled, context, side, dtype), padded([[len(i) for i in row] for row in rows], context, side, int)
