@@ -13,6 +13,7 @@ import pytest
 
 from gear_data.cli import doctor
 from gear_data.kernels.cuda.nvml import NvidiaDriver
+from tests.support.command_line import run_json
 
 ROOT = Path(doctor.__file__).resolve().parents[2]
 
@@ -171,3 +172,11 @@ ctypes.CDLL = lambda name, *more, **options: Driver() if name == "libcuda.so.1" 
     assert check.ok == ok
     assert words in check.found
     assert bool(check.remedy) != ok
+
+
+def test_every_failed_check_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = {check["name"]: check for check in run_json(capsys, "doctor")["checks"]}
+    assert {"cpu kernels", "gpu", "cupy", "cudf", "rdma devices", "locked memory", "shared memory"} <= checks.keys()
+    assert checks["cpu kernels"]["ok"]
+    for check in checks.values():
+        assert check["ok"] or check["remedy"], check

@@ -1,0 +1,86 @@
+"""`gear-data feed` and `export`, with --where and --where-steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gear_data
+from gear_data.cli import main
+from tests.support.command_line import run_json
+
+
+def test_feed_json(rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--batch-size", 8, "--context", 5, "--preset", "decision_transformer", "--steps", 30]
+    facts = run_json(capsys, "feed", rollouts_path, *options)
+    assert facts["batches"] == 30
+    for name in ("windows_per_s", "padded_bytes_per_s", "valid_bytes_per_s"):
+        assert facts[name] > 0
+    assert 0 < facts["pad_fraction"] < 1
+    assert facts["valid_bytes_per_s"] == pytest.approx(facts["padded_bytes_per_s"] * (1 - facts["pad_fraction"]))
+    assert 0 <= facts["wait_fraction"] <= 1
+
+
+def test_export_dataset_and_batches(rollouts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = run_json(capsys, "export", rollouts_path, tmp_path / "parquet")
+    assert facts["episodes"] == gear_data.open(rollouts_path).num_episodes
+    again = run_json(capsys, "convert", tmp_path / "parquet", tmp_path / "again")
+    assert again["fingerprint"] == gear_data.open(rollouts_path).fingerprint
+    options = ["--batches", 3, "--batch-size", 4, "--context", 5, "--preset", "raw", "--seed", 9, "--format", "npz"]
+    facts = run_json(capsys, "export", rollouts_path, tmp_path / "batches", *options)
+    assert facts["batches"] == 3
+    assert facts["seed"] == 9
+    assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == sorted(facts["files"])
+
+
+def test_where_chooses_episodes(
+    rollouts: list[Any], rollouts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--where", "return > 0 AND terminated"]
+    kept = [i for i, r in enumerate(rollouts) if i % 2 == 0 and r.columns["rewards"].astype(float).sum() > 0]
+    facts = run_json(capsys, "inspect", rollouts_path, *where)
+    assert facts["episodes"] == len(kept)
+    assert facts["steps"] == sum(len(rollouts[i]) for i in kept)
+    assert facts["return"]["min"] > 0
+    printed = run_json(capsys, "export", rollouts_path, tmp_path / "out", *where)
+    assert printed["episodes"] == len(kept)
+    again = run_json(capsys, "convert", tmp_path / "out", tmp_path / "again")
+    assert again["fingerprint"] == facts["fingerprint"]
+
+
+def test_where_steps_chooses_windows(
+    rollouts: list[Any], rollouts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--where", "length > 4", "--where-steps", "rewards > 0", "--batch-size", 16, "--context", 3]
+    run_json(capsys, "export", rollouts_path, tmp_path / "out", *options, "--batches", 4, "--format", "npz")
+    wanted = {
+        r.columns["actions"][t].tobytes()
+        for r in rollouts
+        for t in range(len(r))
+        if len(r) > 4 and r.columns["rewards"][t] > 0
+    }
+    for file in (tmp_path / "out").glob("*.npz"):
+        with np.load(file, allow_pickle=False) as batch:
+            assert {action[0].tobytes() for action in batch["actions"]} <= wanted
+    assert run_json(capsys, "feed", rollouts_path, *options, "--steps", 5)["batches"] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["--where", "lengt > 3"], 2, "did you mean 'length'"),
+        (["--where", "length >"], 2, "not a valid SQL expression"),
+        (["--where", "length > 100"], 1, "length is 1 to 12"),
+        (["--where-steps", "reward > 3"], 2, "did you mean 'rewards'"),
+        (["--where-steps", "rewards > 0"], 2, "--batches"),
+    ],
+)
+def test_invalid_where(
+    options: list[str], status: int, words: str, rollouts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(rollouts_path), str(tmp_path / "out"), *options]) == status
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
