@@ -1,4 +1,4 @@
-"""Batches read from another node over Arrow Flight, compared with raw Arrow Flight in the same run.
+"""Batches read over Arrow Flight, compared with raw Arrow Flight in one run.
 
     python benchmarks/cluster.py --json cluster.json
 
@@ -101,7 +101,11 @@ def own_windows(dataset: Any, here: Any, context: int, count: int) -> list[Windo
 
 
 def local_readers(folder: Path, url: str) -> tuple[Any, dict[str, Any], Any]:
-    """Returns the dataset, a local reader and the reader of a node that holds every second shard, and which shards."""
+    """Returns a dataset and two readers of it.
+
+    One reader is local, and one belongs to a node that holds every second shard. The last result tells which
+    shards.
+    """
     dataset, remote = gear_data.open(folder, "host"), gear_data.open(url)
     here = np.arange(len(dataset.manifest.shards)) % 2 == 0
     shards = np.flatnonzero(here).tolist()
@@ -202,7 +206,10 @@ def channels(dataset: Any, rounds: int, count: int) -> dict[str, float]:
 
 
 def size_classes(rounds: int) -> dict[str, float]:
-    """Returns how columns are grouped into requests -> seconds for 256 windows of 16 steps, one column an image."""
+    """Returns grouping of columns -> seconds for 256 windows of 16 steps.
+
+    One column is an image.
+    """
     times, rng = _Rounds(), np.random.default_rng(0)
     with tempfile.TemporaryDirectory(prefix="gear-data-cluster-") as scratch:
         source, folder = Path(scratch, "images.parquet"), Path(scratch, "images")

@@ -75,7 +75,10 @@ class RawFlight:
             client.close()
 
     def seconds_per_response(self, response_bytes: int, request_bytes: int, count: int, in_flight: int) -> float:
-        """Returns the seconds per response, with `in_flight` requests at once on one stream."""
+        """Returns the seconds per response on one stream.
+
+        `in_flight` requests are sent at once.
+        """
         client = self._connect()
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(str(response_bytes).encode()))
         try:

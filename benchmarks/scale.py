@@ -82,7 +82,10 @@ class Batches:
 
 
 def expected_peers(nodes: int, windows: int) -> float:
-    """Returns the average number of other nodes that a batch reads, if all shards are drawn equally often."""
+    """Returns the average number of other nodes that a batch reads.
+
+    All shards are drawn equally often.
+    """
     return (nodes - 1) * (1 - (1 - 1 / nodes) ** windows)
 
 
@@ -119,7 +122,9 @@ def index(family: Family, dataset: float) -> dict[str, float]:
 
 
 def fit_flight(record: Mapping[str, Any]) -> tuple[float, float]:
-    """Returns seconds per request and per byte, from a record of benchmarks/cluster.py.
+    """Returns seconds per request and per byte, from a benchmark record.
+
+    The record is written by benchmarks/cluster.py.
 
     It is a least-squares fit over message sizes, with one request in flight.
     """

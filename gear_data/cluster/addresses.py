@@ -13,14 +13,20 @@ SCHEME = "gear://"
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port. The host is a name or a number; an IPv6 number has no brackets."""
+    """A host and a port.
+
+    The host is a name or a number; an IPv6 number has no brackets.
+    """
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the host. The only loopback name is `localhost`."""
+        """Whether only this machine can reach the host.
+
+        The only loopback name is `localhost`.
+        """
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -46,7 +52,10 @@ class Address:
 
 
 def is_cluster(location: str) -> bool:
-    """Returns whether a dataset's location is a list of nodes: `gear://host:port,host:port`."""
+    """Returns whether a dataset's location is a list of nodes.
+
+    Such a location is `gear://host:port,host:port`.
+    """
     return location.startswith(SCHEME)
 
 

@@ -1,4 +1,4 @@
-"""Credentials of a node's server: a token that clients must send, and a TLS certificate."""
+"""Credentials of a node's server: a client token, and a TLS certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults: events that can go wrong in a cluster, their detectors, time limits and outcomes.
+"""Faults of a cluster: events, their detectors, time limits and outcomes.
 
 Start here with a question such as "what happens when a rank dies?". Each `Fault` names the function that detects the
 event. `tests/cluster/test_fault_table.py` checks that these functions and the limits exist;

@@ -15,7 +15,9 @@ DEFAULT_TIMEOUT = 1800.0
 
 
 def join_timeout() -> float:
-    """Returns how many seconds ranks wait for each other ($GEAR_DATA_JOIN_TIMEOUT). Loading shards takes time.
+    """Returns how many seconds ranks wait for each other ($GEAR_DATA_JOIN_TIMEOUT).
+
+    Loading shards takes time.
 
     Raises:
         InvalidArgumentError: The variable's value is not a number of seconds.

@@ -1,4 +1,4 @@
-"""Placement: which node holds which shards, with replicas of the shards that are drawn most."""
+"""Placement: the shards of each node, with replicas of often drawn shards."""
 
 from __future__ import annotations
 

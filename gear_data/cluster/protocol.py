@@ -1,4 +1,4 @@
-"""Messages between clients and nodes: handshakes, requests for rows, responses and errors.
+"""Messages between clients and nodes: handshakes, requests, responses.
 
 A request is a sequence of int64 words in the machine's byte order (little-endian on every supported machine):
 
@@ -132,7 +132,7 @@ def _malformed(reason: str) -> NodeRefusedError:
 
 
 def part_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Returns the offset of each part in a response, and the bytes of the whole response."""
+    """Returns the offset of each part in a response, and the total bytes."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)

@@ -1,4 +1,4 @@
-"""The ranks of a training run: which one this process is, on which node, and the store that they share."""
+"""Ranks of a training run: this process's rank, its node, and the shared store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from gear_data.errors import ClusterError
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Environment variables in which a launcher gives each process its rank, the world size and its node's number."""
+    """Names of a launcher's environment variables.
+
+    They hold each process's rank, the world size, and its node's number.
+    """
 
     rank: str
     world_size: str
@@ -55,7 +58,9 @@ class Ranks:
 
 
 def find_ranks() -> Ranks:
-    """Returns this process's rank, from torch.distributed if it is initialized, else from the launcher's variables.
+    """Returns this process's rank.
+
+    It comes from torch.distributed if that is initialized, else from the launcher's variables.
 
     Raises:
         ClusterError: torch.distributed is not initialized, and there is no launcher; or the store cannot be reached.
@@ -80,7 +85,10 @@ def find_ranks() -> Ranks:
 
 @cache  # rank 0's store may be the server of all the others
 def _launcher_store(rank: int, world_size: int) -> Any:
-    """Returns the store that `init_process_group` will use, if it is called later: both share one port."""
+    """Returns the store that `init_process_group` would use.
+
+    If it is called later, both share one port.
+    """
     from torch.distributed.rendezvous import rendezvous
 
     try:
@@ -97,7 +105,7 @@ def _find_launcher() -> _Launcher | None:
 
 
 def _env_int(name: str | None) -> int | None:
-    """Returns the number in an environment variable; None if there is none."""
+    """Returns the number in an environment variable; None without a number."""
     text = "" if name is None else os.environ.get(name, "")
     return int(text) if text.isdecimal() else None
 
@@ -109,7 +117,10 @@ def _node_name() -> str:
 
 
 def machine_id() -> str:
-    """Returns an id shared by processes that reach each other at 127.0.0.1: of one boot and one network namespace."""
+    """Returns an id of this machine.
+
+    Processes with the same id reach each other at 127.0.0.1: they share one boot and one network namespace.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
 
@@ -143,7 +154,10 @@ def own_host() -> str:
 
 
 def _address_towards(host: str) -> str | None:
-    """Returns this machine's address on the route to a host; None if it is loopback, or there is no route."""
+    """Returns this machine's address on the route to a host.
+
+    Returns None if it is loopback, or there is no route.
+    """
     try:
         family, kind, protocol, _, remote = socket.getaddrinfo(host, _UNUSED_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

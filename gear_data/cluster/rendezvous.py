@@ -1,4 +1,6 @@
-"""Rendezvous: the ranks of a training run become the nodes of a cluster, and each node starts a server.
+"""Rendezvous: the ranks of a training run become the nodes of a cluster.
+
+Each node starts a server.
 
 The ranks exchange messages through a `KeyValueStore`, in three rounds. `join` runs them in this order:
 
@@ -72,7 +74,10 @@ class Membership:
         return self.placement.held[self.node]
 
     def owner(self) -> Int64Array:
-        """Returns int64 [shards], the node that draws from each shard under `selection="decentralized"`."""
+        """Returns int64 [shards], the node that draws from each shard.
+
+        It is used with `selection="decentralized"`.
+        """
         owner = np.empty(len(self.owners.shard_bytes), np.int64)
         for node, shards in enumerate(self.owners.held):
             owner[list(shards)] = node
@@ -100,7 +105,10 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Round 1: a rank's node, its machine (see `machine_id`) and the identity of its dataset."""
+    """Round 1: a rank's node, machine and dataset.
+
+    See `machine_id` and `dataset_identity`.
+    """
 
     node: str
     machine: str
@@ -128,7 +136,10 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Round 3: a node's server and the location of its lease; None if no other node reads from the node."""
+    """Round 3: a node's server and the location of its lease.
+
+    Both are None if no other node reads from the node.
+    """
 
     server: ServerInfo | None = None
     lease: LeaseLocation | None = None
@@ -146,7 +157,9 @@ T = TypeVar("T")
 
 
 def join(request: JoinRequest) -> tuple[Membership, ServerLease | None]:
-    """Makes this process a member of its run's cluster. Every rank must call it, with the same dataset.
+    """Makes this process a member of its run's cluster.
+
+    Every rank must call it, with the same dataset.
 
     Returns:
         The membership, and this rank's lease on its node's server (None if there is no server, or no lease on it).
@@ -248,7 +261,9 @@ def _collect_servers(messages: _Messages, plan: ClusterPlan) -> tuple[NodeReport
 
 
 class _Messages:
-    """Values that ranks publish for each other, with errors in place of the values of ranks that fail.
+    """Values that ranks publish for each other.
+
+    A rank that fails publishes its error in place of its value.
 
     Args:
         store: The run's store.
@@ -259,11 +274,17 @@ class _Messages:
         self._store, self._rank = store, rank
 
     def publish(self, key: str, make: Callable[[], Any]) -> None:
-        """Publishes what `make` returns, or its error. Does not raise: `read` raises it on every rank, this one too."""
+        """Publishes what `make` returns, or its error.
+
+        Does not raise: `read` raises it on every rank, this one too.
+        """
         self.publish_with_result(key, lambda: (make(), None))
 
     def publish_with_result(self, key: str, make: Callable[[], tuple[Any, T]]) -> T | None:
-        """Publishes the first value that `make` returns, and returns the second; None after an error."""
+        """Publishes the first value that `make` returns, and returns the second.
+
+        Returns None after an error.
+        """
         result: T | None = None
         try:
             value, result = make()

@@ -1,4 +1,4 @@
-"""Credentials that the nodes of one training run share: a token, and a certificate with its key."""
+"""Credentials of a training run: a token, and a certificate with its key."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class RunCredentials:
         return ServerCredentials(self.token, self.certificate.encode() or None, self.key.encode() or None)
 
     def export(self) -> None:
-        """Writes what a client needs to this process's environment, from which `run_options` reads it.
+        """Writes the client's credentials to this process's environment.
+
+        `run_options` reads them there.
 
         Neither a URL nor a pickle holds a secret: a worker process inherits the environment.
         """

@@ -23,7 +23,10 @@ def resolve(name: str) -> Any:
 
 
 def environment_variables() -> set[str]:
-    """Returns the variables that modules of the cluster read: values of constants named `..._VARIABLE`."""
+    """Returns the environment variables that modules of the cluster read.
+
+    They are the values of constants named `..._VARIABLE`.
+    """
     found = set()
     for module in pkgutil.walk_packages(cluster.__path__, "gear_data.cluster."):
         for name, value in vars(importlib.import_module(module.name)).items():

@@ -1,4 +1,4 @@
-"""Faults of nodes and clients: hostile requests, and nodes that die, hang, restart or serve another dataset."""
+"""Faults: hostile requests; nodes that die, hang or serve another dataset."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ def one_request():
 
 
 def exchange(client, command, message):
-    """Sends one message, as any client could, and returns the response. None stands for a message with data only."""
+    """Sends one message, as any client could, and returns the response.
+
+    None stands for a message with data only.
+    """
     writer, reader = client.do_exchange(
         flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(timeout=20)
     )

@@ -1,4 +1,4 @@
-"""Training runs over a network link that loses and delays packets, and that is cut.
+"""Training runs over a link that loses and delays packets, and is cut.
 
 The link is `tests/support/cluster/network_link.py`, which works on any kernel. `tests/support/rdma/guest_network.py`
 tests less, with `tc netem`.

@@ -52,7 +52,10 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder:
 
 @pytest.fixture(scope="module")
 def join(folder: Path) -> Iterator[Join]:
-    """join(nodes) -> the dataset as the first of N nodes sees it. The other nodes' servers are in this process."""
+    """join(nodes) -> the dataset as the first of N nodes sees it.
+
+    The other nodes' servers are in this process.
+    """
     path, running = convert(11, folder / "one"), dict[tuple[int, ...], FlightServer]()
     credentials = create_run_credentials(tls=False)
 

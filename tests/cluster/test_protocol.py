@@ -40,7 +40,10 @@ LENGTHS = [25, 9, 18, 3, 32, 22, 17]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset in several shards, with columns of 12, 1, 8 and 4 bytes a row, and a text column."""
+    """A dataset in several shards.
+
+    Its columns have 12, 1, 8 and 4 bytes per row; one column is text.
+    """
     rng = np.random.default_rng(5)
     rows = [
         {

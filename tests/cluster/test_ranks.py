@@ -1,4 +1,4 @@
-"""Ranks, from the environment variables of each launcher, in real processes with a real store.
+"""Ranks from each launcher's variables, in real processes and stores.
 
 The variables are documented by the launchers: torch.distributed.run ("Environment Variables"), srun(1) ("OUTPUT
 ENVIRONMENT VARIABLES"), Open MPI ("Environment variables set for MPI applications"). Further variables of Open MPI are
@@ -56,7 +56,7 @@ def mpich(rank: int, size: int, node: int) -> dict[str, object]:
 def open_mpi_in_a_slurm_job(rank: int, size: int, node: int) -> dict[str, object]:
     """Returns Open MPI's variables, with Slurm's variables of the job's script.
 
-    On other nodes, Slurm's variables are those of mpirun's daemons: one for each other node, counted from 0.
+    On other nodes, Slurm's variables describe mpirun's daemons: one for each other node, counted from 0.
     """
     return {**srun(0, 1, 0), **open_mpi(rank, size, node)}
 
@@ -80,7 +80,7 @@ NODES = [0, 0, 1]
 
 @pytest.fixture(scope="module")
 def found():
-    """Launcher -> what each rank found."""
+    """Launcher -> the facts that each rank found."""
     runs = []
     for launcher in NODE_NAMES:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GEAR_DATA_JOIN_TIMEOUT": 30}

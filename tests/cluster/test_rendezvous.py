@@ -1,4 +1,7 @@
-"""Training runs: several nodes give the batches of one process, bit for bit; servers end with their ranks."""
+"""Training runs: several nodes give the batches of one process, bit for bit.
+
+Servers end with their ranks.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def expected(folder):
 
 
 def parts(folder, nodes, to):
-    """Makes a copy of a dataset for each node, with only the shards that are placed there."""
+    """Makes a copy of a dataset for each node, with only its shards."""
     placement = gear_data.open(folder).placement([f"node-{number}" for number in range(nodes)])
     manifest = gear_data.open(folder).manifest
     for number in range(nodes):
@@ -58,7 +61,10 @@ def parts(folder, nodes, to):
 
 
 def torchrun(nodes, ranks, *arguments):
-    """Runs a script under torchrun on `nodes` agents of this machine; returns their exit statuses."""
+    """Runs a script under torchrun on `nodes` agents of this machine.
+
+    Returns their exit statuses.
+    """
     common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
     common += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     agents = [subprocess.Popen([*common, "--node-rank", str(node), *map(str, arguments)]) for node in range(nodes)]
@@ -102,7 +108,10 @@ def test_runs_give_the_batches_of_one_process(folder, expected, tmp_path, nodes,
 
 
 def _check_decentralized(folder, found, facts, nodes, ranks):
-    """Checks that each node draws only from its own shards, sends no requests, and that all rows form whole batches."""
+    """Checks the batches of decentralized selection.
+
+    Each node draws only from its own shards and sends no requests. Together the rows form whole batches.
+    """
     dataset = gear_data.open(folder)
     shard = dataset.episodes["shard"].to_numpy()
     rows = sum(len(one["decentralized/rewards"]) for one in found)
@@ -166,7 +175,7 @@ def _new_servers(before):
 
 
 def test_a_server_that_dies_is_restarted(folder, run):
-    """Servers die several times in the middle of reading, and the batches do not change."""
+    """Servers die several times during reads, and the batches do not change."""
     expected = iter(list(itertools.islice(hold_rank.digests(gear_data.open(folder), 0), 91)))
     before = {process.pid for process in servers()}
     ranks = run([(folder, 0), (folder, 0), (folder, 1)], GEAR_DATA_NODE_TIMEOUT=30)
@@ -182,7 +191,7 @@ def test_a_server_that_dies_is_restarted(folder, run):
         # More batches than prefetching had read.
         for batch in itertools.islice(expected, 40):
             assert [rank.ask("next") for rank in ranks] == [batch] * 3
-    # The last servers end with their ranks, not before. The second rank alone holds the first node's server.
+    # The last servers end with their ranks, not before. Only the second rank holds the first node's server.
     mine = _new_servers(before)
     ranks[0].kill()
     time.sleep(LINGER_SECONDS + 1)

@@ -27,7 +27,10 @@ def world(monkeypatch, tmp_path):
 
 @pytest.fixture
 def serve(folder, world):
-    """serve(shards, transport) -> the address of a new node in this process. All nodes end with the test."""
+    """serve(shards, transport) -> the address of a new node in this process.
+
+    All nodes end with the test.
+    """
     running = []
 
     def start(shards=None, transport="verbs", folder=folder):

@@ -1,4 +1,7 @@
-"""Batches that a GPU collects from rows read by RDMA, with stand-ins for both devices; equal to the folder's."""
+"""Batches that a GPU collects from rows read by RDMA.
+
+Both devices are stand-ins. The batches equal those read from the folder.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ class Driver:
 
 @pytest.fixture
 def way(request, monkeypatch, world, tmp_path):
-    """The method by which the RDMA device writes to GPU memory; \"none\" if there is none."""
+    """The method by which the RDMA device writes to GPU memory.
+
+    It is "none" if this machine has no method.
+    """
     (tmp_path / "module").mkdir()
     driver = Driver(world, supported=int(request.param == "DMA-BUF"))
     monkeypatch.setattr(gpu_memory, "_driver", lambda: driver)
@@ -123,7 +129,7 @@ def test_batches_are_those_of_the_folder(folder, gpu, serve, world, way):
 
 @every_way
 def test_another_discount(folder, gpu, serve, world, way):
-    """The values of one column are local, those of the others remote."""
+    """The values of one column are local, the values of the others are remote."""
     local = gear_data.open(folder).with_discount(0.5)
     remote = gear_data.open(f"gear://{serve()}", transport="verbs").with_discount(0.5)
     options = {**OPTIONS, "columns": ["returns_to_go", "observations"]}

@@ -1,4 +1,7 @@
-"""RDMA without RDMA hardware: soft-RoCE in QEMU guests; see `guest`. Takes minutes, mostly for emulated imports."""
+"""RDMA without RDMA hardware: soft-RoCE in QEMU guests; see `guest`.
+
+Takes minutes, mostly for emulated imports.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ def protection(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def started(prepared, protection, tmp_path_factory):
-    """The guest of `test_one_machine`, and its output folder. It runs beside the two other guests."""
+    """The guest of `test_one_machine`, and its output folder.
+
+    It runs beside the two other guests.
+    """
     out = tmp_path_factory.mktemp("out")
     command = [sys.executable, str(HERE / "guest_checks.py"), str(prepared / "d"), str(prepared / "expected.npz")]
     machine = guest.Guest(out, [*command, str(protection)], variables(prepared))
@@ -108,7 +114,7 @@ def started(prepared, protection, tmp_path_factory):
 
 
 def test_two_machines(started, prepared, protection, tmp_path):
-    """The second guest reads the first over a network, and notices when the first is gone."""
+    """The second guest reads the first, and notices when the first is gone."""
     place, timeout = f"{guest.address(1)}:7000", 30
     tls = {"GEAR_DATA_TLS_CA": str(protection / "node.pem"), "GEAR_DATA_TOKEN_FILE": str(protection / "token")}
     serve = [sys.executable, "-m", "gear_data.cli", "serve", str(prepared / "d"), "--listen", place]

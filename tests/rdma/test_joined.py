@@ -1,4 +1,7 @@
-"""Training runs whose nodes read each other's memory, with a stand-in for the device in each process."""
+"""Training runs whose nodes read each other's memory.
+
+Each process has a stand-in for the device.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ def test_memory_of_a_restarted_server(folder, run):
 
 
 def test_a_server_whose_memory_is_read_stays(folder, run):
-    """The server's ranks have exited, and another node still reads from it. Both servers end with that node's rank."""
+    """The server's ranks have exited, and another node still reads from it.
+
+    Both servers end with that node's rank.
+    """
     expected = iter(list(itertools.islice(hold_rank.digests(gear_data.open(folder), 0), 91)))
     before = {process.pid for process in servers()}
     first, other = run([(folder, 1), (folder, 0)], "{'transport': 'verbs'}", PYTHONPATH=PYTHONPATH)

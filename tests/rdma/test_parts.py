@@ -1,4 +1,7 @@
-"""Parts of the RDMA transport that need no device, each against a plain computation."""
+"""Parts of the RDMA transport that need no device.
+
+Each is compared with a plain computation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Loaders over the RDMA transport, with a stand-in for the device: batches equal those of the folder."""
+"""Loaders over the RDMA transport, with a stand-in for the device.
+
+Their batches equal the batches of the folder.
+"""
 
 from __future__ import annotations
 

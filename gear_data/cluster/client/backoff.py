@@ -26,7 +26,10 @@ class _FailureState:
 
 
 class PeerBackoff:
-    """Peers that failed recently, by their numbers. Thread-safe. Times are those of `time.monotonic`."""
+    """Peers that failed recently, by their numbers.
+
+    Thread-safe. Times are read with `time.monotonic`.
+    """
 
     def __init__(self) -> None:
         self._failing: dict[int, _FailureState] = {}
@@ -37,7 +40,10 @@ class PeerBackoff:
         return frozenset(peer for peer, state in list(self._failing.items()) if state.until > now)
 
     def first_failure(self, peer: int) -> float | None:
-        """Returns when a peer failed first since its last success; None if it has not failed since."""
+        """Returns when a peer failed first since its last success.
+
+        Returns None if it has not failed since.
+        """
         state = self._failing.get(peer)
         return None if state is None else state.first
 

@@ -1,4 +1,4 @@
-"""ShardDirectory: which peer holds which shards, and which peer each shard is read from."""
+"""ShardDirectory: the shards of each peer, and the peer to read each shard from."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ShardDirectory:
     Args:
         peers: All peers, also those that cannot be reached now.
         transport: The client's transport; `verbs` refuses peers without RDMA.
-        known: What the peers hold. None: `update` tells it, peer by peer.
+        known: The shards of each peer. None: filled by `update`.
 
     Attributes:
         peers: See above.
@@ -71,7 +71,7 @@ class ShardDirectory:
         return nodes_url(peer.endpoint.address for peer in self.peers)
 
     def update(self, number: int, description: PeerDescription) -> None:
-        """Notes what a peer serves now.
+        """Records a peer's present description.
 
         Raises:
             NodeRefusedError: The peer serves another dataset, or no RDMA where transport `verbs` needs it.
@@ -118,7 +118,9 @@ class ShardDirectory:
         return stream
 
     def assign(self, shards: Int64Array, turn: int, failed: dict[int, GearError]) -> Int64Array:
-        """Chooses a peer for each shard. Peers in backoff are used only where no replica is left.
+        """Chooses a peer for each shard.
+
+        Peers in backoff are used only where no replica is left.
 
         Args:
             shards: int64 [n].
@@ -158,7 +160,10 @@ class ShardDirectory:
         return bool(unknown)
 
     def _route(self, turn: int, excluded: frozenset[int]) -> Int64Array:
-        """Returns int64 [shards], the peer of each shard in this turn; -1 where there is none."""
+        """Returns int64 [shards], the peer of each shard in this turn.
+
+        A shard without a peer has -1.
+        """
         routes = self._routes
         route = routes.get((turn, excluded))
         if route is None:

@@ -28,7 +28,9 @@ S = TypeVar("S")
 
 
 class Fetch(ABC, Generic[C, S]):
-    """Reads batches of spans from one peer: posts requests, and takes the responses into `done`.
+    """Reads batches of spans from one peer.
+
+    It posts requests, and takes the responses into `done`.
 
     After the last `take`, the batches that did not arrive are in `unread`, and `error` is the reason. If a connection
     turns out to have broken while it was idle, as when the peer was restarted, everything is posted again over a new
@@ -81,7 +83,7 @@ class Fetch(ABC, Generic[C, S]):
         self._run(self._send)
 
     def take(self) -> bool:
-        """Takes what has arrived, or waits for some of it, and sends the next requests.
+        """Takes arrived responses, or waits for one, and sends the next requests.
 
         Returns:
             False if nothing is left to take.

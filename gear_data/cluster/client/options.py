@@ -41,7 +41,7 @@ class ClientOptions:
 
     @staticmethod
     def of_run(token: str, certificate: bytes | None, name: str) -> ClientOptions:
-        """Returns the options with which the nodes of a training run connect to each other.
+        """Returns the options of connections between nodes of a training run.
 
         Args:
             token: The run's token.
@@ -62,7 +62,9 @@ class ClientOptions:
 
     @staticmethod
     def from_environment() -> ClientOptions:
-        """Reads the options from environment variables. Neither a URL nor a pickle holds a secret.
+        """Reads the options from environment variables.
+
+        Neither a URL nor a pickle holds a secret.
 
         The variables are $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA, $GEAR_DATA_NODE_TIMEOUT, $GEAR_DATA_CHECKSUM and
         $GEAR_DATA_RDMA_QUEUE_PAIRS.
@@ -88,7 +90,7 @@ class ClientOptions:
         """Checks that there is a token for an address on another machine.
 
         Raises:
-            InvalidArgumentError: There is none.
+            InvalidArgumentError: The token is missing.
         """
         if self.token is None and not address.is_loopback:
             raise InvalidArgumentError(
@@ -97,6 +99,9 @@ class ClientOptions:
             )
 
     def flight_location(self, address: Address) -> str:
-        """Returns an address as Arrow Flight writes it. Only loopback without `authorities` is not encrypted."""
+        """Returns an address as Arrow Flight writes it.
+
+        Only loopback without `authorities` is not encrypted.
+        """
         is_plain = address.is_loopback and self.authorities is None
         return f"grpc{'' if is_plain else '+tls'}://{address}"

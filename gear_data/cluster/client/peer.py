@@ -36,7 +36,9 @@ class PeerDescription(msgspec.Struct, frozen=True):
 
 
 class Peer:
-    """Connections to one node's server. Thread-safe, and usable before and after a fork; connects on first use.
+    """Connections to one node's server.
+
+    Thread-safe, and usable before and after a fork; connects on first use.
 
     Args:
         address: Where the server listens.

@@ -96,7 +96,7 @@ class _Batch:
 class ClusterReader:
     """A `ColumnReader` over local and remote shards.
 
-    Responses are packed rows. The collector's kernel treats each fetched window as an episode of its own, whose rows
+    Responses are packed rows. The collector's kernel treats each fetched window as a separate episode, whose rows
     lie in the response. So the same code does casts, padding, final observations and sums for local and remote rows.
 
     Args:
@@ -140,7 +140,9 @@ class ClusterReader:
         return pa.chunked_array(read_variable(self._client, self._shards, self._here, column, spans))
 
     def read(self, windows: Windows, buffers: OutputBuffers) -> None:
-        """Fills the buffers; see `ColumnReader.read`. Local windows are collected while nodes send the others.
+        """Fills the buffers; see `ColumnReader.read`.
+
+        Local windows are collected while nodes send the others.
 
         Raises:
             As `ShardClient.fetching`.
@@ -173,7 +175,10 @@ class ClusterReader:
         del lease
 
     def staging(self) -> ClusterStaging | None:
-        """Returns a staging reader for a GPU; None if no shard is local and RDMA is not used: it would gain nothing."""
+        """Returns a staging reader for a GPU.
+
+        Returns None if no shard is local and RDMA is not used: it would gain nothing.
+        """
         if not self._client.uses_rdma and not self._here.any():
             return None
         return ClusterStaging(self._client, self._shards, self._local)
@@ -249,7 +254,10 @@ class ClusterReader:
     def _targets(
         self, groups: Sequence[ColumnGroup], remote: Sequence[_RemoteColumns], batch: _Batch
     ) -> WriteTargets | None:
-        """Returns where in the batch RDMA writes columns that are copied to one output; None: all rows are packed."""
+        """Returns where in the batch RDMA writes columns that are copied to one output.
+
+        Returns None if all rows are packed.
+        """
         buffers = batch.buffers
         if buffers.memory is None or not self._client.uses_rdma:
             return None

@@ -1,4 +1,4 @@
-"""FetchSession: one request, read from all peers that hold its shards, with failover to replicas."""
+"""FetchSession: one request to several peers, with failover to replicas."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class FetchSession:
         self._failed: dict[int, GearError] = {}
 
     def start(self, spans: Int64Array) -> None:
-        """Assigns spans to peers, and posts them to all these peers before any response is waited for.
+        """Assigns spans to peers, and posts them.
+
+        All peers have received their requests before any response is waited for.
 
         Raises:
             ClusterError, CorruptShardError, DeviceError: No peer is left for some of the shards.
@@ -107,7 +109,10 @@ class FetchSession:
                 self._directory.backoff.record_failure(fetch.peer)
 
     def _assign(self, shards: Int64Array) -> Int64Array:
-        """Assigns shards to peers. If no peer is left for some, waits for one as long as the retry policy allows."""
+        """Assigns shards to peers.
+
+        If no peer is left for some, waits for one as long as the retry policy allows.
+        """
         while True:
             try:
                 return self._directory.assign(shards, self._turn, self._failed)

@@ -37,12 +37,14 @@ _log = logging.getLogger(__name__)
 
 
 class ShardClient:
-    """Client of the nodes that hold a dataset. Thread-safe, and usable before and after a fork.
+    """Client of the nodes that hold a dataset.
+
+    Thread-safe, and usable before and after a fork.
 
     Args:
         addresses: Addresses of all nodes. A node that cannot be reached now is tried again when it is needed.
         options: Token, authorities and timeout.
-        known: What the nodes hold; no node is then contacted now. None: the nodes are asked, and together they must
+        known: The shards of each node; no node is then contacted now. None: the nodes are asked, and together they must
             hold all shards.
         transport: `verbs`, `flight`, or `auto`: RDMA from the nodes that offer it, if this machine has a device too.
         retry: How long to retry shards whose nodes all fail.
@@ -126,7 +128,9 @@ class ShardClient:
         return manifest
 
     def file_chunks(self, file: str) -> Iterator[bytes]:
-        """Yields the bytes of the manifest (`manifest`) or of a table's file; see `ShardServer.file_chunk`.
+        """Yields the bytes of the manifest (`manifest`) or of a table's file.
+
+        See `ShardServer.file_chunk`.
 
         Raises:
             NodeUnreachableError, NodeRefusedError: No node returns them.
@@ -149,11 +153,17 @@ class ShardClient:
 
     @property
     def uses_rdma(self) -> bool:
-        """Whether some nodes are read by RDMA, so that rows can be written directly to their targets."""
+        """Whether some nodes are read by RDMA.
+
+        RDMA can write rows directly to their targets.
+        """
         return self._transports.rdma is not None
 
     def can_write_gpu(self, device: int) -> bool:
-        """Returns whether RDMA can write rows to the memory of a CUDA device, given by its number."""
+        """Returns whether RDMA can write to the memory of a CUDA device.
+
+        `device` is the number of the device.
+        """
         return self._transports.can_write_gpu(device)
 
     def fetch(self, request: Request, targets: WriteTargets | None = None) -> list[FetchedSpans]:
@@ -163,7 +173,9 @@ class ShardClient:
 
     @contextmanager
     def fetching(self, request: Request, targets: WriteTargets | None = None) -> Iterator[Iterator[FetchedSpans]]:
-        """Posts a request of any size to its nodes, and yields an iterator over the spans as they arrive.
+        """Posts a request of any size, and yields an iterator over its spans.
+
+        The iterator returns the spans as they arrive.
 
         All nodes have received their requests before the body begins. Spans without rows are not returned. If a node
         fails, its spans are read from a replica.

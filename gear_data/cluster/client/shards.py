@@ -1,4 +1,7 @@
-"""Whole columns of shards on other nodes, for reads by shard: episodes, step expressions, statistics."""
+"""Columns of shards on other nodes.
+
+Reads by shard use them: episodes, step expressions and statistics.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _SPAN_BYTES = 8 << 20
 
 
 class RemoteShards:
-    """Shards that are all on other nodes. Every call reads its result over the network.
+    """Shards that are all on other nodes.
+
+    Every call reads its result over the network.
 
     Args:
         client: Reads them.
@@ -83,7 +88,10 @@ class RemoteShards:
 
 
 def _spans(first: int, last: int, step: int) -> tuple[Int64Array, Int64Array]:
-    """Returns int64 [n] each, the first row and the row count of spans of `step` rows that cover a range of rows."""
+    """Divides a range of rows into spans of `step` rows.
+
+    Returns int64 [n] each: the first row and the row count of each span.
+    """
     starts = np.arange(first, max(first, last), step)
     return starts, np.minimum(starts + step, last) - starts
 

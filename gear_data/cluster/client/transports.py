@@ -27,7 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class PeerTransports:
-    """Creates the fetches of each peer: by RDMA where both ends have it, else by Arrow Flight.
+    """Creates the fetches of each peer.
+
+    A fetch uses RDMA where both ends have it, else Arrow Flight.
 
     Args:
         directory: The peers.
@@ -64,13 +66,19 @@ class PeerTransports:
         return client
 
     def can_write_gpu(self, device: int) -> bool:
-        """Returns whether RDMA can write rows to the memory of a CUDA device, given by its number."""
+        """Returns whether RDMA can write to the memory of a CUDA device.
+
+        `device` is the number of the device.
+        """
         return self.rdma is not None and gpu_transfer_method(device) is not None
 
     def fetch(
         self, number: int, request: Request, batches: Sequence[Int64Array], targets: WriteTargets | None
     ) -> Fetch[Any, Any]:
-        """Returns a fetch of batches of a request's spans from a peer. Nothing is posted yet."""
+        """Returns a fetch of batches of a request's spans from a peer.
+
+        Nothing is posted yet.
+        """
         peer = self._directory.peers[number]
         has_rdma = number in self._directory.rdma_peers
         if self.rdma is not None and has_rdma and self._fallback_until.get(number, 0.0) <= time.monotonic():
@@ -80,7 +88,10 @@ class PeerTransports:
         )
 
     def fall_back(self, fetch: Fetch[Any, Any]) -> bool:
-        """Returns whether a failed fetch is retried by Arrow Flight: with `auto`, if it used RDMA."""
+        """Returns whether a failed fetch is retried by Arrow Flight.
+
+        With transport `auto`, every fetch that used RDMA is.
+        """
         if not (isinstance(fetch, RdmaFetch) and self._transport == AUTO):
             return False
         self._fallback_until[fetch.peer] = time.monotonic() + FALLBACK_SECONDS

@@ -1,4 +1,4 @@
-"""Direct targets: where in a batch the rows of a column belong if an output is a plain copy of that column."""
+"""Direct targets: addresses in a batch for rows that an output copies unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from gear_data.selection.windows import Int64Array, Windows
 
 
 def direct_output(plan: OutputPlanArray, column: int) -> int | None:
-    """Returns the output that copies a column row for row; None if another output reads the column, or none does."""
+    """Returns the output that copies a column row for row.
+
+    Returns None if another output reads the column, or none does.
+    """
     outputs = np.flatnonzero(np.isin(plan["kind"], COLUMN_KINDS) & (plan["column"] == column))
     if len(outputs) != 1:
         return None
@@ -22,7 +25,9 @@ def direct_output(plan: OutputPlanArray, column: int) -> int | None:
 def row_targets(
     buffers: OutputBuffers, output: int, windows: Windows, low: Int64Array, count: Int64Array
 ) -> Int64Array:
-    """Returns int64 [B], the address of each window's first valid row in an output that is not shifted.
+    """Returns int64 [B], the address of each window's first valid row.
+
+    The output must not be shifted.
 
     Args:
         buffers: The batch's output buffers.

@@ -1,4 +1,7 @@
-"""Arrow Flight client: every wait has a timeout, and every error is a GearError that names the node."""
+"""Arrow Flight client: streams to a node, with timeouts and typed errors.
+
+Every wait has a timeout, and every error is a GearError that names the node.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def _keep_freed_memory() -> None:
 
     glibc returns large blocks to the system when they are freed. Every response would then fault its pages in again,
     which costs as much as receiving it. The size that counts as large grows with the largest block of up to 32 MiB that
-    was ever freed (M_MMAP_THRESHOLD in mallopt(3)). As a result, the process keeps up to 64 MiB of what it frees, like
+    was ever freed (M_MMAP_THRESHOLD in mallopt(3)). As a result, the process keeps up to 64 MiB of freed memory, like
     any process that once freed an array of this size.
     """
     np.empty(_LARGE_BYTES, np.uint8)

@@ -47,7 +47,9 @@ def split_into_batches(spans: Int64Array, sizes: Int64Array) -> list[Int64Array]
 
 
 class FlightFetch(Fetch[Stream, int]):
-    """A `Fetch` over a stream. The state of a posted batch is the bytes of its request.
+    """A `Fetch` over a stream.
+
+    The state of a posted batch is the bytes of its request.
 
     Args:
         number, peer: The peer.
@@ -101,7 +103,9 @@ class FlightFetch(Fetch[Stream, int]):
         return stream.was_idle and not stream.timed_out and isinstance(error, NodeUnreachableError)
 
     def _check(self, spans: Int64Array, parts: list[npt.NDArray[np.uint8]]) -> None:
-        """Checks that the parts have the requested sizes: kernels get addresses of rows in them.
+        """Checks that the parts have the requested sizes.
+
+        Kernels get addresses of rows in the parts.
 
         Raises:
             NodeRefusedError: They have not.

@@ -42,7 +42,10 @@ class Closable(Protocol):
 
 
 class _DeadlineThread:
-    """Cancels calls whose deadline has passed, from a thread that starts with the first call."""
+    """A thread that cancels calls whose deadline has passed.
+
+    It starts with the first call.
+    """
 
     def __init__(self) -> None:
         self._deadlines: dict[Cancellable, float] = {}
@@ -78,7 +81,10 @@ class _DeadlineThread:
 
 
 class _ForkGate:
-    """A gate that is closed while the process forks. A fork waits until all callers have left."""
+    """A gate that is closed while the process forks.
+
+    A fork waits until all callers have left.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
@@ -118,7 +124,10 @@ _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 @contextmanager
 def using_grpc() -> Iterator[None]:
-    """Keeps the process from forking during the body. All use of gRPC is in such a body. Not reentrant."""
+    """Keeps the process from forking during the body.
+
+    All use of gRPC is in such a body. Not reentrant.
+    """
     _gate.enter()
     try:
         yield

@@ -1,4 +1,6 @@
-"""TCP keepalive probes, so that a server notices clients that vanished (power cut, cable pulled).
+"""TCP keepalive probes: a server notices vanished clients.
+
+A client vanishes when its power is cut or its cable is pulled.
 
 A server that waits for the next request of such a client would wait for hours. TCP does not notice an idle connection
 that broke, gRPC probes every two hours by default (its doc/keepalive.md), and pyarrow does not expose gRPC's options.
@@ -20,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def vanished_seconds() -> int:
-    """Returns the seconds of silence after which a vanished client's connection is closed."""
+    """Returns the seconds until a vanished client's connection is closed."""
     return IDLE_SECONDS + INTERVAL_SECONDS * PROBES
 
 

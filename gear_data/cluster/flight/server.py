@@ -35,14 +35,16 @@ from gear_data.errors import ClusterError, GearError, NodeRefusedError
 
 
 class _FileRequest(msgspec.Struct, frozen=True):
-    """Fields of the action `file`, beside the handshake; see `ShardServer.file_chunk`."""
+    """Fields of the action `file`, in addition to the handshake; see `ShardServer.file_chunk`."""
 
     file: str
     offset: int
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves shards until it is shut down. Closes the connections of vanished clients; see `keepalive`.
+    """Serves shards until it is shut down.
+
+    Closes the connections of vanished clients; see `keepalive`.
 
     Args:
         shards: The shards.
@@ -79,7 +81,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         enable_keepalive(self.port)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """Answers `describe` (the served shards, as JSON) and `file` (a chunk of the manifest or of a table)."""
+        """Answers the actions `describe` and `file`.
+
+        `describe` returns the served shards, as JSON. `file` returns a chunk of the manifest or of a table.
+        """
         self.last_used = time.monotonic()
         with _as_flight_errors():
             if action.type == "describe":
@@ -98,7 +103,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return self._shards.file_chunk(request.file, request.offset)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Answers a client's requests in order, or holds queue pairs for it, until it closes the stream."""
+        """Serves one stream until the client closes it.
+
+        Answers the client's requests in order, or holds queue pairs for it.
+        """
         with _as_flight_errors():
             command = descriptor.command or b""
             message = check_handshake(command, self._shards.identity)
@@ -129,7 +137,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def _listen_error(listen: Address) -> ClusterError:
-    """Returns the reason why a server cannot listen. gRPC writes the reason only to its log."""
+    """Returns the reason why a server cannot listen.
+
+    gRPC writes the reason only to its log.
+    """
     try:
         found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(*found[:3]) as attempt:

@@ -1,4 +1,4 @@
-"""RdmaClient: this machine's RDMA device, and the idle connections to the nodes of a dataset."""
+"""RdmaClient: this machine's RDMA device, and idle connections to nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_IDLE_CONNECTIONS = 8
 
 @dataclass
 class _OpenDevice:
-    """The device, its registered memory, and the idle connections to each peer, by its number."""
+    """The device, its registered memory, and idle connections by peer number."""
 
     device: Device
     memory: LocalMemory
@@ -38,7 +38,9 @@ class _OpenDevice:
 
 
 class RdmaClient:
-    """RDMA connections to a dataset's nodes. Thread-safe, and usable before and after a fork; opens on first use.
+    """RDMA connections to a dataset's nodes.
+
+    Thread-safe, and usable before and after a fork; opens on first use.
 
     Args:
         manifest: The dataset's manifest.
@@ -66,7 +68,10 @@ class RdmaClient:
             return self._open[0]
 
     def acquire(self, peer: int, endpoint: Endpoint) -> RdmaConnection:
-        """Returns a connection to a peer, idle or new. The caller returns it with `release`, or closes it."""
+        """Returns a connection to a peer, idle or new.
+
+        The caller returns it with `release`, or closes it.
+        """
         opened = self.open()
         with suppress(IndexError):
             return opened.idle.setdefault(peer, []).pop()

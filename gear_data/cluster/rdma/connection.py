@@ -11,7 +11,9 @@ from gear_data.errors import ClusterError
 
 
 class RdmaConnection:
-    """Queue pairs to a node, and the stream that keeps them open. Used by one thread at a time.
+    """Queue pairs to a node, and the stream that keeps them open.
+
+    Used by one thread at a time.
 
     Args:
         device: This machine's device.
@@ -47,7 +49,9 @@ class RdmaConnection:
             raise
 
     def post(self, reads: Reads) -> tuple[int, ...]:
-        """Posts READs, split over the queue pairs. Queue pairs hold back what the device cannot take yet.
+        """Posts READs, split over the queue pairs.
+
+        Queue pairs hold back READs that the device cannot take yet.
 
         Returns:
             A ticket for `is_done`.

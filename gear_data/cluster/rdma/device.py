@@ -14,7 +14,9 @@ _MEMORY_HINT = "raise the limit for locked memory: ulimit -l unlimited (systemd:
 
 @dataclass(frozen=True)
 class Device:
-    """An open device and its protection domain. Only memory registered in that domain can be read or written.
+    """An open device and its protection domain.
+
+    Only memory registered in that domain can be read or written.
 
     Attributes:
         library: pyverbs.

@@ -19,7 +19,9 @@ _BUSY_SECONDS, _PAUSE_SECONDS = 100e-6, 50e-6
 
 
 class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
-    """A `Fetch` by RDMA READ. Posts all READs at once: queue pairs hold back what the device cannot take yet.
+    """A `Fetch` by RDMA READ.
+
+    Posts all READs at once: queue pairs hold back READs that the device cannot take yet.
 
     Args:
         client: The RDMA client.

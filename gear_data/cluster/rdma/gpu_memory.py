@@ -1,4 +1,6 @@
-"""GPU memory that READs write to (NVIDIA's GPUDirect RDMA), so that rows do not pass through host memory.
+"""GPU memory that READs write to (NVIDIA's GPUDirect RDMA).
+
+Rows do not pass through host memory.
 
 There are two methods. Peer memory: a kernel module of the driver makes GPU memory registrable by its address, like host
 memory. DMA-BUF, since Linux 5.12 and CUDA 11.7: the driver returns a file that represents the memory, and the file is
@@ -27,12 +29,14 @@ PEER_MEMORY, DMA_BUF = "peer memory", "DMA-BUF"
 _MODULES = Path("/sys/module/nvidia_peermem"), Path("/sys/module/nv_peer_mem")
 #: Constants of <cuda.h>: CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED and CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD.
 _DMA_BUF_SUPPORTED, _DMA_BUF_FD = 124, 1
-#: What to do if there is no method.
+#: Hint of errors without a method.
 HINT = "load the driver's module: modprobe nvidia-peermem; or use a kernel, driver and rdma-core with DMA-BUF"
 
 
 def gpu_transfer_method(number: int) -> str | None:
-    """Returns how an RDMA device writes to the memory of a CUDA device, given by its number.
+    """Returns how an RDMA device writes to the memory of a CUDA device.
+
+    `number` is the number of the CUDA device.
 
     Returns:
         `PEER_MEMORY`, `DMA_BUF`, or None if neither is available.

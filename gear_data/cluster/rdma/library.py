@@ -1,4 +1,7 @@
-"""Import of pyverbs, which is part of the system's rdma-core and not on the package index."""
+"""Import of pyverbs, which is part of the system's rdma-core.
+
+The package index does not have it.
+"""
 
 from __future__ import annotations
 

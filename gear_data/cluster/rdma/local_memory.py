@@ -1,4 +1,7 @@
-"""LocalMemory: memory of this process that READs write to, registered on first use."""
+"""LocalMemory: memory of this process that READs write to.
+
+It is registered on first use.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gear_data.residency.device.memory import DeviceBuffer, PinnedBuffer
 #: Memory that rows are written to: of this machine, or of a GPU.
 Memory = npt.NDArray[np.uint8] | PinnedBuffer | DeviceBuffer
 
-#: Size of a pooled buffer for packed rows. A larger response gets a buffer of its own, which is not reused.
+#: Size of a pooled buffer for packed rows. A larger response gets a new buffer, which is not reused.
 _STAGING_BYTES = 8 << 20
 
 
@@ -68,7 +71,10 @@ class LocalMemory:
         return leased[:size], self.region(leased if memory is None else memory).key
 
     def close(self) -> None:
-        """Deregisters everything. Memory that still lives is registered again on its next use."""
+        """Deregisters everything.
+
+        Memory that still lives is registered again on its next use.
+        """
         while self._regions:
             self._regions.popitem()[1].close()
 

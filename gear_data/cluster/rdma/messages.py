@@ -1,4 +1,6 @@
-"""Messages that set up queue pairs, sent over an Arrow Flight stream and so behind its token and TLS.
+"""Messages that set up queue pairs.
+
+They are sent over an Arrow Flight stream, and so protected by its token and TLS.
 
 The client opens the stream with the usual handshake (`protocol.handshake`) and lists its queue pairs under
 `queue_pairs`. The node answers with three parts:
@@ -76,7 +78,9 @@ def queue_pair_request(dataset: str, ends: Sequence[QueuePairEnd]) -> bytes:
 
 
 def parse_queue_pair_request(command: bytes) -> tuple[QueuePairEnd, ...] | None:
-    """Returns the client's ends; None for a handshake that does not ask for queue pairs.
+    """Returns the client's ends.
+
+    Returns None for a handshake that does not ask for queue pairs.
 
     Raises:
         NodeRefusedError: The ends are malformed.
@@ -91,7 +95,10 @@ def parse_queue_pair_request(command: bytes) -> tuple[QueuePairEnd, ...] | None:
 def queue_pair_response(
     ends: Sequence[QueuePairEnd], shards: Sequence[int], table: Int64Array
 ) -> list[npt.NDArray[np.uint8]]:
-    """Returns the parts of a node's response: its ends, the shards that it serves, and their table."""
+    """Returns the parts of a node's response.
+
+    They are its ends, the shards that it serves, and their table.
+    """
     text = np.frombuffer(msgspec.json.encode(list(ends)), np.uint8)
     return [text, np.array(shards, np.int64).view(np.uint8), table.reshape(-1).view(np.uint8)]
 
@@ -107,7 +114,8 @@ def parse_queue_pair_response(
         shards, columns: Number of shards and columns of the dataset.
 
     Returns:
-        The node's ends, and the table of all shards, int64 [shards, columns, 2, 2]; (0, 0) for what it does not serve.
+        The node's ends, and the table of all shards, int64 [shards, columns, 2, 2]. It has (0, 0)
+        for shards that the node does not serve.
 
     Raises:
         NodeRefusedError: The response is malformed.

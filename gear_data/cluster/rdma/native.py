@@ -1,7 +1,7 @@
 """Direct calls of `ibv_post_send` and `ibv_poll_cq` on a queue pair of pyverbs.
 
-pyverbs needs one Python object for each work request, which costs many times what the device needs. `ibv_post_send` and
-`ibv_poll_cq` take lists. They are inline functions of <infiniband/verbs.h> that call a table of functions in the
+pyverbs needs one Python object for each work request, which costs many times more than the device needs. `ibv_post_send`
+and `ibv_poll_cq` take lists. They are inline functions of <infiniband/verbs.h> that call a table of functions in the
 context. The offsets used here are part of the library's binary interface. Calls through ctypes release the GIL.
 
 One offset is not part of that interface: where a pyverbs object keeps its pointer to the queue pair (qp.pxd). The
@@ -49,7 +49,10 @@ class VerbsCalls:
         return int(self._post(self._pair, requests, self._bad_address))
 
     def poll(self, limit: int, completions: int) -> int:
-        """Writes at most `limit` completions to an address. Returns their number, or a negative number on error."""
+        """Writes at most `limit` completions to an address.
+
+        Returns their number, or a negative number on error.
+        """
         return int(self._poll(self._queue, limit, completions))
 
 

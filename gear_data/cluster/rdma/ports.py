@@ -1,4 +1,7 @@
-"""RDMA ports of this machine, read from sysfs (Documentation/ABI/stable/sysfs-class-infiniband)."""
+"""RDMA ports of this machine, read from sysfs.
+
+The format is documented in Documentation/ABI/stable/sysfs-class-infiniband of the kernel.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def _active_ports(root: Path) -> Iterator[Port]:
 
 
 def _gid(folder: Path, link: str) -> tuple[str, int] | None:
-    """Returns the identifier (gid) to use, and its position; None if there is none.
+    """Returns the identifier (gid) to use, and its position; None without a usable one.
 
     On Ethernet, a RoCE v2 identifier of an IPv4 address is preferred, then one that is not link-local: these can be
     routed.

@@ -1,4 +1,4 @@
-"""QueuePair: a reliable connection of two processes, through which one reads the other's memory."""
+"""QueuePair: a reliable connection to read another process's memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LOCAL = {
 
 @dataclass
 class _Posted:
-    """A list of READs, the number of posted READs, and the number of READs that are done."""
+    """A list of READs, and how many of them are posted and done."""
 
     requests: WorkRequestList
     posted: int = 0
@@ -204,6 +204,9 @@ def _error(status: int, vendor: int) -> ClusterError | DeviceError:
 
 
 def _ack_timeout(timeout: float) -> int:
-    """Returns the time after which the device sends again, in its own unit: 4.096 us * 2^value."""
+    """Returns the time after which the device sends again.
+
+    Its unit is 4.096 us * 2^value.
+    """
     longest = timeout * _GIVE_UP_SHARE / (_RETRIES + 1)
     return min(max(int(math.log2(longest / _TIMEOUT_UNIT)), 8), 20)

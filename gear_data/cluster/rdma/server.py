@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 class RdmaServer:
     """Registered columns of the served shards. Thread-safe.
 
-    Every column of every shard is a region of its own (a column of text or bytes is two: offsets and values). So the
+    Every column of every shard is a separate region (a column of text or bytes is two: offsets and values). So the
     device itself refuses reads outside of them. A client with a queue pair can read all regions until its stream ends,
     and can write nothing.
 

@@ -25,7 +25,9 @@ _NOTHING: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 @dataclass(frozen=True)
 class WriteTargets:
-    """Memory that rows are written to directly, instead of being packed into a response.
+    """Memory that rows are written to directly.
+
+    Other rows are packed into a response.
 
     Attributes:
         memory: Memory that holds all targets.
@@ -138,7 +140,9 @@ class SpanRead:
         self._ticket = self._connection.post(self._reads)
 
     def advance(self) -> bool:
-        """Returns whether everything has arrived. Posts the READs of values once their offsets are here. Never waits.
+        """Returns whether everything has arrived.
+
+        Posts the READs of values once their offsets are here. Never waits.
 
         Raises:
             CorruptShardError: Offsets are not ascending, or point outside the values.

@@ -1,6 +1,8 @@
-"""Work requests for READs, as arrays in the memory layout of libibverbs: one call posts a whole batch.
+"""Work requests for READs, as arrays in the memory layout of libibverbs.
 
-The layouts are those of `struct ibv_send_wr`, `ibv_sge` and `ibv_wc` in <infiniband/verbs.h>. They are part of the
+One call posts a whole batch.
+
+The layouts of `struct ibv_send_wr`, `ibv_sge` and `ibv_wc` are defined in <infiniband/verbs.h>. They are part of the
 library's binary interface.
 """
 
@@ -81,7 +83,10 @@ class Reads:
         return runs if int(sizes.max()) <= largest else runs._split_large(largest)
 
     def split(self, count: int) -> list[Reads]:
-        """Returns the same READs as `count` consecutive runs of about equal bytes. A run may be empty."""
+        """Returns the same READs as `count` consecutive runs of about equal bytes.
+
+        A run may be empty.
+        """
         if count == 1:
             return [self]
         # Position of the middle of each READ among all bytes, 0 to 1.

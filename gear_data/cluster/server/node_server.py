@@ -1,4 +1,6 @@
-"""Server process of one node of a training run. It runs as long as any of the node's ranks lives.
+"""Server process of one node of a training run.
+
+It runs as long as any of the node's ranks lives.
 
     python -m gear_data.cluster.server.node_server DESCRIPTOR
 
@@ -104,7 +106,10 @@ def _send_line(line: bytes) -> None:
 
 
 def _wait_for_ranks(descriptor: int, serving: threading.Event, ranks_exited: threading.Event) -> None:
-    """Sets an event when the last rank has exited. If that happens before the server serves, ends the process."""
+    """Sets an event when the last rank has exited.
+
+    If that happens before the server serves, ends the process.
+    """
     while os.read(descriptor, 1 << 10):
         pass
     ranks_exited.set()

@@ -52,7 +52,7 @@ class Response:
 
 @dataclass(frozen=True)
 class _VariablePart:
-    """A part of a response that belongs to a column of text or bytes: its position among the parts, and its data."""
+    """A part of a column of text or bytes: its position and its data."""
 
     position: int
     data: npt.NDArray[np.generic]
@@ -74,7 +74,7 @@ class ShardServer:
         in_memory: Whether the shards are in this machine's memory, not in files.
 
     Raises:
-        InvalidArgumentError: A shard does not exist, or there are none.
+        InvalidArgumentError: A shard does not exist, or the list is empty.
         GearError: The dataset cannot be opened.
     """
 
@@ -104,7 +104,7 @@ class ShardServer:
         #: int64 [all shards], the index of each shard among the served ones.
         self._index = np.full(count, _NOT_SERVED, np.int64)
         self._index[list(self.shards)] = np.arange(len(self.shards))
-        #: Bytes of a row of each column; for text and bytes, those of an offset.
+        #: Bytes of a row of each column; for text and bytes, the bytes of an offset.
         self._row_bytes = np.array([OFFSET_BYTES if c.variable_length else c.row_bytes for c in self._schema], np.int64)
         self._pool = BufferPool(MESSAGE_BYTES, lambda _: None, reuse=True)
         # An empty request, parsed as a client's would be, compiles the kernels now: the first client does not wait.
@@ -112,7 +112,9 @@ class ShardServer:
         self.answer(Request.from_bytes(Request(nothing, (ColumnGroup((0,), nothing, nothing),)).to_bytes()))
 
     def column_memory(self) -> tuple[Int64Array, Int64Array]:
-        """Returns the addresses and the sizes of all buffers: int64 [shards, columns, 2] each.
+        """Returns the addresses and sizes of all buffers.
+
+        Both are int64 [shards, columns, 2].
 
         A column of fixed size has one buffer, its rows. A column of variable length has two: its offsets and its
         values. Address and size of a missing buffer are 0.
@@ -162,7 +164,9 @@ class ShardServer:
         return self._stored.lease(np.unique(shards).tolist())
 
     def _check(self, request: Request) -> Int64Array:
-        """Checks a request and returns int64 [N], the index of each span's shard among the served shards.
+        """Checks a request, and returns the index of each span's shard.
+
+        The result is int64 [N], indices among the served shards.
 
         Raises:
             NodeRefusedError: See `answer`.
@@ -192,7 +196,10 @@ class ShardServer:
     def _variable(
         self, shards: Int64Array, group: ColumnGroup, column: int, limit: int
     ) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
-        """Returns offsets and values of the rows of a column of text or bytes, at most `limit` bytes."""
+        """Returns offsets and values of rows of a column of text or bytes.
+
+        Both together have at most `limit` bytes.
+        """
         spec = self._schema.columns[column]
         arrays = {shard: self._stored.values(shard, column) for shard in np.unique(shards).tolist()}
         slices = []
@@ -239,7 +246,9 @@ class ShardServer:
         return Response(np.array(sizes, np.int64), data)
 
     def file_chunk(self, name: str, offset: int) -> bytes:
-        """Returns bytes of the manifest (`manifest`) or of a table's file, at most one message; empty at its end.
+        """Returns a chunk of the manifest or of a table's file.
+
+        A chunk is at most one message; it is empty at the end of the file.
 
         Args:
             name: `manifest`, or the name of a table.

@@ -1,4 +1,6 @@
-"""Supervision of a node's server process: start it, keep it while any rank of the node lives, restart it if it dies.
+"""Supervision of a node's server process.
+
+The process is started, runs while any rank of the node lives, and is restarted if it dies.
 
 The first rank of a node starts the server. Every rank of the node holds the write end of one pipe, its lease. The
 kernel closes the write end when the rank exits, however it exits. The server holds the read end: it reads end-of-file
@@ -47,7 +49,10 @@ class LeaseLocation:
 
 
 class ServerLease:
-    """One rank's hold on its node's server. It ends with this object, or with the process."""
+    """One rank's hold on its node's server.
+
+    It ends with this object, or with the process.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -59,7 +64,10 @@ class ServerLease:
 
 
 def join_server_lease(location: LeaseLocation) -> ServerLease | None:
-    """Returns a lease on the server of another process of this host; None, with a warning, if that fails."""
+    """Returns a lease on the server of another process of this host.
+
+    Returns None, with a warning, if that fails.
+    """
     try:
         path = f"/proc/{location.pid}/fd/{location.descriptor}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -191,7 +199,10 @@ def _parse_info(line: bytes) -> ServerInfo | None:
 
 
 def _read_line(descriptor: int, timeout: float) -> bytes:
-    """Returns a line from a pipe; empty if it does not arrive in time, or the other end is closed."""
+    """Returns a line from a pipe.
+
+    Empty if it does not arrive in time, or the other end is closed.
+    """
     deadline, line = time.monotonic() + timeout, b""
     with selectors.DefaultSelector() as ready:
         ready.register(descriptor, selectors.EVENT_READ)

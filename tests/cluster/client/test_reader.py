@@ -68,7 +68,7 @@ def text_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def nodes(folder, text_folder, tmp_path_factory):
-    """Two nodes with half of the shards each, and one node with the whole text dataset."""
+    """Two nodes with half of the shards each, and one with the text dataset."""
     count = len(gear_data.open(folder).manifest.shards)
     assert count > 4
     half = count // 2
@@ -167,7 +167,7 @@ def test_many_small_responses(local, remote, prefetch, monkeypatch):
 
 @pytest.mark.parametrize("at", ["_fill", "_point"])
 def test_an_interrupted_read_leaves_nothing_behind(local, remote, at, monkeypatch):
-    """Late responses of an interrupted read must not be taken as responses to the next read."""
+    """Late responses of an interrupted read are not taken for the next read."""
     monkeypatch.setattr(flight_fetch, "REQUEST_BYTES", 700)
     with monkeypatch.context() as patch:
 
@@ -241,7 +241,7 @@ def test_workers_of_a_data_loader(local, remote, start):
 
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_many_forks_while_this_process_reads(local, remote, prefetch):
-    """gRPC hangs in about every fourth child if the fork does not wait for its threads."""
+    """A fork waits for gRPC's threads: about every fourth child hangs otherwise."""
     expected = batches(local, 2)
     reading = iter(SequenceLoader(remote, 16, context=8, prefetch=prefetch))
     ends = []

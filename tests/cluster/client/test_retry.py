@@ -1,4 +1,4 @@
-"""Retries in a training run: how long a dead peer is waited for, and reading after it is back."""
+"""Retries in a training run: waiting for a dead peer, and its return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keepalive probes, as the kernel reports them. `tests/cluster/test_network.py` tests their effect."""
+"""Keepalive probes, as the kernel reports them.
+
+`tests/cluster/test_network.py` tests their effect.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ ESTABLISHED, KEEPALIVE = "01", "02"
 
 
 def probed_in(local, remote):
-    """Returns the seconds until a connection of this machine is probed; None if it has no probe timer. See proc(5)."""
+    """Returns the seconds until a connection of this machine is probed.
+
+    Returns None if it has no probe timer. See proc(5).
+    """
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             fields = line.split()

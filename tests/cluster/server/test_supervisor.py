@@ -1,4 +1,6 @@
-"""Supervision of a node's server: restarted at its port while there is a lease, a limited number of times.
+"""Supervision of a node's server: it is restarted while there is a lease.
+
+The number of restarts is limited, and the port stays the same.
 
 `tests/cluster/test_rendezvous.py` tests the effect on a run.
 """
@@ -44,7 +46,10 @@ def config(folder):
 
 @pytest.fixture
 def started(monkeypatch):
-    """start(config) -> the server's info, and a function that lists the running servers. They end with the test."""
+    """start(config) -> the server's info, and a function that lists servers.
+
+    The servers end with the test.
+    """
     before, leases = {process.pid for process in servers()}, []
 
     def start(config):

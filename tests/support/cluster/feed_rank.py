@@ -1,4 +1,6 @@
-"""Program for one rank of a torch.distributed group: python feed_rank.py DATASET OUT STORE RANK WORLD_SIZE
+"""Program for one rank of a torch.distributed group.
+
+Usage: python feed_rank.py DATASET OUT STORE RANK WORLD_SIZE
 
 Writes the batches of its loaders to OUT-RANK.npz.
 """

@@ -1,4 +1,6 @@
-"""Program for a rank of a run without an initialized torch.distributed: python hold_rank.py DATASET OPTIONS
+"""Program for a rank of a run without an initialized torch.distributed.
+
+Usage: python hold_rank.py DATASET OPTIONS
 
 Opens the dataset with these options and prints one line: `open`, or the error. Then it answers each line of input:
 

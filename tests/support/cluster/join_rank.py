@@ -1,4 +1,6 @@
-"""Program for a rank of a training run under torchrun: python join_rank.py DATASET OUT
+"""Program for a rank of a training run under torchrun.
+
+Usage: python join_rank.py DATASET OUT
 
 `{node}` in DATASET stands for the number of the node: each node may have only its own shards. Writes the batches of its
 loaders to OUT-RANK.npz, and facts to OUT-RANK.json.
@@ -47,7 +49,10 @@ def stacked(batches: Any) -> dict[str, np.ndarray]:
 
 
 def updated(dataset: gear_data.Dataset, rank: int | None) -> dict[str, np.ndarray]:
-    """Returns batches with changing weights; with `rank` None, the updates of ranks 0 and 1 together."""
+    """Returns batches with changing weights.
+
+    With `rank` None, the updates of ranks 0 and 1 together.
+    """
     loader = SequenceLoader(dataset, **{**OPTIONS, "steps": 60}, sampler=Weighted("length"), prefetch=2)
     batches = iter(loader)
     first = stacked(itertools.islice(batches, 2))

@@ -1,4 +1,4 @@
-"""A link between two network namespaces that drops and delays packets, and can be cut.
+"""A link between two network namespaces, which can be impaired and cut.
 
 It does the work of `tc netem` in a process, since not every kernel has netem. `tests/support/rdma/guest_network.py`
 uses the real one in an emulated machine, where whole training runs would take too long.

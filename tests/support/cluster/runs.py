@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def servers() -> list[psutil.Process]:
-    """Returns the node servers that this process, or one of its child processes, has started."""
+    """Returns the node servers that this process or its children started."""
     return [
         process
         for process in psutil.process_iter(["cmdline", "status", "environ"])
@@ -46,7 +46,9 @@ def all_ended(processes: Sequence[psutil.Process], seconds: float) -> bool:
 
 
 class Rank:
-    """A rank as Slurm starts it: the environment has only its rank, its node and MASTER_ADDR.
+    """A rank as Slurm starts it.
+
+    Its environment has only its rank, its node and MASTER_ADDR.
 
     Args:
         path: The dataset.
@@ -86,7 +88,10 @@ class Rank:
 
 @contextmanager
 def runs() -> Iterator[Callable[..., list[Rank]]]:
-    """Yields run([(dataset, node), ...]) -> ranks. Kills the ranks and their servers at the end."""
+    """Yields run([(dataset, node), ...]) -> ranks.
+
+    Kills the ranks and their servers at the end.
+    """
     started: list[Rank] = []
     before = {process.pid for process in servers()}
 

@@ -1,4 +1,6 @@
-"""Program for a rank that changes weights: python update_rank.py DATASET OUT STORE RANK WORLD_SIZE
+"""Program for a rank that changes weights.
+
+Usage: python update_rank.py DATASET OUT STORE RANK WORLD_SIZE
 
 Writes the first step of each of its updates and its windows to OUT-RANK.json, and its batches to OUT-RANK.npz.
 """

@@ -1,4 +1,6 @@
-"""Programs for a test in which a client vanishes: a node with short keepalive times, and its client.
+"""Programs for a test of a vanishing client: a node, and its client.
+
+The node has short keepalive times.
 
 python vanishing_client.py node DATASET HOST    prints a line when a stream begins, and when it ends
 python vanishing_client.py client HOST:PORT     reads a row, and another row for each line of input

@@ -1,4 +1,7 @@
-"""Guests with a soft-RoCE device under QEMU: this machine's files, read-only, and the kernel of `image`."""
+"""Guests with a soft-RoCE device under QEMU.
+
+A guest has this machine's files, read-only, and the kernel of `image`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ def address(number: int) -> str:
 
 
 class Guest:
-    """A guest that runs one command, in this process's working folder, and ends with the command.
+    """A guest that runs one command, and ends with it.
+
+    The command runs in this process's working folder.
 
     Args:
         out: Folder that the guest writes to, as /out.

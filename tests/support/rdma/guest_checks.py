@@ -1,4 +1,6 @@
-"""Program for a guest: reads a dataset by RDMA, and causes faults. Writes one line of JSON for each check.
+"""Program for a guest: reads a dataset by RDMA, and causes faults.
+
+Writes one line of JSON for each check.
 
 guest_checks.py DATASET EXPECTED.npz PROTECTION
 """
@@ -59,7 +61,10 @@ MAX_DETECTION = 15
 
 
 class World(Rows):
-    """Shared state of the checks: the dataset, its expected batches, and two nodes with half of the shards each."""
+    """Shared state of the checks: the dataset, expected batches, and two nodes.
+
+    Each node has half of the shards.
+    """
 
     def __init__(self, dataset: Path, expected: Path, protection: Path) -> None:
         super().__init__(dataset)
@@ -83,7 +88,7 @@ class World(Rows):
 
 
 def rdma_objects() -> dict[str, int]:
-    """Returns the number of queue pairs, memory regions and other RDMA objects of this machine."""
+    """Returns kind -> number of this machine's RDMA objects."""
     text = subprocess.run(["rdma", "resource"], capture_output=True, text=True, check=True).stdout
     return {kind: int(count) for kind, count in re.findall(r"(\w+) (\d+)", text.partition("rxe0:")[2])}
 
@@ -305,7 +310,10 @@ def check_nothing_can_be_written(world: World) -> None:
 
 
 def check_a_nodes_columns_end_where_they_end(world: World) -> None:
-    """A client ignores the shards' bounds: the node's device refuses reads past a column."""
+    """The node's device refuses reads past a column.
+
+    The client ignores the shards' bounds.
+    """
     device, endpoint = open_device(), Endpoint(world.nodes[0].address, ClientOptions.from_environment())
     dataset = connect(*world.nodes).dataset
     shard, target = world.halves[0][0], np.zeros(1 << 16, np.uint8)

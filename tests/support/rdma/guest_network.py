@@ -1,7 +1,7 @@
-"""Checks in a guest, beside `guest_checks`: Arrow Flight over a network link that is slow, lossy and cut.
+"""Checks in a guest: Arrow Flight over a link that is slow, lossy and cut.
 
 The hosts are network namespaces, and `tc netem` delays and drops packets. `tests/cluster/test_network.py` has whole
-runs over a link of its own, which needs no netem.
+runs over a link that needs no netem.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class Network:
         _shell(f"ip -n {NODE} link set {DEVICE} {state}")
 
     def wait(self) -> None:
-        """Waits until packets arrive: the kernel does not retry an unreachable address at once."""
+        """Waits until packets arrive.
+
+        The kernel does not retry an unreachable address at once.
+        """
         limit = time.monotonic() + TIMEOUT
         while True:
             try:
@@ -150,7 +153,10 @@ def check_a_cut_link(network: Network) -> None:
 
 
 class NetworkChecks:
-    """The checks of this module in another process. Create it before anything uses gRPC: it forks."""
+    """The checks of this module in another process.
+
+    Create it before anything uses gRPC: it forks.
+    """
 
     def __init__(self, rows: Rows, compare: Callable[[ShardClient], None], protection: Path) -> None:
         self._said, say = os.pipe()
@@ -167,7 +173,10 @@ class NetworkChecks:
         os.close(say)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Waits for the process and returns the rows of `run`. Raises RuntimeError if it failed."""
+        """Waits for the process and returns the rows of `run`.
+
+        Raises RuntimeError if it failed.
+        """
         if os.waitpid(self._process, 0)[1] != 0:
             raise RuntimeError("the checks of the network failed")
         # One read: the node also holds the other end of the pipe, so that end-of-file never comes.

@@ -1,4 +1,7 @@
-"""Node processes in a guest, forked from a process that has imported everything: imports take long in a guest."""
+"""Node processes in a guest.
+
+They are forked from a process that has imported everything: imports take long in a guest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Program for a guest: reads a node on another guest by RDMA, and notices in time when that guest is gone.
+"""Program for a guest: reads a node on another guest by RDMA.
+
+It notices in time when that guest is gone.
 
 guest_peer.py DATASET HOST:PORT
 """

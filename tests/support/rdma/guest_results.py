@@ -9,7 +9,10 @@ from typing import Any
 
 
 def run(functions: Mapping[str, Any], world: object) -> Iterator[dict[str, Any]]:
-    """Runs each `check_...` function in order; yields its name without the prefix, its error (or None) and seconds."""
+    """Runs each `check_...` function in order.
+
+    Yields its name without the prefix, its error (or None) and seconds.
+    """
     for name, check in list(functions.items()):
         if name.startswith("check_"):
             begun, problem = time.monotonic(), None

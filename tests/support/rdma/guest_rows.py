@@ -1,4 +1,7 @@
-"""Rows read from nodes, compared with the dataset's files. Does not use Numba: its import takes long in a guest."""
+"""Rows read from nodes, compared with the dataset's files.
+
+Does not use Numba: its import takes long in a guest.
+"""
 
 from __future__ import annotations
 

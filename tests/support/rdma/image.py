@@ -1,4 +1,6 @@
-"""Builds the image of the RDMA guests: Debian's kernel, a small initramfs, and pyverbs, in this user's cache folder.
+"""Builds the image of the RDMA guests in this user's cache folder.
+
+It consists of Debian's kernel, a small initramfs, and pyverbs.
 
     python tests/support/rdma/image.py          as root on Debian 12, x86-64; installs packages with apt
 
@@ -119,7 +121,10 @@ def _run(*command: str, cwd: Path | None = None) -> str:
 
 
 def _unpack(package: Path, folder: Path, prefixes: tuple[str, ...]) -> None:
-    """Extracts files of a Debian package by their prefixes; of kernel modules, only those in `_FOLDERS`."""
+    """Extracts files of a Debian package by their prefixes.
+
+    Of kernel modules, only those in `_FOLDERS`.
+    """
     with (
         subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as process,
         tarfile.open(fileobj=process.stdout, mode="r|") as archive,
@@ -142,7 +147,9 @@ def _elf(image: bytes) -> bytes:
 
 
 def _initramfs(kernel: Path, target: Path) -> None:
-    """Writes a cpio archive, "newc" (Documentation/driver-api/early-userspace/buffer-format.rst).
+    """Writes a cpio archive of format "newc".
+
+    The format is documented in Documentation/driver-api/early-userspace/buffer-format.rst of the kernel.
 
     It is not compressed, for the reason given in `_elf`.
     """

@@ -1,4 +1,6 @@
-"""Stand-in for a device between processes of one machine: a READ is process_vm_readv(2) of the other process.
+"""Stand-in for an RDMA device between processes of one machine.
+
+A READ is process_vm_readv(2) of the other process.
 
 A process with this folder's `site` on its PYTHONPATH installs it at its start, as `world`. Keys and bounds of the other
 process's memory are not checked: `stand_in` does that within one process. A READ from an exited process gets no answer.

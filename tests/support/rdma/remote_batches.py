@@ -1,4 +1,6 @@
-"""Batches that the RDMA tests compare: collected locally here, and over RDMA in a guest.
+"""Batches that the RDMA tests compare.
+
+They are collected locally here, and over RDMA in a guest.
 
 The guest imports this module, and imports take twenty times as long there: do not import torch or pytest.
 """
@@ -53,7 +55,10 @@ def windows(lengths: npt.NDArray[np.int64], seed: int) -> Windows:
 def batches(
     reader: ColumnReader, schema: Schema, lengths: npt.NDArray[np.int64], names: Iterable[str] = OUTPUTS
 ) -> dict[str, npt.NDArray[np.uint8]]:
-    """Returns name -> all bytes of an output, for three batches of each of `OUTPUTS`, in buffers that are reused."""
+    """Returns name -> all bytes of an output.
+
+    There are three batches of each of `OUTPUTS`, collected in buffers that are reused.
+    """
     found = {}
     for name in names:
         outputs = OUTPUTS[name]

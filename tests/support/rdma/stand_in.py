@@ -1,4 +1,6 @@
-"""Stand-in for pyverbs and a device in one process. A posted READ is copied at once, if its keys and bounds are valid.
+"""Stand-in for pyverbs and a device in one process.
+
+A posted READ is copied at once, if its keys and bounds are valid.
 
 `guest_checks` tests the further behaviour of a device with soft-RoCE.
 """
@@ -156,7 +158,10 @@ class StandIn:
         patch.setattr(queue_pair_module, "VerbsCalls", lambda pair: VerbsCalls(self, pair))
 
     def wait_for_no_pairs(self) -> None:
-        """Waits until all queue pairs are closed. A node closes its end when it notices that the client has."""
+        """Waits until all queue pairs are closed.
+
+        A node closes its end when it notices that the client has.
+        """
         limit = time.monotonic() + 10
         while self.pairs:
             assert time.monotonic() < limit, self.pairs

@@ -1,4 +1,6 @@
-"""Compiles the kernels that the guests need into Numba's cache: compiling in a guest takes minutes.
+"""Compiles the kernels of the guests into Numba's cache.
+
+Compiling in a guest takes minutes.
 
 warm.py DATASET CACHE
 """
