@@ -1,6 +1,6 @@
 """Direct calls of `ibv_post_send` and `ibv_poll_cq` on a queue pair of pyverbs.
 
-pyverbs needs one Python object for each work request, which costs many times more than the device needs. `ibv_post_send`
+pyverbs needs one Python object for each work request, at many times the cost of the device. `ibv_post_send`
 and `ibv_poll_cq` take lists. They are inline functions of <infiniband/verbs.h> that call a table of functions in the
 context. The offsets used here are part of the library's binary interface. Calls through ctypes release the GIL.
 
