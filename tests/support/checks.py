@@ -115,3 +115,8 @@ def check_units(open_source: Callable[[], Any]) -> int:
 def folder_contents(folder: Path) -> dict[str, bytes]:
     """Returns the contents of every file in a folder, by relative name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def warning_codes(report: Any) -> list[str]:
+    """Returns the codes of a conversion's warnings, without episodes of one step."""
+    return [warning.split(":")[0] for warning in report.warnings if not warning.startswith("one-step-episode")]

@@ -19,11 +19,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.block import BEGIN, END
-
-
-def codes(report: Any) -> list[str]:
-    """Returns the codes of the findings, without findings that the rollouts cause."""
-    return [w.split(":")[0] for w in report.warnings if not w.startswith("one-step-episode")]
+from tests.support.checks import warning_codes
 
 
 def gymnasium_episode(rollout: Any, *, final: bool = True) -> dict[str, Any]:
@@ -52,7 +48,7 @@ def test_every_kind_of_iterable(sources: Any, tmp_path: Path, kind: str) -> None
         episodes = [{name: list(values) for name, values in episode.items()} for episode in episodes]
     report = gear_data.convert(episodes, tmp_path / "out")
     assert report.format == "in-memory"
-    assert not codes(report)
+    assert not warning_codes(report)
     sources.check_dataset(tmp_path / "out", rollouts, final=True)
     sources.write_d4rl(tmp_path / "a.hdf5", rollouts)
     assert report.fingerprint == gear_data.convert(tmp_path / "a.hdf5", tmp_path / "d4rl").fingerprint
@@ -126,7 +122,7 @@ def test_nested_spaces_infos_and_facts(tmp_path: Path) -> None:
     assert dataset.episodes["task"].to_list() == ["task 0", "task 1"]
     assert dataset.episodes["seed"].to_list() == [0, 1]
     assert dataset.episodes["infos.success"].to_list() == [False, True]
-    assert codes(report) == ["reset-info-left-out"]
+    assert warning_codes(report) == ["reset-info-left-out"]
 
 
 def test_other_dtypes_are_kept_where_the_numbers_are_the_same(tmp_path: Path) -> None:
@@ -191,7 +187,7 @@ def test_bad_episodes_are_named(sources: Any, tmp_path: Path, change: dict[str, 
         gear_data.convert(episodes, tmp_path / "out")
     if error is BadEpisodeError:
         report = gear_data.convert(episodes, tmp_path / "skipped", on_bad_episode="skip")
-        assert (report.episodes, codes(report)) == (3, ["bad-episode"])
+        assert (report.episodes, warning_codes(report)) == (3, ["bad-episode"])
         sources.check_dataset(tmp_path / "skipped", [*rollouts[:2], rollouts[3]], final=True)
 
 

@@ -15,11 +15,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.block import BEGIN, END
-
-
-def codes(report: Any) -> list[str]:
-    """Returns the codes of the findings, without findings that the rollouts cause."""
-    return [w.split(":")[0] for w in report.warnings if not w.startswith("one-step-episode")]
+from tests.support.checks import warning_codes
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +93,7 @@ def test_steps_ends_finals_and_facts(rollouts_and_folder: tuple[Any, Path], tmp_
     rollouts, folder = rollouts_and_folder
     report = gear_data.convert(folder.parent, tmp_path / "out")
     assert report.format == "rlds"
-    assert not codes(report)
+    assert not warning_codes(report)
     dataset = gear_data.open(tmp_path / "out")
     assert dataset.num_episodes == len(rollouts)
     for i, rollout in enumerate(rollouts):

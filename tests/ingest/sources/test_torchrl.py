@@ -15,14 +15,10 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.block import BEGIN, END
+from tests.support.checks import warning_codes
 
 torch = pytest.importorskip("torch")
 tensordict = pytest.importorskip("tensordict")
-
-
-def codes(report: Any) -> list[str]:
-    """Returns the codes of the findings, without findings that the rollouts cause."""
-    return [w.split(":")[0] for w in report.warnings if not w.startswith("one-step-episode")]
 
 
 def ted(rollouts: Any, **more: Any) -> Any:
@@ -58,7 +54,7 @@ def test_memory_map(sources: Any, tmp_path: Path) -> None:
     ted(rollouts, note=tensordict.NonTensorData("seen", batch_size=[sum(map(len, rollouts))])).memmap(tmp_path / "in")
     report = gear_data.convert(tmp_path / "in", tmp_path / "out")
     assert report.format == "torchrl"
-    assert not codes(report)
+    assert not warning_codes(report)
     sources.check_dataset(tmp_path / "out", rollouts, final=True)
     assert gear_data.open(tmp_path / "out").episodes["collector.traj_ids"].to_list() == [
         i + 5 for i in range(len(rollouts))
@@ -115,7 +111,7 @@ def test_replay_buffer_partly_filled(sources: Any, tmp_path: Path) -> None:
     folder = buffer(tmp_path, 500, [ted(rollouts)])
     report = gear_data.convert(folder, tmp_path / "out")
     sources.check_dataset(tmp_path / "out", rollouts, final=True)
-    assert set(codes(report)) == {"pickle-left-out"}
+    assert set(warning_codes(report)) == {"pickle-left-out"}
     assert gear_data.convert(folder / "storage", tmp_path / "storage").fingerprint == report.fingerprint
 
 
