@@ -244,9 +244,8 @@ class Dataset:
     def steps(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
         """Returns [steps, *shape]: a column's steps of several episodes.
 
-        The episodes are those at positions first to last - 1, concatenated.
-
-        The array is a view of the shard's memory if the episodes are adjacent in one shard, else a copy.
+        The episodes are at positions first to last - 1, concatenated. The array is a view of the shard's memory if the
+        episodes are adjacent in one shard, else a copy.
 
         Raises:
             UnknownNameError: no such column; lists the columns.
@@ -317,7 +316,7 @@ class Dataset:
     def _bind(self, expression: pl.Expr | str) -> tuple[pl.DataFrame, pl.Expr]:
         """Returns the episode table and the parsed expression.
 
-        Text columns of the table are as the expression needs them.
+        The text columns that the expression names are strings.
         """
         parsed = filters.parse(expression, self.episodes.columns)
         return filters.with_plain_text(self.episodes, parsed), parsed
@@ -345,9 +344,9 @@ class Dataset:
     def filter_steps(self, expression: pl.Expr | str, mode: str = "first") -> Dataset:
         """Returns a view that draws only windows whose steps satisfy a filter.
 
-        The filter is an expression over the step columns.
-        The view has the same whole episodes: `num_steps`, `statistics` and `episode(i)` do not change. The call reads
-        the columns of the expression once, in blocks. Two step filters must both hold.
+        The filter is an expression over the step columns. The view has the same whole episodes: `num_steps`,
+        `statistics` and `episode(i)` do not change. The call reads the columns of the expression once, in blocks. If
+        there is an earlier step filter, both must hold.
 
         Args:
             expression: as for `filter`, evaluated for each step separately. Vectors are `polars.Array` columns:
@@ -407,10 +406,8 @@ class Dataset:
     ) -> ResidencyPlan:
         """Plans which parts of the data go to which memory.
 
-        The memories are GPU memory, pinned host memory and disk.
-
-        The plan reads as many bytes as possible from the fastest memory. Planning loads no data; `place` applies the
-        plan, and `print` shows it.
+        The memories are GPU memory, pinned host memory and disk. The plan reads as many bytes as possible from the
+        fastest memory. Planning loads no data; `place` applies the plan, and `print` shows it.
 
         Args:
             device_bytes, host_bytes: the most bytes to use of each memory.
