@@ -41,7 +41,7 @@ for name in "$@"; do
         # memcheck is slow, so the tests with many generated examples are left out. Failed API calls are not reported:
         # the tests raise them, and libraries probe with calls that fail.
         step memcheck 500 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
-          "$python" -m pytest -q -x tests/gpu/test_gpu_kernels.py -k 'device and not test_any'
+          "$python" -m pytest -q -x tests/gpu/test_kernels.py -k 'device and not test_any'
       else
         echo "== memcheck: skipped, compute-sanitizer is not installed (it comes with the CUDA toolkit)"
       fi

@@ -43,6 +43,8 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MAX_MODULES = 16
 #: The one module that may have the name of its folder: `gear_data.Dataset` is the package's main class.
 NAMED_AS_THEIR_FOLDER = {"dataset/dataset.py"}
+#: Prefixes that several modules may share: tests/support/rdma has the programs of one QEMU guest.
+SHARED_PREFIXES = {"rdma/guest_"}
 #: Folders of tests that mirror no package.
 OTHER_TESTS = {"benchmarks", "docs", "fuzz", "gpu", "integration", "rdma", "support"}
 
@@ -140,20 +142,23 @@ def test_no_folder_has_too_many_modules() -> None:
 
 
 def test_no_module_repeats_the_name_of_its_folder() -> None:
-    for folder, names in folders(PACKAGE).items():
-        for name in names:
-            file = f"{folder.name}/{name}.py"
-            assert name != folder.name or file in NAMED_AS_THEIR_FOLDER, f"{file} repeats its folder's name"
-            assert not name.startswith(f"{folder.name}_"), f"{file} repeats its folder's name"
+    for root in (PACKAGE, TESTS):
+        for folder, names in folders(root).items():
+            for name in names:
+                file = f"{folder.name}/{name}.py"
+                assert name != folder.name or file in NAMED_AS_THEIR_FOLDER, f"{file} repeats its folder's name"
+                assert not name.startswith(f"{folder.name}_"), f"{file} repeats its folder's name"
 
 
 def test_no_prefix_is_shared_by_three_modules() -> None:
-    for folder, names in folders(PACKAGE).items():
-        shared = defaultdict(list)
-        for name in names:
-            shared[name.split("_")[0]].append(name)
-        for prefix, alike in shared.items():
-            assert len(alike) < 3, f"{folder} has {sorted(alike)}: make a folder '{prefix}' of them"
+    for root in (PACKAGE, TESTS):
+        for folder, names in folders(root).items():
+            shared = defaultdict(list)
+            for name in names:
+                shared[name.split("_")[0]].append(name)
+            for prefix, alike in shared.items():
+                if f"{folder.name}/{prefix}_" not in SHARED_PREFIXES:
+                    assert len(alike) < 3, f"{folder} has {sorted(alike)}: make a folder '{prefix}' of them"
 
 
 def test_no_two_public_classes_have_one_name() -> None:
