@@ -113,7 +113,7 @@ def convert(
         on_bad_episode: `error` raises at a malformed episode. `skip` leaves it out and reports it.
         strict: Raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
         overwrite: Replace the GEAR dataset at the destination, once the new one is complete.
-        resume: Continue an unfinished conversion of the same source with the same options. If there is none, start.
+        resume: Continue an unfinished conversion of the same source with the same options. If none is found, start.
         engine: `local`, or `ray`. Ray uses the cluster that this process is connected to, or the cluster of
             RAY_ADDRESS, or else starts one on this machine. Both engines write the same bytes.
         jobs: The number of processes or Ray tasks that run at once. None uses all cores if the source is large enough.
@@ -148,7 +148,7 @@ def convert(
 
 
 class Conversion:
-    """One conversion: opens the source, plans tasks, runs them, and publishes the dataset.
+    """One conversion: opens the source, runs its tasks, publishes the dataset.
 
     Args:
         spec: The source and the options.
@@ -215,9 +215,9 @@ class Conversion:
         return manifest
 
     def _worker_counts(self) -> tuple[int, int]:
-        """Returns the number of workers to start before the source is opened, and the most workers to start.
+        """Returns the number of workers to start early, and the most workers to start.
 
-        The first number depends only on the size of the source's files.
+        Early workers start before the source is opened. Their number depends only on the size of the source's files.
         """
         if self._engine_name != "local" or not self._is_shareable():
             return 0, 0
@@ -226,7 +226,7 @@ class Conversion:
         return (min(useful, most), min(useful, most) if self._jobs is None else most)
 
     def _is_shareable(self) -> bool:
-        """Returns whether other processes can read the source and write to the destination.
+        """Returns whether other processes can use the source and the destination.
 
         They cannot use objects and file systems in the memory of this process.
         """
@@ -234,7 +234,10 @@ class Conversion:
         return isinstance(source, str) and not any(name.startswith("memory:") for name in (source, self._store.name))
 
     def _identity(self) -> dict[str, Any]:
-        """Returns the facts that a resumed conversion must share. The manifest records them as provenance."""
+        """Returns the facts that a resumed conversion must share.
+
+        The manifest records them as provenance.
+        """
         return {
             "format": self._spec.format,
             "source": self._location.name,
@@ -304,7 +307,7 @@ class Conversion:
         merged: MergedTasks,
         metadata: Mapping[str, Any],
     ) -> FindingLog:
-        """Merges the findings of opening the source and of all tasks, and adds those about the whole dataset."""
+        """Merges the findings of opening and of all tasks, and checks the dataset."""
         findings = FindingLog()
         findings.restore([*opening_findings, *(finding for result in results for finding in result.findings)])
         if self._spec.strict:
@@ -335,7 +338,7 @@ def _check_arguments(
 
 
 def _to_json_value(value: Any) -> Any:
-    """Converts a source's metadata to JSON. NaN, Inf and values of unknown types become text."""
+    """Converts metadata to JSON. NaN, Inf and values of other types become text."""
     if isinstance(value, Mapping):
         return {str(key): _to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

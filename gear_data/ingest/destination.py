@@ -1,4 +1,4 @@
-"""The destination of a conversion: checks of its present contents, and cleanup after a failure."""
+"""The destination of a conversion: checks before, cleanup after a failure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,12 @@ def _check_remote(store: FileStore, overwrite: bool, resume: bool) -> None:
 
 
 def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
-    """Returns the folder to write to. Raises DestinationExistsError, or OSError if the target cannot be listed."""
+    """Returns the folder to write to.
+
+    Raises:
+        DestinationExistsError: The target holds files that must not be replaced or resumed.
+        OSError: The target cannot be listed.
+    """
     if not target.exists():
         return target
     if not target.is_dir():

@@ -1,4 +1,4 @@
-"""Engines of this machine: one process, or this process together with worker processes.
+"""Engines of this machine: one process, or several.
 
 Process pools of libraries (`concurrent.futures`, loky) are not used. Their workers outlive a parent that is killed and
 keep on writing shards, while a resumed conversion writes the same files. The pool of the standard library also imports
@@ -58,7 +58,7 @@ class WorkerPool:
     Args:
         spec: The conversion that the workers run.
         destination: The folder or URL that they write to.
-        max_workers: The most workers that may run. This process works beside them.
+        max_workers: The most workers that may run. This process works too.
 
     Attributes:
         workers: The running workers.
@@ -106,7 +106,7 @@ class WorkerPool:
 
 @dataclass(frozen=True)
 class PoolEngine:
-    """Runs tasks in this process, which has opened the source already, and in the workers of a pool."""
+    """Runs tasks in this process and in the workers of a pool."""
 
     pool: WorkerPool
     spec: ConversionSpec
@@ -144,7 +144,7 @@ class _Message:
 
 
 class _PoolRun:
-    """The state of one run: pending tasks, messages of the workers, results and errors.
+    """The state of one run: pending tasks, messages, results and errors.
 
     A thread per worker sends tasks and receives messages. All other work happens in the thread of the engine.
     """
@@ -163,7 +163,7 @@ class _PoolRun:
             threading.Thread(target=self._drive, args=(worker,), daemon=True).start()
 
     def next_task(self) -> int | None:
-        """Takes the index of the next pending task; None if there is none."""
+        """Takes the index of the next pending task; None if all were taken."""
         try:
             return self._pending.get_nowait()
         except queue.Empty:
@@ -187,7 +187,11 @@ class _PoolRun:
                 self._handle(self._messages.get_nowait())
 
     def wait(self) -> list[TaskResult]:
-        """Waits for the workers' tasks and returns all results. Raises the error of the first task that failed."""
+        """Waits for the workers and returns all results.
+
+        Raises:
+            GearError: The error of the first task that failed.
+        """
         while self._active_workers:
             self._handle(self._messages.get())
         if self._errors:
@@ -207,7 +211,10 @@ class _PoolRun:
                 self._active_workers -= 1
 
     def _drive(self, worker: Worker) -> None:
-        """Sends tasks to a worker and passes on its messages, until no task is left or one failed."""
+        """Sends tasks to a worker and passes on its messages.
+
+        It ends when no task is left, or when one fails.
+        """
         index = -1
         try:
             while (pending := self.next_task()) is not None:

@@ -1,4 +1,4 @@
-"""The interface of the engines: each runs the tasks of a conversion in its own way."""
+"""The interface of engines, which run the tasks of a conversion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Advance = Callable[[int], object]
 
 
 class Engine(Protocol):
-    """Runs tasks: in this process, in several processes of this machine, or on a Ray cluster."""
+    """Runs tasks in this process, in several processes, or on a Ray cluster."""
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
         """Runs all tasks and returns their results, in the order of the tasks.

@@ -68,7 +68,7 @@ class RayEngine:
         return [results[index] for index in range(len(tasks))]
 
     def _fetch(self, reference: Any) -> tuple[TaskResult | GearError, int]:
-        """Returns the result or the error of a finished task, and the number of source rows that it read."""
+        """Returns a finished task's result or error, and the source rows that it read."""
         try:
             return self._ray.get(reference)  # type: ignore[no-any-return]
         except self._ray.exceptions.RayError as error:
@@ -78,14 +78,17 @@ class RayEngine:
 
 
 def _reason(error: Exception) -> str:
-    """Returns one line: the error that a task raised, or else the first line of Ray's message."""
+    """Returns the error that a task raised, or else the first line of Ray's message."""
     cause = getattr(error, "cause", None)
     text = str(error) if cause is None else f"{type(cause).__name__}: {cause}"
     return (text.splitlines() or [type(error).__name__])[0]
 
 
 def _convert_task(spec: ConversionSpec, destination: str, task: Task) -> tuple[TaskResult | GearError, int]:
-    """Runs a task in a Ray worker. Returns errors: Ray would wrap a raised error in one of its own."""
+    """Runs a task in a Ray worker.
+
+    Errors are returned, not raised: Ray would wrap a raised error.
+    """
     rows = 0
 
     def advance(count: int) -> None:

@@ -1,4 +1,4 @@
-"""A worker process of a conversion, started by `gear_data.ingest.engine.local.WorkerPool`.
+"""A worker process of a conversion, started by `WorkerPool`.
 
 Command line: `python -m gear_data.ingest.engine.worker FD`, where FD is an inherited connection. The worker receives
 (ConversionSpec, destination, threads), opens the source, and then receives tasks. During a task it sends the number of
@@ -20,7 +20,7 @@ from gear_data.storage.remote.object_store import open_file_store
 
 
 def serve(connection: Connection[Any, Any]) -> None:
-    """Runs the tasks that the connection delivers, until one fails or the connection closes.
+    """Runs the tasks that arrive, until one fails or the connection closes.
 
     Raises:
         EOFError, BrokenPipeError: The parent process ended.

@@ -1,7 +1,7 @@
-"""Checks of single episodes for what is unusual but valid. Every conversion runs them.
+"""Checks of single episodes for unusual but valid values.
 
-docs/reference/findings.md lists all codes. Each episode is checked by itself, so the findings do not depend on how a
-source is cut into blocks.
+Every conversion runs them. docs/reference/findings.md lists all codes. Each episode is checked by itself, so the
+findings do not depend on how a source is cut into blocks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from gear_data.storage.block import EpisodeBlock
 
 
 def check_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are_steps: bool) -> None:
-    """Adds what is odd about the episodes of a block whose ends are complete: episodes of one step
-    (`one-step-episode`), and observations that jump inside an episode (`observation-jump`, see `ingest.jumps`)."""
-    single = np.flatnonzero(block.lengths == 1)
-    if len(single):
-        first = int(single[0])
+    """Adds findings about the episodes of a block whose end flags are complete.
+
+    The findings are episodes of one step (`one-step-episode`), and observations that jump inside an episode
+    (`observation-jump`).
+    """
+    short = np.flatnonzero(block.lengths == 1)
+    if len(short):
+        first = int(short[0])
         message = "an episode of one step; kept"
         findings.add(
-            Finding("one-step-episode", message, len(single), block.sources[first], int(block.rows[first]), None)
+            Finding("one-step-episode", message, len(short), block.sources[first], int(block.rows[first]), None)
         )
     for name, values in block.columns.items():
         if role_of(name) is not Role.OBSERVATION or values.dtype.kind != "f" or values.ndim > 2:

@@ -1,4 +1,7 @@
-"""What a conversion noticed and the user should know: a code, a count, the first place, what was done."""
+"""Findings: observations about a source that users should know.
+
+A finding has a code, a count and the place of its first occurrence.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,21 @@ from typing import Any
 
 from gear_data.errors import FindingError
 
-#: For a BadEpisodeError that `on_bad_episode="skip"` would have made a finding.
-BAD_EPISODE_HINT = "mend the source, or leave such episodes out with --on-bad-episode skip"
+#: The hint of a BadEpisodeError that `on_bad_episode="skip"` would turn into a finding.
+BAD_EPISODE_HINT = "repair the source, or leave such episodes out with --on-bad-episode skip"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of thing noticed.
+    """One kind of observation about a source.
 
     Attributes:
-        code: stable kebab-case name, such as `non-finite`.
-        message: what it is and what was done about it.
-        count: how often.
-        file, row, column: the first place, where there is one.
+        code: A stable kebab-case name, such as `non-finite`.
+        message: The observation, and how the conversion handled it.
+        count: The number of occurrences.
+        file: The file of the first occurrence, if known.
+        row: The row of the first occurrence, if known.
+        column: The column, if the finding is about one.
     """
 
     code: str
@@ -37,25 +42,33 @@ class Finding:
         return f"{self.code}:{column} {self.message} ({self.count}x{', first: ' + place if place else ''})"
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the finding as JSON, as the manifest stores it."""
         return asdict(self)
 
 
 class FindingLog:
-    """Findings in the order first seen; the same code and column add up, and keep the first one's message and place."""
+    """Findings in the order of their first occurrence.
+
+    Findings of the same code and column are counted together. The message and the place of the first one are kept.
+    """
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str | None], Finding] = {}
-        self._forbidden = False
+        self._strict = False
 
     def make_strict(self) -> None:
-        """From here on a finding is an error, and so is one that there is. Raises FindingError."""
-        self._forbidden = True
+        """Makes every finding an error from now on.
+
+        Raises:
+            FindingError: The log holds a finding already.
+        """
+        self._strict = True
         for finding in self:
             raise _error(finding)
 
     def add(self, finding: Finding) -> None:
-        """Raises FindingError where findings are strict."""
-        if self._forbidden:
+        """Adds a finding. Raises FindingError if the log is strict."""
+        if self._strict:
             raise _error(finding)
         key = (finding.code, finding.column)
         known = self._items.get(key)
@@ -65,9 +78,11 @@ class FindingLog:
         return iter(self._items.values())
 
     def to_json(self) -> list[dict[str, Any]]:
+        """Returns the findings as JSON, as the manifest stores them."""
         return [finding.to_json() for finding in self]
 
     def restore(self, items: Sequence[Mapping[str, Any]]) -> None:
+        """Replaces the findings with the output of `to_json`."""
         self._items.clear()
         for item in items:
             self.add(Finding(**item))
@@ -79,5 +94,5 @@ def _error(finding: Finding) -> FindingError:
         file=finding.file,
         column=finding.column,
         row=finding.row,
-        hint="'gear-data lint SRC' lists everything of the kind; leave --strict (strict=True) out to convert anyway",
+        hint="'gear-data lint SRC' lists all findings; leave --strict (strict=True) out to convert anyway",
     )

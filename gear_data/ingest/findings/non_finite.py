@@ -1,4 +1,4 @@
-"""The check for NaN and Inf."""
+"""The check for NaN and Inf in episodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO
 from gear_data.storage.block import EpisodeBlock
 
+_STRICT_HINT = "repair the source, or convert without --strict to keep such values"
+
 
 def check_finite(block: EpisodeBlock, findings: FindingLog, *, strict: bool, rows_are_steps: bool) -> None:
-    """Counts NaN and Inf in float columns and final observations, which are kept.
+    """Counts NaN and Inf in float columns and final observations. The values are kept.
 
     Raises:
-        NonFiniteError: there is one and `strict`.
+        NonFiniteError: There is such a value, and `strict` is set.
     """
     offsets = block.offsets
     for name, values in block.columns.items():
@@ -27,16 +29,16 @@ def check_finite(block: EpisodeBlock, findings: FindingLog, *, strict: bool, row
         episode = int(np.searchsorted(offsets, steps[0], side="right") - 1)
         step = int(steps[0] - offsets[episode])
         row = int(block.rows[episode]) + (step if rows_are_steps else 0)
-        where = "" if rows_are_steps else f", first at step {step} of its episode"
+        first_place = "" if rows_are_steps else f", first at step {step} of its episode"
         if strict:
             raise NonFiniteError(
-                f"holds NaN or Inf{where}",
+                f"holds NaN or Inf{first_place}",
                 file=block.sources[episode],
                 column=name,
                 row=row,
-                hint="mend the source, or convert without --strict to keep such values",
+                hint=_STRICT_HINT,
             )
-        message = f"NaN or Inf{where}; kept"
+        message = f"NaN or Inf{first_place}; kept"
         findings.add(Finding("non-finite", message, int((~finite).sum()), block.sources[episode], row, name))
     for name, values in block.finals.items():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -44,6 +46,8 @@ def check_finite(block: EpisodeBlock, findings: FindingLog, *, strict: bool, row
             episode = int(np.flatnonzero(block.has_final)[bad[0]])
             file, row = block.sources[episode], int(block.rows[episode])
             if strict:
-                raise NonFiniteError("a final observation holds NaN or Inf", file=file, column=name, row=row)
+                raise NonFiniteError(
+                    "a final observation holds NaN or Inf", file=file, column=name, row=row, hint=_STRICT_HINT
+                )
             message = "NaN or Inf in final observations; kept"
             findings.add(Finding("non-finite-final", message, len(bad), file, row, name))

@@ -1,4 +1,4 @@
-"""From a stream of steps to blocks of whole episodes."""
+"""Assembles a stream of steps into blocks of whole episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from gear_data.storage.block import EpisodeBlock, Position
 
 @dataclass(frozen=True)
 class UnreadableRows:
-    """Why steps cannot be read: int64 `rows` of a part, the column, and what is wrong with the first of them."""
+    """Rows of a part that cannot be read.
+
+    Attributes:
+        rows: The rows, int64.
+        column: The column that cannot be read.
+        reason: The problem of the first row.
+    """
 
     rows: npt.NDArray[np.int64]
     column: str
@@ -29,17 +35,19 @@ class StepPart:
     """Consecutive steps of one file.
 
     Attributes:
-        file, name: the file's number and name.
-        rows: int64 [n], source rows.
-        episodes: int64 [n], a running number that grows by one at every episode's first step, over all parts.
-        keep: bool [n], False for steps that could not be read; their whole episode is left out.
-        columns: name -> [keep.sum(), *shape].
-        variable: name -> array of keep.sum() values, as `EpisodeBlock.variable`.
-        facts: name -> [n], values of which an episode takes its first step's.
-        finals: name -> [n, *shape], of which an episode takes its last step's as final observation.
-        more: whether the next part was read together with this one, so that no block ends between them.
-        ended: whether the last step is known to be its episode's last.
-        faults: of the steps that are not kept, each in one of them.
+        file: The index of the file.
+        name: The name of the file.
+        rows: int64 [n], the source rows.
+        episodes: int64 [n], the index of each step's episode. Over all parts it grows by 1 at the first step of each
+            episode.
+        keep: bool [n], False for steps that could not be read. Their whole episode is left out.
+        columns: Name -> [keep.sum(), *shape].
+        variable: Name -> array of keep.sum() values, as `EpisodeBlock.variable`.
+        facts: Name -> [n]. An episode takes the value of its first step.
+        finals: Name -> [n, *shape]. An episode takes the value of its last step as final observation.
+        continues: Whether the next part was read together with this part. No block ends between the two.
+        ends_episode: Whether the last step is known to be the last of its episode.
+        faults: The reasons for the steps that are not kept, one per step.
     """
 
     file: int
@@ -56,6 +64,7 @@ class StepPart:
     faults: tuple[UnreadableRows, ...] = ()
 
     def cut(self, start: int, stop: int) -> StepPart:
+        """Returns the steps from `start` up to `stop`."""
         first, last = int(self.keep[:start].sum()), int(self.keep[:stop].sum())
         return StepPart(
             file=self.file,
@@ -76,31 +85,36 @@ class StepPart:
 
 
 def assemble(parts: Iterator[StepPart], findings: FindingLog, *, has_final: bool) -> Iterator[EpisodeBlock]:
-    """Blocks of whole episodes; the last episode ends with the stream.
+    """Yields blocks of whole episodes. The last episode ends with the stream.
 
-    An episode may run over any number of parts and files. What is held is what was read together, and the episode
-    before it.
+    An episode may span several parts and files. Memory holds the parts that were read together and the episode before
+    them.
+
+    Args:
+        parts: The steps, in source order.
+        findings: Receives findings about episodes that are left out.
+        has_final: Whether the episodes have final observations.
     """
-    held: list[StepPart] = []
+    pending: list[StepPart] = []
     for part in parts:
-        held.append(part)
+        pending.append(part)
         if part.continues:
             continue
         if part.ends_episode:
-            yield _block(held, findings, has_final)
-            held = []
+            yield _block(pending, findings, has_final)
+            pending = []
             continue
-        index, start = _last_start(held)
-        whole = [*held[:index], held[index].cut(0, start)] if start else held[:index]
+        index, start = _last_start(pending)
+        whole = [*pending[:index], pending[index].cut(0, start)] if start else pending[:index]
         if whole:
             yield _block(whole, findings, has_final)
-            held = [held[index].cut(start, len(held[index].rows)), *held[index + 1 :]]
-    if held:
-        yield _block(held, findings, has_final)
+            pending = [pending[index].cut(start, len(pending[index].rows)), *pending[index + 1 :]]
+    if pending:
+        yield _block(pending, findings, has_final)
 
 
 def _last_start(parts: list[StepPart]) -> tuple[int, int]:
-    """Where the last of the episodes begins: the part, and the step in it."""
+    """Returns the part and the step in it where the last episode begins."""
     last, index = parts[-1].episodes[-1], len(parts) - 1
     while index and parts[index].episodes[0] == last == parts[index - 1].episodes[-1]:
         index -= 1
@@ -117,7 +131,7 @@ def _block(parts: list[StepPart], findings: FindingLog, has_final: bool) -> Epis
     columns = {name: _concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     variable = {name: pa.concat_arrays([part.variable[name] for part in parts]) for name in parts[0].variable}
     if not whole.all():
-        _note_bad(parts, np.flatnonzero(~keep), episodes, findings)
+        _report_bad_episodes(parts, np.flatnonzero(~keep), episodes, findings)
         wanted = np.repeat(whole, lengths)[keep]
         columns = {name: values[wanted] for name, values in columns.items()}
         variable = {name: array.filter(pa.array(wanted)) for name, array in variable.items()}
@@ -138,12 +152,15 @@ def _block(parts: list[StepPart], findings: FindingLog, has_final: bool) -> Epis
     )
 
 
-def _note_bad(
+def _report_bad_episodes(
     parts: list[StepPart], bad: npt.NDArray[np.int64], episodes: npt.NDArray[np.int64], findings: FindingLog
 ) -> None:
-    """Adds a finding for each column in which episodes are bad, each episode under the first of its `bad` steps."""
+    """Adds a finding for each column that has bad episodes.
+
+    An episode is counted in the column of its first bad step.
+    """
     firsts = bad[np.unique(episodes[bad], return_index=True)[1]]
-    noted: list[tuple[int, Finding]] = []
+    found_at: list[tuple[int, Finding]] = []
     start = 0
     for part in parts:
         for fault in part.faults:
@@ -151,9 +168,9 @@ def _note_bad(
             if len(found):
                 row = int(part.rows[found[0] - start])
                 finding = Finding("bad-episode", f"{fault.reason}; skipped", len(found), part.name, row, fault.column)
-                noted.append((int(found[0]), finding))
+                found_at.append((int(found[0]), finding))
         start += len(part.rows)
-    for _, finding in sorted(noted, key=itemgetter(0)):
+    for _, finding in sorted(found_at, key=itemgetter(0)):
         findings.add(finding)
 
 

@@ -1,4 +1,4 @@
-"""Where episodes begin in a stream of steps."""
+"""Finds where episodes begin in a stream of steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from gear_data.ingest.pipeline.step_order import not_increasing
 from gear_data.ingest.sources.tables.stream import TablePart
 from gear_data.ingest.sources.tables.to_numpy import null_rows, storage_array
 
-_SORT = "sort the rows by episode and step first; if every file numbers its episodes anew, give them ids of their own"
-_NOTE = "episode_ids"
+_SORT = "sort the rows by episode and step first; if every file numbers its episodes from 0, make the ids unique"
+_STATE_KEY = "episode_ids"
 
 
 @dataclass(frozen=True)
 class EpisodeIdColumn:
-    """The episode of every row: int64 [n] `codes` are the ids themselves, or places in `names`."""
+    """The episode id of every row.
+
+    Attributes:
+        codes: int64 [n], the ids, or indices into `names`.
+        names: The ids as text; None if the ids are integers.
+    """
 
     codes: npt.NDArray[np.int64]
     names: npt.NDArray[Any] | None
@@ -31,11 +36,11 @@ class EpisodeIdColumn:
         return code if self.names is None else str(self.names[code])
 
     def values(self) -> npt.NDArray[Any]:
-        """[n]: the ids."""
+        """Returns the ids, [n]."""
         return self.codes if self.names is None else self.names[self.codes]
 
     def outside(self, low: Any, high: Any) -> npt.NDArray[np.bool_]:
-        """bool [n]: whether each is less than `low` or not less than `high`; None is no bound."""
+        """Returns which ids are outside [low, high), bool [n]. None means no bound."""
         values = self.codes if self.names is None else self.names
         found = np.zeros(len(values), np.bool_)
         if low is not None:
@@ -46,21 +51,27 @@ class EpisodeIdColumn:
 
 
 def read_episode_ids(part: TablePart, column: str) -> EpisodeIdColumn:
-    """Raises BadEpisodeError for a step that belongs to no episode, or to one of a number beyond int64."""
+    """Reads the episode ids of a part.
+
+    Raises:
+        BadEpisodeError: A step has no episode id, or an id is outside int64.
+    """
     array = storage_array(part.table.column(column))
     missing = null_rows(array)
     if len(missing):
         file, row = part.place(int(missing[0]))
-        raise BadEpisodeError(
-            "holds a null", file=file, column=column, row=row, hint="every step must say which episode it belongs to"
-        )
+        raise BadEpisodeError("holds a null", file=file, column=column, row=row, hint="give every step an episode id")
     if pa.types.is_integer(array.type):
         try:
             return EpisodeIdColumn(array.cast(pa.int64()).to_numpy(), None)
         except pa.ArrowInvalid as error:
             file, row = part.place(0)
             raise BadEpisodeError(
-                f"numbers episodes beyond int64: {error}", file=file, column=column, row=row
+                f"holds an episode id outside int64: {error}",
+                file=file,
+                column=column,
+                row=row,
+                hint="use smaller numbers or text as episode ids",
             ) from error
     encoded = array.dictionary_encode()
     names = np.array(encoded.dictionary.to_pylist(), dtype=object)
@@ -68,32 +79,33 @@ def read_episode_ids(part: TablePart, column: str) -> EpisodeIdColumn:
 
 
 class EpisodeIdChecker:
-    """Episodes begin where the id changes; one that comes back is refused.
+    """Finds the first steps of episodes by their ids, and refuses ids that come back.
 
     Args:
-        column: of ids.
-        notes: where ids of episodes that ended are kept, also those that an earlier run read.
-        low, high: no id may be less than the one, or as much as the other: other parts of the source have those.
+        column: The column of ids.
+        resume_state: Keeps the ids of ended episodes. A resumed run passes the state of the earlier run.
+        low: The lowest id of this part of the source; None for no bound.
+        high: All ids of this part are lower; None for no bound.
     """
 
-    def __init__(self, column: str | None, notes: dict[str, Any], low: Any, high: Any) -> None:
+    def __init__(self, column: str | None, resume_state: dict[str, Any], low: Any, high: Any) -> None:
         self._column = column
-        self._notes = notes
+        self._resume_state = resume_state
         self._low, self._high = low, high
-        self._ended = SeenIds(notes.get(_NOTE))
+        self._ended = SeenIds(resume_state.get(_STATE_KEY))
         self._last: int | str | None = None
 
     def starts(self, ids: EpisodeIdColumn, part: TablePart) -> npt.NDArray[np.bool_]:
-        """bool [n]: whether each row begins an episode.
+        """Returns whether each row begins an episode, bool [n].
 
         Raises:
-            BadEpisodeError: an episode goes on after another one began, or may do so.
+            BadEpisodeError: An episode continues after another one began, or an id belongs to another part.
         """
         outside = ids.outside(self._low, self._high)
         if outside.any():
             row = int(np.argmax(outside))
             raise self._error(
-                f"episode {ids[row]} is out of order, where those of other files or row groups rise", row, part
+                f"episode {ids[row]} is out of order: the ids of other files or row groups rise", row, part
             )
         starts = np.empty(len(ids.codes), np.bool_)
         starts[0] = ids[0] != self._last
@@ -103,9 +115,9 @@ class EpisodeIdChecker:
                 self._ended.add(self._last)
             value = ids[row]
             if value in self._ended:
-                raise self._error(f"episode {value} goes on here after another one began", row, part)
+                raise self._error(f"episode {value} continues here after another one began", row, part)
             self._last = value
-        self._notes[_NOTE] = self._ended.to_json()
+        self._resume_state[_STATE_KEY] = self._ended.to_json()
         return starts
 
     def _error(self, message: str, row: int, part: TablePart) -> BadEpisodeError:
@@ -114,7 +126,7 @@ class EpisodeIdChecker:
 
 
 class EpisodeNumbering:
-    """Numbers the episodes of a stream of steps."""
+    """Assigns running indices to the episodes of a stream of steps."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -122,13 +134,16 @@ class EpisodeNumbering:
         self._step: npt.NDArray[np.int64] | None = None
 
     def by_ends(self, ends: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """bool [n]: whether each row begins an episode, where `ends` says which end one."""
+        """Returns whether each row begins an episode, bool [n], given the ends."""
         starts = np.concatenate([[self._ended], ends[:-1]])
         self._ended = bool(ends[-1])
         return starts
 
     def by_steps(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """bool [n]: whether each row begins an episode, where steps are numbered anew in every one."""
+        """Returns whether each row begins an episode, bool [n], given step numbers.
+
+        The step numbers start again in every episode.
+        """
         before = self._step
         self._step = numbers[-1:]
         if before is None:
@@ -136,7 +151,7 @@ class EpisodeNumbering:
         return not_increasing(np.concatenate([before, numbers]))
 
     def number(self, starts: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """int64 [n]: the running number of each row's episode."""
+        """Returns the running index of each row's episode, int64 [n]."""
         numbers: npt.NDArray[np.int64] = self._number + np.cumsum(starts, dtype=np.int64)
         self._number = int(numbers[-1])
         return numbers

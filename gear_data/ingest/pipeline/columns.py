@@ -1,4 +1,4 @@
-"""Which of a source's columns are read, and under which names."""
+"""Selects the columns of a source to read, and their names."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from gear_data.errors import UnsupportedColumnError, unknown_name
 from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name, name_map
 from gear_data.ingest.source import SourceOptions
 
-#: End flags are structure: they are read whatever `columns` says.
+#: End flags are always read: they define the episodes.
 END_FLAGS = frozenset({DONES, "terminated", "truncated"})
 
-#: Columns of one value a step: a source's [T, 1] becomes [T].
+#: Columns of one value per step. A source's [T, 1] becomes [T].
 SCALAR_COLUMNS = END_FLAGS | {"rewards"}
 
-#: Names of the column that numbers episodes, or names them, where a row is a step.
+#: Usual names of the column of episode ids, in tables with one row per step.
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode", "traj_id", "trajectory_id")
 
 
 def choose_columns(names: Iterable[str], options: SourceOptions) -> dict[str, str]:
-    """Source name -> canonical name of the columns to read.
+    """Returns the columns to read, as source name -> canonical name.
 
     Raises:
-        UnknownNameError: `options.columns` has a name, source or canonical, that is not there.
-        InvalidArgumentError: see `name_map`.
-        UnsupportedColumnError: the name of a column to read cannot be one, see `is_column_name`.
+        UnknownNameError: `options.columns` names a column that does not exist. Source and canonical names are valid.
+        InvalidArgumentError: `options.rename` is invalid, see `name_map`.
+        UnsupportedColumnError: The name of a column to read is invalid, see `is_column_name`.
     """
     mapping = name_map(names, options.rename)
-    chosen = mapping if options.columns is None else _asked_for(mapping, options.columns)
+    chosen = mapping if options.columns is None else _selected(mapping, options.columns)
     for source, name in chosen.items():
         if not is_column_name(name):
             raise UnsupportedColumnError(
-                f"a column cannot have the name {name!r}: it, or a dotted part of it, is {INVALID_NAME}",
+                f"a column cannot have the name {name!r}: the name, or one of its dotted parts, is {INVALID_NAME}",
                 column=printable(source),
-                hint="give it another with --rename (rename={...}), or leave it out with --columns (columns=[...])",
+                hint="rename it with --rename (rename={...}), or leave it out with --columns (columns=[...])",
             )
     return chosen
 
 
-def _asked_for(mapping: Mapping[str, str], columns: Sequence[str]) -> dict[str, str]:
+def _selected(mapping: Mapping[str, str], columns: Sequence[str]) -> dict[str, str]:
     wanted = set(columns)
     for name in columns:
         if name not in mapping and name not in mapping.values():
@@ -49,10 +49,10 @@ def _asked_for(mapping: Mapping[str, str], columns: Sequence[str]) -> dict[str, 
 
 
 def resolve_structure_columns(names: Iterable[str], options: SourceOptions) -> SourceOptions:
-    """The options with what `end_column` says as a name of that column.
+    """Checks the columns that define episodes, and turns `end_column` into a renaming.
 
     Raises:
-        UnknownNameError: a column that is to tell episodes apart, number steps or end episodes is not there.
+        UnknownNameError: `episode_column`, `step_column` or `end_column` names a column that does not exist.
     """
     names = list(names)
     for name in (options.episode_column, options.step_column, options.end_column):

@@ -14,7 +14,10 @@ RETURNS_TO_GO = "returns_to_go"
 
 
 def with_derived_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-    """The columns with `returns_to_go` added where there are scalar rewards, and with a source's own left out."""
+    """Adds `returns_to_go` if there are scalar rewards.
+
+    It replaces a source column of that name.
+    """
     if not any(column.name == "rewards" and column.shape == () for column in columns):
         return columns
     kept = tuple(column for column in columns if column.name != RETURNS_TO_GO)
@@ -22,9 +25,10 @@ def with_derived_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, .
 
 
 def add_returns_to_go(block: EpisodeBlock) -> EpisodeBlock:
-    """`returns_to_go[t]` = rewards[t] + ... + rewards[T - 1] of the episode: float32, summed in float64 from the end.
+    """Adds `returns_to_go` [steps] to a block, float32.
 
-    The discount is 1, as in Decision Transformer (Chen et al., 2021).
+    `returns_to_go[t]` is rewards[t] + ... + rewards[T - 1] of the episode, summed in float64 from the end. The discount
+    is 1, as in Decision Transformer (Chen et al., 2021).
     """
     rewards = block.columns["rewards"].astype(np.float64)
     result = np.empty(len(rewards), np.float32)

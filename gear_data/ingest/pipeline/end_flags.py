@@ -1,4 +1,4 @@
-"""How episodes end: `terminated` and `truncated` for every source, whatever flags it has."""
+"""End flags: gives every source `terminated` and `truncated`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gear_data.storage.block import EpisodeBlock
 
 
 def end_flag_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-    """The columns with `dones` gone and `terminated` and `truncated` there, both bool.
+    """Replaces end flags by `terminated` and `truncated`, both bool.
 
     Raises:
-        UnsupportedColumnError: a flag with several values a step.
+        UnsupportedColumnError: A flag has several values per step.
     """
     known = {column.name: column for column in columns}
     for name in (DONES, "terminated", "truncated"):
         if name in known and known[name].shape != ():
             raise UnsupportedColumnError(
-                f"an end flag is one value a step, and this has shape {known[name].shape}",
+                f"an end flag must be one value per step, not of shape {known[name].shape}",
                 column=known[name].source or name,
-                hint="give it another name with --rename, if it is something else",
+                hint="if it is not an end flag, rename it with --rename",
             )
     flags = []
     for name in ("terminated", "truncated"):
@@ -40,13 +40,17 @@ def end_flag_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
 
 
 def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBlock:
-    """Adds the flags a source lacks, so that the last step of every episode has one.
+    """Adds missing end flags, so that the last step of every episode has a flag.
 
-    - `dones` alone is read as `terminated`: such sources do not tell a time limit from a terminal state.
-    - `dones` beside one of the two says what the other is.
-    - an episode whose last step has no flag was cut off: its last step becomes truncated.
-    - both flags set are kept as they are: Gymnasium's `step` may return both, a terminal state at the time limit.
-      Formats with a reading of their own (D4RL: terminated) have settled it before.
+    - `dones` without other flags is read as `terminated`: the source does not distinguish a time limit from a terminal
+      state.
+    - `dones` with one of the other two flags determines the third.
+    - If the last step of an episode has no flag, the episode was cut off. Its last step becomes truncated.
+    - Two flags at one step are kept: Gymnasium's `step` may return both, for a terminal state at the time limit.
+      Formats with another rule (D4RL: terminated) have applied it before.
+
+    Raises:
+        BadEpisodeError: A flag is neither 0 nor 1.
     """
     _check_flags(block)
     columns = dict(block.columns)
@@ -58,42 +62,47 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
     if dones is not None and not had_flags:
         terminated = _flag(dones, len(dones))
         message = "the source has one end flag and no truncation; read as terminated, so time limits count as terminal"
-        findings.add(_first(block, "no-truncation-flag", message, np.arange(len(block)), DONES))
+        findings.add(_finding_at_first(block, "no-truncation-flag", message, np.arange(len(block)), DONES))
     elif dones is not None and "terminated" not in columns:
         terminated = dones.astype(np.bool_) & ~truncated
     elif dones is not None and "truncated" not in columns:
         truncated = dones.astype(np.bool_) & ~terminated
     elif dones is not None and (differ := dones.astype(np.bool_) != (terminated | truncated)).any():
-        message = "the flag of any end is not that of the two others together; it is left out"
-        findings.add(_first(block, "flags-disagree", message, _episodes_of(block, differ), DONES))
+        message = "dones differs from terminated or truncated; dones is left out"
+        findings.add(_finding_at_first(block, "flags-disagree", message, _episodes_of(block, differ), DONES))
     unflagged = np.flatnonzero(~(terminated[last] | truncated[last]))
     if len(unflagged):
         truncated[last[unflagged]] = True
         if not had_flags and dones is None:
-            findings.add(_first(block, "no-end-flag", "the source has no end flags; read as truncated", unflagged))
+            findings.add(
+                _finding_at_first(block, "no-end-flag", "the source has no end flags; read as truncated", unflagged)
+            )
         else:
             message = "the last step has no end flag; read as truncated"
-            findings.add(_first(block, "unfinished-episode", message, unflagged))
+            findings.add(_finding_at_first(block, "unfinished-episode", message, unflagged))
     inside = terminated | truncated
     inside[last] = False
     if inside.any():
-        message = "an end flag is set before the episode's last step; kept as it is"
-        findings.add(_first(block, "end-flag-inside", message, _episodes_of(block, inside)))
+        message = "an end flag is set before the episode's last step; kept"
+        findings.add(_finding_at_first(block, "end-flag-inside", message, _episodes_of(block, inside)))
     both = terminated & truncated
     if both.any():
-        message = "terminated and truncated are both set; kept as they are"
-        findings.add(_first(block, "both-flags", message, _episodes_of(block, both)))
+        message = "terminated and truncated are both set; kept"
+        findings.add(_finding_at_first(block, "both-flags", message, _episodes_of(block, both)))
     columns["terminated"], columns["truncated"] = terminated, truncated
     return replace(block, columns=columns)
 
 
 def _flag(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.bool_]:
-    """A flag column of our own to write on."""
+    """Returns a writable copy of a flag column, or zeros."""
     return np.zeros(count, np.bool_) if values is None else values.astype(np.bool_).copy()
 
 
 def _check_flags(block: EpisodeBlock) -> None:
-    """Raises BadEpisodeError for a flag that is neither 0 nor 1: what else it may mean is not guessed."""
+    """Raises BadEpisodeError for a flag that is neither 0 nor 1.
+
+    Other values are not interpreted.
+    """
     for name in (DONES, "terminated", "truncated"):
         values = block.columns.get(name)
         if values is None or values.dtype.kind == "b":
@@ -103,20 +112,20 @@ def _check_flags(block: EpisodeBlock) -> None:
             episode = int(np.searchsorted(block.offsets, wrong[0], side="right")) - 1
             step = int(wrong[0] - block.offsets[episode])
             raise BadEpisodeError(
-                f"step {step} of the episode has {values[wrong[0]]}, where an end flag is 0 or 1",
+                f"step {step} of the episode has {values[wrong[0]]}, but an end flag must be 0 or 1",
                 file=block.sources[episode],
                 column=name,
                 row=int(block.rows[episode]),
-                hint="mend the source, or give the column another name with --rename, if it is something else",
+                hint="repair the source; if the column is not an end flag, rename it with --rename",
             )
 
 
 def _episodes_of(block: EpisodeBlock, steps: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """The episodes that have one of the steps marked."""
+    """Returns the indices of the episodes that contain marked steps."""
     return np.unique(np.searchsorted(block.offsets, np.flatnonzero(steps), side="right") - 1)
 
 
-def _first(
+def _finding_at_first(
     block: EpisodeBlock, code: str, message: str, episodes: npt.NDArray[Any], column: str | None = None
 ) -> Finding:
     first = int(episodes[0])

@@ -1,4 +1,4 @@
-"""Episodes one by one, each a mapping of its arrays: checked, made alike, and put together to blocks."""
+"""Reads episodes one by one as mappings of arrays, and groups them into blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gear_data.schema import ColumnSpec
 from gear_data.storage.block import END, EpisodeBlock, Position
 
 _BLOCK_BYTES = 16 << 20
-#: What is looked for in an episode that is an object and no mapping.
+#: The attributes to read from an episode that is an object and not a mapping.
 _ATTRIBUTES = (
     "observations", "actions", "rewards", "terminations", "truncations", "terminated", "truncated", "dones", "infos",
 )  # fmt: skip
@@ -30,8 +30,16 @@ _NEXT = "next_"
 
 
 @dataclass(frozen=True)
-class _Episode:
-    """One episode as it goes into a block: name -> [T, ...], and [...] for finals."""
+class _EpisodeArrays:
+    """One episode, ready for a block.
+
+    Attributes:
+        number: Its index in the source.
+        length: Its number of steps, T.
+        columns: Name -> [T, ...].
+        finals: Name -> [...], the final observations.
+        facts: Name -> a value that belongs to the whole episode.
+    """
 
     number: int
     length: int
@@ -40,12 +48,52 @@ class _Episode:
     facts: Mapping[str, Any]
 
 
-class EpisodeStream:
-    """An `EpisodeSource` over episodes that come one by one. All must have the columns of the first.
+@dataclass(frozen=True)
+class _ColumnInput:
+    """One column of one episode, as the source gives it.
 
-    An episode is a mapping of `observations` [T + 1, ...] or [T, ...], `actions`, `rewards`, end flags [T], `infos`
-    [T + 1] or [T], and whatever else has T rows; or an object with such attributes. A flag may also be one value, for
-    the last step; other single values are facts about the episode.
+    Attributes:
+        spec: The column.
+        array: Its values, [T, ...] or [T + 1, ...].
+        next_array: The values of the column `next_...`, if the episode has it.
+        length: The number of steps of the episode, T.
+        number: The index of the episode, for findings.
+    """
+
+    spec: ColumnSpec
+    array: npt.NDArray[Any]
+    next_array: npt.NDArray[Any] | None
+    length: int
+    number: int
+
+    @property
+    def source(self) -> str:
+        """The column's name in the source, for messages."""
+        return self.spec.source or self.spec.name
+
+    @property
+    def has_extra_row(self) -> bool:
+        return len(self.array) == self.length + 1
+
+
+class EpisodeStream:
+    """An `EpisodeSource` over a stream of episodes.
+
+    All must have the first one's columns.
+
+    An episode is a mapping of arrays: `observations` [T + 1, ...] or [T, ...], `actions`, `rewards` and end flags [T].
+    `infos` have T + 1 or T rows, and further arrays have T rows. An episode may also be an object with such attributes. An end flag may be one
+    value, which is about the last step. Other scalars are facts about the episode.
+
+    Args:
+        name: The name of the source, for messages and the episode table.
+        read: `read(start, stop)` yields the episodes of these indices. A stop of None is the end of the source. The
+            constructor reads the first episode.
+        options: The user's options.
+        units: The units of the source.
+        num_rows: The number of episodes, if known.
+        metadata: The source's own metadata.
+        prepare: Turns an item that `read` yields into an episode. Its errors are about that episode.
     """
 
     rows_are_steps = False
@@ -61,8 +109,6 @@ class EpisodeStream:
         metadata: Mapping[str, Any] | None = None,
         prepare: Callable[[Any], Any] = lambda item: item,
     ) -> None:
-        """`read(start, stop)` gives the episodes of these numbers, where None is the end; it is first asked for one.
-        `prepare` makes such an item an episode; what it raises is about that one."""
         self.findings = FindingLog()
         self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = metadata or {}
@@ -77,19 +123,19 @@ class EpisodeStream:
             raise EmptySourceError("holds no episode", file=name)
         try:
             first = prepare(head[0])
-            values = _values(first)
+            values = _flat_values(first)
             steps = [key for key, value in values.items() if not is_scalar(value)]
             self._sources = choose_columns(steps, options)
             self.columns = self._infer(values, is_object=not isinstance(first, Mapping))
         except GearError as error:
-            raise self._placed(error, 0) from error.__cause__
+            raise self._with_episode(error, 0) from error.__cause__
         self._specs = {spec.name: spec for spec in self.columns}
 
     def units(self) -> Sequence[Unit]:
         return self._units
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        held: list[_Episode] = []
+        pending: list[_EpisodeArrays] = []
         size, row = 0, start.row
         last = None if stop == END else stop.row
         for number, item in enumerate(self._read_episodes(start.row, last), start.row):
@@ -97,23 +143,23 @@ class EpisodeStream:
                 episode = self._read(item, number)
             except BadEpisodeError as error:
                 if not self._options.skip_bad:
-                    raise self._placed(error, number) from error.__cause__
+                    raise self._with_episode(error, number) from error.__cause__
                 self.findings.add(
                     Finding("bad-episode", f"{error.message}; skipped", 1, self._name, number, error.column)
                 )
                 continue
             except GearError as error:
-                raise self._placed(error, number) from error.__cause__
-            held.append(episode)
+                raise self._with_episode(error, number) from error.__cause__
+            pending.append(episode)
             size += sum(values.nbytes for values in episode.columns.values())
             if size >= _BLOCK_BYTES:
-                yield self._block(held, row, number + 1)
-                held, size, row = [], 0, number + 1
-        if held:
-            yield self._block(held, row, held[-1].number + 1)
+                yield self._block(pending, row, number + 1)
+                pending, size, row = [], 0, number + 1
+        if pending:
+            yield self._block(pending, row, pending[-1].number + 1)
 
-    def _placed(self, error: GearError, number: int) -> GearError:
-        """The error with the episode it is about."""
+    def _with_episode(self, error: GearError, number: int) -> GearError:
+        """Returns the error with the episode that it is about."""
         hint = error.hint or (BAD_EPISODE_HINT if isinstance(error, BadEpisodeError) else None)
         return type(error)(error.message, file=self._name, column=error.column, row=number, hint=hint)
 
@@ -122,10 +168,10 @@ class EpisodeStream:
         arrays = {name: step_values(values[source], source) for source, name in self._sources.items()}
         length = _length(arrays)
         for source, name in self._sources.items():
-            array, known_as = arrays[name], None if source == name else source
+            array, source_name = arrays[name], None if source == name else source
             if array.dtype == object:
                 dtype = "string" if len(array) and isinstance(array[0], str) else "binary"
-                specs.append(ColumnSpec(name, dtype, source=known_as))
+                specs.append(ColumnSpec(name, dtype, source=source_name))
                 continue
             shape = () if name in SCALAR_COLUMNS and array.shape[1:] == (1,) else array.shape[1:]
             if 0 in shape:
@@ -133,43 +179,43 @@ class EpisodeStream:
             has_final = _is_observation(name) and (len(array) == length + 1 or _NEXT + name in arrays)
             dtype = array.dtype.name
             if name == "rewards" and dtype == "int64" and (is_object or isinstance(values[source], list)):
-                # Lists of Python numbers, of which Minari too makes its arrays: whole rewards in one episode make
-                # int64, in the next float64.
+                # Lists of Python numbers become int64 if all rewards of an episode are whole, and float64 otherwise.
+                # Minari builds its arrays in this way too.
                 dtype = "float64"
-            specs.append(ColumnSpec(name, dtype, shape, False, known_as, has_final))
+            specs.append(ColumnSpec(name, dtype, shape, False, source_name, has_final))
         finals = {_NEXT + spec.name for spec in specs if spec.has_final}
         wanted = set(self._options.columns or ())
         return tuple(spec for spec in specs if spec.name not in finals or spec.name in wanted)
 
-    def _read(self, item: Any, number: int) -> _Episode:
-        values = _values(self._prepare(item))
+    def _read(self, item: Any, number: int) -> _EpisodeArrays:
+        values = _flat_values(self._prepare(item))
         arrays: dict[str, npt.NDArray[Any]] = {}
         for source, name in self._sources.items():
             if source not in values:
-                raise BadEpisodeError("is missing; the first episode has it", column=source)
+                raise BadEpisodeError("is missing in this episode; the first episode has it", column=source)
             arrays[name] = self._like_first(step_values(values[source], source), name, source, number)
         if self._options.columns is None:
             for source, value in values.items():
                 if source not in self._sources and not is_scalar(value):
-                    raise BadEpisodeError("is here, and not in the first episode", column=source)
+                    raise BadEpisodeError("is missing in the first episode; this episode has it", column=source)
         length = _length(arrays)
         if length == 0:
             raise BadEpisodeError("the episode has no steps")
         columns: dict[str, npt.NDArray[Any]] = {}
         finals: dict[str, npt.NDArray[Any]] = {}
         for spec in self.columns:
-            steps, final = self._split(spec, arrays, length, number)
-            columns[spec.name] = steps
+            column = _ColumnInput(spec, arrays[spec.name], arrays.get(_NEXT + spec.name), length, number)
+            columns[spec.name], final = self._steps_and_final(column)
             if final is not None:
                 finals[spec.name] = final
         missing = {spec.name for spec in self.columns if spec.has_final} - finals.keys()
         if finals and missing:
-            raise BadEpisodeError("has no final observation, where others have one", column=min(missing))
-        facts = {key: _item(value) for key, value in values.items() if is_scalar(value)}
-        return _Episode(number, length, columns, finals, facts)
+            raise BadEpisodeError("has no final observation, but other columns have one", column=min(missing))
+        facts = {key: _to_python(value) for key, value in values.items() if is_scalar(value)}
+        return _EpisodeArrays(number, length, columns, finals, facts)
 
     def _like_first(self, array: npt.NDArray[Any], name: str, source: str, number: int) -> npt.NDArray[Any]:
-        """The same numbers in the column's dtype, where it can hold them; the values themselves where it cannot."""
+        """Casts to the dtype of the first episode, if that keeps every number."""
         spec = self._specs.get(name)
         if spec is None or spec.variable_length or array.dtype.name == spec.dtype:
             return array
@@ -180,56 +226,42 @@ class EpisodeStream:
         self.findings.add(Finding("dtype-differs", message, 1, self._name, number, source))
         return cast
 
-    def _split(
-        self, spec: ColumnSpec, arrays: Mapping[str, npt.NDArray[Any]], length: int, number: int
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-        """A column's T steps, and its final observation where there is one."""
-        array, source = arrays[spec.name], spec.source or spec.name
-        rows = len(array)
-        if spec.variable_length:
-            kind = str if spec.dtype == "string" else bytes
-            if array.dtype != object or not all(isinstance(value, kind) for value in array):
-                raise BadEpisodeError(f"is no longer {spec.dtype}", column=source)
-            if spec.dtype == "string" and not all(map(is_utf8, array)):
-                raise BadEpisodeError("holds text that cannot be UTF-8", column=source)
-        elif spec.name in END_FLAGS and rows == 1 != length and array.shape == (1,):
-            # One flag, as d3rlpy has it, is about the last step.
-            array = np.concatenate([np.zeros(length - 1, array.dtype), array])
-            rows = length
-        elif array.dtype.name != spec.dtype or math.prod(array.shape[1:]) != spec.size:
-            found, first = f"{array.dtype.name} {array.shape[1:]}", f"{spec.dtype} {spec.shape}"
-            raise BadEpisodeError(f"is {found}, in the first episode {first}", column=source)
-        if rows == length + 1 and _is_observation(spec.name):
-            if not spec.has_final and not spec.variable_length:
-                raise BadEpisodeError(
-                    f"has {rows} rows for {length} steps, and the first episode has no final observation", column=source
-                )
-            if spec.variable_length:
-                message = "a final value of variable length cannot be kept; left out"
-                self.findings.add(Finding("final-left-out", message, 1, self._name, number, spec.name))
-                return array[:-1], None
-            return self._shaped(array[:-1], spec), self._shaped(array[-1:], spec)[0]
-        if rows == length + 1 and spec.name.startswith("infos"):
-            # infos[0] is what reset returned; infos[t + 1] came with step t.
-            message = "the info returned by reset belongs to no step; left out"
-            self.findings.add(Finding("reset-info-left-out", message, 1, self._name, number, spec.name))
-            array, rows = array[1:], length
-        if rows != length:
-            raise BadEpisodeError(f"has {rows} rows, and the episode {length} steps", column=source)
-        if spec.variable_length:
-            return array, None
-        following = arrays.get(_NEXT + spec.name) if spec.has_final else None
-        if following is None:
-            return self._shaped(array, spec), None
-        if following.dtype != array.dtype or following.shape != array.shape:
-            raise BadEpisodeError("is not of the dtype and shape of the observations", column=_NEXT + spec.name)
-        return self._shaped(array, spec), self._shaped(following[-1:], spec)[0]
+    def _steps_and_final(self, column: _ColumnInput) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """Returns a column's T steps, and its final observation if it has one."""
+        if _is_single_flag(column):
+            return _shaped(_expand_flag(column), column.spec), None
+        _check_values(column)
+        if column.has_extra_row and _is_observation(column.spec.name):
+            return self._observations_with_final(column)
+        if column.has_extra_row and column.spec.name.startswith("infos"):
+            return self._infos_with_reset(column), None
+        if len(column.array) != column.length:
+            raise _wrong_row_count(column)
+        if column.spec.has_final and not column.spec.variable_length and column.next_array is not None:
+            return _observations_with_next(column, column.next_array)
+        return _shaped(column.array, column.spec), None
 
-    @staticmethod
-    def _shaped(array: npt.NDArray[Any], spec: ColumnSpec) -> npt.NDArray[Any]:
-        return array.reshape(len(array), *spec.shape)
+    def _observations_with_final(self, column: _ColumnInput) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """Splits T + 1 observations. A final value of variable length is left out."""
+        spec, array = column.spec, column.array
+        if spec.variable_length:
+            message = "a final value of variable length cannot be stored; left out"
+            self.findings.add(Finding("final-left-out", message, 1, self._name, column.number, spec.name))
+            return array[:-1], None
+        if not spec.has_final:
+            raise BadEpisodeError(
+                f"has {len(array)} rows for {column.length} steps, and the first episode has no final observation",
+                column=column.source,
+            )
+        return _shaped(array[:-1], spec), _shaped(array[-1:], spec)[0]
 
-    def _block(self, episodes: Sequence[_Episode], first: int, stop: int) -> EpisodeBlock:
+    def _infos_with_reset(self, column: _ColumnInput) -> npt.NDArray[Any]:
+        """Drops infos[0], which `reset` returned; infos[t + 1] came with step t."""
+        message = "the info returned by reset belongs to no step; left out"
+        self.findings.add(Finding("reset-info-left-out", message, 1, self._name, column.number, column.spec.name))
+        return _shaped(column.array[1:], column.spec)
+
+    def _block(self, episodes: Sequence[_EpisodeArrays], first: int, stop: int) -> EpisodeBlock:
         columns: dict[str, npt.NDArray[Any]] = {}
         variable: dict[str, pa.Array] = {}
         for spec in self.columns:
@@ -261,20 +293,71 @@ class EpisodeStream:
         )
 
 
-def _values(item: Any) -> dict[str, Any]:
+def _is_single_flag(column: _ColumnInput) -> bool:
+    """Returns whether an episode of several steps has an end flag of one value."""
+    is_flag = column.spec.name in END_FLAGS and not column.spec.variable_length
+    return is_flag and column.array.shape == (1,) and column.length != 1
+
+
+def _expand_flag(column: _ColumnInput) -> npt.NDArray[Any]:
+    """Expands an end flag of one value to T steps.
+
+    The value is about the last step, as in d3rlpy.
+    """
+    return np.concatenate([np.zeros(column.length - 1, column.array.dtype), column.array])
+
+
+def _check_values(column: _ColumnInput) -> None:
+    """Checks that values have the dtype and shape of the first episode.
+
+    Raises BadEpisodeError.
+    """
+    spec, array = column.spec, column.array
+    if spec.variable_length:
+        kind = str if spec.dtype == "string" else bytes
+        if array.dtype != object or not all(isinstance(value, kind) for value in array):
+            raise BadEpisodeError(f"is not {spec.dtype} here, but in the first episode", column=column.source)
+        if spec.dtype == "string" and not all(map(is_utf8, array)):
+            raise BadEpisodeError("holds text that cannot be UTF-8", column=column.source)
+    elif array.dtype.name != spec.dtype or math.prod(array.shape[1:]) != spec.size:
+        here, first = f"{array.dtype.name} {array.shape[1:]}", f"{spec.dtype} {spec.shape}"
+        raise BadEpisodeError(f"is {here}, in the first episode {first}", column=column.source)
+
+
+def _wrong_row_count(column: _ColumnInput) -> BadEpisodeError:
+    message = f"has {len(column.array)} rows, and the episode {column.length} steps"
+    return BadEpisodeError(message, column=column.source)
+
+
+def _observations_with_next(
+    column: _ColumnInput, next_array: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Takes the final observation from the last row of `next_observations`."""
+    if next_array.dtype != column.array.dtype or next_array.shape != column.array.shape:
+        raise BadEpisodeError("differs from the observations in dtype or shape", column=_NEXT + column.spec.name)
+    return _shaped(column.array, column.spec), _shaped(next_array[-1:], column.spec)[0]
+
+
+def _shaped(array: npt.NDArray[Any], spec: ColumnSpec) -> npt.NDArray[Any]:
+    return array if spec.variable_length else array.reshape(len(array), *spec.shape)
+
+
+def _flat_values(item: Any) -> dict[str, Any]:
+    """Returns an episode's values under dotted names. Single end flags become lists."""
     if not isinstance(item, Mapping):
         found = {name: getattr(item, name, None) for name in _ATTRIBUTES}
         item = {name: value for name, value in found.items() if value is not None}
     if not item:
         raise InvalidArgumentError(
-            "an episode is a mapping of arrays, or an object with 'observations', 'actions' and 'rewards'"
+            f"an episode must be a mapping of arrays, or an object with 'observations', 'actions' and 'rewards', not "
+            f"{type(item).__name__}"
         )
     values = flatten(item)
     flags = {key for key, value in values.items() if canonical_name(key) in END_FLAGS and is_scalar(value)}
     return {key: [value] if key in flags else value for key, value in values.items() if value is not None}
 
 
-def _item(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
@@ -283,7 +366,10 @@ def _is_observation(name: str) -> bool:
 
 
 def _length(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Steps: rows of the rewards, else of the actions, else of whatever has fewest."""
+    """Returns the number of steps: the rows of the rewards, or else of the actions.
+
+    An episode without both has as many steps as its shortest column has rows.
+    """
     for name in ("rewards", "actions"):
         if name in arrays:
             return len(arrays[name])

@@ -1,4 +1,4 @@
-"""The values of one episode in memory: nested mappings made flat, lists made arrays."""
+"""Values of an episode in memory: flattens mappings and converts lists to arrays."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _MAX_DEPTH = 32
 
 
 def flatten(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted name -> value: mappings (Dict spaces) and tuples of arrays (Tuple spaces, by number) are taken apart.
+    """Flattens nested values to a mapping of dotted name -> value.
+
+    Mappings (Dict spaces) are flattened by key, and tuples of arrays (Tuple spaces) by index.
 
     Raises:
-        BadEpisodeError: nested without end, or with names that are not text.
+        BadEpisodeError: The values are nested too deep, or a name is not text.
     """
     return dict(_leaves(item, "", 0))
 
@@ -27,7 +29,9 @@ def _leaves(item: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[
     for key, value in item.items():
         name = f"{prefix}{key}"
         if not isinstance(key, str) or depth > _MAX_DEPTH:
-            raise BadEpisodeError("is nested too deep, or has names that are not text", column=name)
+            raise BadEpisodeError(
+                f"is nested over {_MAX_DEPTH} levels deep, or has a key that is not text", column=name
+            )
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{name}.", depth + 1)
         elif isinstance(value, tuple) and value and not any(is_scalar(part) for part in value):
@@ -37,29 +41,32 @@ def _leaves(item: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value is one, not one a step."""
+    """Returns whether a value belongs to the whole episode, not to each step."""
     if value is None or isinstance(value, str | bytes | int | float):
         return True
     return not isinstance(value, list | tuple | Mapping) and getattr(value, "shape", None) == ()
 
 
 def step_values(value: Any, column: str) -> npt.NDArray[Any]:
-    """An array with a row a step: [T, ...] of a dtype a column can have, or [T] of str or bytes objects.
+    """Converts a column of an episode to an array with one row per step.
 
     Args:
-        value: an array, a tensor, or a list.
-        column: for messages.
+        value: An array, a tensor, or a list.
+        column: The column's name, for messages.
+
+    Returns:
+        [T, ...] of a dtype that a column can have, or [T] of str or bytes objects.
 
     Raises:
-        UnsupportedColumnError: neither numbers nor text.
-        BadEpisodeError: of unequal shapes, or a mapping a step.
+        UnsupportedColumnError: The values are neither numbers nor text.
+        BadEpisodeError: The values of the steps differ in shape, or are mappings.
     """
     is_list = isinstance(value, list | tuple)
     if is_list and any(isinstance(step, Mapping) for step in value):
         raise BadEpisodeError(
-            "is a list with a mapping a step",
+            "is a list of mappings, one per step",
             column=column,
-            hint="give one mapping of arrays instead: {'image': [T, ...], 'direction': [T]}",
+            hint="use one mapping of arrays instead: {'image': [T, ...], 'direction': [T]}",
         )
     if (is_list or _is_object_array(value)) and len(value):
         for kind in (str, bytes):
@@ -70,21 +77,24 @@ def step_values(value: Any, column: str) -> npt.NDArray[Any]:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged lists; tensors that NumPy cannot hold
-        raise BadEpisodeError(f"is not an array: {error}", column=column) from error
+        raise BadEpisodeError(f"cannot be converted to an array: {error}", column=column) from error
     if array.dtype.kind == "U":
         return array.astype(object)
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     if native.dtype.name not in DTYPES:
         raise UnsupportedColumnError(
-            f"holds {native.dtype.name}, which is not a number, a boolean or text",
+            f"holds {native.dtype.name}, and a column holds numbers, booleans or text",
             column=column,
-            hint="leave it out with columns=[...]",
+            hint="leave the column out with columns=[...]",
         )
     return native
 
 
 def cast_exactly(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any] | None:
-    """The same numbers in another dtype; None where it cannot hold them, and between numbers and booleans."""
+    """Casts numbers to another dtype; returns None if a number would change.
+
+    Booleans are not cast.
+    """
     if values.dtype.kind not in "iuf" or np.dtype(dtype).kind not in "iuf":
         return None
     with np.errstate(all="ignore"):

@@ -1,4 +1,7 @@
-"""Sets of integers and of names as ranges: episodes mostly count up, so millions of them take a few ranges."""
+"""Sets of integers and of names, stored as ranges.
+
+Episode ids mostly count up, so a few ranges hold millions of them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,17})", re.DOTALL | re.ASCII)
 
 
 class IdRanges:
-    """A set of integers that grows."""
+    """A growing set of integers."""
 
     def __init__(self, ranges: list[list[int]] | None = None) -> None:
-        # Disjoint, not touching, in order; both ends included.
+        # Disjoint and sorted ranges, with a gap between any two. Both ends are included.
         self._first = [first for first, _ in ranges or []]
         self._last = [last for _, last in ranges or []]
 
@@ -42,8 +45,10 @@ class IdRanges:
 
 
 class SeenIds:
-    """A set of episode ids, integers or names, that grows. Names that count up, such as `traj_0017`, are kept as the
-    text before the number, zeros included, and ranges of numbers."""
+    """A growing set of episode ids, which are integers or names.
+
+    A name that ends in a number, such as `traj_0017`, is stored as its stem `traj_00` and a range of numbers.
+    """
 
     def __init__(self, known: dict[str, list[list[int]]] | None = None) -> None:
         self._ranges = {stem: IdRanges(ranges) for stem, ranges in (known or {}).items()}
@@ -64,5 +69,5 @@ def _split(value: int | str) -> tuple[str, int]:
     if isinstance(value, int):
         return "", value
     found = _NUMBERED.fullmatch(value)
-    # A name without a number stands for itself: as a stem no other name has.
+    # A name without a number is its own stem. The number -1 belongs to no other name.
     return (found[1], int(found[2])) if found else (value, -1)

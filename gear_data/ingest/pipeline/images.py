@@ -1,8 +1,8 @@
-"""Encoded images become columns of pixels, of one shape for all steps.
+"""Decodes columns of encoded images to pixels of one shape.
 
-A source gives the encoded images of PNG, JPEG, WebP, BMP or GIF files as a column of `binary`. Where those of its first
-block are alike in size and channels, the column is decoded: uint8 [H, W, C], C being 1 (grey), 2 (grey, alpha), 3 or 4.
-So are the final observations of such a column (`EpisodeBlock.variable_finals`).
+A source yields encoded images (PNG, JPEG, WebP, BMP, GIF) as a column of `binary`. If the images of its first block have
+one size and one number of channels, the column is decoded to uint8 [H, W, C]. C is 1 (grey), 2 (grey and alpha), 3 or 4.
+The final observations of such a column (`EpisodeBlock.variable_finals`) are decoded too.
 """
 
 from __future__ import annotations
@@ -35,30 +35,33 @@ from gear_data.ingest.source import EpisodeSource, Unit
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import BEGIN, END, EpisodeBlock, Position, offsets_of
 
-#: Pixels of the blocks that are given out: encoded ones of some MB may hold gigabytes.
+#: Bytes of pixels per yielded block: an encoded block of some MB may decode to gigabytes.
 _PIECE_BYTES = 32 << 20
-#: Images of a column's first block that are looked at, evenly spread; and as many final observations.
-_LOOKED_AT = 512
+#: Images of the first block that are compared, evenly spread; and as many final observations.
+_COMPARED = 512
 _MAX_PIXELS = 64 << 20
-#: Images a thread decodes at a time.
+#: Images that a thread decodes at a time.
 _RUN = 16
-#: Bytes of an image's pixels below which Pillow holds the interpreter's lock for most of the time: threads would wait
-#: for each other. Measured: two decode 84 x 84 grey PNGs at 0.6 times the speed of one.
+#: Images of fewer bytes are decoded by one thread: Pillow holds the interpreter's lock most of the time. Measured: two
+#: threads decode 84 x 84 grey PNGs at 0.6 times the speed of one thread.
 _THREADED = 32 << 10
-_KEEP = "keep the images as they are encoded with --keep-encoded"
+_KEEP = "keep the images encoded with --keep-encoded"
 
 
 def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int) -> EpisodeSource:
-    """The same source with its columns of encoded images decoded; those that are not alike stay as they are, and a
-    finding says so. Reads the source's first block where it has a column of bytes.
+    """Returns a source that decodes the columns of encoded images.
+
+    A column whose images differ in size or channels stays encoded, and a finding reports it. If the source has a column
+    of bytes, its first block is read.
 
     Args:
-        skip_bad: leave episodes out whose images cannot be decoded.
-        threads: that decode at the same time.
+        source: The source of encoded images.
+        skip_bad: Leave out episodes whose images cannot be decoded.
+        threads: The number of threads that decode.
 
     Raises:
-        UnsupportedColumnError: an image of more than 64 Mi pixels.
-        GearError: the first block cannot be read.
+        UnsupportedColumnError: An image has more than 64 Mi pixels.
+        GearError: The first block cannot be read.
     """
     encoded = [spec for spec in source.columns if spec.dtype == "binary"]
     head = _head(source) if encoded else None
@@ -69,20 +72,23 @@ def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int) -> Epi
 
 
 def _head(source: EpisodeSource) -> EpisodeBlock | None:
-    """The first block. Its findings and notes are undone: it will be read again."""
-    findings, notes = source.findings.to_json(), copy.deepcopy(source.resume_state)
+    """Returns the first block, and restores findings and state: it will be read again."""
+    findings, state = source.findings.to_json(), copy.deepcopy(source.resume_state)
     try:
         return next((block for block in source.blocks(BEGIN, END) if len(block)), None)
     finally:
         source.findings.restore(findings)
         source.resume_state.clear()
-        source.resume_state.update(notes)
+        source.resume_state.update(state)
 
 
 def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: FindingLog) -> ImageKind | None:
-    """What a column's images have in common; None if it holds no images, or they are unlike (a finding)."""
+    """Returns the size and channels that all images of a column share.
+
+    Returns None if the column holds no images, or if its images differ. The latter adds a finding.
+    """
     column = spec.source or spec.name
-    values = _looked_at(head, spec.name)
+    values = _sample_images(head, spec.name)
     if not any(map(looks_like_image, values.values())):
         return None
     common = None
@@ -91,29 +97,36 @@ def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: FindingLog) -> 
             kind = _kind(value)
         except OversizedImage as error:
             raise UnsupportedColumnError(
-                f"{place.called(head)} {error}", file=place.file(head), column=column, row=place.row(head), hint=_KEEP
+                f"{place.description(head)} {error}",
+                file=place.file(head),
+                column=column,
+                row=place.row(head),
+                hint=_KEEP,
             ) from error
         except UnsupportedImage as error:
-            reason = f"{place.called(head)} {error}"
+            reason = f"{place.description(head)} {error}"
         except UnreadableImage:
-            continue  # a bad episode, when its turn comes
+            continue  # reading the episode will report it
         else:
             common = common or kind
             if kind == common:
                 continue
-            reason = f"{place.called(head)} is {kind}, where the first image is {common}"
+            reason = f"{place.description(head)} is {kind}, but the first image is {common}"
         message = f"{reason}; the column stays encoded"
         findings.add(Finding("images-kept-encoded", message, 1, place.file(head), place.row(head), column))
         return None
     return common
 
 
-def _looked_at(head: EpisodeBlock, name: str) -> dict[_Place, bytes]:
-    """Some of a column's images: of its steps, and then of its final observations."""
+def _sample_images(head: EpisodeBlock, name: str) -> dict[_ImagePosition, bytes]:
+    """Returns some images of a column: of its steps, then of its final observations."""
     values = {}
-    arrays = ((head.variable[name], _Place.of_step), (head.variable_finals.get(name, ()), _Place.of_final))
+    arrays = (
+        (head.variable[name], _ImagePosition.of_step),
+        (head.variable_finals.get(name, ()), _ImagePosition.of_final),
+    )
     for array, place in arrays:
-        for i in np.unique(np.linspace(0, len(array) - 1, min(len(array), _LOOKED_AT)).astype(np.int64)).tolist():
+        for i in np.unique(np.linspace(0, len(array) - 1, min(len(array), _COMPARED)).astype(np.int64)).tolist():
             values[place(head, i)] = array[i].as_py()
     return values
 
@@ -127,48 +140,52 @@ def _kind(encoded: bytes) -> ImageKind:
         return kind_of(image)
 
 
-class _Place(NamedTuple):
-    """An observation of a block: its episode's number there, and its step in the episode. The step of a final
-    observation is the one after the last."""
+class _ImagePosition(NamedTuple):
+    """The position of an observation in a block.
+
+    Attributes:
+        episode: The index of the episode in the block.
+        step: The step in the episode. A final observation has the step after the last.
+    """
 
     episode: int
     step: int
 
     @staticmethod
-    def of_step(block: EpisodeBlock, step: int) -> _Place:
+    def of_step(block: EpisodeBlock, step: int) -> _ImagePosition:
         offsets = block.offsets
         episode = int(np.searchsorted(offsets, step, side="right")) - 1
-        return _Place(episode, step - int(offsets[episode]))
+        return _ImagePosition(episode, step - int(offsets[episode]))
 
     @staticmethod
-    def of_final(block: EpisodeBlock, index: int) -> _Place:
+    def of_final(block: EpisodeBlock, index: int) -> _ImagePosition:
         episode = int(np.flatnonzero(block.has_final)[index])
-        return _Place(episode, int(block.lengths[episode]))
+        return _ImagePosition(episode, int(block.lengths[episode]))
 
     def file(self, block: EpisodeBlock) -> str:
         return block.sources[self.episode]
 
     def row(self, block: EpisodeBlock) -> int:
-        """The episode's row in the source."""
+        """Returns the episode's row in the source."""
         return int(block.rows[self.episode])
 
-    def called(self, block: EpisodeBlock) -> str:
-        """What it is called in messages."""
+    def description(self, block: EpisodeBlock) -> str:
+        """Returns the name of the observation, for messages."""
         return "the final observation" if self.step == block.lengths[self.episode] else f"step {self.step}"
 
 
 class _BadImage(NamedTuple):
-    """An image that could not be decoded: its place in the block, its column, and what is wrong."""
+    """An image that could not be decoded, with its column and the reason."""
 
-    place: _Place
+    place: _ImagePosition
     column: str
     reason: str
 
 
 class DecodedImages:
-    """An `EpisodeSource` over another, some of whose columns it decodes.
+    """An `EpisodeSource` that decodes some columns of another source.
 
-    The other's blocks are cut into pieces, which keep the position they were read from (`EpisodeBlock.first`).
+    It cuts the other source's blocks into pieces. All pieces of a block keep its position (`EpisodeBlock.first`).
     """
 
     def __init__(self, source: EpisodeSource, kinds: Mapping[str, ImageKind], skip_bad: bool, threads: int) -> None:
@@ -202,18 +219,21 @@ class DecodedImages:
         first = used = 0
         with ThreadPoolExecutor(self._threads, thread_name_prefix="gear-decode") as pool:
             for block in self._source.blocks(start, stop):
-                # A new position only where nothing was noted since the last episode given out: a resumed run would
-                # not note it again.
+                # The position changes only if no finding was added since the last yielded episode. A resumed run would
+                # miss that finding.
                 if position is None or (block.first == 0 and used == 0):
                     position, first = block.position, 0
                 for piece in self._pieces(block):
                     used += piece.source_rows
-                    for run in self._good_runs(piece, pool):
+                    for run in self._decoded_runs(piece, pool):
                         yield replace(run, position=position, first=first, source_rows=used)
                         first, used = first + len(run), 0
 
     def _pieces(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
-        """Episodes of up to `_PIECE_BYTES` of pixels each, or a single one; each has its share of the source's rows."""
+        """Yields pieces of up to `_PIECE_BYTES` of pixels, or of one episode.
+
+        Each piece has its share of the source's rows.
+        """
         sizes = block.offsets * self._step_bytes + offsets_of(block.has_final.astype(np.int64)) * self._final_bytes
         first = rows = 0
         while first < len(block):
@@ -223,43 +243,51 @@ class DecodedImages:
             yield replace(block.slice(first, last), source_rows=so_far - rows)
             first, rows = last, so_far
 
-    def _good_runs(self, piece: EpisodeBlock, pool: ThreadPoolExecutor) -> Iterator[EpisodeBlock]:
-        """The piece decoded, in parts where an episode is left out."""
+    def _decoded_runs(self, piece: EpisodeBlock, pool: ThreadPoolExecutor) -> Iterator[EpisodeBlock]:
+        """Yields the decoded piece, split where an episode is left out."""
         bad: list[_BadImage] = []
         columns, finals = dict(piece.columns), dict(piece.finals)
         for name in self._kinds:
-            columns[name] = self._decode(name, piece.variable[name], partial(_Place.of_step, piece), pool, bad)
+            columns[name] = self._decode(name, piece.variable[name], partial(_ImagePosition.of_step, piece), pool, bad)
         for name in self._final_names:
             array = piece.variable_finals[name]
-            finals[name] = self._decode(name, array, partial(_Place.of_final, piece), pool, bad)
+            finals[name] = self._decode(name, array, partial(_ImagePosition.of_final, piece), pool, bad)
         decoded = replace(
             piece,
             columns=columns,
             finals=finals,
-            variable=self._others(piece.variable),
-            variable_finals=self._others(piece.variable_finals),
+            variable=self._undecoded(piece.variable),
+            variable_finals=self._undecoded(piece.variable_finals),
         )
         start = 0
-        for episode in self._note_bad(piece, bad):
+        for episode in self._report_bad(piece, bad):
             if episode > start:
                 yield decoded.slice(start, episode)
             start = episode + 1
         if start < len(decoded):
             yield decoded.slice(start, len(decoded))
 
-    def _others(self, arrays: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-        """Those of the columns that are not decoded."""
+    def _undecoded(self, arrays: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """Returns the columns that stay encoded."""
         return {name: array for name, array in arrays.items() if name not in self._kinds}
 
     def _decode(
         self,
         name: str,
         array: pa.Array,
-        place: Callable[[int], _Place],
+        place: Callable[[int], _ImagePosition],
         pool: ThreadPoolExecutor,
         bad: list[_BadImage],
     ) -> npt.NDArray[np.uint8]:
-        """uint8 [images, H, W, C]; adds to `bad`. `place` says where an image of the array is."""
+        """Decodes a column's images to uint8 [images, H, W, C].
+
+        Args:
+            name: The column.
+            array: The encoded images.
+            place: Returns the position of an image, given its index in the array.
+            pool: The decoding threads.
+            bad: Receives the images that cannot be decoded.
+        """
         kind, column = self._kinds[name], self._source_names[name]
         out = np.empty((len(array), *kind.shape), np.uint8)
 
@@ -276,21 +304,28 @@ class DecodedImages:
             bad += found
         return out
 
-    def _note_bad(self, block: EpisodeBlock, bad: list[_BadImage]) -> list[int]:
-        """Raises for the first bad image, or adds a finding for each episode that has one. Gives these, in order."""
+    def _report_bad(self, block: EpisodeBlock, bad: list[_BadImage]) -> list[int]:
+        """Adds a finding for each episode with a bad image.
+
+        Returns:
+            The indices of these episodes, in order.
+
+        Raises:
+            BadEpisodeError: There is a bad image, and bad episodes are not skipped.
+        """
         episodes: dict[int, _BadImage] = {}
         for image in sorted(bad):
             episodes.setdefault(image.place.episode, image)
         for image in episodes.values():
             file, row = image.place.file(block), image.place.row(block)
-            reason = f"{image.place.called(block)} {image.reason}"
+            reason = f"{image.place.description(block)} {image.reason}"
             if not self._skip_bad:
                 raise BadEpisodeError(
                     reason,
                     file=file,
                     column=image.column,
                     row=row,
-                    hint=f"mend the source, leave such episodes out with --on-bad-episode skip, or {_KEEP}",
+                    hint=f"repair the source, leave such episodes out with --on-bad-episode skip, or {_KEEP}",
                 )
             self.findings.add(Finding("bad-episode", f"{reason}; skipped", 1, file, row, image.column))
         return list(episodes)

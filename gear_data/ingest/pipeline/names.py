@@ -1,4 +1,4 @@
-"""Column names: from a source's own to the Gymnasium/D4RL plural form."""
+"""Column names: maps a source's names to the Gymnasium/D4RL plural form."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from gear_data.common.paths import is_utf8
 from gear_data.errors import InvalidArgumentError
 
-#: The flag of sources that do not tell termination from truncation. It becomes `terminated`.
+#: The end flag of sources that do not distinguish termination from truncation.
 DONES = "dones"
 
-#: What a name is that cannot be stored.
-INVALID_NAME = "empty, or holds what is not UTF-8 or NUL"
+#: The reason why a name cannot be stored, for messages.
+INVALID_NAME = "empty, not UTF-8, or contains NUL"
 
 _CANONICAL = {
     "observation": "observations",
@@ -47,10 +47,10 @@ _PREFIXES = (("observation.", "observations."), ("obs.", "observations."), ("act
 
 
 def canonical_name(name: str) -> str:
-    """`observation.images.top` -> `observations.images.top`, `infos/qpos` -> `infos.qpos`, `timeouts` -> `truncated`,
-    `steps.reward` (a row an episode, its steps a list of structs) -> `rewards`.
+    """Returns the canonical name of a column. Unknown names do not change.
 
-    Unknown names stay as they are.
+    Examples: `observation.images.top` -> `observations.images.top`, `infos/qpos` -> `infos.qpos`, `timeouts` ->
+    `truncated`. In a table with one row per episode and a list of structs `steps`: `steps.reward` -> `rewards`.
     """
     dotted = name.replace("/", ".").removeprefix("steps.")
     if dotted in _CANONICAL:
@@ -62,27 +62,31 @@ def canonical_name(name: str) -> str:
 
 
 def is_storable(name: str) -> bool:
-    """Whether a name can be stored: it is not empty, and UTF-8 without NUL."""
+    """Returns whether a name can be stored: non-empty UTF-8 without NUL."""
     return bool(name) and is_utf8(name) and "\0" not in name
 
 
 def is_column_name(name: str) -> bool:
-    """Whether a name can be a step column's: it can be stored, and has no empty part where it has dots."""
+    """Returns whether a name is storable and has no empty dotted part."""
     return is_storable(name) and all(name.split("."))
 
 
 def name_map(names: Iterable[str], rename: Mapping[str, str] | None) -> dict[str, str]:
-    """Source name -> canonical name, `rename` (source -> canonical) first.
+    """Returns source name -> canonical name for all columns.
+
+    Args:
+        names: The source's names.
+        rename: Source name -> canonical name. It takes precedence.
 
     Raises:
-        InvalidArgumentError: `rename` names a column that is not there, or two columns would get one name.
+        InvalidArgumentError: `rename` names a column that does not exist, or two columns would get the same name.
     """
     names = list(names)
     rename = dict(rename or {})
     for name in rename:
         if name not in names:
             raise InvalidArgumentError(
-                "rename: the source has no such column", column=name, hint=f"it has: {', '.join(sorted(names))}"
+                "rename: the source has no such column", column=name, hint=f"the source has: {', '.join(sorted(names))}"
             )
     result: dict[str, str] = {}
     taken: dict[str, str] = {}
@@ -92,12 +96,12 @@ def name_map(names: Iterable[str], rename: Mapping[str, str] | None) -> dict[str
             raise InvalidArgumentError(
                 f"rename: '{target}' would be read back as '{canonical_name(target)}' from an export",
                 column=name,
-                hint=f"use '{canonical_name(target)}', or a name that stands for nothing else",
+                hint=f"use '{canonical_name(target)}', or a name that has no canonical form",
             )
         if target in taken:
             raise InvalidArgumentError(
                 f"the source's columns '{taken[target]}' and '{name}' would both become '{target}'",
-                hint=f"give one of them another name: --rename {name}=OTHER",
+                hint=f"rename one of them: --rename {name}=OTHER",
             )
         result[name] = target
         taken[target] = name

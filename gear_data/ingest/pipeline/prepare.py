@@ -1,4 +1,4 @@
-"""From a source's blocks to blocks as they are stored: checked, with their ends completed and what is derived added."""
+"""Prepares a source's blocks for storage: checks, end flags, derived columns."""
 
 from __future__ import annotations
 
@@ -20,23 +20,31 @@ from gear_data.storage.block import EpisodeBlock, Position
 
 
 def stored_schema(source: EpisodeSource) -> Schema:
-    """The columns of the dataset that a source becomes."""
+    """Returns the schema of the dataset that a source is converted to."""
     return Schema(with_derived_columns(end_flag_columns(without_variable_finals(source.columns))))
 
 
 def report_replaced_columns(source: EpisodeSource) -> None:
-    """Adds a finding where a column of the source makes room for one that is derived."""
+    """Adds a finding if a derived column replaces a column of the source."""
     columns = {column.name: column for column in source.columns}
     if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
-        message = "the source's own is replaced by that computed from its rewards; --rename keeps it under another name"
+        message = "replaced by values computed from the rewards; --rename keeps the source's column under another name"
         source.findings.add(Finding("replaced-column", message, column=RETURNS_TO_GO))
 
 
 def prepared_blocks(
     source: EpisodeSource, start: Position, stop: Position, *, strict: bool
 ) -> Iterator[tuple[EpisodeBlock, dict[str, Any]]]:
-    """Blocks ready to be written, each with the source's state when it was read from the block's position: what a run
-    resumed there must start from."""
+    """Yields blocks ready to be written, each with the state at its position.
+
+    The state is the state of the source when it began to read the block. A run that resumes at the position must restore the state first: the findings, and `resume_state` under "notes".
+
+    Args:
+        source: The opened source.
+        start: The position of the first episode.
+        stop: The position where reading stops.
+        strict: Raise an error for NaN and Inf.
+    """
     has_rewards = any(column.name == "rewards" and column.shape == () for column in source.columns)
     blocks = source.blocks(start, stop)
     state: dict[str, Any] = {}
@@ -45,7 +53,7 @@ def prepared_blocks(
         block = next(blocks, None)
         if block is None:
             return
-        # Several blocks of one position are read again together, and all that is noticed on the way.
+        # A resumed run reads all blocks of one position again, and finds the same findings again.
         state = state if block.first else before
         if not len(block):
             continue
@@ -58,8 +66,14 @@ def prepared_blocks(
 
 
 def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
-    """That a block's arrays are what the schema says: from here on their bytes are written and hashed as they are. And
-    that its episodes' facts have names."""
+    """Checks a block's arrays and the names of its episodes' facts.
+
+    After this check the bytes of the arrays are written and hashed without conversion.
+
+    Raises:
+        CorruptSourceError: An array has another dtype, shape or length.
+        UnsupportedColumnError: The name of a fact cannot be stored.
+    """
     for name in block.metadata:
         if not is_storable(name):
             raise UnsupportedColumnError(
@@ -67,7 +81,7 @@ def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
                 file=block.sources[0],
                 column=printable(name),
                 row=int(block.rows[0]),
-                hint="give it another in the source",
+                hint="rename it in the source",
             )
     steps = int(block.lengths.sum())
     for spec in columns:
@@ -84,9 +98,9 @@ def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
 
 def _changed(block: EpisodeBlock, spec: ColumnSpec, found: str) -> CorruptSourceError:
     return CorruptSourceError(
-        f"holds {found} here, and {spec.dtype} {spec.shape} where it began",
+        f"holds {found} here, but {spec.dtype} {spec.shape} at the start of the source",
         file=block.sources[0],
         column=spec.source or spec.name,
         row=int(block.rows[0]),
-        hint="bring the column to one type and shape first",
+        hint="convert the column to one type and shape first",
     )

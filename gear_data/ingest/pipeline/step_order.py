@@ -1,4 +1,4 @@
-"""Columns that number the steps of an episode, compared with the order in which the steps stand."""
+"""Compares step numbers with the order of the steps."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pyarrow as pa
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.storage.block import EpisodeBlock
 
-#: Stands for a step without a number: it follows on none.
+#: Replaces a missing step number. No number precedes it.
 _NONE = np.iinfo(np.int64).min
 
 
 def step_numbers(array: pa.Array) -> npt.NDArray[np.int64]:
-    """int64 [n]: an integer column of step numbers, whatever it has at steps that have none."""
+    """Returns an integer column of step numbers as int64 [n]. Nulls become `_NONE`."""
     values: npt.NDArray[np.int64] = array.cast(pa.int64(), safe=False).fill_null(_NONE).to_numpy(zero_copy_only=False)
     return values
 
 
 def not_increasing(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """bool [n - 1]: whether each number after the first is not larger than the one before."""
+    """Returns which numbers are not larger than the number before, bool [n - 1]."""
     return numbers[1:] <= numbers[:-1]
 
 
@@ -33,27 +33,32 @@ def check_step_order(
     from_zero: bool,
     rows_are_steps: bool,
 ) -> None:
-    """Notes where numbers do not rise by one within an episode, or, `from_zero`, do not begin with 0.
+    """Adds findings for episodes whose step numbers do not rise by one.
 
     Args:
-        numbers: int64 [steps], of all the block's episodes.
+        block: The episodes.
+        numbers: The step numbers of all episodes of the block, int64 [steps].
+        column: The column of the step numbers, for messages.
+        findings: The log to add to.
+        from_zero: Whether the numbers of each episode must begin with 0.
+        rows_are_steps: Whether a source row is a step.
     """
     starts = block.offsets[:-1]
-    falling, following = np.zeros(len(numbers), np.bool_), np.ones(len(numbers), np.bool_)
+    falling, consecutive = np.zeros(len(numbers), np.bool_), np.ones(len(numbers), np.bool_)
     falling[1:] = not_increasing(numbers)
-    following[1:] = numbers[1:] == numbers[:-1] + 1
+    consecutive[1:] = numbers[1:] == numbers[:-1] + 1
     falling[starts] = False
-    following[starts] = numbers[starts] == 0 if from_zero else True
+    consecutive[starts] = numbers[starts] == 0 if from_zero else True
     kinds = {
-        "steps-not-monotonic": (falling, "the number of a step is not larger than the one before it"),
-        "steps-gapped": (~following & ~falling, "numbers of steps are left out"),
+        "steps-not-monotonic": (falling, "a step number is not larger than the number before it"),
+        "steps-gapped": (~consecutive & ~falling, "step numbers are missing"),
     }
     for code, (found, message) in kinds.items():
         steps = np.flatnonzero(found)
         if len(steps):
             episode = int(np.searchsorted(block.offsets, steps[0], side="right")) - 1
             step = int(steps[0] - block.offsets[episode])
-            # Not the step's own row: it may be in another file than the episode's first.
+            # The row of the episode: the step itself may be in another file.
             message = f"{message}, first at step {step} of its episode; the source's order of rows is kept"
             row = int(block.rows[episode])
             findings.add(Finding(code, message, len(steps), block.sources[episode], row, column))

@@ -336,7 +336,7 @@ def test_scattered_episode(refuse: Any, sources: Any, some: list[Any], tmp_path:
     table = sources.step_table([r.columns for r in some], episode_index=numbers)
     error = refuse(BadEpisodeError, sources.write_parquet(tmp_path / "s.parquet", table, row_group=4))
     assert (error.column, error.row) == ("episode_index", len(numbers) - 2)
-    assert "episode 1 goes on here" in str(error)
+    assert "episode 1 continues here" in str(error)
 
 
 def test_d4rl_unequal_datasets(refuse: Any, sources: Any, some: list[Any], tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_an_episode_that_goes_on_is_refused_by_the_resumed_run_too(
     table = sources.step_table([r.columns for r in rollouts], episode_index=ids)
     source = sources.write_parquet(tmp_path / "a.parquet", table, row_group=20)
     for resume in (False, True, True):
-        with pytest.raises(BadEpisodeError, match="episode 0 goes on here") as error:
+        with pytest.raises(BadEpisodeError, match="episode 0 continues here") as error:
             gear_data.convert(source, tmp_path / "out", shard_bytes=2048, resume=resume)
         assert error.value.row == int(np.flatnonzero(np.diff(ids) < 0)[0]) + 1
 
