@@ -1,1 +1,1 @@
-"""From any source to GEAR shards: where it is, what format it has, its episodes, and the conversion."""
+"""Reads trajectory datasets of many formats and converts them to GEAR shards."""

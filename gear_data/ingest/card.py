@@ -1,7 +1,8 @@
-"""The dataset card: a README.md in the HuggingFace form, so that a dataset's folder can be pushed to the hub as it is.
+"""Writes the dataset card, a README.md for the HuggingFace hub.
 
-Form: https://huggingface.co/docs/hub/datasets-cards (YAML between two lines `---`, then Markdown). The card says in
-words what the manifest and the episode table hold. No other file refers to it: users may write on it as they like.
+With it, a dataset's folder can be pushed to the hub unchanged. The form is YAML between two lines `---`, then Markdown:
+https://huggingface.co/docs/hub/datasets-cards. The card describes the manifest and the episode table. No other file
+refers to it, so users may edit it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from gear_data.storage.statistics import ColumnStatistics
 
 CARD_NAME = "README.md"
 
-#: Without it the hub, and `datasets.load_dataset`, would take the manifest and the tables for data.
+#: Without it, the hub and `datasets.load_dataset` would read the manifest and the tables as data.
 _DATA_FILES = "shards/*.arrow"
 _TAGS = ("offline-rl", "reinforcement-learning", "trajectories", "gear-data")
 
-#: The hub's names of licences (https://huggingface.co/docs/hub/repositories-licenses), as far as datasets have them. It
-#: takes no other names; any other licence is "other" there.
+#: Names of licences that the hub accepts (https://huggingface.co/docs/hub/repositories-licenses). Every other licence
+#: is "other" there.
 _LICENSES = frozenset(
     (
         *("apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "gpl-2.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
@@ -40,7 +41,7 @@ _LICENSES = frozenset(
     )
 )
 
-#: The hub's classes of size, in rows: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
+#: Size classes of the hub, in rows: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
 _SIZES = (
     (10**3, "n<1K"),
     (10**4, "1K<n<10K"),
@@ -54,25 +55,25 @@ _SIZES = (
     (10**12, "100B<n<1T"),
 )
 
-#: Vectors up to this long have their statistics in the card element by element; longer ones their range.
+#: For vectors up to this length the card shows statistics per element. For longer vectors it shows the range.
 _SHOWN_ELEMENTS = 4
 
-#: A source's own text of more characters is not shown: it is in the manifest.
+#: Longer texts of the source are left out of the card. The manifest has them.
 _SHOWN_CHARACTERS = 200
 
 
 def dataset_card(manifest: Manifest, episodes: pa.Table) -> str:
-    """The text of a dataset's README.md.
+    """Returns the text of a dataset's README.md.
 
     Args:
-        manifest: the dataset's.
-        episodes: its episode table; `length` and `return` are used.
+        manifest: The dataset's manifest.
+        episodes: The dataset's episode table. The card uses `length` and `return`.
     """
     parts = [
         f"---\n{_front_matter(manifest)}---",
         f"# {_text(_title(manifest))}",
         "Trajectories for offline reinforcement learning, as shards of [Arrow](https://arrow.apache.org) IPC files: "
-        "a row is a step, episodes follow one another whole. `episodes.arrow` says where each begins.",
+        "one row per step, episode after episode. `episodes.arrow` lists the first row of each episode.",
         '```python\nimport gear_data\n\nds = gear_data.open("PATH")\n```',
         "## Sizes",
         _sizes(manifest, episodes),
@@ -80,14 +81,14 @@ def dataset_card(manifest: Manifest, episodes: pa.Table) -> str:
         _columns(manifest),
         "## Source",
         _source(manifest),
-        "## What the conversion noticed",
+        "## Findings",
         _findings(manifest.findings),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _front_matter(manifest: Manifest) -> str:
-    """YAML, with values as JSON: that is YAML too."""
+    """Returns the YAML header. Values are JSON, which is valid YAML."""
     data: dict[str, Any] = {}
     license_ = _license(manifest)
     if license_ is not None and license_.lower() in _LICENSES:
@@ -102,10 +103,10 @@ def _front_matter(manifest: Manifest) -> str:
 
 
 def _license(manifest: Manifest) -> str | None:
-    """The licence that the source names for itself, if it does."""
+    """Returns the licence that the source declares, if any."""
     metadata = manifest.provenance.get("metadata")
-    known = metadata.get("license") if isinstance(metadata, Mapping) else None
-    return known if isinstance(known, str) and known else None
+    license_ = metadata.get("license") if isinstance(metadata, Mapping) else None
+    return license_ if isinstance(license_, str) and license_ else None
 
 
 def _title(manifest: Manifest) -> str:
@@ -113,7 +114,10 @@ def _title(manifest: Manifest) -> str:
 
 
 def _public_name(manifest: Manifest) -> str:
-    """The source as others can know it: a URL or a hub id, but of a path on the own machine the last part alone."""
+    """Returns the name of the source without local folders.
+
+    URLs and hub ids are complete. Of a path on this machine only the last part is shown.
+    """
     name = str(manifest.provenance.get("source", ""))
     return name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
 
@@ -156,7 +160,10 @@ def _column(column: ColumnSpec, statistics: ColumnStatistics | None) -> list[str
 
 
 def _statistics(statistics: ColumnStatistics) -> list[str]:
-    """Mean, standard deviation, minimum, maximum; of a long vector only the extremes over all its elements."""
+    """Returns mean, standard deviation, minimum and maximum.
+
+    For a long vector, returns only the minimum and maximum over all elements.
+    """
     kinds = (statistics.mean, statistics.std, statistics.min, statistics.max)
     if len(statistics.mean) <= _SHOWN_ELEMENTS:
         return [", ".join(_number(value) for value in values) for values in kinds]
@@ -182,7 +189,7 @@ def _source(manifest: Manifest) -> str:
 
 
 def _items(facts: Any) -> Iterable[tuple[str, Any]]:
-    """What is set, and short enough to be shown."""
+    """Returns the facts that are set and short enough for the card."""
     if not isinstance(facts, Mapping):
         return []
     unset: tuple[Any, ...] = (None, "", {}, [])
@@ -199,7 +206,7 @@ def _short(value: Any) -> str:
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
     if not findings:
-        return "Nothing."
+        return "None."
     return "\n".join(f"- {_text(Finding(**finding))}" for finding in findings)
 
 
@@ -213,15 +220,18 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _text(value: object) -> str:
-    """A source's text as Markdown that shows it and does nothing else: in one line, without markup, links or HTML."""
+    """Escapes a source's text, so that Markdown shows it literally, in one line.
+
+    The result has no markup, links or HTML.
+    """
     line = html.escape(" ".join(str(value).split()), quote=False)
     return "".join(f"\\{char}" if char in r"\`*_{}[]()#|!~$" else char for char in line)
 
 
 def _code(value: object) -> str:
-    """A source's text as code."""
+    """Formats a source's text as code."""
     line = " ".join(str(value).split())
     if not line:
         return ""
-    # Between backticks nothing else can be escaped in a table's cell.
+    # In a cell of a table, text between backticks cannot be escaped.
     return f"<code>{_text(line)}</code>" if any(char in line for char in "`|\\") else f"`{line}`"

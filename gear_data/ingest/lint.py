@@ -1,4 +1,4 @@
-"""lint: what a conversion would notice, without converting."""
+"""Checks a source without converting it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from gear_data.storage.content import content_hashes
 
 @dataclass(frozen=True)
 class LintReport:
-    """What lint saw.
+    """The outcome of `lint`.
 
     Attributes:
-        episodes, steps: how many the dataset would have.
-        findings: what was noticed; those that a conversion would keep in the manifest.
-        format, reason: the source's format, and why it was taken for that.
+        episodes: The number of episodes that the dataset would have.
+        steps: The number of steps that the dataset would have.
+        findings: The findings that a conversion would store in the manifest.
+        format: The source's format.
+        reason: Why the source was read in that format.
     """
 
     episodes: int
@@ -60,15 +62,15 @@ def lint(
     keep_encoded: bool = False,
     progress: bool | None = None,
 ) -> LintReport:
-    """Reads a source as `convert` would, and says what it noticed. Nothing is written.
+    """Reads a source as `convert` does, and reports findings. It writes nothing.
 
-    The arguments are those of `convert`.
+    The arguments are the same as in `convert`.
 
     Returns:
-        What was noticed. Malformed episodes are among it (`bad-episode`); they are not counted as episodes.
+        The findings. A malformed episode is a finding (`bad-episode`), and is not counted as an episode.
 
     Raises:
-        GearError: always one of its kinds, for a source that cannot be read at all.
+        GearError: The source cannot be read.
     """
     options = source_options(
         columns,
@@ -84,15 +86,15 @@ def lint(
     opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
     schema = stored_schema(opened)
     contents: list[bytes] = []
-    places: list[tuple[str, int]] = []
+    sources: list[tuple[str, int]] = []
     steps = 0
     with progress_bar(opened.num_rows, "lint", "step" if opened.rows_are_steps else "episode", progress) as bar:
         for block, _ in prepared_blocks(opened, BEGIN, END, strict=False):
             contents += content_hashes(block, schema)
-            places += zip(block.sources, block.rows.tolist(), strict=True)
+            sources += zip(block.sources, block.rows.tolist(), strict=True)
             steps += int(block.lengths.sum())
             bar.update(block.source_rows)
     if not contents:
         raise EmptySourceError("the source holds no episode", file=location.name)
-    check_dataset(opened.findings, opened.metadata, contents, steps, places.__getitem__)
+    check_dataset(opened.findings, opened.metadata, contents, steps, sources.__getitem__)
     return LintReport(len(contents), steps, tuple(opened.findings), format_name, reason)

@@ -1,4 +1,4 @@
-"""Where a source is: local files, files behind an fsspec URL, or a HuggingFace dataset object."""
+"""Locates a source: local files, files behind an fsspec URL, or objects in memory."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class SourceFile:
     """A file of a source.
 
     Attributes:
-        path: as its file system knows it.
-        name: relative to the source's root, for messages and the episode table.
-        size: bytes.
-        stamp: changes when the file does: modification time or ETag.
-        filesystem: an fsspec file system, or None for a local file.
+        path: The path in its file system.
+        name: The path relative to the source's root, for messages and the episode table.
+        size: The size in bytes.
+        stamp: The modification time or ETag. It changes when the file changes.
+        filesystem: An fsspec file system, or None for a local file.
     """
 
     path: str
@@ -40,7 +40,7 @@ class SourceFile:
     filesystem: Any = None
 
     def open(self) -> IO[bytes]:
-        """Raises CorruptSourceError where this machine does not open it."""
+        """Opens the file. Raises CorruptSourceError if that fails."""
         if self.filesystem is not None:
             return open_range_reader(self.filesystem, self.path, self.size, self.name)
         try:
@@ -49,23 +49,30 @@ class SourceFile:
             raise _unreadable(self.name, error) from error
 
     def check_readable(self) -> None:
-        """Raises CorruptSourceError for an empty file and for a Git-LFS pointer."""
+        """Raises CorruptSourceError if the file is empty or a Git-LFS pointer."""
         if self.size == 0:
             raise CorruptSourceError("the file is empty", file=self.name, hint="download it again")
         with self.open() as file:
             head = file.read(len(_LFS_POINTER))
         if head == _LFS_POINTER:
             raise CorruptSourceError(
-                "this is a Git-LFS pointer, not the file itself",
+                "this is a Git-LFS pointer, not the file",
                 file=self.name,
-                hint="fetch the contents with 'git lfs pull'",
+                hint="download the contents with 'git lfs pull'",
             )
 
 
 @dataclass(frozen=True)
 class Location:
-    """A source found: `files` for paths and URLs, `dataset` for a HuggingFace dataset object, `episodes` for an
-    iterable of episodes in memory, or a function that returns one."""
+    """A located source.
+
+    Attributes:
+        name: The path, URL or hub id, or the type of an object in memory.
+        files: The files, for paths and URLs.
+        dataset: A HuggingFace dataset object.
+        folder: Whether the path or URL is a folder.
+        episodes: An iterable of episodes in memory, or a function that returns one.
+    """
 
     name: str
     files: tuple[SourceFile, ...] = ()
@@ -74,32 +81,46 @@ class Location:
     episodes: Any = None
 
     def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:
+        """Returns the files with one of the suffixes, in any case."""
         return tuple(file for file in self.files if file.path.lower().endswith(suffixes))
 
     def file(self, name: str) -> SourceFile | None:
-        """A file by its name relative to the root."""
+        """Returns the file of a name relative to the root; None if it does not exist."""
         return next((file for file in self.files if file.name == name), None)
 
 
 def separate_datasets_hint(names: Sequence[str], one: str, other: str) -> str | None:
-    """What to do where two of a source's files do not fit together and lie in different folders; else None."""
+    """Returns a hint for a source whose folders are separate datasets.
+
+    Args:
+        names: The names of all files.
+        one: The name of a file.
+        other: The name of a file that does not fit together with it.
+
+    Returns:
+        The hint; None if the two files are in the same folder.
+    """
     if PurePosixPath(one).parent == PurePosixPath(other).parent:
         return None
     parents = [PurePosixPath(name).parent for name in names]
     depth = len(PurePosixPath(os.path.commonpath(parents)).parts)
     folders = dict.fromkeys("/".join(path.parts[: depth + 1]) for path in parents if len(path.parts) > depth)
     shown = ", ".join(list(folders)[:10]) + (", ..." if len(folders) > 10 else "")
-    return f"where folders are datasets of their own, convert one folder at a time: {shown}"
+    return f"if the folders are separate datasets, convert one folder at a time: {shown}"
 
 
 def locate(source: Any, split: str | None) -> Location:
-    """Finds a source: a path, a URL, a hub id, or a `datasets` object.
+    """Locates a source: a path, a URL, a hub id, or an object in memory.
+
+    Args:
+        source: The source, as in `convert`.
+        split: The split to read, if the source has several.
 
     Raises:
-        SourceNotFoundError: nothing there.
-        InvalidArgumentError: several splits and none chosen, a split that is not there, or an unknown kind of URL.
-        RemoteError: the server cannot be reached.
-        MissingExtraError: the package for this kind of URL is not installed.
+        SourceNotFoundError: The source does not exist.
+        InvalidArgumentError: The split is missing or does not exist, or the kind of URL is unknown.
+        RemoteError: The server cannot be reached.
+        MissingExtraError: The package for this kind of URL is not installed.
     """
     if not isinstance(source, str | os.PathLike):
         return _dataset_object(source, split)
@@ -113,7 +134,7 @@ def locate(source: Any, split: str | None) -> Location:
             raise InvalidArgumentError("a single file has no splits", file=text, hint="leave --split out")
         file = _local_file(text, os.path.basename(text))
         if file is None:
-            raise SourceNotFoundError("is neither a file nor a folder", file=text)
+            raise SourceNotFoundError("is neither a file nor a folder", file=text, hint="give a file or a folder")
         return Location(text, (file,))
     if _HUB_ID.fullmatch(text) and not text.lower().endswith(_DATA_SUFFIXES):
         return _hub(text, split)
@@ -121,7 +142,7 @@ def locate(source: Any, split: str | None) -> Location:
     if any(sign in text for sign in "*?["):
         hint = "patterns are not expanded: give the folder"
     elif text.startswith("~"):
-        hint = "'~' is expanded by the shell, not here: give os.path.expanduser(...)"
+        hint = "only the shell expands '~': give os.path.expanduser(...)"
     raise SourceNotFoundError("no such file or folder", file=text, hint=hint)
 
 
@@ -136,11 +157,14 @@ def _local_folder(root: str) -> Location:
             path = os.path.join(folder, name)
             if not name.startswith(".") and (file := _local_file(path, os.path.relpath(path, root))) is not None:
                 files.append(file)
-    return Location(root, tuple(sorted(files, key=_natural)), folder=True)
+    return Location(root, tuple(sorted(files, key=_natural_order)), folder=True)
 
 
 def _local_file(path: str, name: str) -> SourceFile | None:
-    """None for what is no file, such as a pipe: to open one may wait for ever."""
+    """Returns a file, or None for special files such as pipes.
+
+    Opening a pipe may block forever.
+    """
     if not is_utf8(name):
         raise CorruptSourceError("the name is not UTF-8", file=printable(name), hint="rename it")
     try:
@@ -153,9 +177,9 @@ def _local_file(path: str, name: str) -> SourceFile | None:
 
 
 def _unreadable(name: str, error: OSError) -> CorruptSourceError:
-    hint = "a link whose target is gone? download it again"
+    hint = "check whether it is a link to a missing file; download it again"
     if isinstance(error, PermissionError):
-        hint = "see to its permissions"
+        hint = "check its permissions"
     return CorruptSourceError(f"cannot be read: {error.strerror}", file=printable(name), hint=hint)
 
 
@@ -174,18 +198,23 @@ def _remote(url: str) -> Location:
         if not any(part.startswith(".") for part in PurePosixPath(name).parts):
             stamp = next((str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified") if info.get(key)), "")
             if info["size"] is None:
-                raise RemoteError("its server does not say how large it is", file=path, hint="download it first")
+                raise RemoteError(
+                    "the server does not report the size of the file", file=path, hint="download it first"
+                )
             files.append(SourceFile(path, name, int(info["size"]), stamp, filesystem))
-    return Location(url, tuple(sorted(files, key=_natural)), folder=folder)
+    return Location(url, tuple(sorted(files, key=_natural_order)), folder=folder)
 
 
-def _natural(file: SourceFile) -> list[Any]:
-    """Sorts episode_2 before episode_10."""
+def _natural_order(file: SourceFile) -> list[Any]:
+    """Returns a sort key that orders episode_2 before episode_10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)]
 
 
 def _choose_split(location: Location, split: str | None) -> Location:
-    """Keeps the Parquet files of one split, by the hub's naming: `train-00000-of-00002.parquet`, `train/...`."""
+    """Keeps the Parquet files of one split.
+
+    Splits follow the hub's naming: `train-00000-of-00002.parquet`, `train/...`.
+    """
     if not location.folder:
         return location
     splits: dict[str, list[SourceFile]] = {}
@@ -195,14 +224,14 @@ def _choose_split(location: Location, split: str | None) -> Location:
     if split is not None:
         if split not in splits:
             raise InvalidArgumentError(
-                f"there is no split '{split}'",
+                f"the source has no split '{split}'",
                 file=location.name,
-                hint=f"splits here: {', '.join(sorted(splits)) or 'none'}",
+                hint=f"its splits: {', '.join(sorted(splits)) or 'none'}",
             )
         return Location(location.name, tuple(splits[split]), folder=True)
     if len(splits) > 1:
         raise InvalidArgumentError(
-            f"there are several splits: {', '.join(sorted(splits))}",
+            f"the source has several splits: {', '.join(sorted(splits))}",
             file=location.name,
             hint="choose one with --split (split=)",
         )
@@ -228,7 +257,7 @@ def _dataset_object(source: Any, split: str | None) -> Location:
             split = next(iter(source))
         if split not in source:
             raise InvalidArgumentError(
-                f"choose one of the splits: {', '.join(source)}", hint="split=... (--split on the command line)"
+                f"the source has the splits {', '.join(source)}, not {split!r}", hint="choose one with split= (--split)"
             )
         source, split = source[split], None
     if not isinstance(source, datasets.Dataset | datasets.IterableDataset):
@@ -239,13 +268,16 @@ def _dataset_object(source: Any, split: str | None) -> Location:
 
 
 def _episodes(source: Any, split: str | None) -> Location:
-    """A source of episodes in memory: anything that can be iterated over, or a function that returns such a thing."""
+    """Returns the location of episodes in memory.
+
+    The source is an iterable, or a function that returns one.
+    """
     iterable = hasattr(source, "__iter__") or hasattr(source, "__getitem__") or callable(source)
     if not iterable or isinstance(source, dict | bytes | bytearray | type):
         raise InvalidArgumentError(
-            "a source is a path, a URL, a hub id, a datasets.Dataset or an iterable of episodes, not "
+            "a source must be a path, a URL, a hub id, a datasets.Dataset or an iterable of episodes, not "
             f"{type(source).__name__}",
-            hint="one episode alone is given as a list of one" if isinstance(source, dict) else None,
+            hint="put a single episode into a list" if isinstance(source, dict) else None,
         )
     # Compared by name, because ingest does not import the layers above it.
     if type(source).__module__ == "gear_data.dataset.dataset":
@@ -263,9 +295,9 @@ def _hub(name: str, split: str | None) -> Location:
 
     try:
         loaded = datasets.load_dataset(name, split=split, streaming=True)
-    except Exception as error:  # datasets raises many kinds, its own and its HTTP client's
+    except Exception as error:  # datasets raises many kinds of errors, and so does its HTTP client
         raise SourceNotFoundError(
-            f"no such file or folder, and as a hub dataset it cannot be read: {type(error).__name__}: {error}",
+            f"no such file or folder, and it cannot be read as a hub dataset: {type(error).__name__}: {error}",
             file=name,
         ) from error
     location = _dataset_object(loaded, split if isinstance(loaded, dict) else None)

@@ -1,4 +1,4 @@
-"""repair: makes a dataset's damaged shards again from the source it was converted from."""
+"""Rebuilds a dataset's damaged shards from its source."""
 
 from __future__ import annotations
 
@@ -32,12 +32,17 @@ from gear_data.storage.verify import verify
 from gear_data.storage.writing.file_store import LocalFileStore, put_text
 from gear_data.storage.writing.shard_buffer import ShardBuffer
 
-_AGAIN = "convert again"
+_CONVERT_AGAIN = "convert the source again"
 
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What was made again: the shards' files, and their episodes."""
+    """The outcome of `repair`.
+
+    Attributes:
+        shards: The files of the rebuilt shards.
+        episodes: The number of episodes in them.
+    """
 
     shards: tuple[str, ...]
     episodes: int
@@ -49,41 +54,49 @@ class RepairReport:
 
 @dataclass(frozen=True)
 class _Damaged:
-    """A shard to make again: `skip` episodes after the first of the task that wrote it."""
+    """A shard to rebuild.
+
+    Attributes:
+        index: The index of the shard.
+        skip: The number of episodes that its task wrote to earlier shards.
+    """
 
     index: int
     skip: int
 
 
 def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None = None) -> RepairReport:
-    """Makes the shards that do not verify again, those and no others. A shard is replaced when its episodes have the
-    content hashes that the episode table says; a sound dataset stays as it is.
+    """Rebuilds the shards that fail verification. Other shards do not change.
+
+    A shard is replaced only if the rebuilt episodes have the content hashes of the episode table.
 
     Args:
-        path: a dataset's folder on this machine.
-        source: what it was converted from, as `convert` takes it; the other options are in the manifest.
-        progress: show a bar; None shows one on a terminal.
+        path: The folder of a dataset on this machine.
+        source: The source of the dataset, as in `convert`. The manifest holds the other options.
+        progress: Show a progress bar. None shows one on a terminal.
 
     Raises:
-        InvalidArgumentError: a URL.
-        CorruptShardError: the episode table or that of final observations is damaged; shards are made with their help.
-        ManifestError: the manifest cannot be used, or does not say where its shards came from.
-        SourceChangedError: the source has no longer the episodes that the dataset was made of.
-        GearError: the source cannot be read.
+        InvalidArgumentError: `path` is a URL.
+        CorruptShardError: The table of episodes or of final observations is damaged. Rebuilding needs both.
+        ManifestError: The manifest cannot be read, or does not record the origin of its shards.
+        SourceChangedError: The source no longer has the episodes of the dataset.
+        GearError: The source cannot be read.
     """
     place = plain_path(path)
     if is_remote(place):
         raise InvalidArgumentError(
-            "folders of this machine are repaired, not remote ones",
+            "repair needs a folder of this machine, not a URL",
             file=place,
-            hint="repair a copy, and upload the shards",
+            hint="repair a local copy, and upload its shards",
         )
     folder = Path(place)
     manifest = Manifest.load(folder)
     bad = {check.file: check.error for check in verify(folder, progress=progress).shards if not check.ok}
     for entry in manifest.tables.values():
         if entry.file in bad:
-            raise CorruptShardError(f"is damaged: {bad[entry.file]}", file=str(folder / entry.file), hint=_AGAIN)
+            raise CorruptShardError(
+                f"is damaged: {bad[entry.file]}", file=str(folder / entry.file), hint=_CONVERT_AGAIN
+            )
     damaged = [index for index, shard in enumerate(manifest.shards) if shard.entry.file in bad]
     if not damaged:
         return RepairReport((), 0)
@@ -100,7 +113,7 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
                 own = contents[first[index] : first[index + 1]]
                 shards_now[index] = _write(folder, manifest, manifest.shards[index], blocks, own, str(source))
                 if shards_now[index] != manifest.shards[index]:
-                    # Another version of Arrow may lay out the same episodes in other bytes.
+                    # Another version of Arrow may write the same episodes as other bytes.
                     text = replace(manifest, shards=tuple(shards_now)).to_text()
                     put_text(LocalFileStore(folder), MANIFEST_NAME, text)
                 bar.update(manifest.shards[index].steps)
@@ -110,28 +123,28 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
 
 
 def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource:
-    given = plain_path(source) if isinstance(source, str | os.PathLike) else source
+    path_or_object = plain_path(source) if isinstance(source, str | os.PathLike) else source
     try:
-        spec = ConversionSpec.from_json(given, manifest.provenance["options"])
+        spec = ConversionSpec.from_json(path_or_object, manifest.provenance["options"])
     except (KeyError, TypeError, AttributeError) as error:
         raise _unusable(folder, "options", error) from error
-    location = locate(given, spec.split)
+    location = locate(path_or_object, spec.split)
     try:
         opened, _, _ = spec.open(location, threads=len(os.sched_getaffinity(0)))
     except (UnknownFormatError, UnknownNameError) as error:
-        # Its hints are about options, which are not asked for here.
+        # The hints of the original error are about options that `repair` does not have.
         raise SourceChangedError(
-            f"is not what the dataset was made of, a source of the format {spec.format}: {error.message}",
+            f"is not the source of the dataset, which has the format {spec.format}: {error.message}",
             file=location.name,
-            hint=f"it was made of {manifest.provenance.get('source')}",
+            hint=f"the dataset was converted from {manifest.provenance.get('source')}",
         ) from error
     if stored_schema(opened) != manifest.schema:
-        raise SourceChangedError("has not the columns that the dataset was made of", file=location.name, hint=_AGAIN)
+        raise SourceChangedError("does not have the columns of the dataset", file=location.name, hint=_CONVERT_AGAIN)
     return opened
 
 
 def _tasks(manifest: Manifest, folder: Path) -> Iterator[tuple[Position, Position, range]]:
-    """Where each task of the conversion began and ended in the source, and its shards."""
+    """Yields the start and stop of each task in the source, and its shards."""
     try:
         tasks = [tuple(map(int, task)) for task in manifest.provenance["tasks"]]
         starts = [Position(file, row) for file, row, _ in tasks]
@@ -148,35 +161,38 @@ def _tasks(manifest: Manifest, folder: Path) -> Iterator[tuple[Position, Positio
 
 def _unusable(folder: Path, name: str, error: Exception) -> ManifestError:
     return ManifestError(
-        f"its provenance does not say how to make shards again: {name}: {type(error).__name__}: {error}",
+        f"its provenance does not record how shards were made: {name}: {type(error).__name__}: {error}",
         file=str(folder / MANIFEST_NAME),
-        hint=_AGAIN,
+        hint=_CONVERT_AGAIN,
     )
 
 
 def _episodes(
     source: EpisodeSource, manifest: Manifest, wanted: Sequence[_Damaged], start: Position, stop: Position
 ) -> Iterator[tuple[int, list[EpisodeBlock]]]:
-    """For each damaged shard of a task its index and its episodes; fewer where the source has no more."""
+    """Yields the index and the episodes of each damaged shard of a task.
+
+    The last one has fewer episodes if the source ends early.
+    """
     if not wanted:
         return
-    waiting = list(wanted)
+    pending = list(wanted)
     taken: list[EpisodeBlock] = []
     seen = 0
     for block, _ in prepared_blocks(source, start, stop, strict=False):
-        while waiting:
-            last = waiting[0].skip + manifest.shards[waiting[0].index].episodes
-            low, high = max(waiting[0].skip, seen) - seen, min(last - seen, len(block))
+        while pending:
+            last = pending[0].skip + manifest.shards[pending[0].index].episodes
+            low, high = max(pending[0].skip, seen) - seen, min(last - seen, len(block))
             if low < high:
                 taken.append(block.slice(low, high))
             if last - seen > len(block):
                 break
-            yield waiting.pop(0).index, taken
+            yield pending.pop(0).index, taken
             taken = []
         seen += len(block)
-        if not waiting:
+        if not pending:
             return
-    yield waiting[0].index, taken
+    yield pending[0].index, taken
 
 
 def _write(
@@ -190,10 +206,10 @@ def _write(
     found = [content for block in blocks for content in content_hashes(block, manifest.schema)]
     if found != list(contents):
         raise SourceChangedError(
-            f"the source's episodes are not those of {shard.entry.file}",
+            f"the source's episodes differ from the episodes of {shard.entry.file}",
             file=blocks[0].sources[0] if blocks else source,
             row=int(blocks[0].rows[0]) if blocks else None,
-            hint=f"restore the source that the dataset was made of, or {_AGAIN}",
+            hint=f"restore the original source, or {_CONVERT_AGAIN}",
         )
     buffer = ShardBuffer(manifest.schema, shard.entry.bytes)
     for block in blocks:

@@ -1,4 +1,4 @@
-"""The protocol every source format implements, and what a format module provides."""
+"""The interface of source formats: options, units, episodes, formats."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gear_data.storage.block import EpisodeBlock, Position
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What the user asked for, for every format alike.
+    """The user's options for reading a source, the same for all formats.
 
     Attributes:
-        columns: canonical or source names to keep; None keeps all.
-        rename: source name -> canonical name.
-        skip_bad: leave bad episodes out and report them, instead of raising.
-        episode_column: the column that numbers or names the episodes, where a row is a step.
-        step_column: the column that numbers the steps within an episode.
-        end_column: the column that is true at an episode's last step.
-        max_episode_steps: where a source says nothing else, an episode ends after so many steps.
+        columns: Canonical or source names of the columns to keep. None keeps all.
+        rename: Source name -> canonical name.
+        skip_bad: Leave out bad episodes and report them, instead of raising an error.
+        episode_column: For tables with one row per step: the column that numbers or names the episodes.
+        step_column: The column that numbers the steps of an episode.
+        end_column: The column that is true at the last step of an episode.
+        max_episode_steps: The length of an episode, if the source does not mark the ends of episodes.
     """
 
     columns: tuple[str, ...] | None = None
@@ -36,12 +36,12 @@ class SourceOptions:
     max_episode_steps: int | None = None
 
 
-def check_count(name: str, value: Any, least: int) -> None:
-    """Raises InvalidArgumentError where an argument is no int, or less than `least`."""
+def check_count(name: str, value: Any, minimum: int) -> None:
+    """Raises InvalidArgumentError unless a value is an int of at least `minimum`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidArgumentError(f"{name} must be an int, not {value!r}")
-    if value < least:
-        raise InvalidArgumentError(f"{name} must be at least {least}, not {value}")
+    if value < minimum:
+        raise InvalidArgumentError(f"{name} must be at least {minimum}, not {value}")
 
 
 def source_options(
@@ -54,15 +54,19 @@ def source_options(
     end_column: str | None,
     max_episode_steps: int | None,
 ) -> SourceOptions:
-    """What a user gave, checked as far as it can be without the source. Raises InvalidArgumentError."""
+    """Checks the user's options and returns them. The source is not read.
+
+    Raises:
+        InvalidArgumentError: An option has the wrong type or range.
+    """
     if isinstance(columns, str):
-        raise InvalidArgumentError("columns is a list of names, not a string")
+        raise InvalidArgumentError(f"columns must be a list of names, not the string {columns!r}")
     if columns is not None and not (isinstance(columns, Iterable) and all(isinstance(name, str) for name in columns)):
-        raise InvalidArgumentError(f"columns is a list of names, not {columns!r}")
+        raise InvalidArgumentError(f"columns must be a list of names, not {columns!r}")
     if rename is not None and not (
         isinstance(rename, Mapping) and all(isinstance(name, str) for pair in rename.items() for name in pair)
     ):
-        raise InvalidArgumentError(f"rename is a mapping of names to names, not {rename!r}")
+        raise InvalidArgumentError(f"rename must be a mapping of names to names, not {rename!r}")
     if max_episode_steps is not None:
         check_count("max_episode_steps", max_episode_steps, 1)
     return SourceOptions(
@@ -76,20 +80,20 @@ def source_options(
     )
 
 
-#: Of files that hold episodes, as a rule. A source that has some of another kind than its format's has more to say.
+#: Suffixes of files that usually hold episodes. A finding reports files of other suffixes than the format's.
 DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".npy", ".arrow", ".memmap")
 
-#: Source bytes of a unit, where a source can be taken apart at will: fewer are not worth a task's overhead.
+#: Source bytes of a unit, if a source can be cut anywhere. Smaller units are not worth the overhead of a task.
 UNIT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a source that can be read on its own: it begins with an episode, whatever came before.
+    """A part of a source that can be read independently. It begins with an episode.
 
     Attributes:
-        position: of its first episode. It ends where the next unit begins.
-        bytes: about how many bytes of the source it has.
+        position: The position of its first episode. It ends where the next unit begins.
+        bytes: Its approximate size in the source, in bytes.
     """
 
     position: Position
@@ -97,61 +101,72 @@ class Unit:
 
 
 class EpisodeSource(Protocol):
-    """A source opened: its columns are known, its episodes can be streamed.
+    """An opened source: its columns are known, and its episodes can be streamed.
 
-    Columns carry canonical names (`gear_data.ingest.pipeline.names`). End flags are given as far
-    as the source has them:
-    `dones`, `terminated`, `truncated`, as bool; `gear_data.ingest.pipeline.end_flags` completes them.
+    Columns have canonical names (`gear_data.ingest.pipeline.names`). The source yields the end flags that it has:
+    `dones`, `terminated`, `truncated`. `gear_data.ingest.pipeline.end_flags` completes them.
     """
 
     findings: FindingLog
-    #: What a resumed run must know of the episodes before its start, JSON-able: saved with every block, and put back
-    #: before `blocks` is called again.
+    #: Facts about the episodes before a block that a resumed run needs, JSON-able. They are saved with every block, and
+    #: restored before `blocks` is called again.
     resume_state: dict[str, Any]
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """The step columns, end flags included. One of variable length with `has_final` has its final observations in
-        `EpisodeBlock.variable_finals`."""
+        """The step columns, including end flags.
+
+        The final observations of a column of variable length are in `EpisodeBlock.variable_finals`.
+        """
 
     @property
     def num_rows(self) -> int | None:
-        """About how many rows the source has, for the progress bar; None if not known. What `units` came to know on its
-        way may make it better."""
+        """The approximate number of rows, for the progress bar; None if unknown.
+
+        `units` may make it more precise.
+        """
 
     @property
     def rows_are_steps(self) -> bool:
-        """Whether a source row is a step (else an episode)."""
+        """Whether a source row is a step. Otherwise it is an episode."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The source's own facts about itself, JSON-able, kept in the manifest."""
+        """The source's own metadata, JSON-able. The manifest stores it."""
 
     def units(self) -> Sequence[Unit]:
-        """The whole source in order, the first at `BEGIN`. The same source gives the same units, whoever asks. Finding
-        them costs little beside reading them all; a source that cannot be taken apart is one unit."""
+        """Returns the units of the source in order. The first begins at `BEGIN`.
+
+        The same source has the same units in every process. Finding them is cheap compared with reading them. A source
+        that cannot be cut is one unit.
+        """
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        """Episodes in source order, from where a unit or an earlier run's block was (or `BEGIN`), up to where a unit
-        begins (or `END`).
+        """Yields blocks of episodes in source order.
+
+        Args:
+            start: The position of a unit, or of a block of an earlier run, or `BEGIN`.
+            stop: The position of a unit, or `END`.
 
         Raises:
-            BadEpisodeError: a malformed episode, unless `skip_bad`.
-            CorruptSourceError: a file that cannot be read.
+            BadEpisodeError: An episode is malformed, and `skip_bad` is not set.
+            CorruptSourceError: A file cannot be read.
         """
 
 
 @dataclass(frozen=True)
 class Format:
-    """What a module in `gear_data.ingest.sources.registry` provides as `FORMAT`.
+    """A source format.
+
+    Each module of `gear_data.ingest.sources` defines one as `FORMAT`.
 
     Attributes:
-        name: as given to `--format`.
-        probe: says why a location has this format, or None if it does not.
-        open: opens a location that has it.
-        priority: formats are probed from the highest down.
-        uses: those of `SourceOptions` that not every format has a use for, and this one does.
-        suffixes: of the data files it reads.
+        name: The name for `--format`.
+        probe: Returns the reason why a location has this format, or None if it does not.
+        open: Opens a location of this format.
+        priority: Formats are probed in descending priority.
+        uses: The names of the optional `SourceOptions` that this format uses.
+        suffixes: The suffixes of the data files that it reads.
     """
 
     name: str

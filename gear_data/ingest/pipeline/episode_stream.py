@@ -82,8 +82,8 @@ class EpisodeStream:
     All must have the first one's columns.
 
     An episode is a mapping of arrays: `observations` [T + 1, ...] or [T, ...], `actions`, `rewards` and end flags [T].
-    `infos` have T + 1 or T rows, and further arrays have T rows. An episode may also be an object with such attributes. An end flag may be one
-    value, which is about the last step. Other scalars are facts about the episode.
+    `infos` have T + 1 or T rows, and further arrays have T rows. An episode may also be an object with such attributes.
+    An end flag may be one value, which is about the last step. Other scalars are facts about the episode.
 
     Args:
         name: The name of the source, for messages and the episode table.

@@ -1,7 +1,8 @@
 """Decodes columns of encoded images to pixels of one shape.
 
-A source yields encoded images (PNG, JPEG, WebP, BMP, GIF) as a column of `binary`. If the images of its first block have
-one size and one number of channels, the column is decoded to uint8 [H, W, C]. C is 1 (grey), 2 (grey and alpha), 3 or 4.
+A source yields encoded images (PNG, JPEG, WebP, BMP, GIF) as a column of `binary`. If the images of its first block
+have one size and one number of channels, the column is decoded to uint8 [H, W, C]. C is 1 (grey), 2 (grey and alpha), 3
+or 4.
 The final observations of such a column (`EpisodeBlock.variable_finals`) are decoded too.
 """
 
@@ -133,7 +134,7 @@ def _sample_images(head: EpisodeBlock, name: str) -> dict[_ImagePosition, bytes]
 
 def _kind(encoded: bytes) -> ImageKind:
     if not looks_like_image(encoded):
-        raise UnsupportedImage("is no image")
+        raise UnsupportedImage("is not an image")
     with open_image(encoded) as image:
         if image.width * image.height > _MAX_PIXELS:
             raise OversizedImage(f"is too large: {image.height:,} x {image.width:,} pixels")

@@ -37,7 +37,8 @@ def prepared_blocks(
 ) -> Iterator[tuple[EpisodeBlock, dict[str, Any]]]:
     """Yields blocks ready to be written, each with the state at its position.
 
-    The state is the state of the source when it began to read the block. A run that resumes at the position must restore the state first: the findings, and `resume_state` under "notes".
+    The state is the state of the source before it read the block: the findings, and `resume_state` under "notes". A run
+    that resumes at the position must restore the state first.
 
     Args:
         source: The opened source.

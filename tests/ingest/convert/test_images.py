@@ -243,8 +243,8 @@ def _see_through(pixels: Pixels) -> bytes:
     [
         (lambda image: _encode(image[:3]), "step 1 is 3 x 6 RGB, where the first image is 4 x 6 RGB"),
         (lambda image: _encode(image[..., :1]), "step 1 is 4 x 6 L, where the first image is 4 x 6 RGB"),
-        (lambda image: b"none", "step 1 is no image"),
-        (lambda image: b"", "step 1 is no image"),
+        (lambda image: b"none", "step 1 is not an image"),
+        (lambda image: b"", "step 1 is not an image"),
         (_sixteen_bits, "step 1 has Pillow's mode 'I;16'"),
         (_animated, "step 1 has several frames"),
         (_see_through, "step 1 has a transparent colour"),
