@@ -1,4 +1,4 @@
-"""The dataset card: read by the hub's own library, and the folder it stands in by `datasets`."""
+"""Tests the dataset card with the hub's library, and its folder with `datasets`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def front_matter(text: str) -> dict[str, Any]:
 
 
 def cells(text: str, first: str) -> list[str]:
-    """The cells of the table row that begins with `first`, as a Markdown reader splits them."""
+    """Returns the cells of the table row that begins with `first`."""
     rows = [line for line in text.splitlines() if line.startswith(f"| {first} |")]
     assert len(rows) == 1, rows
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", rows[0])[1:-1]]
@@ -63,7 +63,7 @@ def test_the_hub_reads_the_card_and_datasets_the_folder(folder: Path) -> None:
     assert gear_data.verify(folder).ok
 
 
-def test_an_edited_card_is_nobodys_business(folder: Path) -> None:
+def test_an_edited_card_changes_nothing(folder: Path) -> None:
     before = gear_data.open(folder).manifest.fingerprint
     write_card(folder)
     (folder / CARD_NAME).write_text("mine")
@@ -103,7 +103,7 @@ def test_findings_are_listed(tmp_path: Path, sources: Any) -> None:
     assert all(line[2:].startswith(w.split(":")[0]) for line, w in zip(lines, report.warnings, strict=True))
 
 
-def test_names_of_columns_are_shown_and_do_nothing_else(tmp_path: Path, sources: Any) -> None:
+def test_column_names_are_escaped(tmp_path: Path, sources: Any) -> None:
     name = "a|b` <script>*x*\n| c"
     rollouts = [r.with_columns(**{name: r.columns["rewards"]}) for r in sources.make_rollouts(4)]
     source = sources.write_episodes(tmp_path / "[s](http:x).parquet", rollouts)

@@ -1,4 +1,4 @@
-"""What a conversion notices: each finding where it should be, none where nothing is odd."""
+"""Tests findings: each appears where it should, and clean data has none."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from gear_data.storage.block import BEGIN, EpisodeBlock
 Array = npt.NDArray[Any]
 
 
-def place(episode: int) -> tuple[str, int]:
-    """A file and a row for an episode of which nothing else is told."""
+def source_of(episode: int) -> tuple[str, int]:
+    """Returns a file and a row for an episode."""
     return f"file{episode}", 10 * episode
 
 
 def swing(seed: int, steps: int = 200) -> Array:
-    """float32 [steps, 6]: two damped springs (position and speed each) that are kicked now and then, and a phase that
-    changes once; started at random."""
+    """Returns observations with a random start, float32 [steps, 6].
+
+    They are position and speed of two damped springs that are kicked sometimes, and a phase that changes once.
+    """
     rng = np.random.default_rng(seed)
     state = rng.normal(size=4)
     rows = []
@@ -66,7 +68,7 @@ def codes(report: Any) -> list[str]:
 
 
 class TestJumps:
-    def test_two_rollouts_glued_together_are_found_where_they_meet(self) -> None:
+    def test_two_joined_rollouts_are_found_where_they_meet(self) -> None:
         whole = [swing(seed) for seed in range(40)]
         assert jumps(whole) == []
         cuts = np.random.default_rng(0).integers(40, 200, 20)
@@ -76,7 +78,7 @@ class TestJumps:
         assert set(found) <= expected
         assert len(found) >= 14
 
-    def test_a_dropped_frame_is_no_jump(self) -> None:
+    def test_a_dropped_frame_is_not_a_jump(self) -> None:
         episodes = [np.delete(swing(seed), slice(100, 103), axis=0) for seed in range(20)]
         assert jumps(episodes) == []
 
@@ -85,10 +87,10 @@ class TestJumps:
         episode = np.concatenate([swing(1)[:, :4], swing(1)[:, :4] + 20]).astype(dtype)
         assert jumps([swing(0)[:, :4].astype(dtype), episode]) == [(1, 199)]
 
-    def test_what_is_not_judged(self) -> None:
+    def test_unsuitable_episodes_are_not_checked(self) -> None:
         teleport = np.concatenate([swing(1), swing(1) + 20])
         assert jumps([teleport]) == [(0, 199)]
-        assert jumps([teleport[190:210]]) == []  # too short to know what is usual
+        assert jumps([teleport[190:210]]) == []  # too short to estimate usual movement
         rarely_moves = np.zeros((200, 3), np.float32)
         rarely_moves[100:] = 1
         assert jumps([rarely_moves]) == []
@@ -102,7 +104,7 @@ class TestJumps:
         assert jumps([teleport, swing(2)]) == [(0, 199)]
         assert jumps([np.full((200, 3), np.nan, np.float32)]) == []
 
-    def test_episodes_are_judged_one_by_one(self) -> None:
+    def test_episodes_are_checked_independently(self) -> None:
         rng = np.random.default_rng(5)
         episodes = [swing(seed, int(rng.integers(1, 400))) for seed in range(60)]
         for i in range(0, 60, 7):
@@ -122,7 +124,7 @@ class TestJumps:
             )  # fmt: skip
             assert "step 199" in finding.message
 
-    def test_only_float_vectors_of_observations_are_looked_at(self) -> None:
+    def test_only_float_vectors_of_observations_are_checked(self) -> None:
         teleport = np.concatenate([swing(2), swing(2) + 20])
         steps = len(teleport)
         others = {
@@ -137,7 +139,7 @@ class TestJumps:
         check_episodes(block_of([np.zeros((steps, 0), np.float32)], **others), findings, rows_are_steps=True)
         assert [finding.column for finding in findings] == ["observations.state", "observations.height"]
 
-    def test_real_rollouts_have_none_and_glued_ones_do(self, shared_data: Path) -> None:
+    def test_real_rollouts_have_no_jumps_and_joined_ones_do(self, shared_data: Path) -> None:
         table = pq.read_table(next((shared_data / "hf_dt_hopper/data").glob("*.parquet")), columns=["observations"])
         hopper = [np.array(row.as_py(), np.float32) for row in table["observations"][:120]]
         robot = [
@@ -172,10 +174,10 @@ class TestFindings:
     def test_duplicates(self) -> None:
         contents = [bytes([i]) * 16 for i in (5, 3, 5, 9, 3, 5, 200)]
         findings = FindingLog()
-        check_dataset(findings, {}, contents[:2], 9, place)
-        check_dataset(findings, {}, [], 0, place)
+        check_dataset(findings, {}, contents[:2], 9, source_of)
+        check_dataset(findings, {}, [], 0, source_of)
         assert not list(findings)
-        check_dataset(findings, {}, contents, 9, place)
+        check_dataset(findings, {}, contents, 9, source_of)
         assert [(f.code, f.count, f.file, f.row) for f in findings] == [("duplicate-episode", 3, "file2", 20)]
         assert "episode 2 as episode 0;" in next(iter(findings)).message
 
@@ -183,11 +185,11 @@ class TestFindings:
         contents = [b"a" * 16, b"b" * 16]
         declared = {"total_episodes": 2, "total_frames": 31, "total_steps": 30}
         findings = FindingLog()
-        check_dataset(findings, declared, contents, 30, place)
+        check_dataset(findings, declared, contents, 30, source_of)
         assert [(f.code, f.column) for f in findings] == [("metadata-disagrees", "total_frames")]
         findings = FindingLog()
         findings.add(Finding("bad-episode", "left out"))
-        check_dataset(findings, declared, contents, 30, place)
+        check_dataset(findings, declared, contents, 30, source_of)
         assert [f.code for f in findings] == ["bad-episode"]
 
     def test_equal_codes_add_up_and_keep_the_first_place(self) -> None:
@@ -202,7 +204,7 @@ class TestFindings:
             ("other column; kept", 2, "y", 2),
         ]
 
-    def test_forbidden(self) -> None:
+    def test_strict_log(self) -> None:
         finding = Finding("a-code", "is odd; kept", 2, "x", 1, "c")
         findings = FindingLog()
         findings.make_strict()
@@ -216,7 +218,7 @@ class TestFindings:
 
 
 class TestLint:
-    def test_it_says_what_a_conversion_keeps(self, tmp_path: Path, sources: Any) -> None:
+    def test_findings_equal_those_of_a_conversion(self, tmp_path: Path, sources: Any) -> None:
         rollouts = sources.make_rollouts(9, max_length=6)
         rollouts = [*rollouts, rollouts[3], rollouts[5]]
         source = sources.write_episodes(tmp_path / "s.parquet", rollouts)
@@ -236,7 +238,7 @@ class TestLint:
         ]
         assert report.to_json()["findings"][0]["code"] == report.findings[0].code
 
-    def test_nothing_odd(self, tmp_path: Path, sources: Any) -> None:
+    def test_clean_data_has_no_findings(self, tmp_path: Path, sources: Any) -> None:
         rollouts = [r for r in sources.make_rollouts(9) if len(r) > 1]
         report = gear_data.lint(sources.write_episodes(tmp_path / "s.parquet", rollouts), progress=False)
         assert report.findings == ()
@@ -262,7 +264,7 @@ class TestLint:
         with pytest.raises(GearError):
             gear_data.lint(tmp_path / "none", progress=False)
 
-    def test_strict_takes_no_finding(self, tmp_path: Path, sources: Any) -> None:
+    def test_strict_refuses_findings(self, tmp_path: Path, sources: Any) -> None:
         rollouts = [r for r in sources.make_rollouts(9) if len(r) > 1]
         clean = sources.write_episodes(tmp_path / "clean.parquet", rollouts)
         gear_data.convert(clean, tmp_path / "d", strict=True)

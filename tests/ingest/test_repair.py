@@ -1,4 +1,4 @@
-"""Damaged shards: left out when a dataset is opened, or made again from the source."""
+"""Tests damaged shards: left out by `open`, or rebuilt by `repair`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DAMAGES: list[Callable[[Path], None]] = [_flip, _cut, _remove]
 
 @pytest.fixture(params=["one task", "a task a file"])
 def source(request: pytest.FixtureRequest, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three files with final observations."""
+    """Writes three files with final observations."""
     gear_data.convert  # noqa: B018  # modules are loaded when first used
     if request.param == "a task a file":
         for name, module in list(sys.modules.items()):
@@ -78,7 +78,7 @@ def test_repair_restores_the_bytes(damage: Callable[[Path], None], source: Path,
     assert sources.folder_contents(dataset) == before
 
 
-def test_repair_leaves_a_sound_dataset_alone(dataset: Path, source: Path, sources: Any) -> None:
+def test_repair_does_not_change_an_intact_dataset(dataset: Path, source: Path, sources: Any) -> None:
     before = sources.folder_contents(dataset)
     stamps = {path: path.stat().st_mtime_ns for path in dataset.rglob("*")}
     assert gear_data.repair(dataset, source) == gear_data.RepairReport((), 0)
@@ -102,7 +102,7 @@ def test_repair_from_another_source(dataset: Path, source: Path, sources: Any) -
     assert sources.folder_contents(dataset) == before
 
 
-def test_repair_needs_sound_tables(dataset: Path, source: Path) -> None:
+def test_repair_needs_intact_tables(dataset: Path, source: Path) -> None:
     _flip(dataset / "episodes.arrow")
     with pytest.raises(CorruptShardError, match="convert again") as error:
         gear_data.repair(dataset, source)
@@ -114,7 +114,7 @@ def test_repair_needs_sound_tables(dataset: Path, source: Path) -> None:
     [{}, {"options": {}}, {"tasks": [[0, 0, 99]]}, {"tasks": "x"}, {"tasks": [[0]]}, {"options": {"columns": 1}}],
     ids=str,
 )
-def test_repair_of_a_dataset_that_does_not_say_how(provenance: dict[str, Any], dataset: Path, source: Path) -> None:
+def test_repair_needs_provenance(provenance: dict[str, Any], dataset: Path, source: Path) -> None:
     path = dataset / "manifest.json"
     data = json.loads(path.read_text())
     data["provenance"] = {**data["provenance"], **provenance} if provenance else {}
@@ -133,7 +133,7 @@ def test_repair_command(dataset: Path, source: Path, capsys: pytest.CaptureFixtu
     assert main(["verify", str(dataset)]) == 0
 
 
-# Opened all the same.
+# Opening a damaged dataset.
 
 
 @pytest.mark.parametrize("residency", ["mmap", "host"])
@@ -165,7 +165,7 @@ def test_open_without_the_bad_shards(
         ds.with_discount(0.9)
 
 
-def test_open_a_sound_dataset_with_skip(dataset: Path) -> None:
+def test_open_an_intact_dataset_with_skip(dataset: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert gear_data.open(dataset, on_bad_shard="skip").fingerprint == gear_data.open(dataset).fingerprint
@@ -173,7 +173,7 @@ def test_open_a_sound_dataset_with_skip(dataset: Path) -> None:
         gear_data.open(dataset, on_bad_shard="ignore")  # type: ignore[arg-type]
 
 
-def test_nothing_left(dataset: Path) -> None:
+def test_all_shards_damaged(dataset: Path) -> None:
     for file in (dataset / "shards").iterdir():
         file.unlink()
     with pytest.warns(RuntimeWarning), pytest.raises(EmptySourceError, match=r"all \d+ shards are damaged"):
@@ -197,7 +197,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_ranks_agree_on_what_is_left_out(dataset: Path, tmp_path: Path) -> None:
-    """Two nodes, each with its own copy, of which different shards are damaged."""
+    """Two nodes have separate copies, and different shards of each are damaged."""
     other = tmp_path / "other"
     shutil.copytree(dataset, other)
     _flip(sorted((dataset / "shards").iterdir())[1])

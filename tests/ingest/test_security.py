@@ -1,4 +1,4 @@
-"""Hostile sources: no pickle is ever loaded, no size is believed, no name leads out of its folder."""
+"""Tests hostile sources: pickles, false sizes, names outside the folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gear_data.errors import CorruptSourceError, ManifestError, UnknownFormatErr
 
 
 class Payload:
-    """Unpickled, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -34,7 +34,10 @@ class Payload:
 
 @pytest.fixture
 def trap(tmp_path: Path) -> Path:
-    """The file that is there once a payload has run; and the proof that it would be."""
+    """Provides the path of a file that a payload would create.
+
+    It proves first that unpickling a payload creates a file.
+    """
     proof = tmp_path / "proof"
     pickle.loads(pickle.dumps(Payload(proof))).close()
     assert proof.exists()
@@ -111,7 +114,7 @@ def parquet(folder: Path, trap: Path) -> Path:
     return folder / "a.parquet"
 
 
-#: name -> what makes a source whose `infos` are a pickle, and whether the conversion says that it left it out.
+#: Name -> a function that writes a source whose `infos` are a pickle, and whether a finding reports the pickle.
 CONVERTED: dict[str, tuple[Callable[[Path, Path], Path], bool]] = {
     "npz": (npz, True),
     "npz scalar": (npz_scalar, True),
@@ -123,7 +126,7 @@ CONVERTED: dict[str, tuple[Callable[[Path, Path], Path], bool]] = {
 
 
 @pytest.mark.parametrize("kind", CONVERTED)
-def test_a_pickle_beside_the_data_is_never_loaded(tmp_path: Path, trap: Path, kind: str) -> None:
+def test_a_pickle_next_to_the_data_is_never_loaded(tmp_path: Path, trap: Path, kind: str) -> None:
     write, is_said = CONVERTED[kind]
     (tmp_path / "in").mkdir()
     source = write(tmp_path / "in", trap)
@@ -231,7 +234,7 @@ CLAIMS = {
 
 @pytest.mark.parametrize("write", [as_npy, as_npz])
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_claims_of_size_are_refused_at_once(tmp_path: Path, write: Any, claim: str) -> None:
+def test_false_sizes_are_refused_at_once(tmp_path: Path, write: Any, claim: str) -> None:
     (tmp_path / "in").mkdir()
     source = write(tmp_path / "in", CLAIMS[claim] + bytes(24))
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
@@ -242,7 +245,7 @@ def test_claims_of_size_are_refused_at_once(tmp_path: Path, write: Any, claim: s
 
 
 def bomb(path: Path, claimed: int) -> None:
-    """`rewards` that says it unpacks to `claimed` bytes, in both of the archive's headers."""
+    """Writes `rewards` whose two archive headers claim to unpack to `claimed` bytes."""
     np.savez_compressed(path, **steps())
     data = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
@@ -257,21 +260,21 @@ def bomb(path: Path, claimed: int) -> None:
 
 
 @pytest.mark.parametrize("claimed", [4_000_000_000, 100_000])
-def test_an_archive_that_lies_about_its_size(tmp_path: Path, claimed: int) -> None:
+def test_an_archive_with_a_false_size(tmp_path: Path, claimed: int) -> None:
     bomb(tmp_path / "a.npz", claimed)
     with pytest.raises(CorruptSourceError, match=r"rewards\.npy"):
         gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
 
 
 def test_one_step_of_too_many_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member that packs 1000 to 1, of one row."""
+    """A member of one row that is compressed 1000 to 1."""
     monkeypatch.setattr("gear_data.ingest.sources.arrays.numpy_files._MAX_ROW_BYTES", 1 << 20)
     np.savez_compressed(tmp_path / "a.npz", **steps(1), extra=np.zeros((1, 1 << 20), np.float32))
     with pytest.raises(UnsupportedColumnError, match="extra"):
         gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
 
 
-def test_names_in_an_archive_are_only_names(tmp_path: Path) -> None:
+def test_names_in_an_archive_are_not_paths(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with zipfile.ZipFile(tmp_path / "in/a.npz", "w") as archive:
         for name, values in {**steps(), "../../escaped": np.zeros(6), "/tmp/escaped": np.zeros(6)}.items():

@@ -1,4 +1,4 @@
-"""What users get wrong: each gets an error, or a finding, that says what is wrong, where, and what to do."""
+"""Tests help for mistakes: errors and findings with problem, place and advice."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ Array = npt.NDArray[Any]
 
 
 def an_episode(**more: Any) -> dict[str, Any]:
-    """Five steps."""
+    """Returns an episode of five steps."""
     return {"observations": np.arange(5.0)[:, None], "actions": np.zeros((5, 1)), "rewards": np.zeros(5), **more}
 
 
 def write(path: Path, columns: Mapping[str, Any], **options: Any) -> Path:
-    """A Parquet file."""
+    """Writes a Parquet file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(dict(columns)), path, **options)
     return path
 
 
 def findings_of(folder: Path, code: str) -> list[tuple[Any, ...]]:
-    """(message, count, file, row, column) of the findings of a code in a dataset."""
+    """Returns the findings of a code as (message, count, file, row, column)."""
     found = [item for item in gear_data.open(folder).manifest.findings if item["code"] == code]
     return [tuple(item[key] for key in ("message", "count", "file", "row", "column")) for item in found]
 
@@ -84,18 +84,21 @@ def test_facts_and_new_names_that_are_empty(tmp_path: Path) -> None:
         gear_data.convert([an_episode()], tmp_path / "d", rename={"observations": ""})
 
 
-# Bad episodes that are left out.
+# Skipped bad episodes.
 
 
 def test_a_bad_episode_left_out_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The column, the reason and the row are those of the error; the files and parts that it is read in change none."""
+    """The finding has the column, reason and row of the error.
+
+    Files and read sizes change nothing.
+    """
     state: list[Any] = [[1.0, 2.0]] * 12
     action: list[Any] = [float(i) for i in range(12)]
     ids = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     action[3] = action[8] = None  # episodes 1 and 4
-    state[4] = [1.0]  # episode 2, where the action is missing one step later: it counts once
+    state[4] = [1.0]  # episode 2, whose action is missing one step later: it counts once
     action[5] = None
-    state[9] = [1.0, None]  # episode 4, behind its action
+    state[9] = [1.0, None]  # episode 4, after its action
     expected = [
         ("holds a null; skipped", 2, "0.parquet", 3, "action"),
         ("has 1 elements in axis 1, where 2 are expected; skipped", 1, "0.parquet", 4, "state"),
@@ -146,7 +149,7 @@ def test_folders_of_several_datasets(sources: Any, tmp_path: Path) -> None:
         with pytest.raises(CorruptSourceError) as error:
             gear_data.convert(tmp_path / kind, tmp_path / "d")
         assert f"one folder at a time: {folders}" in str(error.value), kind
-        # Within one folder the files were meant to be alike.
+        # Files of one folder should have the same columns.
         together = tmp_path / f"{kind} together"
         together.mkdir()
         for i, path in enumerate(sorted((tmp_path / kind).rglob("*.*"))):
@@ -173,10 +176,10 @@ def test_real_folders_of_several_datasets(folder: str, names: str, shared_data: 
     assert f"one folder at a time: {names}" in str(error.value)
 
 
-# Options that do not fit.
+# Unsuitable options.
 
 
-def test_an_episode_column_where_a_row_is_an_episode(tmp_path: Path) -> None:
+def test_episode_column_for_tables_of_episodes(tmp_path: Path) -> None:
     steps = [[[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, 5.0]]]
     table = {"observations": steps, "rewards": [[1.0, 2.0], [1.0, 3.0]], "seed": [1, 2], "won": [True, False]}
     source = write(tmp_path / "s.parquet", table)
@@ -191,7 +194,7 @@ def test_an_episode_column_where_a_row_is_an_episode(tmp_path: Path) -> None:
         assert error.value.column in ("seed", "won")
         assert str(error.value).startswith(f"{source}, column ")
         assert "leave --" in str(error.value)
-    # A reward that is a list of one is a step's.
+    # A reward that is a list of one belongs to a step.
     one = {"observations": [[1.0], [2.0], [3.0]], "rewards": [[1.0], [2.0], [3.0]], "run": [0, 0, 1]}
     gear_data.convert(write(tmp_path / "one.parquet", one), tmp_path / "d", episode_column="run")
     assert gear_data.open(tmp_path / "d").lengths.tolist() == [2, 1]
@@ -218,7 +221,7 @@ def test_facts_of_mixed_type(tmp_path: Path) -> None:
         gear_data.convert(episodes, tmp_path / "d")
     assert (error.value.column, error.value.row, error.value.file) == ("seed", 57, "list in memory")
     assert "one type" in str(error.value.hint)
-    # Blocks by themselves may each have a type.
+    # Each block may have another type.
     tables = [pa.table({"source": [file], "seed": values}) for file, values in (("a", [1]), ("b", [0.5]), ("c", ["x"]))]
     assert concatenate_episode_tables(tables[:2]).column("seed").to_pylist() == [1.0, 0.5]
     with pytest.raises(UnsupportedColumnError, match="string, in episodes before double") as error:
@@ -227,7 +230,7 @@ def test_facts_of_mixed_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///", "memory://"])
-def test_a_url_of_nothing(url: str, sources: Any, tmp_path: Path) -> None:
+def test_a_url_without_files(url: str, sources: Any, tmp_path: Path) -> None:
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(1))
     for use in (gear_data.open, gear_data.verify, lambda place: gear_data.convert(source, place)):
         with pytest.raises(InvalidArgumentError, match="no URL of a file or folder") as error:
@@ -235,10 +238,10 @@ def test_a_url_of_nothing(url: str, sources: Any, tmp_path: Path) -> None:
         assert error.value.file == url
 
 
-# Sources that are none.
+# Invalid sources.
 
 
-def test_a_gear_dataset_is_no_source(sources: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gear_dataset_is_not_a_source(sources: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(9))
     gear_data.convert(source, tmp_path / "done")
     half = tmp_path / "half"
@@ -253,12 +256,12 @@ def test_a_gear_dataset_is_no_source(sources: Any, tmp_path: Path, capsys: pytes
     assert "--resume" in capsys.readouterr().err
 
 
-def test_an_unknown_source_is_told_what_it_has(tmp_path: Path) -> None:
+def test_an_unknown_source_lists_its_columns(tmp_path: Path) -> None:
     source = write(tmp_path / "s.parquet", {"my run": [0, 0, 1], "act": [1.0, 2.0, 3.0], "x": [1.0, 2.0, 3.0]})
     with pytest.raises(UnknownFormatError) as error:
         gear_data.convert(source, tmp_path / "d")
     hint = str(error.value.hint)
-    assert "for example --episode-column 'my run';" not in hint  # `act` is known to be actions
+    assert "for example --episode-column 'my run';" not in hint  # `act` is a known name of actions
     assert "for example --episode-column 'my run' --rename act=actions;" in hint
     assert "in-memory" not in hint
     assert all(name in hint for name in known_formats() if name != "in-memory")
@@ -283,7 +286,7 @@ def test_repair_from_another_source(kind: str, sources: Any, tmp_path: Path) -> 
         write(other / "a.parquet", {"observations": [[1.0, 2.0]], "rewards": [[1.0, 2.0]]})
     with pytest.raises(SourceChangedError) as error:
         gear_data.repair(tmp_path / "d", other)
-    assert "--" not in str(error.value)  # it has no such options
+    assert "--" not in str(error.value)  # `repair` has no such options
     if kind != "other columns":
         assert str(source) in str(error.value)
 
@@ -292,7 +295,7 @@ def test_repair_from_another_source(kind: str, sources: Any, tmp_path: Path) -> 
 
 
 def test_a_duplicate_is_named_by_its_row(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of files of steps and of episodes; in a conversion by tasks too."""
+    """The row is right for files of steps and of episodes, and with several tasks."""
     one, other = sources.make_rollouts(4, seed=1), sources.make_rollouts(6, seed=2)
     other[4] = one[2]
     first_row = sum(len(rollout) for rollout in other[:4])
@@ -313,12 +316,12 @@ def test_a_duplicate_is_named_by_its_row(sources: Any, tmp_path: Path, monkeypat
         assert findings_of(out, "duplicate-episode") == [(message, 1, "1.parquet", row, None)]
         noticed = [f for f in gear_data.lint(tmp_path / kind).findings if f.code == "duplicate-episode"]
         assert [(f.message, f.count, f.file, f.row) for f in noticed] == [(message, 1, "1.parquet", row)]
-        # The place is kept nowhere.
+        # The dataset does not store the row.
         assert not [name for name in gear_data.open(out).episodes.columns if "row" in name]
 
 
-def test_what_an_older_version_began(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tables do not say which rows of the source the episodes are."""
+def test_a_conversion_begun_by_an_older_version(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables do not have the episodes' rows in the source."""
     import gear_data.storage.writing.shard_writer as module
 
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(40))
@@ -337,9 +340,9 @@ def test_what_an_older_version_began(sources: Any, tmp_path: Path, monkeypatch: 
 
 
 def test_the_stated_limit_truncates(tmp_path: Path) -> None:
-    """npz as D4RL: to the same fingerprint, with the same findings but for the place."""
+    """npz and D4RL give the same fingerprint, and the same findings except the place."""
     terminals = np.zeros(32, np.bool_)
-    terminals[[3, 9, 21]] = True  # 4 steps; 6, at the limit; 6 stopped and 6 at the limit; 6 stopped, and 4 of a tail
+    terminals[[3, 9, 21]] = True  # 4 steps; 6 at the limit; 6 stopped and 6 at the limit; 6 stopped and a tail of 4
     columns = {
         "observations": np.arange(96, dtype=np.float32).reshape(32, 3),
         "actions": np.arange(32, dtype=np.float32)[:, None],
@@ -368,7 +371,7 @@ def test_the_stated_limit_truncates(tmp_path: Path) -> None:
     assert len(prints) == 1
 
 
-# Progress and what is printed.
+# Progress and output.
 
 
 @pytest.mark.parametrize("kind", ["episodes", "steps"])
@@ -376,7 +379,10 @@ def test_the_stated_limit_truncates(tmp_path: Path) -> None:
 def test_progress_has_a_total_for_several_files(
     kind: str, unit_bytes: int, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exact where the footers are read for the units' sake, else by the files' sizes; no file is opened for it."""
+    """The total is exact if the units need the footers; otherwise it is an estimate.
+
+    No file is opened only for the total.
+    """
     import gear_data.ingest.sources.tables.parquet_stream as tables
     import gear_data.ingest.sources.tables.read_units as units
 
@@ -464,7 +470,7 @@ def test_help_names_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("command", ["verify", "inspect", "--help"])
 def test_commands_load_no_readers(command: str, rollouts_path: Path) -> None:
-    """pandas is none of ours: pyarrow loads it where it finds it."""
+    """The check leaves pandas out: pyarrow imports it if it is installed."""
     code = (
         "import sys\nfrom gear_data.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
@@ -476,7 +482,7 @@ def test_commands_load_no_readers(command: str, rollouts_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_task_that_fails_on_ray_says_why() -> None:
+def test_a_failed_ray_task_gives_its_reason() -> None:
     from gear_data.ingest.engine.ray_cluster import _reason
 
     class RayTaskError(Exception):

@@ -1,4 +1,7 @@
-"""Paths, arguments and episodes of a wrong kind: each is refused with a typed error before anything is written."""
+"""Tests that invalid paths, arguments and episodes raise typed errors.
+
+Nothing is written before the error.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ from gear_data.storage.reader import map_file
 
 
 def an_episode(**more: Any) -> dict[str, Any]:
-    """Five steps."""
+    """Returns an episode of five steps."""
     return {"observations": np.arange(5.0)[:, None], "actions": np.zeros((5, 1)), "rewards": np.zeros(5), **more}
 
 
-# Places that cannot be used.
+# Unusable paths.
 
 
-def test_what_is_no_path(sources: Any, tmp_path: Path) -> None:
+def test_invalid_paths(sources: Any, tmp_path: Path) -> None:
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(1))
     for bad in (None, 5, b"d", "", "d\udcff"):
         for use in (gear_data.open, gear_data.verify, lambda place: gear_data.convert(source, place)):
@@ -60,7 +63,7 @@ def test_names_that_are_not_utf8(sources: Any, tmp_path: Path) -> None:
             gear_data.convert(source, os.fsdecode(place))
         assert str(other.value).encode()
     os.remove(bad)
-    # Other names are fine.
+    # Other names are valid.
     odd = sources.write_episodes(tmp_path / "with space" / "é (1)#%20.parquet", sources.make_rollouts(3))
     gear_data.convert(odd, tmp_path / "out put #1")
     assert gear_data.open(tmp_path / "out put #1").episodes["source"].to_list() == [odd.name] * 3
@@ -75,7 +78,7 @@ def test_paths_that_a_shell_would_change(place: str, advice: str, tmp_path: Path
     assert bool(error.value.hint) == bool(advice)
 
 
-def test_pipes_are_no_files(sources: Any, tmp_path: Path) -> None:
+def test_pipes_are_not_files(sources: Any, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     sources.write_episodes(folder / "s.parquet", sources.make_rollouts(3))
     os.mkfifo(folder / "pipe.parquet")
@@ -84,8 +87,8 @@ def test_pipes_are_no_files(sources: Any, tmp_path: Path) -> None:
     assert gear_data.convert(folder, tmp_path / "d").episodes == 3
 
 
-def test_what_may_not_be_read_is_not_passed_over(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder without permission would else be an empty one, and its episodes missing."""
+def test_unreadable_folders_are_errors(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the folder would seem empty, and its episodes would be missing."""
     source = sources.write_episodes(tmp_path / "in" / "a" / "s.parquet", sources.make_rollouts(3))
     sources.write_episodes(tmp_path / "in" / "b" / "s.parquet", sources.make_rollouts(3))
     scandir, open_ = os.scandir, builtins.open
@@ -110,7 +113,7 @@ def _denied(path: Any) -> Any:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
-def test_destinations_that_cannot_be(sources: Any, tmp_path: Path) -> None:
+def test_unusable_destinations(sources: Any, tmp_path: Path) -> None:
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(1))
     for bad in (tmp_path / ("x" * 300), source / "d"):
         with pytest.raises(UnwritableError) as error:
@@ -118,7 +121,7 @@ def test_destinations_that_cannot_be(sources: Any, tmp_path: Path) -> None:
         assert str(bad) in str(error.value)
     with pytest.raises(DestinationExistsError) as error_:
         gear_data.convert(source, "/")
-    assert "--overwrite" not in str(error_.value)  # it would not replace what is no dataset
+    assert "--overwrite" not in str(error_.value)  # it replaces only datasets
 
 
 def test_files_of_no_format_get_advice(sources: Any, tmp_path: Path) -> None:
@@ -129,15 +132,15 @@ def test_files_of_no_format_get_advice(sources: Any, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(UnknownFormatError, match=advice):
             gear_data.convert(tmp_path / name, tmp_path / "d")
-    # Beside other data it is not what was meant.
+    # Next to other data, the file is not the source.
     sources.write_parquet(tmp_path / "both" / "s.parquet", pa.table({"x": [1.0]}))
     (tmp_path / "both" / "a.csv").write_text("x\n1\n")
     with pytest.raises(UnknownFormatError, match="its columns are x: double"):
         gear_data.convert(tmp_path / "both", tmp_path / "d")
 
 
-def test_what_the_system_refuses_later(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that became read-only; a shard that may not be read."""
+def test_later_failures_of_the_file_system(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system becomes read-only, or a shard cannot be read."""
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(3))
     gear_data.convert(source, tmp_path / "d")
 
@@ -161,7 +164,7 @@ def test_what_the_system_refuses_later(sources: Any, tmp_path: Path, monkeypatch
     ]
 
 
-# Arguments and episodes of the wrong kind.
+# Arguments and episodes of wrong types.
 
 
 @pytest.mark.parametrize(
@@ -219,7 +222,7 @@ def export_batches_of(dataset: Any, to: Any) -> Any:
 
 
 @pytest.mark.parametrize("write", [gear_data.export, export_batches_of])
-def test_exports_say_what_is_wrong_with_their_arguments(write: Any, rollouts_path: Path, tmp_path: Path) -> None:
+def test_export_argument_errors(write: Any, rollouts_path: Path, tmp_path: Path) -> None:
     dataset = gear_data.open(rollouts_path)
     for place in (None, 3, ""):
         with pytest.raises(InvalidArgumentError, match="a path"):
@@ -229,7 +232,7 @@ def test_exports_say_what_is_wrong_with_their_arguments(write: Any, rollouts_pat
         write(dataset, tmp_path / "file" / "out")
 
 
-def test_what_is_no_dataset_is_not_exported(rollouts_path: Path, tmp_path: Path) -> None:
+def test_only_datasets_are_exported(rollouts_path: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="takes a Dataset"):
         gear_data.export(str(rollouts_path), tmp_path / "out")  # type: ignore[arg-type]
 

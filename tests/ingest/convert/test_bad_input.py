@@ -1,4 +1,4 @@
-"""Bad input: a typed error that says where, nothing left behind; and what can be left out on request is."""
+"""Tests bad input: a typed error with its place, no files left, and skipping."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ from gear_data.errors import (
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
-#: The episode that is spoilt below: in the third row group, with rows in its group before it.
+#: The episode that the tests damage. It is in the third row group, after other rows of the group.
 BAD = 5
 
 
 @pytest.fixture
 def refuse(tmp_path: Path) -> Callable[..., GearError]:
-    """Converts, expecting an error of just this kind and nothing left at the destination or beside it."""
+    """Converts and expects an error of exactly one type.
+
+    It also checks that nothing is left at the destination or in its parent folder.
+    """
 
     def run(kind: type[GearError], source: Any, **options: Any) -> GearError:
         place = tmp_path / "place"
@@ -55,7 +58,7 @@ def refuse(tmp_path: Path) -> Callable[..., GearError]:
 
 @pytest.fixture(scope="module")
 def some(sources: Any) -> list[Any]:
-    """Seven episodes of five to nine steps."""
+    """Returns seven episodes of five to nine steps."""
     long = [r for r in sources.make_rollouts(40, seed=2) if 5 <= len(r) <= 9]
     return long[:7]
 
@@ -87,7 +90,7 @@ def _step_parquet(sources: Any, path: Path, lists: dict[str, list[Any]]) -> Path
     return sources.write_parquet(path, pa.table(flat), row_group=7)  # type: ignore[no-any-return]
 
 
-# Sources that are not there or cannot be read.
+# Missing and unreadable sources.
 
 
 @pytest.mark.parametrize("name", ["gone.parquet", "gone.hdf5", "a/b/c", "no-such-user/no-such-dataset"])
@@ -102,14 +105,14 @@ def test_missing_source(name: str, refuse: Any, tmp_path: Path, monkeypatch: pyt
     ("url", "kind"),
     [
         ("memory://nothing/here", SourceNotFoundError),
-        ("hf://datasets/no-such-user/no-such-dataset", RemoteError),  # the tests are offline
+        ("hf://datasets/no-such-user/no-such-dataset", RemoteError),  # tests have no network
         ("nope://x", InvalidArgumentError),
     ],
 )
 def test_missing_url(url: str, kind: type[GearError], refuse: Any) -> None:
     begin = time.monotonic()
     assert refuse(kind, url).file == url
-    assert time.monotonic() - begin < 10  # nothing was tried again and again
+    assert time.monotonic() - begin < 10  # there were no retries
 
 
 def test_a_source_of_another_kind(refuse: Any) -> None:
@@ -129,7 +132,7 @@ def test_unreadable_file(suffix: str, content: bytes, message: str, refuse: Any,
 
 
 @pytest.mark.parametrize("content", [b"", LFS_POINTER, b"PAR1"])
-def test_unreadable_file_behind_a_good_one(
+def test_unreadable_file_after_a_good_one(
     content: bytes, refuse: Any, sources: Any, some: list[Any], tmp_path: Path
 ) -> None:
     sources.write_episodes(tmp_path / "s" / "part-0.parquet", some)
@@ -150,7 +153,7 @@ def test_truncated_file(share: float, refuse: Any, sources: Any, some: list[Any]
 
 @pytest.mark.parametrize("format", ["parquet", "hdf5"])
 def test_damage_in_the_middle(format: str, refuse: Any, sources: Any, some: list[Any], tmp_path: Path) -> None:
-    """The file opens, and what is in it does not decompress."""
+    """The file opens, but its contents do not decompress."""
     if format == "parquet":
         path = sources.write_episodes(tmp_path / "s.parquet", some, row_group=2)
         place = 4
@@ -164,7 +167,7 @@ def test_damage_in_the_middle(format: str, refuse: Any, sources: Any, some: list
     assert refuse(CorruptSourceError, path).file == path.name
 
 
-def test_files_of_unlike_columns(refuse: Any, sources: Any, some: list[Any], tmp_path: Path) -> None:
+def test_files_of_different_columns(refuse: Any, sources: Any, some: list[Any], tmp_path: Path) -> None:
     fewer = [sources.Rollout({k: v for k, v in r.columns.items() if k != "actions"}, r.final) for r in some]
     wider = [r.with_columns(actions=r.columns["actions"].astype(np.float64)) for r in some]
     more = [r.with_columns(extra=r.columns["rewards"]) for r in some]
@@ -175,7 +178,7 @@ def test_files_of_unlike_columns(refuse: Any, sources: Any, some: list[Any], tmp
         assert (error.file, error.column) == ("b.parquet", column)
 
 
-def test_d4rl_files_of_unlike_columns(refuse: Any, sources: Any, some: list[Any], tmp_path: Path) -> None:
+def test_d4rl_files_of_different_columns(refuse: Any, sources: Any, some: list[Any], tmp_path: Path) -> None:
     wider = [r.with_columns(actions=np.ones((len(r), 5), np.float32)) for r in some]
     sources.write_d4rl(tmp_path / "s" / "a.hdf5", some)
     sources.write_d4rl(tmp_path / "s" / "b.hdf5", wider)
@@ -197,7 +200,7 @@ def test_lerobot_with_broken_json(refuse: Any, sources: Any, some: list[Any], tm
         path.write_text(whole)
 
 
-# Episodes that are malformed.
+# Malformed episodes.
 
 
 def _unequal(lists: dict[str, list[Any]]) -> None:
@@ -273,7 +276,7 @@ def test_bad_step_row(name: str, refuse: Any, sources: Any, some: list[Any], tmp
 
 @pytest.mark.parametrize("write", [_episode_parquet, _step_parquet])
 @pytest.mark.parametrize("value", [None, [1.0]])
-def test_the_first_step_of_all_may_be_the_bad_one(
+def test_the_very_first_step_is_bad(
     value: Any, write: Any, refuse: Any, sources: Any, some: list[Any], tmp_path: Path
 ) -> None:
     lists = _lists(some)
@@ -301,8 +304,8 @@ def test_several_bad_episodes_are_each_counted(sources: Any, some: list[Any], tm
     assert gear_data.open(tmp_path / "d").manifest.findings[0]["count"] == 3
 
 
-def test_an_episode_spoilt_in_one_part_is_left_out_whole(sources: Any, some: list[Any], tmp_path: Path) -> None:
-    """Its other steps are in other row groups, before and after."""
+def test_an_episode_damaged_in_one_part_is_left_out_entirely(sources: Any, some: list[Any], tmp_path: Path) -> None:
+    """Its other steps are in the row groups before and after."""
     lists = _lists(some)
     middle = len(some[3]) // 2
     lists["rewards"][3][middle] = None
@@ -428,7 +431,7 @@ def test_nan_is_kept_counted_and_refused_on_request(
     first = sum(len(r) for r in some[:BAD]) + 1 if write != "write_episodes" else BAD
     assert (by_column["observations"]["file"], by_column["observations"]["row"]) == (source.name, first)
     assert any("NaN or Inf" in w and "'observations'" in w for w in report.warnings)
-    # The rest has its statistics, as if those values were not there.
+    # The statistics ignore those values.
     whole = np.concatenate([r.columns["observations"] for r in holed]).astype(np.float64)
     finite = [column[np.isfinite(column)] for column in whole.T]
     found = ds.statistics["observations"]
@@ -456,7 +459,7 @@ def test_nan_in_a_final_observation(refuse: Any, sources: Any, some: list[Any], 
     assert (error.file, error.column, error.row) == ("s.hdf5", "observations", row)
 
 
-def test_a_column_of_nan_alone_has_no_statistics(sources: Any, some: list[Any], tmp_path: Path) -> None:
+def test_a_column_of_only_nan_has_no_statistics(sources: Any, some: list[Any], tmp_path: Path) -> None:
     holed = [r.with_columns(rewards=np.full(len(r), np.nan, np.float32)) for r in some]
     gear_data.convert(sources.write_episodes(tmp_path / "s.parquet", holed), tmp_path / "d", shard_bytes=1024)
     found = gear_data.open(tmp_path / "d").statistics["rewards"]
@@ -539,7 +542,9 @@ def test_arguments(options: dict[str, Any], refuse: Any, sources: Any, some: lis
 
 
 @pytest.mark.parametrize("write", ["write_episodes", "write_steps", "write_d4rl"])
-def test_unknown_column_lists_the_known(write: str, refuse: Any, sources: Any, some: list[Any], tmp_path: Path) -> None:
+def test_unknown_column_lists_known_columns(
+    write: str, refuse: Any, sources: Any, some: list[Any], tmp_path: Path
+) -> None:
     source = getattr(sources, write)(tmp_path / ("s.hdf5" if write == "write_d4rl" else "s.parquet"), some)
     error = refuse(UnknownNameError, source, columns=["observation"])
     assert error.column == "observation"

@@ -1,4 +1,4 @@
-"""One check over every source layout: what comes out is what went in, step for step."""
+"""Checks every source layout: the dataset equals the source, step for step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _as_is(rollouts: Rollouts) -> Rollouts:
 
 
 def _one_flag(rollouts: Rollouts) -> Rollouts:
-    """What a source with `dones` alone can say: every end is a termination."""
+    """Returns rollouts as a source with only `dones` has them: each end is terminated."""
     return [
         r.with_columns(
             terminated=r.columns["terminated"] | r.columns["truncated"], truncated=np.zeros(len(r), np.bool_)
@@ -39,22 +39,23 @@ def _one_flag(rollouts: Rollouts) -> Rollouts:
 
 
 def _no_flags(rollouts: Rollouts) -> Rollouts:
-    """What a source without end flags says: every episode was cut off."""
+    """Returns rollouts as a source without end flags has them: each is truncated."""
     swapped = [r.with_columns(truncated=r.columns["terminated"]) for r in _one_flag(rollouts)]
     return [r.with_columns(terminated=np.zeros(len(r), np.bool_)) for r in swapped]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How to write rollouts in some layout, and what of them it can express.
+    """A layout of sources: a writer, and the expected conversion.
 
     Attributes:
         write: (fixture functions, folder, memory URL, rollouts) -> source.
-        format, reason: what "auto" should find, and a part of why.
-        expect: the rollouts as they should come out.
-        final: whether final observations come out.
-        options: of `convert`.
-        shared: whether columns are those of the canonical form, so that the fingerprint is common.
+        format: The format that "auto" should choose.
+        reason: A part of the reason for it.
+        expect: Returns the rollouts that the dataset should hold.
+        final: Whether the dataset has final observations.
+        options: Options for `convert`.
+        shared: Whether the columns have canonical form. Then all layouts have one fingerprint.
     """
 
     write: Callable[[Any, Path, str, Rollouts], Any]
@@ -67,7 +68,7 @@ class Layout:
 
 
 def _hf_columns(rollouts: Rollouts, *, vectors: bool) -> list[dict[str, Any]]:
-    """`dones` in place of the two flags; `vectors` makes scalars [T, 1]."""
+    """Replaces the two flags by `dones`. `vectors` makes scalars [T, 1]."""
     result = []
     for r in _one_flag(rollouts):
         scalars = {"rewards": r.columns["rewards"], "dones": r.columns["terminated"]}
@@ -88,14 +89,14 @@ def _jat_columns(rollouts: Rollouts) -> list[dict[str, Any]]:
 
 
 def _several_files(s: Any, folder: Path, rollouts: Rollouts) -> Path:
-    # Numbered so that alphabetical order would be another: 2 before 10.
+    # Numbered so that alphabetical order differs: 2 before 10.
     for i, (first, last) in enumerate(((0, 3), (3, 4), (4, len(rollouts)))):
         s.write_episodes(folder / f"data/train-{(2, 9, 10)[i]}.parquet", rollouts[first:last], row_group=2)
     return folder
 
 
 def _step_files(s: Any, folder: Path, rollouts: Rollouts) -> Path:
-    """Files and row groups that end in the middle of episodes."""
+    """Writes files and row groups that end inside episodes."""
     table = s.step_table([r.columns for r in rollouts], episode=s.episode_numbers(rollouts) * 3 - 5)
     third = len(table) // 3
     for i in range(3):
@@ -119,12 +120,12 @@ def _dataset(table: pa.Table) -> datasets.Dataset:
 
 
 def _stream(table: pa.Table) -> datasets.IterableDataset:
-    """Without features, as a user's generator gives it."""
+    """Returns a stream without features, like the stream of a user's generator."""
     return datasets.IterableDataset.from_generator(lambda: iter(table.to_pylist()))
 
 
 def _float32(rollouts: Rollouts) -> Rollouts:
-    """Python floats come through a generator as float64."""
+    """Returns rollouts in float64: a generator yields Python floats."""
     names = ("observations", "actions", "rewards")
     return [r.with_columns(**{name: r.columns[name].astype(np.float64) for name in names}) for r in rollouts]
 
@@ -232,10 +233,10 @@ def convert_layout(sources: Any, tmp_path: Path, memory_url: str) -> Callable[..
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_comes_out_as_it_went_in(
+def test_every_layout_converts_exactly(
     name: str, convert_layout: Any, sources: Any, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A few hundred bytes at a time, so that episodes straddle what is read at once.
+    # A few hundred bytes per read, so that episodes straddle reads.
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 300)
     monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 300)
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 300)
@@ -268,7 +269,7 @@ def test_every_layout_resumes_to_the_same_bytes(
     monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 900)
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 900)
     layout = LAYOUTS[name]
-    # Findings of every kind are to be the same, those of episodes around the place of resumption too.
+    # All kinds of findings must be equal, also for episodes next to the resumed position.
     both = [r.with_columns(truncated=r.columns["terminated"] | r.columns["truncated"]) for r in rollouts]
     source = layout.write(sources, tmp_path / "source", memory_url, both)
     options = {**(layout.options or {}), "shard_bytes": 1024}
@@ -290,7 +291,7 @@ def test_every_layout_resumes_to_the_same_bytes(
         assert sources.folder_contents(tmp_path / f"out{stop}") == expected
 
 
-def test_fingerprint_tells_contents_apart(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_different_contents_have_different_fingerprints(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     def fingerprint(name: str, changed: Rollouts, **options: Any) -> str:
         source = sources.write_episodes(tmp_path / f"{name}.parquet", changed)
         return str(gear_data.convert(source, tmp_path / name, **options).fingerprint)
@@ -318,7 +319,7 @@ def test_layout_of_shards_changes_nothing(
     gear_data.convert(source, tmp_path / "d", shard_bytes=shard_bytes)
     found, expected = gear_data.open(tmp_path / "d"), gear_data.open(rollouts_path)
     assert found.fingerprint == expected.fingerprint
-    # Exactly, not nearly: a dataset normalised by them must not depend on how it was cut.
+    # Exactly equal: data normalised by them must not depend on the shards.
     assert {n: s.to_json() for n, s in found.statistics.items()} == {
         n: s.to_json() for n, s in expected.statistics.items()
     }
@@ -333,14 +334,14 @@ def test_shards_close_before_an_episode_that_does_not_fit(sources: Any, tmp_path
     columns = [{"observations": np.zeros((n, 1), np.float64), "rewards": np.ones(n)} for n in lengths]
     assert len(episodes) == len(lengths)
     source = sources.write_parquet(tmp_path / "s.parquet", sources.episode_table(columns))
-    # 8 + 8 + 4 (returns_to_go) + 1 + 1 bytes a step: 60 steps a shard.
+    # 8 + 8 + 4 (returns_to_go) + 1 + 1 bytes per step: 60 steps per shard.
     gear_data.convert(source, tmp_path / "d", shard_bytes=60 * 22)
     shards = gear_data.open(tmp_path / "d").manifest.shards
     assert [shard.steps for shard in shards] == [60, 100, 30]
     assert [shard.episodes for shard in shards] == [3, 1, 2]
 
 
-# Each format's own ways.
+# Rules of single formats.
 
 
 def test_scalar_columns_of_episodes_go_to_the_episode_table(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
@@ -359,9 +360,7 @@ def test_scalar_columns_of_episodes_go_to_the_episode_table(sources: Any, rollou
     sources.check_dataset(tmp_path / "d", some)
 
 
-def test_facts_with_the_episode_tables_own_names_are_kept_apart(
-    sources: Any, rollouts: Rollouts, tmp_path: Path
-) -> None:
+def test_facts_named_like_columns_of_the_episode_table(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     some = rollouts[:3]
     facts = {"episode_id": [70, 80, 90], "length": [0.5, 1.5, 2.5], "source": ["x", "y", "z"]}
     source = sources.write_episodes(tmp_path / "s.parquet", some, **facts)
@@ -407,7 +406,7 @@ def test_jat_names(sources: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row_group", [2, 100])
 def test_final_observations_of_episode_rows(row_group: int, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """Some episodes have none, and shards end anywhere between."""
+    """Some episodes have none, and shards end between any two episodes."""
     some, without = rollouts[:20], {0, 2, 3, 9, 10, 11, 19}
     finals = [None if i in without else r.final.tolist() for i, r in enumerate(some)]
     facts = {"final_observations": pa.array(finals, pa.list_(pa.float32()))}
@@ -448,7 +447,7 @@ def test_fixed_size_and_large_lists(sources: Any, tmp_path: Path) -> None:
             "rewards": pa.LargeListArray.from_arrays(pa.array([0, 3, 8], pa.int64()), pa.array(np.ones(8))),
         }
     )
-    # Sliced, so that offsets do not begin at 0.
+    # A slice, so that offsets do not begin at 0.
     gear_data.convert(datasets.Dataset(table).select([1]), tmp_path / "d")
     np.testing.assert_array_equal(gear_data.open(tmp_path / "d").episode(0)["observations"], values[3:])
 
@@ -470,8 +469,8 @@ def test_array2d_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flags", [("next.done", "next.truncated"), ("next.done", "next.terminated"), ("next.done",)], ids=",".join
 )
-def test_done_beside_another_flag(flags: tuple[str, ...], sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """`done` with one of the two says what the other is."""
+def test_done_with_another_flag(flags: tuple[str, ...], sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+    """`done` and one of the two flags determine the other flag."""
     known = {
         "next.done": [r.columns["terminated"] | r.columns["truncated"] for r in rollouts],
         "next.truncated": [r.columns["truncated"] for r in rollouts],
@@ -496,7 +495,7 @@ def test_step_rows_order_columns_are_not_stored(sources: Any, rollouts: Rollouts
     assert gear_data.open(tmp_path / "d").episodes["episode_index"].to_list() == [i + 10 for i in range(len(rollouts))]
 
 
-def test_step_rows_with_ids_that_are_no_numbers_go_by_flags(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_step_rows_with_text_ids_and_flags(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     ids = [f"run-{i}" for i in sources.episode_numbers(rollouts)]
     table = sources.step_table([r.columns for r in rollouts], episode=ids)
     source = sources.write_parquet(tmp_path / "s.parquet", table)
@@ -521,7 +520,7 @@ def test_lerobot_tasks_timestamps_and_findings(sources: Any, rollouts: Rollouts,
 
 
 def test_lerobot_trusts_the_rows(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """One file with three episodes in it."""
+    """One file holds three episodes."""
     source = sources.write_lerobot(tmp_path / "robot", rollouts[:2])
     columns = [{"observation.state": r.columns["observations"], "action": r.columns["actions"]} for r in rollouts[:3]]
     for path in (source / "data/chunk-000").iterdir():
@@ -578,7 +577,7 @@ def test_d4rl_unfinished_tail_is_an_episode(timeouts: bool, sources: Any, rollou
         assert any("unfinished-episode" in w and f"row {first}" in w and "(1x" in w for w in report.warnings)
 
 
-def test_d4rl_jump_at_a_nan_is_no_jump(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_d4rl_nan_is_not_an_episode_end(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     changed = [r.columns["observations"].copy() for r in rollouts]
     longest = int(np.argmax([len(r) for r in rollouts]))
     changed[longest][2, 1] = np.nan
@@ -597,7 +596,7 @@ def test_d4rl_both_flags_mean_terminated(sources: Any, rollouts: Rollouts, tmp_p
     assert any(w.startswith("both-flags") and f"({count}x" in w for w in report.warnings)
 
 
-def test_d4rl_without_any_end_asks(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_d4rl_without_ends_needs_an_option(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, timeouts=False, next_observations=False)
     with pytest.raises(UnknownFormatError, match="neither 'timeouts' nor 'next_observations'"):
         gear_data.convert(source, tmp_path / "d")
@@ -643,17 +642,23 @@ def test_d4rl_rename_of_structure(sources: Any, rollouts: Rollouts, tmp_path: Pa
     sources.check_dataset(tmp_path / "d", rollouts, final=True)
 
 
-# Telling formats apart.
+# Recognising formats.
 
 
 def test_known_formats_are_probed_by_priority() -> None:
     priorities = [item.priority for item in known_formats().values()]
-    assert priorities == sorted(set(priorities), reverse=True)  # no two alike: the order would be chance
+    assert priorities == sorted(
+        set(priorities), reverse=True
+    )  # all priorities differ: equal ones would have a random order
     tables = [name for name in known_formats() if name in ("lerobot", "episode-rows", "step-rows")]
-    assert tables == ["lerobot", "episode-rows", "step-rows"]  # what the next one would take too comes first
+    assert tables == [
+        "lerobot",
+        "episode-rows",
+        "step-rows",
+    ]  # a format comes before others that would also accept its sources
 
 
-def test_unrecognised_layout_lists_columns_and_ways_out(sources: Any, tmp_path: Path) -> None:
+def test_unrecognised_layout_lists_columns_and_options(sources: Any, tmp_path: Path) -> None:
     source = sources.write_parquet(tmp_path / "s.parquet", pa.table({"x": [1.0], "y": ["text"]}))
     with pytest.raises(UnknownFormatError) as error:
         gear_data.convert(source, tmp_path / "d")
@@ -669,7 +674,7 @@ def test_unrecognised_files_are_listed(tmp_path: Path) -> None:
         gear_data.convert(tmp_path / "source", tmp_path / "d")
 
 
-def test_unknown_format_name_lists_the_known(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_unknown_format_name_lists_known_formats(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     source = sources.write_episodes(tmp_path / "s.parquet", rollouts)
     with pytest.raises(gear_data.errors.UnknownNameError) as error:
         gear_data.convert(source, tmp_path / "d", format="episode-row")
@@ -678,7 +683,7 @@ def test_unknown_format_name_lists_the_known(sources: Any, rollouts: Rollouts, t
 
 
 @pytest.mark.parametrize("format", ["lerobot", "episode-rows", "step-rows", "d4rl"])
-def test_a_format_asked_for_that_it_is_not(format: str, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+def test_an_unsuitable_format_option(format: str, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     if format == "d4rl":
         source = sources.write_episodes(tmp_path / "s.parquet", rollouts)
     else:

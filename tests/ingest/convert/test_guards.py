@@ -1,4 +1,4 @@
-"""What must not slip through a conversion: types that change, ids that come back, columns lost in silence."""
+"""Tests guards against changing types, repeated ids and silently lost columns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gear_data.storage.writing.shard_writer import ShardWriter
 from gear_data.storage.writing.staging import StagedDataset
 
 
-def test_the_other_byte_order_is_read_right(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+def test_foreign_byte_order(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     path = sources.write_d4rl(tmp_path / "a.hdf5", rollouts)
     with h5py.File(path, "r+") as file:
         for name in ("rewards", "observations", "next_observations"):
@@ -44,7 +44,7 @@ def test_the_other_byte_order_is_read_right(sources: Any, rollouts: list[Any], t
 
 
 @pytest.mark.parametrize("change", [lambda x: x.astype(np.float64), lambda x: x[:, :2]])
-def test_next_observations_must_be_like_observations(
+def test_next_observations_must_match_observations(
     change: Any, sources: Any, rollouts: list[Any], tmp_path: Path
 ) -> None:
     path = sources.write_d4rl(tmp_path / "a.hdf5", rollouts)
@@ -62,7 +62,7 @@ def test_next_observations_must_be_like_observations(
 def test_a_stream_whose_types_change_is_refused(
     batch_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rewards that look like integers at first: within a batch, and from one batch to the next."""
+    """Rewards look like integers at first, within a batch and across batches."""
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", batch_bytes)
 
     def stream() -> Any:
@@ -74,9 +74,7 @@ def test_a_stream_whose_types_change_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_episode_that_goes_on_is_refused_by_the_resumed_run_too(
-    sources: Any, rollouts: list[Any], tmp_path: Path
-) -> None:
+def test_a_resumed_run_refuses_an_episode_that_continues(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     ids = sources.episode_numbers(rollouts)
     ids[ids == len(rollouts) - 1] = 0
     table = sources.step_table([r.columns for r in rollouts], episode_index=ids)
@@ -106,7 +104,7 @@ def test_id_ranges_equal_a_set() -> None:
 
 
 def test_rewards_of_several_parts(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
-    """Multi-objective rewards are kept; there is no return to speak of, and none to go."""
+    """Multi-objective rewards are kept, without a return and without returns-to-go."""
     parts = [r.with_columns(rewards=np.stack([r.columns["rewards"]] * 2, axis=1)) for r in rollouts]
     gear_data.convert(sources.write_episodes(tmp_path / "a.parquet", parts), tmp_path / "out")
     ds = gear_data.open(tmp_path / "out")
@@ -124,10 +122,10 @@ def test_end_flags_of_several_parts_are_refused(sources: Any, rollouts: list[Any
     assert not (tmp_path / "out").exists()
 
 
-def test_a_crash_leaves_nothing_half_made(
+def test_a_crash_leaves_no_partial_dataset(
     sources: Any, rollouts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a GearError: a fault of our own, or an interrupt."""
+    """The error is not a GearError but a bug of gear-data, or an interrupt."""
 
     def crash(*arguments: Any) -> None:
         raise RuntimeError("crash")
@@ -149,9 +147,7 @@ def test_a_replaced_column_is_reported(sources: Any, rollouts: list[Any], tmp_pa
     assert gear_data.open(tmp_path / "kept").episode(0)["infos.rtg"].tolist() == [9.0]
 
 
-def test_a_returns_to_go_without_rewards_is_a_column_like_others(
-    sources: Any, rollouts: list[Any], tmp_path: Path
-) -> None:
+def test_returns_to_go_without_rewards_is_an_ordinary_column(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     own = [{"observations": r.columns["observations"], "returns_to_go": r.columns["rewards"]} for r in rollouts]
     gear_data.convert(sources.write_parquet(tmp_path / "a.parquet", sources.episode_table(own)), tmp_path / "out")
     np.testing.assert_array_equal(gear_data.open(tmp_path / "out").episode(5)["returns_to_go"], own[5]["returns_to_go"])
@@ -175,7 +171,7 @@ def test_splits_are_not_ignored(sources: Any, rollouts: list[Any], tmp_path: Pat
             gear_data.convert(given, tmp_path / "out", split="test")
 
 
-def test_a_link_to_nothing(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+def test_a_broken_link(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     sources.write_episodes(tmp_path / "in" / "a.parquet", rollouts)
     (tmp_path / "in" / "b.parquet").symlink_to(tmp_path / "gone")
     with pytest.raises(CorruptSourceError) as error:
@@ -183,7 +179,7 @@ def test_a_link_to_nothing(sources: Any, rollouts: list[Any], tmp_path: Path) ->
     assert error.value.file == "b.parquet"
 
 
-def test_two_conversions_into_one_place(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+def test_two_conversions_into_one_folder(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     schema = Schema((ColumnSpec("rewards", "float32"),))
     first = StagedDataset(LocalFileStore(tmp_path / "out"), schema, {})
     source = sources.write_episodes(tmp_path / "a.parquet", rollouts)
@@ -195,10 +191,8 @@ def test_two_conversions_into_one_place(sources: Any, rollouts: list[Any], tmp_p
     sources.check_dataset(tmp_path / "out", rollouts)
 
 
-def test_a_batch_is_bounded_by_what_rows_take_in_memory(
-    sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Episodes that compress to nothing, and short ones first: rows say little of the bytes to come."""
+def test_a_batch_is_bounded_by_memory(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short episodes come first, and all compress well: rows do not predict bytes."""
     monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 100_000)
     lengths = [2] * 4 + [500] * 60
     table = pa.table({"observations": [[[0.0, 1.0]] * n for n in lengths], "rewards": [[1.0] * n for n in lengths]})
@@ -209,8 +203,8 @@ def test_a_batch_is_bounded_by_what_rows_take_in_memory(
     assert largest < 3 * 100_000
 
 
-def test_an_episode_table_that_lies(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
-    """Of the right size, with rows that would be addresses outside the shard."""
+def test_a_false_episode_table(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    """It has the right size, and rows outside the shard."""
     gear_data.convert(sources.write_episodes(tmp_path / "a.parquet", rollouts), tmp_path / "out", shard_bytes=4096)
     path = tmp_path / "out" / "episodes.arrow"
     sound = path.read_bytes()
@@ -226,7 +220,7 @@ def test_an_episode_table_that_lies(sources: Any, rollouts: list[Any], tmp_path:
         path.write_bytes(data)
         with pytest.raises(ManifestError):
             gear_data.open(tmp_path / "out")._store.reader()
-    # Lengths that fit their shards and are too few in all.
+    # Lengths that fit their shards, with a sum that is too small.
     data = bytearray(sound)
     longest = int(np.argmax([len(r) for r in rollouts]))
     place = places["length"] + 8 * longest
@@ -237,7 +231,7 @@ def test_an_episode_table_that_lies(sources: Any, rollouts: list[Any], tmp_path:
 
 
 def test_folders_are_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one step, and where the system call is missing."""
+    """Folders are swapped in one step, and also without the system call."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
@@ -259,10 +253,10 @@ def test_a_linked_destination(sources: Any, rollouts: list[Any], tmp_path: Path)
         sources.check_dataset(tmp_path / "real", rollouts)
 
 
-# What must not be lost, or taken for something else.
+# Data that must not be lost or misread.
 
 
-def test_source_and_destination_apart(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+def test_source_and_destination_must_not_overlap(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     source = sources.write_episodes(tmp_path / "in" / "a.parquet", rollouts)
     with pytest.raises(InvalidArgumentError, match="destination lies inside the source"):
         gear_data.convert(tmp_path / "in", tmp_path / "in" / "out")
@@ -288,14 +282,14 @@ def test_files_of_another_kind_are_reported(sources: Any, rollouts: list[Any], t
 
 
 def test_an_episode_that_crosses_files_is_reported(sources: Any, tmp_path: Path) -> None:
-    """Where every file numbers its episodes from 0, two would become one without a word."""
+    """If every file numbers its episodes from 0, two would silently become one."""
     rollouts = sources.make_rollouts(3, short=False)
     for i, rollout in enumerate(rollouts):
         sources.write_steps(tmp_path / "in" / f"{i}.parquet", [rollout])
     assert gear_data.convert(tmp_path / "in", tmp_path / "out").episodes == 1
     findings = {finding["code"]: finding for finding in gear_data.open(tmp_path / "out").manifest.findings}
     assert (findings["episode-crosses-files"]["count"], findings["episode-crosses-files"]["file"]) == (2, "0.parquet")
-    # One that goes on there as its numbers of steps do is one.
+    # If the step numbers continue in the next file, it is one episode.
     table = sources.step_table([rollouts[0].columns], episode_index=[0] * len(rollouts[0]))
     table = table.append_column("frame_index", pa.array(range(len(table))))
     for i, part in enumerate((table.slice(0, 1), table.slice(1))):

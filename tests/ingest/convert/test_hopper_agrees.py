@@ -1,8 +1,8 @@
-"""The same Hopper rollouts as Parquet, Minari and D4RL: three conversions that must agree, step for step.
+"""Tests that Hopper rollouts as Parquet, Minari and D4RL convert to equal datasets.
 
-What the sources themselves do not share: Parquet and D4RL hold float32, Minari float64; Parquet has one end flag
-(`dones`) and no final observations; D4RL stops at 200,000 rows, inside the last episode; and D4RL's `infos` at a row
-belong to the observation there, where ours of Minari are what the step returned.
+The sources differ in some points. Parquet and D4RL hold float32, Minari float64. Parquet has one end flag (`dones`) and
+no final observations. D4RL stops at 200,000 rows, inside the last episode. In D4RL the `infos` of a row belong to its
+observation. In the converted Minari dataset they are the infos that the step returned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def hoppers(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @pytest.fixture(scope="module")
 def columns(hoppers: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of each dataset, every column of all its episodes one after another."""
+    """Returns each dataset's columns, concatenated over all episodes."""
     return {
         name: {
             column: np.concatenate([ds.episode(i)[column] for i in range(ds.num_episodes)])

@@ -1,4 +1,7 @@
-"""A row group with more elements than 32 bits can count: the one test that is slow because its file must be large."""
+"""Tests a row group with more elements than 32 bits can count.
+
+The test is slow, because its file must be large.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def test_more_than_2_to_the_31_elements_in_a_row_group(tmp_path: Path) -> None:
     frames = np.repeat((np.arange(STEPS) % 251).astype(np.uint8)[:, None], WIDTH, axis=1)
     steps = pa.ListArray.from_arrays(np.arange(0, frames.size + 1, WIDTH, dtype=np.int32), pa.array(frames.reshape(-1)))
     episode = {"observations": steps, "actions": np.arange(STEPS) % 3, "dones": np.arange(STEPS) == STEPS - 1}
-    # Every chunk is the same memory; the file has them one after another.
+    # All chunks share one memory. The file has them one after another.
     columns = {
         name: pa.chunked_array([pa.ListArray.from_arrays(np.array([0, STEPS], np.int32), pa.array(values))] * EPISODES)
         for name, values in episode.items()

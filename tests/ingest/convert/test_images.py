@@ -1,4 +1,4 @@
-"""Encoded images that conversion decodes: against their pixels, and what becomes of those it cannot."""
+"""Tests the decoding of encoded images, and images that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COLUMN = "observations.image"
 
 
 def _encode(pixels: Pixels, kind: str = "PNG", mode: str | None = None, **options: Any) -> bytes:
-    """[H, W, C] as a file; C = 1 is grey."""
+    """Encodes [H, W, C]. C = 1 is grey."""
     file = io.BytesIO()
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     (image if mode is None else image.convert(mode)).save(file, kind, **options)
@@ -48,7 +48,7 @@ def _encode(pixels: Pixels, kind: str = "PNG", mode: str | None = None, **option
 
 
 def _make(count: int = 12, shape: tuple[int, int, int] = (4, 6, 3), seed: int = 0) -> list[Pixels]:
-    """Episodes of 1 to 7 steps: uint8 [T, H, W, C]."""
+    """Returns episodes of 1 to 7 steps, uint8 [T, H, W, C]."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 256, (rng.integers(1, 8), *shape), np.uint8) for _ in range(count)]
 
@@ -93,7 +93,7 @@ def _in_memory(_: Path, frames: Sequence[Sequence[bytes]]) -> datasets.Dataset:
 
 
 def _arrays(path: Path, episodes: Sequence[Pixels]) -> Path:
-    """The same as lists of numbers."""
+    """Returns the same episodes as lists of numbers."""
     table = pa.table(
         {
             "rewards": _rewards(episodes),
@@ -113,7 +113,7 @@ def _check(folder: Path, episodes: Sequence[Pixels]) -> None:
     assert gear_data.verify(folder).ok
 
 
-# What they become.
+# Decoded columns.
 
 
 @pytest.mark.parametrize("write", [_episode_rows, _step_rows, _in_memory])
@@ -122,7 +122,7 @@ def test_every_layout_gives_the_same_as_arrays(write: Any, tmp_path: Path) -> No
     arrays = gear_data.convert(_arrays(tmp_path / "a.parquet", episodes), tmp_path / "a")
     report = gear_data.convert(write(tmp_path / "s.parquet", _frames(episodes)), tmp_path / "d")
     _check(tmp_path / "d", episodes)
-    assert report.fingerprint == arrays.fingerprint or write is not _episode_rows  # an `episode_index` more
+    assert report.fingerprint == arrays.fingerprint or write is not _episode_rows  # one more column, `episode_index`
     assert not any("image" in warning for warning in report.warnings)
 
 
@@ -140,7 +140,7 @@ def test_every_layout_gives_the_same_as_arrays(write: Any, tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_kinds_that_lose_nothing(channels: int, options: dict[str, Any], tmp_path: Path) -> None:
+def test_lossless_kinds(channels: int, options: dict[str, Any], tmp_path: Path) -> None:
     episodes = _make(shape=(4, 6, channels))
     gear_data.convert(_episode_rows(tmp_path / "s.parquet", _frames(episodes, **options)), tmp_path / "d")
     _check(tmp_path / "d", episodes)
@@ -190,7 +190,7 @@ def test_lerobot_images(sources: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["jat", "gato", "lerobot"])
-def test_batches_are_those_of_the_loaders_decoder(preset: str, tmp_path: Path) -> None:
+def test_batches_equal_those_of_the_loaders_decoder(preset: str, tmp_path: Path) -> None:
     episodes = _make()
     table = pa.table(
         {
@@ -214,14 +214,14 @@ def test_batches_are_those_of_the_loaders_decoder(preset: str, tmp_path: Path) -
     key = next(name for name in second if "image" in name and "pad" not in name)
     assert len(first[key]) == len(second[key]) == 5
     for count, mine, other in zip(second["valid_count"].tolist(), second[key], first[key], strict=True):
-        # Of `lerobot`, the one image; `gato` pads on the left what a decoder makes, and lists what is a column.
+        # `lerobot` has one image. `gato` pads decoded images on the left, and makes lists of columns.
         rows = {"jat": slice(count), "gato": slice(-count, None), "lerobot": slice(None)}[preset]
         assert np.array_equal(np.asarray(mine)[rows], np.asarray(other)[rows])
     with pytest.raises(UnknownNameError, match="--keep-encoded"):
         SequenceLoader(gear_data.open(tmp_path / "decoded"), decoders=decoder, **options)
 
 
-# What stays encoded.
+# Columns that stay encoded.
 
 
 def _sixteen_bits(_: Pixels) -> bytes:
@@ -251,7 +251,7 @@ def _see_through(pixels: Pixels) -> bytes:
         (lambda image: _encode(image, "JPEG", mode="CMYK"), "step 1 has Pillow's mode 'CMYK'"),
     ],
 )
-def test_unlike_images_stay_encoded(other: Callable[[Pixels], bytes], reason: str, tmp_path: Path) -> None:
+def test_different_images_stay_encoded(other: Callable[[Pixels], bytes], reason: str, tmp_path: Path) -> None:
     frames = _frames(_make(shape=(4, 6, 3)))
     image = _make(1)[0][0]
     frames[3] = [frames[3][0], other(image), *frames[3][1:]]
@@ -264,7 +264,7 @@ def test_unlike_images_stay_encoded(other: Callable[[Pixels], bytes], reason: st
     assert any(warning.startswith("images-kept-encoded") for warning in report.warnings)
 
 
-def test_bytes_that_are_no_images_are_left_alone(tmp_path: Path) -> None:
+def test_bytes_that_are_not_images_do_not_change(tmp_path: Path) -> None:
     frames = [[b"BM and more", b"RIFF....WAVE"], [b"\xff\xd8", b""]]
     report = gear_data.convert(_episode_rows(tmp_path / "s.parquet", frames), tmp_path / "d")
     assert gear_data.open(tmp_path / "d").schema[_COLUMN].dtype == "binary"
@@ -293,7 +293,7 @@ def _flipped(image: bytes) -> bytes:
 
 
 def _claiming(width: int, height: int) -> bytes:
-    """A PNG of a few bytes that says it is so large."""
+    """Returns a PNG of a few bytes that claims a large size."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
 
     def chunk(name: bytes, data: bytes) -> bytes:
@@ -318,7 +318,7 @@ def _claiming(width: int, height: int) -> bytes:
 def test_a_bad_image_is_a_bad_episode(
     write: Any, row: bool, spoil: Callable[[bytes], bytes], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 1000)  # so that it is not in the first block
+    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 1000)  # after the first block
     episodes = _make()
     episodes[_BAD] = _make(1, seed=9)[0][[0, 0, 0, 0]]
     frames = _frames(episodes)
@@ -360,7 +360,7 @@ def test_images_too_large_are_refused_before_they_are_decoded(size: tuple[int, i
 
 
 def _minari(path: Path, frames: Sequence[Sequence[bytes]]) -> Path:
-    """Minari HDF5; each episode's last image is its final observation."""
+    """Writes Minari HDF5. Each episode's last image is its final observation."""
     with h5py.File(path, "w") as file:
         for i, row in enumerate(frames):
             group, steps = file.create_group(f"episode_{i}"), len(row) - 1
@@ -402,7 +402,7 @@ def test_a_bad_final_image_is_a_bad_episode(bad: int, tmp_path: Path) -> None:
     _check_finals(tmp_path / "d", [episode for i, episode in enumerate(episodes) if i != bad])
 
 
-def test_an_unlike_final_image_leaves_all_encoded(tmp_path: Path) -> None:
+def test_a_different_final_image_leaves_all_encoded(tmp_path: Path) -> None:
     frames = _frames(_with_final())
     frames[2][-1] = _encode(_make(1, (5, 6, 3))[0][0])
     report = gear_data.convert(_minari(tmp_path / "main_data.hdf5", frames), tmp_path / "d")
@@ -414,7 +414,7 @@ def test_an_unlike_final_image_leaves_all_encoded(tmp_path: Path) -> None:
     assert ds.final(2) is None
 
 
-def test_finals_go_with_their_episodes_through_blocks_and_pieces(
+def test_finals_stay_with_their_episodes_in_blocks_and_pieces(
     sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "_PIECE_BYTES", 6 * 72)
@@ -433,7 +433,7 @@ def test_finals_go_with_their_episodes_through_blocks_and_pieces(
         return decode_images(source, skip_bad=True, threads=2)
 
     def read(start: Any, stop: Any) -> list[tuple[int, bytes]]:
-        """(episode, its pixels, the final ones last) of every episode."""
+        """Returns (episode, pixels) of every episode. The final pixels are last."""
         found = []
         for block in opened().blocks(start, stop):
             for i in range(len(block)):
@@ -472,7 +472,7 @@ def _opened(path: Path, *, skip_bad: bool = False, threads: int = 3) -> EpisodeS
 
 
 def _rows(blocks: Sequence[EpisodeBlock]) -> list[tuple[int, bytes]]:
-    """(source row, pixels) of every episode."""
+    """Returns (source row, pixels) of every episode."""
     rows = []
     for block in blocks:
         ends = np.cumsum(block.lengths)
@@ -483,8 +483,10 @@ def _rows(blocks: Sequence[EpisodeBlock]) -> list[tuple[int, bytes]]:
 
 @pytest.fixture
 def flawed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[int]]:
-    """A source of several blocks of several pieces each, and its bad episodes: a whole block, the last ones of one, the
-    first ones of one, the last of all."""
+    """Writes a source of several blocks of several pieces each, and lists its bad episodes.
+
+    They are all episodes of a block, the last ones of a block, the first ones of a block, and the very last one.
+    """
     monkeypatch.setattr(images, "_PIECE_BYTES", 6 * 72)
     monkeypatch.setattr(images, "_THREADED", 0)
     frames = _frames(_make(40))
@@ -500,14 +502,14 @@ def test_blocks_are_bounded(flawed: Any) -> None:
     assert [row for row, _ in _rows(whole)] == [i for i in range(40) if i not in bad]
     assert all(block.columns[_COLUMN].nbytes <= 6 * 72 or len(block) == 1 for block in whole)
     assert any(len(block) > 1 for block in whole)
-    assert sum(block.source_rows for block in whole) == 39  # the last is bad: nothing is given out after it
+    assert sum(block.source_rows for block in whole) == 39  # the last one is bad: no block follows it
     assert not any(block.variable for block in whole)
     assert _rows(list(_opened(path, skip_bad=True, threads=1).blocks(BEGIN, END))) == _rows(whole)
 
 
 def test_memory_does_not_grow_with_the_pixels_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_PIECE_BYTES", 2 << 20)
-    frame = _encode(np.zeros((128, 128, 3), np.uint8))  # some hundred bytes
+    frame = _encode(np.zeros((128, 128, 3), np.uint8))  # a few hundred bytes
     source = _opened(_episode_rows(tmp_path / "s.parquet", [[frame] * 10] * 80, group=1000))
     tracemalloc.start()
     try:
@@ -519,14 +521,14 @@ def test_memory_does_not_grow_with_the_pixels_of_a_block(tmp_path: Path, monkeyp
     assert peak < 4 * (2 << 20) < total / 4
 
 
-def test_a_piece_says_where_it_can_be_read_again(flawed: Any) -> None:
+def test_a_piece_can_be_read_again_from_its_position(flawed: Any) -> None:
     path, bad = flawed
     source = _opened(path, skip_bad=True)
     blocks, states = [], []
     before = source.findings.to_json()
     state = before
     for block in source.blocks(BEGIN, END):
-        # What is kept with a block: the findings before those of its position were added.
+        # The state of a block holds the findings before its position.
         state = state if block.first else before
         before = source.findings.to_json()
         blocks.append(block)
@@ -542,7 +544,7 @@ def test_a_piece_says_where_it_can_be_read_again(flawed: Any) -> None:
         assert again.findings.to_json() == findings
 
 
-def test_units_are_the_sources(flawed: Any) -> None:
+def test_units_are_the_units_of_the_source(flawed: Any) -> None:
     path, _ = flawed
     source = _opened(path, skip_bad=True)
     units = source.units()
@@ -551,7 +553,7 @@ def test_units_are_the_sources(flawed: Any) -> None:
     assert _rows([block for part in parts for block in part]) == _rows(list(source.blocks(BEGIN, END)))
 
 
-def test_looking_at_the_head_leaves_no_trace(tmp_path: Path) -> None:
+def test_reading_the_first_block_changes_no_state(tmp_path: Path) -> None:
     frames = _frames(_make())
     source = _episode_rows(tmp_path / "s.parquet", frames)
     table = pq.read_table(source)
@@ -577,7 +579,7 @@ def test_resumes_in_the_middle_of_a_block(flawed: Any, sources: Any, tmp_path: P
 
 
 def _interrupted(source: Path, folder: Path, stop: int, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conversion of which a task ends after so many shards."""
+    """Runs a conversion whose task fails after N shards."""
     write_shard = ShardWriter._write_shard
 
     def fail(writer: ShardWriter, **kwargs: Any) -> Any:

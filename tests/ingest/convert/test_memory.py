@@ -1,4 +1,7 @@
-"""Memory of a conversion: bounded by what is read at once and one shard, whatever the size of the source."""
+"""Tests that a conversion's memory is bounded by one read and one shard.
+
+The size of the source does not matter.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ def test_three_times_the_data_takes_no_more_memory(sources: Any, tmp_path: Path)
     rollouts = sources.make_rollouts(100, seed=1, max_length=1000, states=36, actions=8)
     file = sources.write_episodes(tmp_path / "one.parquet", rollouts, row_group=10)
     peaks, sizes = [], []
-    for times in (4, 12):  # both have more than is read at once
+    for times in (4, 12):  # both sources are larger than one read
         (tmp_path / f"source{times}").mkdir()
         for i in range(times):
             os.link(file, tmp_path / f"source{times}" / f"{i}.parquet")
         found = [_peak_and_size(tmp_path / f"source{times}", tmp_path / f"out{times}-{turn}") for turn in range(2)]
-        # The less of two: on a busy machine allocators of several threads keep more for themselves, now and then.
+        # The smaller of two runs: on a busy machine the allocators of several threads sometimes keep more memory.
         peaks.append(min(peak for peak, _ in found))
         sizes.append(found[0][1])
     assert sizes[1] - sizes[0] > 50 << 20

@@ -1,4 +1,4 @@
-"""Conversions that are killed, run out of space, are resumed, or replace an earlier dataset."""
+"""Tests conversions that are killed, resumed, out of space, or replace a dataset."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from gear_data.storage.writing.shard_writer import ShardWriter
 _READ_BYTES = 2000
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "on_bad_episode": "skip"}
 
-# Forks a process a kill, so that imports are paid once. A process ends itself before one of the calls that change
-# what is on disk (`calls`), or is ended from outside after some of the time that a whole conversion takes.
+# Forks a process per kill, so that modules are imported once. A process kills itself before one of the calls that
+# change files (`calls`), or is killed from outside after a part of a whole conversion's time.
 _KILLER = """
 import json, os, random, signal, sys, time
 import pyarrow
@@ -90,7 +90,7 @@ for i in range(moments):
 
 @dataclass(frozen=True)
 class Killed:
-    """A source, the folder of its whole conversion, and the folders of those that were killed."""
+    """A source, the folder of its whole conversion, and folders of killed ones."""
 
     source: Path
     whole: Path
@@ -103,7 +103,7 @@ def _read_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _flawed_source(sources: Any, folder: Path, kind: str) -> Path:
-    """Rollouts with findings of several kinds all over them."""
+    """Writes rollouts with findings of several kinds everywhere."""
     rollouts = sources.make_rollouts(60, seed=11, max_length=30)
     for i in range(0, 60, 7):
         observations = rollouts[i].columns["observations"].copy()
@@ -146,7 +146,7 @@ def test_killed_at_any_moment_resumes_to_the_same_bytes(
         try:
             gear_data.convert(killed.source, copy, **_OPTIONS, resume=True)
             resumed += 1
-        except ResumeError as error:  # killed before it had noted anything
+        except ResumeError as error:  # killed before it wrote its options
             assert "overwrite" in str(error)
             assert not list(copy.rglob("*.arrow"))
             gear_data.convert(killed.source, copy, **_OPTIONS, overwrite=True)
@@ -155,11 +155,11 @@ def test_killed_at_any_moment_resumes_to_the_same_bytes(
     assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name for folder in killed.folders]
 
 
-def test_half_done_never_opens(killed: Killed) -> None:
+def test_an_unfinished_conversion_never_opens(killed: Killed) -> None:
     finished = 0
     for folder in killed.folders:
         if (folder / "manifest.json").exists():
-            # Killed while it tidied up after itself: all of it is there.
+            # Killed during the final cleanup: the dataset is complete.
             assert gear_data.verify(folder).ok
             assert gear_data.open(folder).fingerprint == gear_data.open(killed.whole).fingerprint
             finished += 1
@@ -170,12 +170,12 @@ def test_half_done_never_opens(killed: Killed) -> None:
     assert finished < len(killed.folders)
 
 
-# In one process: a conversion that stops at some shard.
+# In one process: a conversion that fails at some shard.
 
 
 @pytest.fixture
 def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
-    """Makes writing that shard fail; None makes it work again."""
+    """Makes writing of a shard fail. None lets all shards succeed."""
     write_shard = ShardWriter._write_shard
 
     def stop(shard: int | None) -> None:
@@ -196,7 +196,7 @@ def source(sources: Any, rollouts: list[Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def half_done(source: Path, stop_at: Any, tmp_path: Path) -> Path:
-    """A conversion of `source` with two finished shards."""
+    """Returns an unfinished conversion of `source` with two finished shards."""
     stop_at(2)
     with pytest.raises(StorageFullError):
         gear_data.convert(source, tmp_path / "d", shard_bytes=2048)
@@ -205,7 +205,7 @@ def half_done(source: Path, stop_at: Any, tmp_path: Path) -> Path:
 
 
 def test_resume_counts_bad_episodes_once(sources: Any, rollouts: list[Any], stop_at: Any, tmp_path: Path) -> None:
-    """Also where all that was read at once before the place of resumption was bad."""
+    """The count is right even if the whole read before the resumed position was bad."""
     nothing = sources.Rollout({name: values[:0] for name, values in rollouts[0].columns.items()}, rollouts[0].final)
     flawed = [nothing if i % 3 != 1 else rollout for i, rollout in enumerate(rollouts)]
     source = sources.write_episodes(tmp_path / "s.parquet", flawed, row_group=1)
@@ -285,7 +285,7 @@ def _hollow(path: Path) -> None:
         (".progress/000001.episodes", _garble),
     ],
 )
-def test_resume_from_what_was_changed(file: str, spoil: Any, half_done: Path, source: Path) -> None:
+def test_resume_from_changed_files(file: str, spoil: Any, half_done: Path, source: Path) -> None:
     spoil(half_done / file)
     with pytest.raises(GearError) as error:
         gear_data.convert(source, half_done, shard_bytes=2048, resume=True)
@@ -294,7 +294,7 @@ def test_resume_from_what_was_changed(file: str, spoil: Any, half_done: Path, so
         gear_data.open(half_done)
 
 
-def test_resume_touches_no_others_files(source: Path, sources: Any, tmp_path: Path) -> None:
+def test_resume_does_not_touch_foreign_files(source: Path, sources: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes").write_text("mine")
@@ -305,8 +305,8 @@ def test_resume_touches_no_others_files(source: Path, sources: Any, tmp_path: Pa
     assert sources.folder_contents(tmp_path) == before
 
 
-def test_resume_starts_where_there_is_nothing(source: Path, sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
-    """A job that always resumes begins with nothing, or was stopped before it noted its options."""
+def test_resume_starts_from_nothing(source: Path, sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    """A job that always resumes may find nothing, or no options of an earlier run."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "stopped" / ".progress").mkdir(parents=True)
     (tmp_path / "stopped" / ".progress" / ".options.json.tmp").write_text("{")
@@ -325,7 +325,9 @@ def test_resume_of_a_finished_dataset(source: Path, sources: Any, tmp_path: Path
     assert sources.folder_contents(tmp_path) == before
 
 
-def test_half_done_is_no_free_destination(half_done: Path, source: Path, sources: Any, rollouts: list[Any]) -> None:
+def test_an_unfinished_conversion_is_not_a_free_destination(
+    half_done: Path, source: Path, sources: Any, rollouts: list[Any]
+) -> None:
     with pytest.raises(gear_data.errors.DestinationExistsError, match="--resume continues it"):
         gear_data.convert(source, half_done, shard_bytes=2048)
     with pytest.raises(DatasetNotFoundError, match="--resume"):
@@ -381,7 +383,7 @@ def test_overwrite_with_a_source_that_cannot_be_read(source: Path, sources: Any,
     assert sources.folder_contents(tmp_path / "d") == before
 
 
-def test_overwrite_clears_what_a_killed_one_left(
+def test_overwrite_removes_files_of_a_killed_run(
     source: Path, sources: Any, rollouts: list[Any], half_done: Path, tmp_path: Path
 ) -> None:
     half_done.rename(tmp_path / ".e.gear-new")
@@ -391,10 +393,10 @@ def test_overwrite_clears_what_a_killed_one_left(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e", "s.parquet"]
 
 
-def test_a_bad_episode_behind_finished_shards_can_be_mended(
+def test_a_bad_episode_after_finished_shards_can_be_repaired(
     source: Path, sources: Any, rollouts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Resuming needs the same source by name and size; mended in place it is that."""
+    """Resuming needs the same source by name and size. A repair in place keeps both."""
     _read_little(monkeypatch)
     table = sources.episode_table([r.columns for r in rollouts])
     sources.write_parquet(source, table, row_group=2)
@@ -411,13 +413,16 @@ def test_a_bad_episode_behind_finished_shards_can_be_mended(
     sources.check_dataset(tmp_path / "d", rollouts)
 
 
-# What goes wrong while a shard goes to the disk, in a thread of its own.
+# Failures of the thread that writes shards.
 
 
 def test_a_shard_that_cannot_be_finished(
     source: Path, rollouts: list[Any], sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it is, the last shard too: an error, no dataset, and nothing of it left for those who go on."""
+    """A failure at any shard raises an error and leaves no dataset.
+
+    It also leaves no part of that shard for a resumed run.
+    """
     finish = ShardWriter._finish
     shards = gear_data.convert(source, tmp_path / "whole", shard_bytes=2048).shards
     for bad in range(shards):
@@ -441,7 +446,7 @@ def test_a_shard_that_cannot_be_finished(
         sources.check_dataset(folder, rollouts)
 
 
-def test_a_shard_under_way_is_kept_when_the_source_fails(
+def test_a_shard_being_written_is_kept_when_the_source_fails(
     source: Path, rollouts: list[Any], sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _read_little(monkeypatch)
@@ -461,12 +466,12 @@ def test_a_shard_under_way_is_kept_when_the_source_fails(
     assert sorted(str(path.relative_to(tmp_path / "d")) for path in (tmp_path / "d").rglob("*.arrow")) == sorted(begun)
 
 
-# A disk that fills up.
+# A full disk.
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """Mounts a file system of 256 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = shutil.which("mount") and subprocess.run(
@@ -480,7 +485,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def large_source(sources: Any, tmp_path: Path) -> Path:
-    """About 300 KB of steps."""
+    """Writes about 300 KB of steps."""
     rollouts = sources.make_rollouts(200, seed=1, max_length=120)
     return sources.write_episodes(tmp_path / "large.parquet", rollouts, row_group=10)  # type: ignore[no-any-return]
 
@@ -499,7 +504,7 @@ def test_disk_full_at_a_later_shard(small_disk: Path, large_source: Path, source
     options = {"shard_bytes": 16 << 10}
     gear_data.convert(large_source, tmp_path / "whole", **options)
     target = small_disk / "d"
-    for space in (60_000, 130_000):  # full twice, each time farther on
+    for space in (60_000, 130_000):  # full twice, the second time at a later shard
         (small_disk / "filler").write_bytes(bytes(256 * 1024 - space))
         with pytest.raises(StorageFullError, match=r"finished shards? (is|are) kept: --resume"):
             gear_data.convert(large_source, target, **options, resume=target.exists())
@@ -509,7 +514,7 @@ def test_disk_full_at_a_later_shard(small_disk: Path, large_source: Path, source
         (small_disk / "filler").unlink()
     finished = {path.name: path.stat().st_mtime_ns for path in (target / "shards").iterdir()}
     assert len(finished) > 3
-    # Larger than the disk as a whole: it goes on elsewhere.
+    # The dataset is larger than the disk, so the conversion continues in another folder.
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(target, elsewhere)
     gear_data.convert(large_source, elsewhere, **options, resume=True)

@@ -1,4 +1,4 @@
-"""Real data that the project did not write itself, where there is some."""
+"""Tests real data from other projects, if it is available."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from gear_data.errors import CorruptSourceError, EmptySourceError
 
 @pytest.fixture(scope="module")
 def converted(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """(source's name, options) -> the dataset and its report, each converted once."""
+    """Returns a function (source name, options) -> (dataset, report).
+
+    Each source is converted once.
+    """
     folder = tmp_path_factory.mktemp("shared")
     done: dict[str, Any] = {}
 
@@ -46,7 +49,7 @@ def test_hopper_is_the_same_from_parquet_and_d4rl(converted: Any) -> None:
     d4rl, _ = converted(HOPPER_D4RL)
     assert (parquet.num_episodes, parquet.num_steps) == (500, 200_393)
     assert d4rl.num_steps == 200_000
-    # The D4RL file is cut off at 200,000 rows: all but its last episode are whole.
+    # The D4RL file ends at 200,000 rows: all episodes except the last are whole.
     whole = d4rl.num_episodes - 1
     assert d4rl.lengths[:whole].tolist() == parquet.lengths[:whole].tolist()
     for i in range(whole):
@@ -58,7 +61,7 @@ def test_hopper_is_the_same_from_parquet_and_d4rl(converted: Any) -> None:
     assert tail["truncated"].tolist() == [False] * (cut - 1) + [True]
 
 
-def test_hopper_episodes_are_those_that_were_rolled_out(converted: Any, shared_data: Path) -> None:
+def test_hopper_episodes_equal_the_rollouts(converted: Any, shared_data: Path) -> None:
     ds, report = converted(HOPPER_D4RL)
     listed = json.loads((shared_data / "d4rl/hopper_mixture.episodes.json").read_text())
     table = ds.episodes
@@ -120,7 +123,7 @@ def test_jat(
 
 
 def _pixels(encoded: bytes) -> npt.NDArray[np.uint8]:
-    """[H, W, 1] of a grey image."""
+    """Returns a grey image as [H, W, 1]."""
     with Image.open(io.BytesIO(encoded)) as image:
         return np.asarray(image)[:, :, None]
 
@@ -182,8 +185,8 @@ def test_robot_soccer_files_without_steps(name: str, shared_data: Path, tmp_path
     assert not (tmp_path / "d").exists()
 
 
-def test_npz_of_unlike_environments_are_refused_by_name(shared_data: Path, tmp_path: Path) -> None:
-    """Each is a dataset of its own; also nothing in them is unpickled."""
+def test_npz_of_different_environments_are_refused_by_name(shared_data: Path, tmp_path: Path) -> None:
+    """Each is a separate dataset. Nothing in them is unpickled."""
     with pytest.raises(CorruptSourceError, match="obs") as error:
         gear_data.convert(shared_data / "imitation_npz", tmp_path / "d")
     assert (error.value.file, error.value.column) == ("pendulum_0/rollouts/final.npz", "obs")
@@ -201,6 +204,6 @@ def test_npz_of_unlike_environments_are_refused_by_name(shared_data: Path, tmp_p
         "robot_soccer_d4rl/trajectories.hdf5",
     ],
 )
-def test_all_of_it_verifies(name: str, converted: Any) -> None:
+def test_all_datasets_verify(name: str, converted: Any) -> None:
     ds, _ = converted(name)
     assert gear_data.verify(ds.path).ok

@@ -1,4 +1,4 @@
-"""Conversions cut into tasks: whoever does them, and however often they die, the dataset is the same to the byte."""
+"""Tests that all engines write the same bytes, also after workers died."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "progress": False}
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks of a few KB. They are planned in this process alone."""
+    """Makes tasks of a few KB. Only this process plans tasks."""
     for name, module in list(sys.modules.items()):
         if name.startswith("gear_data.ingest.") and hasattr(module, "UNIT_BYTES"):
             monkeypatch.setattr(module, "UNIT_BYTES", 1)
@@ -36,7 +36,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def source(sources: Any, rollouts: list[Any], tmp_path: Path) -> Path:
-    """Eight files, with a finding in each; the rollouts are in order."""
+    """Writes eight files with a finding in each. The rollouts are in order."""
     marked = [
         r if i % 5 else r.with_columns(observations=np.full_like(r.columns["observations"], np.nan))
         for i, r in enumerate(rollouts)
@@ -48,22 +48,25 @@ def source(sources: Any, rollouts: list[Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def whole(source: Path, tmp_path: Path) -> Path:
-    """Converted by this process, one task after another."""
+    """Converts the source in this process, one task after another."""
     gear_data.convert(source, tmp_path / "whole", jobs=1, **_OPTIONS)
     return tmp_path / "whole"
 
 
 def _descendants(name: str) -> Iterator[psutil.Process]:
-    """The processes started by this one, or by those, whose command line or title has `name`."""
+    """Yields descendants of this process whose command line or title has `name`."""
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # gone meanwhile
+        with suppress(psutil.Error):  # it has exited
             if name in " ".join(process.cmdline()):
                 yield process
 
 
 @pytest.fixture
 def kill_one() -> Iterator[Callable[[str], list[int]]]:
-    """Kills the first process of a name that is seen from now on; gives a list that will hold it."""
+    """Kills the first process of a name that appears.
+
+    Returns a list that will hold its process id.
+    """
     stop = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -73,7 +76,7 @@ def kill_one() -> Iterator[Callable[[str], list[int]]]:
         def watch() -> None:
             while not killed and not stop.is_set():
                 for process in _descendants(name):
-                    time.sleep(0.3)  # it has begun with its work by then, or is about to
+                    time.sleep(0.3)  # by then it runs a task, or is about to
                     process.kill()
                     killed.append(process.pid)
                     return
@@ -88,7 +91,7 @@ def kill_one() -> Iterator[Callable[[str], list[int]]]:
         thread.join()
 
 
-def test_plan_takes_units_together() -> None:
+def test_plan_groups_units() -> None:
     units = [Unit(Position(i, 0), 10) for i in range(7)]
     planned = tasks.plan_tasks(units, shard_bytes=50)
     assert [(task.start.file, task.stop.file, task.bytes) for task in planned[:-1]] == [(0, 3, 30), (3, 6, 30)]
@@ -109,14 +112,14 @@ def test_shards_do_not_depend_on_the_number_of_processes(
     assert sources.folder_contents(tmp_path / "two") == sources.folder_contents(whole)
 
 
-def test_the_tasks_are_one_dataset(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
-    """Episode ids, shards, places, statistics and final observations are of the whole."""
+def test_tasks_make_one_dataset(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    """Episode ids, shards, rows, statistics and finals belong to the whole dataset."""
     source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts)
     gear_data.convert(source, tmp_path / "d", jobs=1, **_OPTIONS)
     sources.check_dataset(tmp_path / "d", rollouts, final=True)
 
 
-def test_an_error_is_that_of_the_first_task_that_has_one(sources: Any, source: Path, tmp_path: Path) -> None:
+def test_the_first_task_that_fails_gives_the_error(sources: Any, source: Path, tmp_path: Path) -> None:
     empty = sources.make_rollouts(1)[0]
     nothing = sources.Rollout({name: values[:0] for name, values in empty.columns.items()}, empty.final)
     for i in (3, 6):
@@ -130,7 +133,7 @@ def test_an_error_is_that_of_the_first_task_that_has_one(sources: Any, source: P
             gear_data.open(tmp_path / f"d{jobs}")
 
 
-def test_a_process_that_dies(
+def test_a_worker_that_dies(
     source: Path, whole: Path, sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path
 ) -> None:
     killed = kill_one("gear_data.ingest.engine.worker")
@@ -141,9 +144,7 @@ def test_a_process_that_dies(
     assert sources.folder_contents(tmp_path / "d") == sources.folder_contents(whole)
 
 
-def test_no_process_is_started_for_what_is_one_task(
-    sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_task_starts_no_worker(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any, **__: Any) -> None:
         raise OSError("started")
 
@@ -153,7 +154,7 @@ def test_no_process_is_started_for_what_is_one_task(
     sources.check_dataset(tmp_path / "d", rollouts)
 
 
-def test_what_is_in_this_process_alone_stays_here(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+def test_a_source_in_memory_stays_in_this_process(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     import datasets
 
     columns = sources.episode_table([r.columns for r in rollouts])
@@ -169,7 +170,7 @@ def test_what_is_in_this_process_alone_stays_here(sources: Any, rollouts: list[A
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    """Two workers on this machine."""
+    """Starts a Ray cluster of two workers on this machine."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
     import ray
@@ -180,7 +181,7 @@ def ray_cluster() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_ray_makes_the_same(
+def test_ray_writes_the_same_bytes(
     source: Path, whole: Path, sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path
 ) -> None:
     gear_data.convert(source, tmp_path / "ray", engine="ray", **_OPTIONS)
@@ -199,7 +200,7 @@ def test_ray_survives_a_worker_that_dies(sources: Any, kill_one: Callable[[str],
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_ray_brings_errors_home(sources: Any, source: Path, tmp_path: Path) -> None:
+def test_ray_returns_errors(sources: Any, source: Path, tmp_path: Path) -> None:
     empty = sources.make_rollouts(1)[0]
     nothing = sources.Rollout({name: values[:0] for name, values in empty.columns.items()}, empty.final)
     sources.write_episodes(source / "part-5.parquet", [empty, nothing])
@@ -209,8 +210,8 @@ def test_ray_brings_errors_home(sources: Any, source: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_ray_prints_nothing_of_its_own(source: Path, whole: Path, sources: Any, tmp_path: Path) -> None:
-    """Not that it connects, nor where its dashboard is."""
+def test_ray_prints_nothing(source: Path, whole: Path, sources: Any, tmp_path: Path) -> None:
+    """It does not report the connection or the dashboard."""
     import ray
 
     command = [sys.executable, "-m", "gear_data.cli", "convert", str(source), str(tmp_path / "d"), "--engine", "ray"]

@@ -1,4 +1,4 @@
-"""Column names: from each source's to the canonical."""
+"""Tests the mapping of sources' column names to canonical names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rename_comes_first() -> None:
     }
 
 
-def test_rename_of_what_is_not_there() -> None:
+def test_rename_of_a_missing_column() -> None:
     with pytest.raises(InvalidArgumentError, match="it has: actions, obs") as error:
         name_map(["obs", "actions"], {"observations": "x"})
     assert error.value.column == "observations"
