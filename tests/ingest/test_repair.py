@@ -91,7 +91,7 @@ def test_repair_from_another_source(dataset: Path, source: Path, sources: Any) -
     before = sources.folder_contents(dataset)
     for rollouts in (sources.make_rollouts(13, seed=9), sources.make_rollouts(2, seed=3)):
         sources.write_d4rl(source / "0.hdf5", rollouts)
-        with pytest.raises(SourceChangedError, match="not those of shards/") as error:
+        with pytest.raises(SourceChangedError, match="differ from the episodes of shards/") as error:
             gear_data.repair(dataset, source)
         assert error.value.file == "0.hdf5"
         assert sources.folder_contents(dataset) == before

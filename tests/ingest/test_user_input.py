@@ -105,7 +105,7 @@ def test_unreadable_folders_are_errors(sources: Any, tmp_path: Path, monkeypatch
     monkeypatch.setattr(builtins, "open", refusing)
     with pytest.raises(CorruptSourceError, match="Permission denied") as error:
         gear_data.convert(tmp_path / "s.npz", tmp_path / "d")
-    assert (error.value.file, error.value.hint) == ("s.npz", "see to its permissions")
+    assert (error.value.file, error.value.hint) == ("s.npz", "check its permissions")
     assert source.exists()
 
 

@@ -1,4 +1,6 @@
-"""Tests that Hopper rollouts as Parquet, Minari and D4RL convert to equal datasets.
+"""Tests that Hopper rollouts in three formats convert to equal datasets.
+
+The formats are Parquet, Minari and D4RL.
 
 The sources differ in some points. Parquet and D4RL hold float32, Minari float64. Parquet has one end flag (`dones`) and
 no final observations. D4RL stops at 200,000 rows, inside the last episode. In D4RL the `infos` of a row belong to its

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from PIL import Image
 
 import gear_data
 from gear_data import SequenceLoader
-from gear_data.errors import BadEpisodeError, StorageFullError, UnknownNameError, UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, UnknownNameError, UnsupportedColumnError
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline import images
 from gear_data.ingest.pipeline.images import decode_images
@@ -30,45 +29,22 @@ from gear_data.ingest.sources.hdf5 import grouped_source
 from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.sources.tables import parquet_stream
 from gear_data.loaders.decoding.images import ImageDecoder
-from gear_data.storage.block import BEGIN, END, EpisodeBlock
-from gear_data.storage.writing.shard_writer import ShardWriter
-
-Pixels = npt.NDArray[np.uint8]
-
-_FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-_COLUMN = "observations.image"
-
-
-def _encode(pixels: Pixels, kind: str = "PNG", mode: str | None = None, **options: Any) -> bytes:
-    """Encodes [H, W, C]. C = 1 is grey."""
-    file = io.BytesIO()
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    (image if mode is None else image.convert(mode)).save(file, kind, **options)
-    return file.getvalue()
+from gear_data.storage.block import BEGIN, END
+from tests.support.encoded_images import (
+    IMAGE_COLUMN,
+    IMAGE_FILE,
+    Pixels,
+    cut_image,
+    encode_episodes,
+    encode_image,
+    make_images,
+    rewards_of,
+    write_episode_images,
+)
+from tests.support.interrupted import convert_until
 
 
-def _make(count: int = 12, shape: tuple[int, int, int] = (4, 6, 3), seed: int = 0) -> list[Pixels]:
-    """Returns episodes of 1 to 7 steps, uint8 [T, H, W, C]."""
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 256, (rng.integers(1, 8), *shape), np.uint8) for _ in range(count)]
-
-
-def _frames(episodes: Sequence[Pixels], **options: Any) -> list[list[bytes]]:
-    return [[_encode(image, **options) for image in episode] for episode in episodes]
-
-
-def _rewards(frames: Sequence[Any]) -> pa.Array:
-    return pa.array([[float(i)] * len(row) for i, row in enumerate(frames)], pa.list_(pa.float32()))
-
-
-def _episode_rows(path: Path, frames: Sequence[Sequence[bytes]], *, group: int = 5) -> Path:
-    files = [[{"bytes": frame, "path": None} for frame in row] for row in frames]
-    table = pa.table({"rewards": _rewards(frames), _COLUMN: pa.array(files, pa.list_(_FILE))})
-    pq.write_table(table, path, row_group_size=group)
-    return path
-
-
-def _step_table(frames: Sequence[Sequence[bytes]], image: pa.DataType = _FILE) -> pa.Table:
+def _step_table(frames: Sequence[Sequence[bytes]], image: pa.DataType = IMAGE_FILE) -> pa.Table:
     flat = [frame for row in frames for frame in row]
     values = [{"bytes": frame, "path": None} for frame in flat] if pa.types.is_struct(image) else flat
     lengths = [len(row) for row in frames]
@@ -76,7 +52,7 @@ def _step_table(frames: Sequence[Sequence[bytes]], image: pa.DataType = _FILE) -
         {
             "episode_index": np.repeat(np.arange(len(frames)), lengths),
             "rewards": np.repeat(np.arange(len(frames), dtype=np.float32), lengths),
-            _COLUMN: pa.array(values, image),
+            IMAGE_COLUMN: pa.array(values, image),
         }
     )
 
@@ -87,7 +63,11 @@ def _step_rows(path: Path, frames: Sequence[Sequence[bytes]], *, group: int = 7)
 
 
 def _in_memory(_: Path, frames: Sequence[Sequence[bytes]]) -> datasets.Dataset:
-    names = {"episode_index": datasets.Value("int64"), "rewards": datasets.Value("float32"), _COLUMN: datasets.Image()}
+    names = {
+        "episode_index": datasets.Value("int64"),
+        "rewards": datasets.Value("float32"),
+        IMAGE_COLUMN: datasets.Image(),
+    }
     info = datasets.DatasetInfo(features=datasets.Features(names))
     return datasets.Dataset(_step_table(frames), info=info)
 
@@ -96,8 +76,8 @@ def _arrays(path: Path, episodes: Sequence[Pixels]) -> Path:
     """Returns the same episodes as lists of numbers."""
     table = pa.table(
         {
-            "rewards": _rewards(episodes),
-            _COLUMN: pa.array([e.tolist() for e in episodes], pa.list_(pa.list_(pa.list_(pa.list_(pa.uint8()))))),
+            "rewards": rewards_of(episodes),
+            IMAGE_COLUMN: pa.array([e.tolist() for e in episodes], pa.list_(pa.list_(pa.list_(pa.list_(pa.uint8()))))),
         }
     )
     pq.write_table(table, path)
@@ -106,23 +86,25 @@ def _arrays(path: Path, episodes: Sequence[Pixels]) -> Path:
 
 def _check(folder: Path, episodes: Sequence[Pixels]) -> None:
     ds = gear_data.open(folder)
-    assert (ds.schema[_COLUMN].dtype, ds.schema[_COLUMN].shape) == ("uint8", episodes[0].shape[1:])
+    assert (ds.schema[IMAGE_COLUMN].dtype, ds.schema[IMAGE_COLUMN].shape) == ("uint8", episodes[0].shape[1:])
     assert ds.num_episodes == len(episodes)
     for i, expected in enumerate(episodes):
-        np.testing.assert_array_equal(ds.episode(i)[_COLUMN], expected)
+        np.testing.assert_array_equal(ds.episode(i)[IMAGE_COLUMN], expected)
     assert gear_data.verify(folder).ok
 
 
 # Decoded columns.
 
 
-@pytest.mark.parametrize("write", [_episode_rows, _step_rows, _in_memory])
+@pytest.mark.parametrize("write", [write_episode_images, _step_rows, _in_memory])
 def test_every_layout_gives_the_same_as_arrays(write: Any, tmp_path: Path) -> None:
-    episodes = _make()
+    episodes = make_images()
     arrays = gear_data.convert(_arrays(tmp_path / "a.parquet", episodes), tmp_path / "a")
-    report = gear_data.convert(write(tmp_path / "s.parquet", _frames(episodes)), tmp_path / "d")
+    report = gear_data.convert(write(tmp_path / "s.parquet", encode_episodes(episodes)), tmp_path / "d")
     _check(tmp_path / "d", episodes)
-    assert report.fingerprint == arrays.fingerprint or write is not _episode_rows  # one more column, `episode_index`
+    assert (
+        report.fingerprint == arrays.fingerprint or write is not write_episode_images
+    )  # one more column, `episode_index`
     assert not any("image" in warning for warning in report.warnings)
 
 
@@ -141,8 +123,10 @@ def test_every_layout_gives_the_same_as_arrays(write: Any, tmp_path: Path) -> No
     ids=str,
 )
 def test_lossless_kinds(channels: int, options: dict[str, Any], tmp_path: Path) -> None:
-    episodes = _make(shape=(4, 6, channels))
-    gear_data.convert(_episode_rows(tmp_path / "s.parquet", _frames(episodes, **options)), tmp_path / "d")
+    episodes = make_images(shape=(4, 6, channels))
+    gear_data.convert(
+        write_episode_images(tmp_path / "s.parquet", encode_episodes(episodes, **options)), tmp_path / "d"
+    )
     _check(tmp_path / "d", episodes)
 
 
@@ -157,18 +141,18 @@ def test_palettes_become_rgb_and_bits_grey(tmp_path: Path) -> None:
         return file.getvalue()
 
     for kind in ("PNG", "GIF"):
-        source = _episode_rows(tmp_path / f"{kind}.parquet", [[palette(i, kind) for i in e] for e in chosen])
+        source = write_episode_images(tmp_path / f"{kind}.parquet", [[palette(i, kind) for i in e] for e in chosen])
         gear_data.convert(source, tmp_path / kind)
         _check(tmp_path / kind, [colours[e] for e in chosen])
     bits = [(e[..., None] > 0).astype(np.uint8) * 255 for e in chosen]
-    gear_data.convert(_episode_rows(tmp_path / "b.parquet", _frames(bits, mode="1")), tmp_path / "b")
+    gear_data.convert(write_episode_images(tmp_path / "b.parquet", encode_episodes(bits, mode="1")), tmp_path / "b")
     _check(tmp_path / "b", bits)
 
 
 def test_jpegs_are_as_datasets_decodes_them(tmp_path: Path) -> None:
     ramp = np.linspace(0, 255, 16 * 24 * 3).reshape(16, 24, 3).astype(np.uint8)
-    frames = [[_encode(np.roll(ramp, i + t, 0), "JPEG") for t in range(i + 1)] for i in range(4)]
-    gear_data.convert(_episode_rows(tmp_path / "s.parquet", frames), tmp_path / "d")
+    frames = [[encode_image(np.roll(ramp, i + t, 0), "JPEG") for t in range(i + 1)] for i in range(4)]
+    gear_data.convert(write_episode_images(tmp_path / "s.parquet", frames), tmp_path / "d")
     decode = datasets.Image().decode_example
     _check(tmp_path / "d", [np.stack([np.asarray(decode({"bytes": f, "path": None})) for f in row]) for row in frames])
 
@@ -179,9 +163,9 @@ def test_lerobot_images(sources: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     episodes = [rng.integers(0, 256, (len(rollout), 5, 4, 3), np.uint8) for rollout in rollouts]
     for episode, file in zip(episodes, sorted((folder / "data").rglob("*.parquet")), strict=True):
-        files = [{"bytes": _encode(image), "path": "frame.png"} for image in episode]
+        files = [{"bytes": encode_image(image), "path": "frame.png"} for image in episode]
         table = pq.read_table(file)
-        pq.write_table(table.append_column("observation.images.top", pa.array(files, _FILE)), file)
+        pq.write_table(table.append_column("observation.images.top", pa.array(files, IMAGE_FILE)), file)
     gear_data.convert(folder, tmp_path / "d")
     ds = gear_data.open(tmp_path / "d")
     assert ds.schema["observations.images.top"].source == "observation.images.top"
@@ -191,24 +175,24 @@ def test_lerobot_images(sources: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", ["jat", "gato", "lerobot"])
 def test_batches_equal_those_of_the_loaders_decoder(preset: str, tmp_path: Path) -> None:
-    episodes = _make()
+    episodes = make_images()
     table = pa.table(
         {
-            "rewards": _rewards(episodes),
+            "rewards": rewards_of(episodes),
             "observations": pa.array(
                 [[[0.5, t] for t in range(len(e))] for e in episodes], pa.list_(pa.list_(pa.float32()))
             ),
             "actions": pa.array(
                 [[[float(t)] for t in range(len(e))] for e in episodes], pa.list_(pa.list_(pa.float32()))
             ),
-            "image_observations": pa.array(_frames(episodes), pa.list_(pa.binary())),
+            "image_observations": pa.array(encode_episodes(episodes), pa.list_(pa.binary())),
         }
     )
     pq.write_table(table, tmp_path / "s.parquet")
     for name in ("encoded", "decoded"):
         gear_data.convert(tmp_path / "s.parquet", tmp_path / name, keep_encoded=name == "encoded")
     options: dict[str, Any] = {"batch_size": 5, "context": 4, "preset": preset, "seed": 3}
-    decoder = {_COLUMN: ImageDecoder(mode=None, channels="last")}
+    decoder = {IMAGE_COLUMN: ImageDecoder(mode=None, channels="last")}
     first = next(iter(SequenceLoader(gear_data.open(tmp_path / "encoded"), decoders=decoder, **options)))
     second = next(iter(SequenceLoader(gear_data.open(tmp_path / "decoded"), **options)))
     key = next(name for name in second if "image" in name and "pad" not in name)
@@ -231,61 +215,57 @@ def _sixteen_bits(_: Pixels) -> bytes:
 
 
 def _animated(pixels: Pixels) -> bytes:
-    return _encode(pixels, "GIF", save_all=True, append_images=[Image.fromarray(255 - pixels)])
+    return encode_image(pixels, "GIF", save_all=True, append_images=[Image.fromarray(255 - pixels)])
 
 
 def _see_through(pixels: Pixels) -> bytes:
-    return _encode(pixels, transparency=(1, 2, 3))
+    return encode_image(pixels, transparency=(1, 2, 3))
 
 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (lambda image: _encode(image[:3]), "step 1 is 3 x 6 RGB, where the first image is 4 x 6 RGB"),
-        (lambda image: _encode(image[..., :1]), "step 1 is 4 x 6 L, where the first image is 4 x 6 RGB"),
+        (lambda image: encode_image(image[:3]), "step 1 is 3 x 6 RGB, but the first image is 4 x 6 RGB"),
+        (lambda image: encode_image(image[..., :1]), "step 1 is 4 x 6 L, but the first image is 4 x 6 RGB"),
         (lambda image: b"none", "step 1 is not an image"),
         (lambda image: b"", "step 1 is not an image"),
         (_sixteen_bits, "step 1 has Pillow's mode 'I;16'"),
         (_animated, "step 1 has several frames"),
         (_see_through, "step 1 has a transparent colour"),
-        (lambda image: _encode(image, "JPEG", mode="CMYK"), "step 1 has Pillow's mode 'CMYK'"),
+        (lambda image: encode_image(image, "JPEG", mode="CMYK"), "step 1 has Pillow's mode 'CMYK'"),
     ],
 )
 def test_different_images_stay_encoded(other: Callable[[Pixels], bytes], reason: str, tmp_path: Path) -> None:
-    frames = _frames(_make(shape=(4, 6, 3)))
-    image = _make(1)[0][0]
+    frames = encode_episodes(make_images(shape=(4, 6, 3)))
+    image = make_images(1)[0][0]
     frames[3] = [frames[3][0], other(image), *frames[3][1:]]
-    report = gear_data.convert(_episode_rows(tmp_path / "s.parquet", frames), tmp_path / "d")
+    report = gear_data.convert(write_episode_images(tmp_path / "s.parquet", frames), tmp_path / "d")
     ds = gear_data.open(tmp_path / "d")
-    assert [ds.episode(i)[_COLUMN].tolist() for i in range(len(frames))] == frames
+    assert [ds.episode(i)[IMAGE_COLUMN].tolist() for i in range(len(frames))] == frames
     (finding,) = [finding for finding in ds.manifest.findings if finding["code"] == "images-kept-encoded"]
     assert finding["message"].startswith(reason)
-    assert (finding["file"], finding["row"], finding["column"]) == ("s.parquet", 3, _COLUMN)
+    assert (finding["file"], finding["row"], finding["column"]) == ("s.parquet", 3, IMAGE_COLUMN)
     assert any(warning.startswith("images-kept-encoded") for warning in report.warnings)
 
 
 def test_bytes_that_are_not_images_do_not_change(tmp_path: Path) -> None:
     frames = [[b"BM and more", b"RIFF....WAVE"], [b"\xff\xd8", b""]]
-    report = gear_data.convert(_episode_rows(tmp_path / "s.parquet", frames), tmp_path / "d")
-    assert gear_data.open(tmp_path / "d").schema[_COLUMN].dtype == "binary"
+    report = gear_data.convert(write_episode_images(tmp_path / "s.parquet", frames), tmp_path / "d")
+    assert gear_data.open(tmp_path / "d").schema[IMAGE_COLUMN].dtype == "binary"
     assert not any("encoded" in warning for warning in report.warnings)
 
 
 def test_keep_encoded(tmp_path: Path) -> None:
-    frames = _frames(_make())
-    report = gear_data.convert(_episode_rows(tmp_path / "s.parquet", frames), tmp_path / "d", keep_encoded=True)
+    frames = encode_episodes(make_images())
+    report = gear_data.convert(write_episode_images(tmp_path / "s.parquet", frames), tmp_path / "d", keep_encoded=True)
     ds = gear_data.open(tmp_path / "d")
-    assert [ds.episode(i)[_COLUMN].tolist() for i in range(len(frames))] == frames
+    assert [ds.episode(i)[IMAGE_COLUMN].tolist() for i in range(len(frames))] == frames
     assert not any("encoded" in warning for warning in report.warnings)
 
 
 # Bad images.
 
 _BAD, _BAD_STEP = 7, 1
-
-
-def _cut(image: bytes) -> bytes:
-    return image[:-30]
 
 
 def _flipped(image: bytes) -> bytes:
@@ -302,15 +282,18 @@ def _claiming(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize(("write", "row"), [(_episode_rows, True), (_step_rows, False)])
+@pytest.mark.parametrize(("write", "row"), [(write_episode_images, True), (_step_rows, False)])
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (_cut, "is damaged"),
+        (cut_image, "is damaged"),
         (_flipped, "is damaged"),
         (lambda image: b"", r"is no PNG, JPEG, WebP, BMP or GIF \(0 bytes\)"),
-        (lambda image: _encode(_make(1, (5, 6, 3))[0][0]), "is 5 x 6 RGB, where the column began with 4 x 6 RGB"),
-        (lambda image: _encode(_make(1, (4, 6, 1))[0][0]), "is 4 x 6 L, where"),
+        (
+            lambda image: encode_image(make_images(1, (5, 6, 3))[0][0]),
+            "is 5 x 6 RGB, where the column began with 4 x 6 RGB",
+        ),
+        (lambda image: encode_image(make_images(1, (4, 6, 1))[0][0]), "is 4 x 6 L, where"),
         (lambda image: _claiming(8000, 8000), "is 8000 x 8000 RGB, where"),
         (lambda image: _claiming(1 << 30, 1 << 30), "is too large: Image size"),
     ],
@@ -319,14 +302,14 @@ def test_a_bad_image_is_a_bad_episode(
     write: Any, row: bool, spoil: Callable[[bytes], bytes], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 1000)  # after the first block
-    episodes = _make()
-    episodes[_BAD] = _make(1, seed=9)[0][[0, 0, 0, 0]]
-    frames = _frames(episodes)
+    episodes = make_images()
+    episodes[_BAD] = make_images(1, seed=9)[0][[0, 0, 0, 0]]
+    frames = encode_episodes(episodes)
     frames[_BAD][_BAD_STEP] = spoil(frames[_BAD][_BAD_STEP])
     source = write(tmp_path / "s.parquet", frames)
     with pytest.raises(BadEpisodeError, match=f"step {_BAD_STEP} {reason}") as error:
         gear_data.convert(source, tmp_path / "d")
-    assert (error.value.file, error.value.column) == ("s.parquet", _COLUMN)
+    assert (error.value.file, error.value.column) == ("s.parquet", IMAGE_COLUMN)
     assert error.value.row == (_BAD if row else sum(map(len, frames[:_BAD])))
     assert "--keep-encoded" in str(error.value.hint)
     assert not (tmp_path / "d").exists()
@@ -336,10 +319,10 @@ def test_a_bad_image_is_a_bad_episode(
 
 
 def test_a_damaged_first_image_does_not_decide(tmp_path: Path) -> None:
-    episodes = _make()
-    frames = _frames(episodes)
+    episodes = make_images()
+    frames = encode_episodes(episodes)
     frames[0][0] = frames[0][0][:20]
-    source = _episode_rows(tmp_path / "s.parquet", frames)
+    source = write_episode_images(tmp_path / "s.parquet", frames)
     with pytest.raises(BadEpisodeError, match="step 0 is"):
         gear_data.convert(source, tmp_path / "d")
     gear_data.convert(source, tmp_path / "d", on_bad_episode="skip")
@@ -348,10 +331,10 @@ def test_a_damaged_first_image_does_not_decide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(8200, 8200), (9000, 9900), (1 << 20, 1 << 20)])
 def test_images_too_large_are_refused_before_they_are_decoded(size: tuple[int, int], tmp_path: Path) -> None:
-    source = _episode_rows(tmp_path / "s.parquet", [[_claiming(*size)] * 2])
+    source = write_episode_images(tmp_path / "s.parquet", [[_claiming(*size)] * 2])
     with pytest.raises(UnsupportedColumnError, match="step 0 is too large") as error:
         gear_data.convert(source, tmp_path / "d")
-    assert (error.value.file, error.value.column, error.value.row) == ("s.parquet", _COLUMN, 0)
+    assert (error.value.file, error.value.column, error.value.row) == ("s.parquet", IMAGE_COLUMN, 0)
     assert "--keep-encoded" in str(error.value.hint)
     gear_data.convert(source, tmp_path / "d", keep_encoded=True)
 
@@ -364,7 +347,7 @@ def _minari(path: Path, frames: Sequence[Sequence[bytes]]) -> Path:
     with h5py.File(path, "w") as file:
         for i, row in enumerate(frames):
             group, steps = file.create_group(f"episode_{i}"), len(row) - 1
-            images = group.create_dataset(_COLUMN.replace(".", "/"), len(row), h5py.vlen_dtype(np.uint8))
+            images = group.create_dataset(IMAGE_COLUMN.replace(".", "/"), len(row), h5py.vlen_dtype(np.uint8))
             for t, image in enumerate(row):
                 images[t] = np.frombuffer(image, np.uint8)
             group["actions"], group["rewards"] = np.zeros(steps), np.full(steps, float(i))
@@ -373,22 +356,22 @@ def _minari(path: Path, frames: Sequence[Sequence[bytes]]) -> Path:
 
 
 def _with_final(count: int = 12) -> list[Pixels]:
-    return [np.concatenate([episode, episode[:1] // 2]) for episode in _make(count)]
+    return [np.concatenate([episode, episode[:1] // 2]) for episode in make_images(count)]
 
 
 def _check_finals(folder: Path, episodes: Sequence[Pixels]) -> None:
     _check(folder, [episode[:-1] for episode in episodes])
     ds = gear_data.open(folder)
-    assert ds.schema[_COLUMN].has_final
+    assert ds.schema[IMAGE_COLUMN].has_final
     for i, episode in enumerate(episodes):
-        np.testing.assert_array_equal((ds.final(i) or {})[_COLUMN], episode[-1])
+        np.testing.assert_array_equal((ds.final(i) or {})[IMAGE_COLUMN], episode[-1])
 
 
 @pytest.mark.parametrize("bad", [0, _BAD])
 def test_a_bad_final_image_is_a_bad_episode(bad: int, tmp_path: Path) -> None:
     episodes = _with_final()
-    frames = _frames(episodes)
-    frames[bad][-1] = _cut(frames[bad][-1])
+    frames = encode_episodes(episodes)
+    frames[bad][-1] = cut_image(frames[bad][-1])
     source = _minari(tmp_path / "main_data.hdf5", frames)
     with pytest.raises(BadEpisodeError, match="the final observation is damaged") as error:
         gear_data.convert(source, tmp_path / "d")
@@ -403,14 +386,14 @@ def test_a_bad_final_image_is_a_bad_episode(bad: int, tmp_path: Path) -> None:
 
 
 def test_a_different_final_image_leaves_all_encoded(tmp_path: Path) -> None:
-    frames = _frames(_with_final())
-    frames[2][-1] = _encode(_make(1, (5, 6, 3))[0][0])
+    frames = encode_episodes(_with_final())
+    frames[2][-1] = encode_image(make_images(1, (5, 6, 3))[0][0])
     report = gear_data.convert(_minari(tmp_path / "main_data.hdf5", frames), tmp_path / "d")
     kept, left_out = sorted(w for w in report.warnings if w.startswith(("images-kept", "final-left")))[::-1]
-    assert "the final observation is 5 x 6 RGB, where the first image is 4 x 6 RGB" in kept
+    assert "the final observation is 5 x 6 RGB, but the first image is 4 x 6 RGB" in kept
     assert f"({len(frames)}x" in left_out
     ds = gear_data.open(tmp_path / "d")
-    assert [ds.episode(i)[_COLUMN].tolist() for i in range(len(frames))] == [row[:-1] for row in frames]
+    assert [ds.episode(i)[IMAGE_COLUMN].tolist() for i in range(len(frames))] == [row[:-1] for row in frames]
     assert ds.final(2) is None
 
 
@@ -421,11 +404,11 @@ def test_finals_stay_with_their_episodes_in_blocks_and_pieces(
     monkeypatch.setattr(grouped_source, "_BLOCK_BYTES", 4000)
     monkeypatch.setattr(grouped_source, "UNIT_BYTES", 1 << 15)
     episodes = _with_final(24)
-    frames = _frames(episodes)
+    frames = encode_episodes(episodes)
     bad = [3, 5, 6, 7, 8, 9, 13, 23]
     for i in bad:
         place = -1 if i % 2 else 0
-        frames[i][place] = _cut(frames[i][place])
+        frames[i][place] = cut_image(frames[i][place])
     path = _minari(tmp_path / "main_data.hdf5", frames)
 
     def opened() -> EpisodeSource:
@@ -438,10 +421,10 @@ def test_finals_stay_with_their_episodes_in_blocks_and_pieces(
         for block in opened().blocks(start, stop):
             for i in range(len(block)):
                 one = block.slice(i, i + 1)
-                pixels = one.columns[_COLUMN].tobytes() + one.finals[_COLUMN].tobytes()
+                pixels = one.columns[IMAGE_COLUMN].tobytes() + one.finals[IMAGE_COLUMN].tobytes()
                 found.append((int(one.rows[0]), pixels))
             assert not block.variable_finals
-            assert len(block) == 1 or block.columns[_COLUMN].nbytes + block.finals[_COLUMN].nbytes <= 6 * 72
+            assert len(block) == 1 or block.columns[IMAGE_COLUMN].nbytes + block.finals[IMAGE_COLUMN].nbytes <= 6 * 72
         return found
 
     whole = read(BEGIN, END)
@@ -458,136 +441,6 @@ def test_finals_stay_with_their_episodes_in_blocks_and_pieces(
     _check_finals(tmp_path / "whole", [episode for i, episode in enumerate(episodes) if i not in bad])
     assert shards > 2
     for stop in (1, shards - 1):
-        _interrupted(path, tmp_path / f"d{stop}", stop, options, monkeypatch)
+        convert_until(path, tmp_path / f"d{stop}", stop, options, monkeypatch)
         gear_data.convert(path, tmp_path / f"d{stop}", **options, resume=True)
         assert sources.folder_contents(tmp_path / f"d{stop}") == sources.folder_contents(tmp_path / "whole")
-
-
-# Blocks.
-
-
-def _opened(path: Path, *, skip_bad: bool = False, threads: int = 3) -> EpisodeSource:
-    source, _, _ = open_source(locate(str(path), None), "episode-rows", SourceOptions(skip_bad=skip_bad))
-    return decode_images(source, skip_bad=skip_bad, threads=threads)
-
-
-def _rows(blocks: Sequence[EpisodeBlock]) -> list[tuple[int, bytes]]:
-    """Returns (source row, pixels) of every episode."""
-    rows = []
-    for block in blocks:
-        ends = np.cumsum(block.lengths)
-        pixels = np.split(block.columns[_COLUMN], ends[:-1])
-        rows += [(int(row), each.tobytes()) for row, each in zip(block.rows, pixels, strict=True)]
-    return rows
-
-
-@pytest.fixture
-def flawed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[int]]:
-    """Writes a source of several blocks of several pieces each, and lists its bad episodes.
-
-    They are all episodes of a block, the last ones of a block, the first ones of a block, and the very last one.
-    """
-    monkeypatch.setattr(images, "_PIECE_BYTES", 6 * 72)
-    monkeypatch.setattr(images, "_THREADED", 0)
-    frames = _frames(_make(40))
-    bad = [3, 5, 6, 7, 8, 9, 13, 14, 15, 22, 30, 39]
-    for i in bad:
-        frames[i][-1] = _cut(frames[i][-1])
-    return _episode_rows(tmp_path / "s.parquet", frames, group=5), bad
-
-
-def test_blocks_are_bounded(flawed: Any) -> None:
-    path, bad = flawed
-    whole = list(_opened(path, skip_bad=True).blocks(BEGIN, END))
-    assert [row for row, _ in _rows(whole)] == [i for i in range(40) if i not in bad]
-    assert all(block.columns[_COLUMN].nbytes <= 6 * 72 or len(block) == 1 for block in whole)
-    assert any(len(block) > 1 for block in whole)
-    assert sum(block.source_rows for block in whole) == 39  # the last one is bad: no block follows it
-    assert not any(block.variable for block in whole)
-    assert _rows(list(_opened(path, skip_bad=True, threads=1).blocks(BEGIN, END))) == _rows(whole)
-
-
-def test_memory_does_not_grow_with_the_pixels_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_PIECE_BYTES", 2 << 20)
-    frame = _encode(np.zeros((128, 128, 3), np.uint8))  # a few hundred bytes
-    source = _opened(_episode_rows(tmp_path / "s.parquet", [[frame] * 10] * 80, group=1000))
-    tracemalloc.start()
-    try:
-        total = sum(block.columns[_COLUMN].nbytes for block in source.blocks(BEGIN, END))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert total == 800 * 128 * 128 * 3
-    assert peak < 4 * (2 << 20) < total / 4
-
-
-def test_a_piece_can_be_read_again_from_its_position(flawed: Any) -> None:
-    path, bad = flawed
-    source = _opened(path, skip_bad=True)
-    blocks, states = [], []
-    before = source.findings.to_json()
-    state = before
-    for block in source.blocks(BEGIN, END):
-        # The state of a block holds the findings before its position.
-        state = state if block.first else before
-        before = source.findings.to_json()
-        blocks.append(block)
-        states.append(state)
-    assert any(block.first for block in blocks)
-    findings = source.findings.to_json()
-    assert [finding["count"] for finding in findings if finding["code"] == "bad-episode"] == [len(bad)]
-    for i, block in enumerate(blocks):
-        again = _opened(path, skip_bad=True)
-        again.findings.restore(states[i])
-        rest = list(again.blocks(block.position, END))
-        assert _rows(rest)[block.first :] == _rows(blocks[i:])
-        assert again.findings.to_json() == findings
-
-
-def test_units_are_the_units_of_the_source(flawed: Any) -> None:
-    path, _ = flawed
-    source = _opened(path, skip_bad=True)
-    units = source.units()
-    stops = [unit.position for unit in units[1:]] + [END]
-    parts = [list(source.blocks(unit.position, stop)) for unit, stop in zip(units, stops, strict=True)]
-    assert _rows([block for part in parts for block in part]) == _rows(list(source.blocks(BEGIN, END)))
-
-
-def test_reading_the_first_block_changes_no_state(tmp_path: Path) -> None:
-    frames = _frames(_make())
-    source = _episode_rows(tmp_path / "s.parquet", frames)
-    table = pq.read_table(source)
-    files = [[{"bytes": frame, "path": "x.png"} for frame in row] for row in frames]
-    pq.write_table(table.set_column(1, _COLUMN, pa.array(files, pa.list_(_FILE))), source)
-    assert _opened(source).findings.to_json() == []
-    report = gear_data.convert(source, tmp_path / "d")
-    (warning,) = [warning for warning in report.warnings if warning.startswith("paths-left-out")]
-    assert f"({sum(map(len, frames))}x" in warning
-
-
-def test_resumes_in_the_middle_of_a_block(flawed: Any, sources: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    path, bad = flawed
-    options: dict[str, Any] = {"on_bad_episode": "skip", "shard_bytes": 1024}
-    shards = gear_data.convert(path, tmp_path / "whole", **options).shards
-    assert shards > 5
-    (finding,) = [f for f in gear_data.open(tmp_path / "whole").manifest.findings if f["code"] == "bad-episode"]
-    assert finding["count"] == len(bad)
-    for stop in range(1, shards):
-        _interrupted(path, tmp_path / f"d{stop}", stop, options, monkeypatch)
-        gear_data.convert(path, tmp_path / f"d{stop}", **options, resume=True)
-        assert sources.folder_contents(tmp_path / f"d{stop}") == sources.folder_contents(tmp_path / "whole")
-
-
-def _interrupted(source: Path, folder: Path, stop: int, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a conversion whose task fails after N shards."""
-    write_shard = ShardWriter._write_shard
-
-    def fail(writer: ShardWriter, **kwargs: Any) -> Any:
-        if len(writer.shards) == stop:
-            raise StorageFullError("no space left on the device")
-        return write_shard(writer, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ShardWriter, "_write_shard", fail)
-        with pytest.raises(StorageFullError):
-            gear_data.convert(source, folder, **options)

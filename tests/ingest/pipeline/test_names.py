@@ -52,7 +52,7 @@ def test_rename_comes_first() -> None:
 
 
 def test_rename_of_a_missing_column() -> None:
-    with pytest.raises(InvalidArgumentError, match="it has: actions, obs") as error:
+    with pytest.raises(InvalidArgumentError, match="the source has: actions, obs") as error:
         name_map(["obs", "actions"], {"observations": "x"})
     assert error.value.column == "observations"
 
