@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.errors import (
@@ -126,7 +128,7 @@ def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource
     path_or_object = plain_path(source) if isinstance(source, str | os.PathLike) else source
     try:
         spec = ConversionSpec.from_json(path_or_object, manifest.provenance["options"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, msgspec.ValidationError) as error:
         raise _unusable(folder, "options", error) from error
     location = locate(path_or_object, spec.split)
     try:
@@ -146,11 +148,11 @@ def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource
 def _tasks(manifest: Manifest, folder: Path) -> Iterator[tuple[Position, Position, range]]:
     """Yields the start and stop of each task in the source, and its shards."""
     try:
-        tasks = [tuple(map(int, task)) for task in manifest.provenance["tasks"]]
-        starts = [Position(file, row) for file, row, _ in tasks]
-        counts = [count for _, _, count in tasks]
-    except (KeyError, TypeError, ValueError) as error:
+        tasks = msgspec.convert(manifest.provenance["tasks"], list[tuple[int, int, int]])
+    except (KeyError, msgspec.ValidationError) as error:
         raise _unusable(folder, "tasks", error) from error
+    starts = [Position(file, row) for file, row, _ in tasks]
+    counts = [count for _, _, count in tasks]
     if sum(counts) != len(manifest.shards):
         raise _unusable(folder, "tasks", ValueError(f"{sum(counts)} shards"))
     first = 0

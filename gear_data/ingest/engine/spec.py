@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
 
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.pipeline.prepare import report_replaced_columns
 from gear_data.ingest.source import EpisodeSource, SourceOptions
 from gear_data.ingest.sources.registry import open_source
+
+
+class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON form of a specification, as the manifest stores it."""
+
+    split: str | None
+    format: str
+    keep_encoded: bool
+    strict: bool
+    shard_bytes: int
+    columns: tuple[str, ...] | None
+    rename: dict[str, str] | None
+    episode_column: str | None
+    step_column: str | None
+    end_column: str | None
+    max_episode_steps: int | None
+    on_bad_episode: Literal["error", "skip"]
 
 
 @dataclass(frozen=True)
@@ -37,25 +55,43 @@ class ConversionSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields except the source, under the names of `convert`'s arguments."""
-        options = asdict(self.options)
-        on_bad_episode = "skip" if options.pop("skip_bad") else "error"
-        fields = {name: getattr(self, name) for name in ("split", "format", "keep_encoded", "strict", "shard_bytes")}
-        return {**fields, **options, "on_bad_episode": on_bad_episode}
+        options = self.options
+        record = _SpecRecord(
+            split=self.split,
+            format=self.format,
+            keep_encoded=self.keep_encoded,
+            strict=self.strict,
+            shard_bytes=self.shard_bytes,
+            columns=options.columns,
+            rename=None if options.rename is None else dict(options.rename),
+            episode_column=options.episode_column,
+            step_column=options.step_column,
+            end_column=options.end_column,
+            max_episode_steps=options.max_episode_steps,
+            on_bad_episode="skip" if options.skip_bad else "error",
+        )
+        return msgspec.to_builtins(record)  # type: ignore[no-any-return]
 
     @staticmethod
-    def from_json(source: Any, data: Mapping[str, Any]) -> ConversionSpec:
+    def from_json(source: Any, data: Any) -> ConversionSpec:
         """Restores a specification from `to_json`.
 
         Raises:
-            KeyError, TypeError: The data is not the output of `to_json`.
+            msgspec.ValidationError: The data is not the output of `to_json`.
         """
-        options = dict(data)
-        fields = {name: options.pop(name) for name in ("split", "format", "keep_encoded", "strict", "shard_bytes")}
-        skip_bad = options.pop("on_bad_episode") == "skip"
-        columns = options.pop("columns")
-        columns = None if columns is None else tuple(columns)
-        source_options = SourceOptions(columns=columns, skip_bad=skip_bad, **options)
-        return ConversionSpec(source=source, options=source_options, **fields)
+        record = msgspec.convert(data, _SpecRecord)
+        options = SourceOptions(
+            columns=record.columns,
+            rename=record.rename,
+            skip_bad=record.on_bad_episode == "skip",
+            episode_column=record.episode_column,
+            step_column=record.step_column,
+            end_column=record.end_column,
+            max_episode_steps=record.max_episode_steps,
+        )
+        return ConversionSpec(
+            source, record.split, record.format, options, record.keep_encoded, record.strict, record.shard_bytes
+        )
 
     def open(self, location: Location | None = None, *, threads: int = 1) -> tuple[EpisodeSource, str, str]:
         """Opens the source. Raises the errors of `locate` and `open_source`.
