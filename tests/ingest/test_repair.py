@@ -104,7 +104,7 @@ def test_repair_from_another_source(dataset: Path, source: Path, sources: Any) -
 
 def test_repair_needs_intact_tables(dataset: Path, source: Path) -> None:
     _flip(dataset / "episodes.arrow")
-    with pytest.raises(CorruptShardError, match="convert again") as error:
+    with pytest.raises(CorruptShardError, match="convert the source again") as error:
         gear_data.repair(dataset, source)
     assert str(error.value.file).endswith("episodes.arrow")
 

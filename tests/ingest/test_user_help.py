@@ -224,7 +224,7 @@ def test_facts_of_mixed_type(tmp_path: Path) -> None:
     # Each block may have another type.
     tables = [pa.table({"source": [file], "seed": values}) for file, values in (("a", [1]), ("b", [0.5]), ("c", ["x"]))]
     assert concatenate_episode_tables(tables[:2]).column("seed").to_pylist() == [1.0, 0.5]
-    with pytest.raises(UnsupportedColumnError, match="string, in episodes before double") as error:
+    with pytest.raises(UnsupportedColumnError, match="string, earlier double") as error:
         concatenate_episode_tables(tables)
     assert (error.value.column, error.value.file) == ("seed", "c")
 
@@ -233,7 +233,7 @@ def test_facts_of_mixed_type(tmp_path: Path) -> None:
 def test_a_url_without_files(url: str, sources: Any, tmp_path: Path) -> None:
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(1))
     for use in (gear_data.open, gear_data.verify, lambda place: gear_data.convert(source, place)):
-        with pytest.raises(InvalidArgumentError, match="no URL of a file or folder") as error:
+        with pytest.raises(InvalidArgumentError, match="the URL names no file or folder") as error:
             use(url)
         assert error.value.file == url
 

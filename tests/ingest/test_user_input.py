@@ -213,7 +213,7 @@ def test_episodes_of_the_wrong_kind(more: dict[str, Any], kind: type[GearError],
 
 @pytest.mark.parametrize("source", [[None], lambda: 5])
 def test_no_episodes_at_all(source: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"an episode is|iterable of episodes"):
+    with pytest.raises(InvalidArgumentError, match=r"an episode must be|iterable of episodes"):
         gear_data.convert(source, tmp_path / "d")
 
 

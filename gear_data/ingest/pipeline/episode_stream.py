@@ -344,13 +344,14 @@ def _shaped(array: npt.NDArray[Any], spec: ColumnSpec) -> npt.NDArray[Any]:
 
 def _flat_values(item: Any) -> dict[str, Any]:
     """Returns an episode's values under dotted names. Single end flags become lists."""
+    kind = type(item).__name__
     if not isinstance(item, Mapping):
         found = {name: getattr(item, name, None) for name in _ATTRIBUTES}
         item = {name: value for name, value in found.items() if value is not None}
     if not item:
         raise InvalidArgumentError(
-            f"an episode must be a mapping of arrays, or an object with 'observations', 'actions' and 'rewards', not "
-            f"{type(item).__name__}"
+            "an episode must be a mapping of arrays, or an object with 'observations', 'actions' and 'rewards', "
+            f"not {kind}"
         )
     values = flatten(item)
     flags = {key for key, value in values.items() if canonical_name(key) in END_FLAGS and is_scalar(value)}

@@ -73,7 +73,7 @@ def test_a_name_that_comes_back_is_refused_also_by_the_resumed_run(
         tmp_path / "s.parquet", flat_table(sources, rollouts, trajectory_id=ids), row_group=20
     )
     for resume in (False, True):
-        with pytest.raises(BadEpisodeError, match="episode run-0000 goes on here") as error:
+        with pytest.raises(BadEpisodeError, match="episode run-0000 continues here") as error:
             gear_data.convert(source, tmp_path / "d", shard_bytes=2048, resume=resume)
         assert (error.value.column, error.value.row) == ("trajectory_id", len(ids) - 1)
 
