@@ -23,6 +23,9 @@ from gear_data.storage.variable import OFFSET_BYTES, VariableBuffers
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 
+#: Remedy for a manifest that cannot be used.
+_RESTORE = "restore manifest.json, or convert again"
+
 
 @dataclass(frozen=True)
 class FileEntry:
@@ -189,7 +192,7 @@ class Manifest:
         except NotADirectoryError as error:
             raise DatasetNotFoundError("is a file, not a dataset folder", file=str(folder)) from error
         except (OSError, UnicodeDecodeError) as error:
-            raise ManifestError(f"cannot be read: {error}", file=str(path)) from error
+            raise ManifestError(f"cannot be read: {error}", file=str(path), hint=_RESTORE) from error
         return Manifest.from_text(text, str(path))
 
     @staticmethod
@@ -198,21 +201,21 @@ class Manifest:
 
         Raises VersionError and ManifestError as `load`.
         """
-        data = parse_json(text, dict[str, Any], error=ManifestError, file=name)
-        header = check_json(data, _HeaderRecord, error=ManifestError, file=name)
+        data = parse_json(text, dict[str, Any], error=ManifestError, file=name, hint=_RESTORE)
+        header = check_json(data, _HeaderRecord, error=ManifestError, file=name, hint=_RESTORE)
         if header.format != "gear":
-            raise ManifestError(f"its format is {header.format!r}, not 'gear'", file=name)
+            raise ManifestError(f"its format is {header.format!r}, not 'gear'", file=name, hint=_RESTORE)
         if header.version > FORMAT_VERSION:
             raise VersionError(
                 f"format version {header.version} is newer than {FORMAT_VERSION}, the newest version known here",
                 file=name,
                 hint="upgrade gear-data",
             )
-        record = check_json(data, _ManifestRecord, error=ManifestError, file=name)
+        record = check_json(data, _ManifestRecord, error=ManifestError, file=name, hint=_RESTORE)
         try:
             schema = Schema.from_records(record.schema)
         except ManifestError as error:
-            error.file = name
+            error.file, error.hint = name, _RESTORE
             raise
         manifest = Manifest(
             episodes=record.episodes,
@@ -236,28 +239,33 @@ class Manifest:
         for entry in self.files:
             check_inside(entry.file, name)
         if "episodes" not in self.tables:
-            raise ManifestError("it lists no episode table", file=name)
+            raise ManifestError("it lists no episode table", file=name, hint=_RESTORE)
         if ("finals" in self.tables) != bool(self.schema.final_columns):
-            raise ManifestError("the schema and the list of tables disagree about final observations", file=name)
+            raise ManifestError(
+                "the schema and the list of tables disagree about final observations", file=name, hint=_RESTORE
+            )
         if len(set(self.schema.names)) != len(self.schema):
-            raise ManifestError("two columns share one name", file=name)
+            raise ManifestError("two columns share one name", file=name, hint=_RESTORE)
         for column in self.schema.fixed_columns:
             statistics = self.statistics.get(column.name)
             if statistics is None or not statistics.has_width(statistics_width(column)):
-                raise ManifestError("its statistics are missing or have the wrong width", file=name, column=column.name)
+                raise ManifestError(
+                    "its statistics are missing or have the wrong width", file=name, column=column.name, hint=_RESTORE
+                )
         if sum(shard.steps for shard in self.shards) != self.steps:
-            raise ManifestError("the shards' steps do not add up to the dataset's", file=name)
+            raise ManifestError(f"the shards' steps do not add up to {self.steps}", file=name, hint=_RESTORE)
         if sum(shard.episodes for shard in self.shards) != self.episodes:
-            raise ManifestError("the shards' episodes do not add up to the dataset's", file=name)
+            raise ManifestError(f"the shards' episodes do not add up to {self.episodes}", file=name, hint=_RESTORE)
         for shard in self.shards:
             if not shard.episodes or not shard.steps:
-                raise ManifestError(f"shard {shard.entry.file} has no episodes or no steps", file=name)
+                raise ManifestError(f"shard {shard.entry.file} has no episodes or no steps", file=name, hint=_RESTORE)
             for column in self.schema:
                 if not shard.holds(column):
                     raise ManifestError(
                         f"its buffer offset in shard {shard.entry.file} is missing or past the shard's end",
                         file=name,
                         column=column.name,
+                        hint=_RESTORE,
                     )
 
 
