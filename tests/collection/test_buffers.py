@@ -136,5 +136,5 @@ def test_memory_does_not_grow(dataset, prefetch):
     finally:
         tracemalloc.stop()
     loader.close()
-    # 500 batches lost would be 500 sizes. What prefetching holds at the moment may differ by some lots of a few each.
+    # 500 lost batches would be 500 sizes. Prefetching may hold a few groups of batches more or fewer.
     assert growth < (2 if prefetch == 0 else 25) * size

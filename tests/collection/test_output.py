@@ -72,7 +72,7 @@ def expected(output: Output, episodes: list[dict[str, np.ndarray]], windows: lis
         steps = [s for s in range(start + output.first, start + output.first + output.width) if low <= s < high]
         valid = [(s, step_value(output, episodes[e], s)) for s in steps]
         valid = [(s, value) for s, value in valid if value is not None]
-        # A missing last row is the last place on either side: rows stay beside those of their own step.
+        # A missing last row is the last position on either side: the other rows keep their positions.
         place = output.width - len(steps) if output.pad_left else (valid[0][0] if valid else 0) - start - output.first
         row = [output.fill] * output.width
         for j, (_, value) in enumerate(valid):

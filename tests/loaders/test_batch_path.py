@@ -30,7 +30,7 @@ def frames_of(batches: Any) -> list[tuple[int, str]]:
         elif event == "return":
             depth -= 1
 
-    gc.disable()  # a collection would call functions of its own
+    gc.disable()  # a garbage collection would call other functions
     previous = sys.getprofile()
     sys.setprofile(profile)
     try:

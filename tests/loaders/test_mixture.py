@@ -328,7 +328,7 @@ def test_the_record_has_each_datasets_own(datasets):
     assert spec["turns"] == [5, 3, 2]
 
 
-# What is refused
+# Refused arguments
 
 
 def test_wrong_entries_are_refused(datasets):

@@ -199,7 +199,7 @@ def test_a_forked_child_is_told_to_make_its_own_iterator(dataset):
 
     def child():
         try:
-            # Past what the parent's threads had ready.
+            # More batches than the parent's threads had ready.
             for _ in range(9):
                 next(iterator)
         except InvalidArgumentError as error:

@@ -1,5 +1,7 @@
-"""Any loader's batches, whole, against plain loops over its windows and the arrays the dataset was made from; and the
-windows against the rule."""
+"""Batches of any loader against plain loops, and its windows against the rule.
+
+The loops read the arrays from which the dataset was made.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from gear_data.errors import EmptySourceError, InvalidArgumentError
 from tests.support.feed import data as feed_data
 from tests.support.feed.selection import Case
 
-#: Lengths, and columns beside observations, actions and rewards -> (dtype, shape of a step).
+#: Lengths of episodes, and further columns -> (dtype, shape of a step).
 KINDS = [
     ([7, 1, 23, 40, 2, 20, 19, 21, 5], {"infos.flag": (bool, ()), "count": (np.int16, (1,))}),
     ([1, 1, 3, 1, 40, 1, 2], {"observations.image": (np.uint8, (2, 3)), "infos.half": (np.float16, (2,))}),
@@ -67,7 +69,7 @@ def datasets(tmp_path_factory):
 
 @functools.cache
 def stored_episodes(kind):
-    """What the dataset has: the columns of the source, and those that conversion adds."""
+    """Returns the columns of the source, and the columns that conversion adds."""
     episodes = make_episodes(kind)
     for episode in episodes:
         length = len(episode["rewards"])

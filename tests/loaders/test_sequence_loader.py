@@ -115,7 +115,7 @@ def test_every_loader_is_true(dataset, options):
 
 
 def test_a_second_pass_has_the_order_of_the_first(dataset):
-    """As documented: an order of its own for every epoch comes with epochs=n."""
+    """Only epochs=n gives every epoch another order, as documented."""
     options = {**OPTIONS, "sampler": "shuffle", "batch_size": 23}
     loader = SequenceLoader(dataset, epochs=1, **options)
     first = take(loader, 99)
@@ -272,7 +272,7 @@ def test_a_resumed_loader_goes_on_where_the_other_stopped(dataset, sampler, done
     iterator = iter(loader)
     same([next(iterator) for _ in range(done)], expected[:done])
     state = json.loads(json.dumps(loader.state_dict()))
-    assert state["step"] == done  # not what was made ahead
+    assert state["step"] == done  # batches that are built ahead do not count
     for world_size in (1, 3):
         parts = []
         for rank in range(world_size):
@@ -360,7 +360,7 @@ def test_a_damaged_state_is_refused(dataset, change):
         loader.load_state_dict({key: value for key, value in loader.state_dict().items() if key not in change})
 
 
-# What is refused
+# Refused arguments
 
 BAD = [
     *(pytest.param({name: value}, id=f"{name}={value}")

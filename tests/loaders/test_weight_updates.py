@@ -58,7 +58,7 @@ def test_an_update_holds_beyond_every_batch_made_ahead(dataset, by, prefetch, co
     iterator = iter(loader)
     batches = clones(itertools.islice(iterator, consumed))
     first = loader.update_weights(IDS, VALUES)
-    # Beyond what is ready, and what each maker may have in hand: batches are made four at a time here.
+    # After the batches that are ready or in progress. Batches are built in groups of four here.
     assert consumed <= first <= consumed + (prefetch + 4 * 4 if prefetch else 0)
     batches += clones(itertools.islice(iterator, 60 - consumed))
     iterator.close()
@@ -262,7 +262,7 @@ def test_steps_whose_weights_are_gone_are_refused(dataset, monkeypatch):
     assert ref.as_windows(loader.windows(16)) != expected
     with pytest.raises(InvalidArgumentError, match="weights of step 3 are no longer kept"):
         loader.windows(3)
-    # A pass begun anew would need those of step 0.
+    # A new pass would need the weights of step 0.
     with pytest.raises(InvalidArgumentError, match="weights of step 0 are no longer kept"):
         next(iter(loader))
 
@@ -278,7 +278,7 @@ def test_a_state_is_of_its_first_weights(dataset):
             weighted(dataset).load_state_dict({**state, "weights": [{**state["weights"][0], **wrong}]})
 
 
-# What is refused
+# Refused updates
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_only_weighted_samplers_have_weights(dataset):
 
 
 class Updating(torch.utils.data.IterableDataset):
-    """Changes weights where it is iterated, and gives what was said to that."""
+    """Changes weights inside a worker, and yields the message of the error."""
 
     def __init__(self, loader):
         self.loader = loader

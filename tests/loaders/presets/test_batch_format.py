@@ -67,7 +67,7 @@ def games(tmp_path_factory):
     return feed_data.convert_episodes(episodes, tmp_path_factory.mktemp("games") / "dataset"), episodes
 
 
-# What holds for every preset.
+# Checks of every preset.
 
 
 def flat(batch):
@@ -86,7 +86,7 @@ def flat(batch):
 def test_every_preset_has_the_valid_steps_where_it_says_and_the_padding_it_says(
     dataset, episodes, preset, side, padding, context, anchor
 ):
-    """Rows of the dataset through the normalising that is asked for; the declared padding; the mask and the count."""
+    """Checks normalised rows, padding, the mask and the count."""
     convention = PRESETS[preset]
     fill = {"actions": 3.5, "observations": -1.5}
     batch, windows = first_batch(

@@ -1,4 +1,6 @@
-"""Preset `d3rlpy` against d3rlpy's own slicer and mini-batch, on the windows that it draws: those that end at a step.
+"""Preset `d3rlpy` against d3rlpy's own slicer and mini-batch.
+
+d3rlpy draws the step at which a window ends.
 
 d3rlpy is imported when the first test runs: it brings gym, which warns of NumPy 2.
 """

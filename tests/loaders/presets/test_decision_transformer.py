@@ -1,4 +1,4 @@
-"""Preset `decision_transformer` against the published collator, and against the model that takes its batch."""
+"""Preset `decision_transformer` against the published collator and its model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_decision_transformer_adds_the_columns_asked_for(make_dataset, episodes)
         [np.arange(len(a)) == len(a) - 1 for a in column(episodes, "actions")], windows, CONTEXT, 0.0
     )
     assert np.array_equal(batch["truncated"].numpy(), last[..., 0].astype(bool))
-    # Also one of its own, as the dataset has it.
+    # A column that the preset has too, as the dataset has it.
     both, windows = first_batch(dataset, preset="decision_transformer", columns=["observations"], normalize=True)
     observations = ref.left_padded(column(episodes, "observations"), windows, CONTEXT, 0.0)
     assert both["states"].shape == both["observations"].shape

@@ -116,5 +116,5 @@ def fail_at_step_3(batch: dict[str, Any], rng: np.random.Generator) -> dict[str,
 
 
 def lengths_of_passes(loader, pipe):
-    """In a training process of its own, as launchers fork or spawn them."""
+    """Runs in a separate training process, as launchers fork or spawn them."""
     pipe.send([sum(1 for _ in loader) for _ in range(2)])

@@ -1,8 +1,6 @@
 """The published batch conventions as plain loops, one sample at a time.
 
-They share no code with the package.
-
-Each states its source. They read what the source reads (an episode's own arrays), in its order of things.
+They share no code with the package. Each names its source, and follows its order of operations on an episode's arrays.
 """
 
 from __future__ import annotations

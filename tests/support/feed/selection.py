@@ -84,7 +84,7 @@ class Case:
         return self.window(episode, a, place)
 
     def uniform(self, seed: int, step: int, count: int, by: str, ids: Sequence[int] | None = None) -> list[Window]:
-        """`ids`: of these episodes alone, as TopK draws."""
+        """Draws windows uniformly; `ids` restricts them to these episodes, like TopK."""
         domain = DOMAIN_UNIFORM if ids is None else DOMAIN_EPISODE
         kept = [(e, a) for e, a in self.all_anchors() if ids is None or e in ids]
         episodes = list(dict.fromkeys(e for e, _ in kept))
@@ -168,7 +168,7 @@ def integer_weights(weights: Sequence[float], units: Sequence[int]) -> tuple[lis
 
 
 def find(point: int, masses: Sequence[int]) -> tuple[int, int]:
-    """(place, what is left of the point there)."""
+    """Returns the index of a point, and the rest of the point there."""
     for index, mass in enumerate(masses):
         if point < mass:
             return index, point
