@@ -75,7 +75,7 @@ def source_of(variant: Variant, source: str) -> str:
             r"__launch_bounds__\(\d+, \d+\)(?=\s*gear_collect)",
             f"__launch_bounds__({variant.threads}, {variant.resident})",
         ),
-        (r"const u32 MOST_WARPS = \d+;", f"const u32 MOST_WARPS = {variant.threads // 32};"),
+        (r"const u32 MAX_WARPS = \d+;", f"const u32 MAX_WARPS = {variant.threads // 32};"),
         (r"const i64 PIECE = \d+;", f"const i64 PIECE = {variant.piece};"),
         (r"const u32 UNROLL = \d+;", f"const u32 UNROLL = {variant.unroll};"),
     ):
