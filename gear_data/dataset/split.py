@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from gear_data.errors import InvalidArgumentError
+from gear_data.kernels import cpu
 from gear_data.selection.windows import Int64Array
 
 _MAX_SEED = (1 << 64) - 1
@@ -61,11 +62,9 @@ def split_positions(sizes: Mapping[str, int], seed: int) -> dict[str, Int64Array
     Raises:
         InvalidArgumentError: a seed that is not an integer from 0 to 2^64 - 1.
     """
-    from gear_data.kernels.cpu.random import DOMAIN_SPLIT, shuffled
-
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MAX_SEED:
         raise InvalidArgumentError(f"seed must be an integer from 0 to 2^64 - 1, not {seed!r}")
     positions = np.empty(sum(sizes.values()), np.int64)
-    shuffled(np.uint64(int(seed)), DOMAIN_SPLIT, 0, positions)
+    cpu.random.shuffled(np.uint64(int(seed)), cpu.random.DOMAIN_SPLIT, 0, positions)
     ends = np.cumsum(list(sizes.values())).tolist()
     return {name: np.sort(positions[end - size : end]) for (name, size), end in zip(sizes.items(), ends, strict=True)}

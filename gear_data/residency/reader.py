@@ -38,6 +38,8 @@ class ShardReader:
     def __init__(
         self, shards: Shards, shard: Int64Array, start: Int64Array, length: Int64Array, finals: Finals
     ) -> None:
+        # Loads the kernel here, not in a prefetch thread.
+        self._collect = cpu.collect.collect
         self.shards = shards
         self.shard = shard
         self.start = start
@@ -55,7 +57,7 @@ class ShardReader:
             # Held until the end: another thread may release a shard of a remote dataset that nobody holds.
             lease = shards.lease(np.unique(self.shard[windows.episode_id]).tolist())
             addresses = lease.addresses
-        cpu.collect.collect(
+        self._collect(
             windows.episode_id,
             windows.start,
             windows.length,

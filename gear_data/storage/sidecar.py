@@ -30,6 +30,7 @@ from gear_data.common.private_folder import process_folder
 from gear_data.common.progress import progress_bar
 from gear_data.common.typed_json import parse_json
 from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
+from gear_data.kernels import cpu
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ipc
 from gear_data.storage.atomic import atomic_file, checksum, typed_write_errors, write_text
@@ -177,14 +178,12 @@ def _load_or_compute(folder: Path, episodes: _EpisodeRewards, contents: str, dis
 
 
 def _compute(folder: Path, episodes: _EpisodeRewards, contents: str, discount: float) -> Sidecar:
-    from gear_data.kernels.cpu.returns import returns_to_go
-
     schema, shards = Schema((COLUMN,)), []
     statistics = RunningStatistics(schema)
     with progress_bar(episodes.manifest.steps, f"returns-to-go, discount {discount}", "step", None) as bar:
         for index, (rewards, lengths) in enumerate(episodes.by_shard()):
             values = np.empty(len(rewards), np.float32)
-            returns_to_go(rewards, lengths, discount, values)
+            cpu.returns.returns_to_go(rewards, lengths, discount, values)
             statistics.update({COLUMN.name: values}, lengths)
             path = folder / _shard_name(index)
             with atomic_file(path) as temporary:

@@ -29,7 +29,7 @@ from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.dataset_files import open_files
 from tests.support.cuda.cupy_stand_in import ORDERS, StandInGpu, stand_in
-from tests.support.cuda.loader_checks import CASES, OPTIONS, Gpu, convert, copies, from_device, on_gpu, same
+from tests.support.cuda.loader_checks import CASES, OPTIONS, GpuUnderTest, convert, copies, from_device, on_gpu, same
 
 Join = Callable[..., Dataset]
 
@@ -104,12 +104,12 @@ def test_in_every_order_of_the_streams(gpu: StandInGpu, path: Path, join: Join, 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_every_option(gpu: Gpu, path: Path, join: Join, case: str, nodes: int) -> None:
+def test_every_option(gpu: GpuUnderTest, path: Path, join: Join, case: str, nodes: int) -> None:
     expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, **CASES[case]}))
     same(from_device(gpu, on_gpu(join(nodes), **CASES[case])), expected)
 
 
-def test_decentralized_selection_sends_no_requests(gpu: Gpu, path: Path, join: Join) -> None:
+def test_decentralized_selection_sends_no_requests(gpu: GpuUnderTest, path: Path, join: Join) -> None:
     dataset = join(2)
 
     def refuse(*_: object) -> None:
@@ -122,7 +122,7 @@ def test_decentralized_selection_sends_no_requests(gpu: Gpu, path: Path, join: J
 
 @pytest.mark.parametrize(("residency", "discount"), [("host", 1.0), ("mmap", 1.0), ("host", 0.9)])
 def test_columns_that_kernels_cannot_read_in_place(
-    gpu: Gpu, path: Path, join: Join, residency: str, discount: float
+    gpu: GpuUnderTest, path: Path, join: Join, residency: str, discount: float
 ) -> None:
     expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=discount))
     # Returns of another discount are all local.
@@ -166,14 +166,14 @@ def test_a_node_without_shards(gpu: StandInGpu, path: Path, join: Join) -> None:
     same(copies(SequenceLoader(dataset, **OPTIONS)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
 
 
-def test_a_copy_for_another_process(gpu: Gpu, path: Path, join: Join) -> None:
+def test_a_copy_for_another_process(gpu: GpuUnderTest, path: Path, join: Join) -> None:
     expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=0.9))
     dataset = pickle.loads(pickle.dumps(join(2).with_discount(0.9)))
     assert dataset.residency == "pinned"
     same(copies(SequenceLoader(dataset, **OPTIONS, discount=0.9)), expected)
 
 
-def test_a_plan(gpu: Gpu, path: Path, join: Join) -> None:
+def test_a_plan(gpu: GpuUnderTest, path: Path, join: Join) -> None:
     single, dataset = join(1), join(2)
     with pytest.raises(InvalidArgumentError, match="is served by other nodes"):
         dataset.place(dataset.residency_plan(1 << 20, 1 << 20))

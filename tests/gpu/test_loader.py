@@ -16,7 +16,7 @@ from gear_data import SequenceLoader
 from tests.support.cuda.loader_checks import OPTIONS, LoaderChecks, convert, copies, on_gpu, same
 
 
-class Device:
+class CurrentGpu:
     """The current device.
 
     The consumer is torch's current stream, which is kept busy so that it lags behind.
@@ -41,25 +41,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def gpu(_device: None) -> Device:
+def gpu(_device: None) -> CurrentGpu:
     import torch
 
     if not torch.cuda.is_available():
         pytest.skip("this torch was built without CUDA")
-    return Device(torch)
+    return CurrentGpu(torch)
 
 
-class TestLoader(LoaderChecks):
+class TestLoaderOnGpu(LoaderChecks):
     pass
 
 
-def test_tensors_are_on_the_device(gpu: Device, folder: Path) -> None:
+def test_tensors_are_on_the_device(gpu: CurrentGpu, folder: Path) -> None:
     ds = gear_data.open(convert(11, folder / "one"), residency="device")
     for batch in itertools.islice(on_gpu(ds), 3):
         assert {tensor.device.type for tensor in batch.values()} == {"cuda"}
 
 
-def test_another_stream(gpu: Device, folder: Path) -> None:
+def test_another_stream(gpu: CurrentGpu, folder: Path) -> None:
     import torch
 
     path = convert(11, folder / "one")
@@ -70,7 +70,7 @@ def test_another_stream(gpu: Device, folder: Path) -> None:
     same(got, expected)
 
 
-def test_a_captured_step_sees_every_batch(gpu: Device, folder: Path) -> None:
+def test_a_captured_step_sees_every_batch(gpu: CurrentGpu, folder: Path) -> None:
     import torch
 
     path = convert(11, folder / "one")

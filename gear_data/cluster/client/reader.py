@@ -18,6 +18,7 @@ from gear_data.cluster.client.zero_copy import direct_output, row_targets
 from gear_data.cluster.protocol import ColumnGroup, FetchedSpans, Request
 from gear_data.cluster.rdma.span_read import WriteTargets
 from gear_data.collection.reader import OutputBuffers
+from gear_data.kernels import cpu
 from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reader import Finals
@@ -117,11 +118,8 @@ class ClusterReader:
         length: Int64Array,
         finals: Finals,
     ) -> None:
-        from gear_data.kernels.cpu.collect import collect, count_valid
-        from gear_data.kernels.cpu.row_ranges import all_of, to_episodes, to_packed
-
-        self._collect, self._count_valid = collect, count_valid
-        self._all_of, self._to_episodes, self._to_packed = all_of, to_episodes, to_packed
+        # Loads the kernels here, not in a prefetch thread.
+        self._collect, self._row_ranges = cpu.collect, cpu.row_ranges
         self._client = client
         self._shards = shards
         self._here = here
@@ -148,7 +146,7 @@ class ClusterReader:
             As `ShardClient.fetching`.
         """
         episode = windows.episode_id
-        if self._all_of(self._is_local, episode):
+        if self._row_ranges.all_of(self._is_local, episode):
             self._local.read(windows, buffers)
             return
         shard, finals = self._shard[episode], self._local.final_rows
@@ -168,7 +166,7 @@ class ClusterReader:
             for result in results:
                 self._point(batch, remote, result, targets)
                 self._fill(batch, result.spans)
-        self._count_valid(
+        self._collect.count_valid(
             batch.numbers, windows.start, windows.length, batch.total, batch.finals, buffers.plan, buffers.per,
             buffers.valid,
         )  # fmt: skip
@@ -205,7 +203,7 @@ class ClusterReader:
         for each in planned:
             low, count = each.reads.rows(batch.windows, batch.total)
             is_remote = np.zeros(len(each.columns), np.bool_)
-            self._to_episodes(batch.addresses, each.columns, each.row_bytes, start, count, is_remote)
+            self._row_ranges.to_episodes(batch.addresses, each.columns, each.row_bytes, start, count, is_remote)
             if is_remote.any():
                 remote.append(_RemoteColumns(each.columns[is_remote], each.row_bytes[is_remote], low, count))
                 groups.append(ColumnGroup(tuple(remote[-1].columns.tolist()), start + low, count))
@@ -227,7 +225,9 @@ class ClusterReader:
                         rows = each.low[spans] * each.row_bytes[number]
                         batch.addresses[spans, each.columns[number]] = target[spans] - rows
                         parts[number] = 0
-            self._to_packed(batch.addresses, each.columns, each.row_bytes, parts, result.spans, each.low, each.count)
+            self._row_ranges.to_packed(
+                batch.addresses, each.columns, each.row_bytes, parts, result.spans, each.low, each.count
+            )
             first = last
 
     def _fill(self, batch: _Batch, spans: Int64Array) -> None:
@@ -235,7 +235,7 @@ class ClusterReader:
         if not len(spans):
             return
         windows, buffers = batch.windows, batch.buffers
-        self._collect(
+        self._collect.collect(
             spans,
             windows.start[spans],
             windows.length[spans],

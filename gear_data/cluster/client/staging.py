@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.cluster.rdma.span_read import WriteTargets
+from gear_data.kernels import cpu
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.device.staging import StagedRows, StagingBuffer
 from gear_data.selection.windows import Int64Array
@@ -26,10 +27,8 @@ class ClusterStaging:
     """
 
     def __init__(self, client: ShardClient, shards: Shards, reader: ShardReader) -> None:
-        # Bound here: importing in `stage` would cost time at every batch.
-        from gear_data.kernels.cpu.gather import gather
-
-        self._gather = gather
+        # Loads the kernel here, not in a prefetch thread.
+        self._gather = cpu.gather.gather
         self._client, self._shards, self._reader = client, shards, reader
         self.shard, self.start, self.length = reader.shard, reader.start, reader.length
 

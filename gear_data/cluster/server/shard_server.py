@@ -19,6 +19,7 @@ from gear_data.cluster.protocol import (
 )
 from gear_data.collection.buffers import BufferPool
 from gear_data.errors import InvalidArgumentError, NodeRefusedError
+from gear_data.kernels import cpu
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
@@ -79,12 +80,8 @@ class ShardServer:
     """
 
     def __init__(self, files: DatasetFiles, shards: Sequence[int] | None = None, residency: str = "mmap") -> None:
-        # Bound here: importing at every request would cost time.
-        from gear_data.kernels.cpu.packing import NO_SHARD, check_rows, find_shards, pack_rows
-
-        self._no_shard, self._find_shards, self._check_rows, self._pack_rows = (
-            NO_SHARD, find_shards, check_rows, pack_rows,
-        )  # fmt: skip
+        # Loads the kernels here, so that no request waits for Numba.
+        self._packing = cpu.packing
         self.files = files
         self.manifest = files.manifest()
         self.identity = dataset_identity(self.manifest)
@@ -176,8 +173,8 @@ class ShardServer:
                 if not 0 <= column < len(self._schema):
                     raise NodeRefusedError(f"has no column {column}; the columns are 0 to {len(self._schema) - 1}")
         shards = np.empty_like(request.shard)
-        problem = self._find_shards(request.shard, self._index, shards)
-        if problem == self._no_shard:
+        problem = self._packing.find_shards(request.shard, self._index, shards)
+        if problem == self._packing.NO_SHARD:
             raise NodeRefusedError(
                 f"received a request for an unknown shard; the shards are 0 to {len(self._index) - 1}"
             )
@@ -185,7 +182,7 @@ class ShardServer:
             raise NodeRefusedError(f"does not serve shard {int(shards[0])}")
         total = 0
         for group in request.groups:
-            rows = int(self._check_rows(shards, group.first, group.count, self._steps))
+            rows = int(self._packing.check_rows(shards, group.first, group.count, self._steps))
             if rows < 0:
                 raise NodeRefusedError("received a request for rows that the shard does not have")
             total += sum(rows * int(self._row_bytes[column]) for column in group.columns)
@@ -242,7 +239,7 @@ class ShardServer:
                 else:
                     next(targets)  # such a column has two parts
             arrays = np.array(columns, np.int64), np.array(addresses, np.int64)
-            self._pack_rows(shards, group.first, group.count, lease.addresses, self._row_bytes, *arrays)
+            self._packing.pack_rows(shards, group.first, group.count, lease.addresses, self._row_bytes, *arrays)
         return Response(np.array(sizes, np.int64), data)
 
     def file_chunk(self, name: str, offset: int) -> bytes:

@@ -16,5 +16,5 @@ def runner() -> Iterator[Runner]:
         yield found
 
 
-class TestOnTheCpu(CollectChecks):
+class TestCollectOnTheCpu(CollectChecks):
     pass

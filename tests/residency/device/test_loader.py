@@ -68,7 +68,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder:
 every_order = pytest.mark.parametrize("gpu", ORDERS, indirect=True)
 
 
-class TestLoader(LoaderChecks):
+class TestLoaderOnStandIn(LoaderChecks):
     pass
 
 

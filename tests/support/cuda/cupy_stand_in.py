@@ -358,7 +358,7 @@ def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
 
 @dataclass(frozen=True)
 class StandInGpu:
-    """A `loader_checks.Gpu` on the stand-in `cupy`."""
+    """A `loader_checks.GpuUnderTest` on the stand-in `cupy`."""
 
     cupy: Any
 

@@ -20,7 +20,7 @@ from tests.support.feed import variable as variable_data
 from tests.support.feed.data import EVERY_SAMPLER
 
 
-class Gpu(Protocol):
+class GpuUnderTest(Protocol):
     """A device, and the stream of a consumer there."""
 
     def read(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def copies(loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
     ]
 
 
-def from_device(gpu: Gpu, loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
+def from_device(gpu: GpuUnderTest, loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
     """Returns the first batches, as a training step on the device reads them."""
     got = [gpu.read(batch) for batch in itertools.islice(loader, steps)]
     gpu.finish()
@@ -107,7 +107,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def check(gpu: Gpu, path: Path, residency: str, **options: Any) -> None:
+def check(gpu: GpuUnderTest, path: Path, residency: str, **options: Any) -> None:
     expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, **options}))
     same(from_device(gpu, on_gpu(RESIDENCIES[residency](path), **options)), expected)
 
@@ -138,18 +138,18 @@ class LoaderChecks:
 
     @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "gato"])
     @pytest.mark.parametrize("residency", RESIDENCIES)
-    def test_every_preset(self, gpu: Gpu, folder: Path, preset: str, residency: str) -> None:
+    def test_every_preset(self, gpu: GpuUnderTest, folder: Path, preset: str, residency: str) -> None:
         check(gpu, convert(11, folder / "one"), residency, preset=preset)
 
     @pytest.mark.parametrize("sampler", EVERY_SAMPLER)
     @pytest.mark.parametrize("residency", ["device", "tiered"])
-    def test_every_sampler(self, gpu: Gpu, folder: Path, sampler: str, residency: str) -> None:
+    def test_every_sampler(self, gpu: GpuUnderTest, folder: Path, sampler: str, residency: str) -> None:
         if sampler.startswith(("weighted", "topk")):
             pytest.importorskip("polars")
         check(gpu, convert(11, folder / "one"), residency, sampler=EVERY_SAMPLER[sampler])
 
     @pytest.mark.parametrize("sampler", ["shuffle", "fifo"])
-    def test_many_windows_in_an_order(self, gpu: Gpu, folder: Path, sampler: str) -> None:
+    def test_many_windows_in_an_order(self, gpu: GpuUnderTest, folder: Path, sampler: str) -> None:
         """With 2^16 windows and more, a permutation is computed by position."""
         path = folder / "many"
         if not path.exists():
@@ -170,17 +170,17 @@ class LoaderChecks:
             loader.load_state_dict({**loader.state_dict(), "step": 544})
         same(from_device(gpu, loaders[1]), copies(loaders[0]))
 
-    def test_no_episode_twice(self, gpu: Gpu, folder: Path) -> None:
+    def test_no_episode_twice(self, gpu: GpuUnderTest, folder: Path) -> None:
         pytest.importorskip("polars")
         check(gpu, convert(11, folder / "one"), "device", sampler=Weighted("length", replacement=False))
 
     @pytest.mark.parametrize("case", CASES)
     @pytest.mark.parametrize("residency", ["device", "tiered"])
-    def test_every_option(self, gpu: Gpu, folder: Path, case: str, residency: str) -> None:
+    def test_every_option(self, gpu: GpuUnderTest, folder: Path, case: str, residency: str) -> None:
         check(gpu, convert(11, folder / "one"), residency, **CASES[case])
 
     @pytest.mark.parametrize("parts", [(0, 0), (0, 1), (1, 0), (0.1, 0.5), (0.5, 0.1)])
-    def test_every_budget(self, gpu: Gpu, folder: Path, parts: tuple[float, float]) -> None:
+    def test_every_budget(self, gpu: GpuUnderTest, folder: Path, parts: tuple[float, float]) -> None:
         path = convert(11, folder / "one")
         ds = gear_data.open(path)
         whole = ds.num_steps * sum(column.row_bytes for column in ds.schema.fixed_columns)
@@ -193,12 +193,12 @@ class LoaderChecks:
         same(from_device(gpu, on_gpu(placed, **options)), expected)
 
     @pytest.mark.parametrize("residency", RESIDENCIES)
-    def test_final_observations(self, gpu: Gpu, rollouts_path: Path, residency: str) -> None:
+    def test_final_observations(self, gpu: GpuUnderTest, rollouts_path: Path, residency: str) -> None:
         assert gear_data.open(rollouts_path).final(0) is not None
         columns = ["observations", "next_observations", "rewards"]
         check(gpu, rollouts_path, residency, columns=columns, batch_size=40, offsets={"observations": (-1, 4)})
 
-    def test_views(self, gpu: Gpu, folder: Path) -> None:
+    def test_views(self, gpu: GpuUnderTest, folder: Path) -> None:
         pytest.importorskip("polars")
 
         def view(ds: gear_data.Dataset) -> gear_data.Dataset:
@@ -210,7 +210,7 @@ class LoaderChecks:
             same(from_device(gpu, on_gpu(view(RESIDENCIES[residency](path)))), expected)
 
     @pytest.mark.parametrize("join", [False, True])
-    def test_mixtures(self, gpu: Gpu, folder: Path, join: bool) -> None:
+    def test_mixtures(self, gpu: GpuUnderTest, folder: Path, join: bool) -> None:
         pytest.importorskip("polars")
 
         def mixed(first: Any, second: Any) -> Mixture:
@@ -224,7 +224,7 @@ class LoaderChecks:
         for name in ("pad_fraction", "mixture", "windows", "batches"):
             assert loader.metrics()[name] == on_cpu.metrics()[name]
 
-    def test_weights_that_change(self, gpu: Gpu, folder: Path) -> None:
+    def test_weights_that_change(self, gpu: GpuUnderTest, folder: Path) -> None:
         pytest.importorskip("polars")
 
         def run(loader: SequenceLoader, read: Callable[[Any], Any]) -> list[Any]:
@@ -243,7 +243,7 @@ class LoaderChecks:
         same(got, expected)
         assert got[-1]["weights_version"].tolist() == [1] * 8
 
-    def test_metrics_are_those_of_the_cpu(self, gpu: Gpu, folder: Path) -> None:
+    def test_metrics_are_those_of_the_cpu(self, gpu: GpuUnderTest, folder: Path) -> None:
         path = convert(11, folder / "one")
         loaders = SequenceLoader(gear_data.open(path), steps=12, **OPTIONS), on_gpu(tiered(path), steps=12)
         for loader in loaders:
@@ -253,14 +253,14 @@ class LoaderChecks:
         for name in ("batches", "windows", "pad_fraction"):
             assert found[name] == expected[name]
 
-    def test_batches_that_are_kept_stay(self, gpu: Gpu, folder: Path) -> None:
+    def test_batches_that_are_kept_stay(self, gpu: GpuUnderTest, folder: Path) -> None:
         path = convert(11, folder / "one")
         expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
         kept = list(itertools.islice(on_gpu(gear_data.open(path, residency="device")), STEPS))
         gpu.finish()
         same(kept, expected)
 
-    def test_text_stays_a_list(self, gpu: Gpu, folder: Path) -> None:
+    def test_text_stays_a_list(self, gpu: GpuUnderTest, folder: Path) -> None:
         path = folder / "text"
         if not path.exists():
             variable_data.convert(variable_data.make_episodes(), path, names=(variable_data.TEXT,))
@@ -272,7 +272,7 @@ class LoaderChecks:
         gpu.finish()
         same(got, expected)
 
-    def test_the_cpu_reads_as_before(self, gpu: Gpu, folder: Path) -> None:
+    def test_the_cpu_reads_as_before(self, gpu: GpuUnderTest, folder: Path) -> None:
         path = convert(11, folder / "one")
         plain = gear_data.open(path)
         for name in ("pinned", "device", "tiered"):

@@ -19,7 +19,7 @@ from gear_data.storage.block import offsets_of
 from tests.support.cuda.runner import Runner
 
 
-class Device:
+class DeviceWeights:
     """Weights of episodes in a runner's memory."""
 
     def __init__(self, runner: Runner, weights: np.ndarray, prefix: np.ndarray, by_anchor: bool) -> None:
@@ -113,7 +113,7 @@ class PrioritiesChecks:
     def test_int_weight_prefix_and_guide_of_any_weights(self, runner: Runner, drawn: Any) -> None:
         weights, prefix, by_anchor = drawn
         expected = int_weight_scale(weights, prefix, by_anchor)
-        device = Device(runner, weights, prefix, by_anchor)
+        device = DeviceWeights(runner, weights, prefix, by_anchor)
         assert device.scale() == (expected.exponent, sum(expected.sums), expected.raised, expected.positive)
         sums = int_weight_prefix(weights, prefix, by_anchor, expected)
         np.testing.assert_array_equal(device.weighted_prefix(expected.exponent), sums)
@@ -124,7 +124,7 @@ class PrioritiesChecks:
         runner.clear()
 
     def test_no_positive_weight(self, runner: Runner) -> None:
-        device = Device(runner, np.array([0.0, 1.0, 0.0]), np.array([0, 3, 3, 4], np.int64), True)
+        device = DeviceWeights(runner, np.array([0.0, 1.0, 0.0]), np.array([0, 3, 3, 4], np.int64), True)
         out = device.zeros(3)
         launches.weight_bounds(runner, device.rows, out)
         assert runner.get(out, 3, np.int64).tolist() == [0, 0, 0]
@@ -141,7 +141,7 @@ class PrioritiesChecks:
         values = rng.choice(pool, count)
         counts = rng.integers(0, 4, count)
         usable = (counts > 0) & ~np.isnan(values)
-        device = Device(runner, values, offsets_of(counts), data.draw(st.booleans()))
+        device = DeviceWeights(runner, values, offsets_of(counts), data.draw(st.booleans()))
         if not usable.any():
             assert device.largest(1)[1] == 0
             runner.clear()
@@ -163,7 +163,7 @@ class PrioritiesChecks:
         weights, prefix, by_anchor = drawn
         exponent = int_weight_scale(weights, prefix, by_anchor).exponent
         tree = WeightTree(weights.copy(), prefix, by_anchor, exponent)
-        device = Device(runner, weights, prefix, by_anchor)
+        device = DeviceWeights(runner, weights, prefix, by_anchor)
         at = device.tree(tree)
         np.testing.assert_array_equal(runner.get(at.nodes, len(tree._nodes), np.int64), tree._nodes)
         rng = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -189,7 +189,7 @@ class PrioritiesChecks:
         rng = np.random.default_rng(1)
         weights, prefix = rng.random(5000), offsets_of(rng.integers(0, 5, 5000))
         exponent = int_weight_scale(weights, prefix, True).exponent
-        device = Device(runner, weights, prefix, True)
+        device = DeviceWeights(runner, weights, prefix, True)
         rows, values = rng.integers(0, 5000, 300), rng.random(300)
         before, _, _ = device.put(rows, values, exponent, launches.NO_TREE)
         assert before[0] == weights[rows[0]]
@@ -202,7 +202,7 @@ class PrioritiesChecks:
 
     def test_one_episode_many_times(self, runner: Runner) -> None:
         tree = WeightTree(np.ones(40), np.arange(41), False, 50)
-        device = Device(runner, np.ones(40), np.arange(41), False)
+        device = DeviceWeights(runner, np.ones(40), np.arange(41), False)
         at = device.tree(tree)
         rows, values = np.full(150, 7), np.arange(150.0) + 2
         before, _, more = device.put(rows, values, 50, at)
