@@ -153,13 +153,13 @@ def open_cluster(
         )
     from gear_data.dataset.partitioned_store import open_partitioned_store
 
-    def place(nodes: Sequence[str]) -> tuple[Placement, Placement]:
+    def assign_shards(nodes: Sequence[str]) -> tuple[Placement, Placement]:
         files = open_files(path, cache_dir, cache_bytes)
         # Placement needs only the tables; this machine may lack the shards of other nodes.
         shards = frozenset(shard.entry.file for shard in files.manifest().shards)
         whole = Dataset(DatasetStore(files, "mmap", shards), View())
         return whole.placement(nodes, sampler, budget), whole.placement(nodes, sampler)
 
-    store = open_partitioned_store(path, residency or "host", place, cache_dir, cache_bytes, transport)
+    store = open_partitioned_store(path, residency or "host", assign_shards, cache_dir, cache_bytes, transport)
     store.device_columns()
     return Dataset(store, View())

@@ -115,7 +115,7 @@ def _open_again(
 def open_partitioned_store(
     path: str | os.PathLike[str],
     residency: str,
-    place: PlacementPolicy,
+    policy: PlacementPolicy,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
     transport: str = AUTO,
@@ -127,7 +127,7 @@ def open_partitioned_store(
     Args:
         path, cache_dir, cache_bytes, transport: see `gear_data.open`.
         residency: of this node's shards.
-        place: assigns shards to nodes; called on rank 0.
+        policy: assigns shards to nodes; called on rank 0.
 
     Raises:
         GearError: any error of `gear_data.cluster.rendezvous.join` or of opening a dataset.
@@ -140,5 +140,5 @@ def open_partitioned_store(
             current_device()
         return files.manifest()
 
-    membership, lease = join(JoinRequest(plain_path(path), cache, cache_bytes, residency, transport, prepare, place))
+    membership, lease = join(JoinRequest(plain_path(path), cache, cache_bytes, residency, transport, prepare, policy))
     return PartitionedDatasetStore(files, residency, transport, membership, lease)

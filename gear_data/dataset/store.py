@@ -137,23 +137,23 @@ class DatasetStore:
                 column=REWARDS,
             )
         # abs() because -0.0 == 0.0: one discount must have one name.
-        wanted = None if discount == 1 and COLUMN.name in stored else abs(discount)
-        if wanted == self.discount:
+        new_discount = None if discount == 1 and COLUMN.name in stored else abs(discount)
+        if new_discount == self.discount:
             return self
-        if wanted is not None and self.bad_files:
+        if new_discount is not None and self.bad_files:
             raise CorruptShardError(
-                f"is damaged: computing {COLUMN.name} of discount {wanted} needs all shards",
+                f"is damaged: computing {COLUMN.name} of discount {new_discount} needs all shards",
                 file=f"{self.path}/{min(self.bad_files)}",
                 hint="run 'gear-data repair' first",
             )
         store = copy(self)
-        store.discount = wanted
-        if wanted is None:
+        store.discount = new_discount
+        if new_discount is None:
             store.schema, store.statistics, store.shards = stored, self.manifest.statistics, self._stored
             store._copy = self._stored_copy
         else:
             episodes = (*self.episode_starts, self.lengths)
-            sidecar = discounted_returns(self.files, self.manifest, *episodes, wanted, self._rewards)
+            sidecar = discounted_returns(self.files, self.manifest, *episodes, new_discount, self._rewards)
             index = stored.index(COLUMN.name) if COLUMN.name in stored else len(stored)
             store.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
             store.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}

@@ -56,7 +56,7 @@ def test_where_steps_chooses_windows(
 ) -> None:
     options = ["--where", "length > 4", "--where-steps", "rewards > 0", "--batch-size", 16, "--context", 3]
     run_json(capsys, "export", rollouts_path, tmp_path / "out", *options, "--batches", 4, "--format", "npz")
-    wanted = {
+    expected = {
         r.columns["actions"][t].tobytes()
         for r in rollouts
         for t in range(len(r))
@@ -64,7 +64,7 @@ def test_where_steps_chooses_windows(
     }
     for file in (tmp_path / "out").glob("*.npz"):
         with np.load(file, allow_pickle=False) as batch:
-            assert {action[0].tobytes() for action in batch["actions"]} <= wanted
+            assert {action[0].tobytes() for action in batch["actions"]} <= expected
     assert run_json(capsys, "feed", rollouts_path, *options, "--steps", 5)["batches"] == 5
 
 

@@ -68,15 +68,15 @@ def test_invalid_filters(expression: Any, error: type[GearError], words: list[st
 
 def test_evaluate(ds: gear_data.Dataset, rollouts: list[Any]) -> None:
     view = ds.filter("terminated")
-    mine = [(i, r) for i, r in enumerate(rollouts) if i % 2 == 0]
+    kept = [(i, r) for i, r in enumerate(rollouts) if i % 2 == 0]
     returns = view.evaluate("return", "weights")
     assert returns.dtype == np.float64
-    np.testing.assert_allclose(returns, [total(r) for _, r in mine], rtol=1e-12, atol=1e-12)
-    assert view.evaluate("length * 2", "weights").tolist() == [2 * len(r) for _, r in mine]
+    np.testing.assert_allclose(returns, [total(r) for _, r in kept], rtol=1e-12, atol=1e-12)
+    assert view.evaluate("length * 2", "weights").tolist() == [2 * len(r) for _, r in kept]
     assert ds.evaluate(pl.col("truncated"), "weights").tolist() == [float(i % 2) for i in range(30)]
     assert ds.evaluate(pl.lit(2), "weights").tolist() == [2.0] * 30
-    assert view.evaluate(pl.col("length").max(), "weights").tolist() == [max(len(r) for _, r in mine)] * len(mine)
-    levels = [i % 7 if i % 5 else np.nan for i, _ in mine]
+    assert view.evaluate(pl.col("length").max(), "weights").tolist() == [max(len(r) for _, r in kept)] * len(kept)
+    levels = [i % 7 if i % 5 else np.nan for i, _ in kept]
     np.testing.assert_array_equal(view.evaluate("level", "weights"), levels)
     for expression, words in (("task", "weights must be numbers"), (pl.col("length").head(2), "2 for 15")):
         with pytest.raises(InvalidArgumentError, match=words):
