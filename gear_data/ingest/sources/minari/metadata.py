@@ -168,16 +168,16 @@ def _all_equal(values: object, expected: int) -> bool:
     return all(_all_equal(value, expected) for value in values) if isinstance(values, list) else values == expected
 
 
-def _space_summary(space: Any) -> Any:
+def _space_summary(space: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a space without bounds and character sets.
 
-    `_leaves` has limited its depth already.
+    It descends like `_leaves`, which has checked the subspaces and limited their depth.
     """
     kept = {key: space[key] for key in _SPACE_FACTS if key in space}
-    subspaces = space.get("subspaces")
-    if isinstance(subspaces, dict):
+    kind, subspaces = str(space.get("type")), space.get("subspaces")
+    if kind == "Dict" and isinstance(subspaces, dict):
         kept["subspaces"] = {key: _space_summary(value) for key, value in subspaces.items()}
-    elif isinstance(subspaces, list):
+    elif kind == "Tuple" and isinstance(subspaces, list):
         kept["subspaces"] = [_space_summary(value) for value in subspaces]
     return kept
 

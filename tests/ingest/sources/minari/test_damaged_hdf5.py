@@ -139,6 +139,16 @@ def test_broken_metadata(text: str, write: Write, tmp_path: Path) -> None:
         gear_data.convert(source, tmp_path / "d")
 
 
+def test_subspaces_of_a_box_are_ignored(write: Write, tmp_path: Path) -> None:
+    source = plain(write)
+    space = {"type": "Box", "dtype": "float64", "shape": [2], "subspaces": [9.0, [9.0]]}
+    metadata = json.loads((source / METADATA).read_text()) | {"observation_space": json.dumps(space)}
+    (source / METADATA).write_text(json.dumps(metadata))
+    gear_data.convert(source, tmp_path / "d")
+    facts = gear_data.open(tmp_path / "d").manifest.provenance["metadata"]["observation_space"]
+    assert facts == {"type": "Box", "dtype": "float64", "shape": [2]}
+
+
 @pytest.mark.parametrize("kind", ["external", "soft"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_links_to_elsewhere(kind: str, number: int, edit: Any, tmp_path: Path) -> None:
