@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT, command_line, describe_machine, machine_facts, progress, spread, write_json
-from contenders import (
+from feeding.contenders import (
     CONTENDERS,
     INLINE,
     SETUP_TIMEOUT_SECONDS,
@@ -38,9 +38,9 @@ from contenders import (
     run_rounds,
     run_script,
 )
-from environments import ContenderError, install, requirements
-from feed_data import Data, DataStore
-from feed_report import (
+from feeding.data import Data, DataStore
+from feeding.environments import ContenderError, install, requirements
+from feeding.report import (
     contender_notes,
     contender_table,
     memory_table,
@@ -48,7 +48,7 @@ from feed_report import (
     summarise,
     wait_table,
 )
-from scenarios import FAMILIES, SCENARIOS, Scenario, chosen_scenarios
+from feeding.scenarios import FAMILIES, SCENARIOS, Scenario, chosen_scenarios
 
 #: The cache of a large server, for systems that do not report theirs: large data is then large there too.
 ASSUMED_CACHE_BYTES = 64 << 20

@@ -34,12 +34,12 @@ from common import ROOT, command_line, describe_machine, machine_facts, progress
 # The checkout's own gear_data, installed or not.
 sys.path.insert(0, str(ROOT))
 
-import gpu_collection
-from gpu_device import Gpu, no_gpu
-from gpu_filters import filters
-from gpu_knobs import knobs
-from gpu_report import Section, from_json, table, verdict
-from gpu_selection import selection
+from gpu_sections import collection as gpu_collection
+from gpu_sections.device import Gpu, no_gpu
+from gpu_sections.filters import filters
+from gpu_sections.knobs import knobs
+from gpu_sections.report import Section, from_json, table, verdict
+from gpu_sections.selection import selection
 
 from gear_data.collection.collector import Collector
 from gear_data.collection.plan import CollectSource
@@ -76,7 +76,7 @@ def run_section(name: str, ceilings: dict[str, Any], folder: Path, quick: bool, 
 
     if name == "e":
         # Only this section imports torch and transformers.
-        from gpu_training import training
+        from gpu_sections.training import training
 
         return training(folder, quick, left)
     if name == "g":

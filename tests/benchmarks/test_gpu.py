@@ -28,12 +28,12 @@ BENCHMARKS = Path(gear_data.__file__).resolve().parent.parent / "benchmarks"
 # Last on the path, because it has modules with the names of some tests.
 
 import gpu as benchmark  # noqa: E402
-import gpu_collection  # noqa: E402
-import gpu_device  # noqa: E402
-import gpu_knobs  # noqa: E402
-import gpu_selection  # noqa: E402
-from gpu_collection import CollectCase  # noqa: E402
-from gpu_report import Row, Section, from_json, table, verdict  # noqa: E402
+from gpu_sections import collection as gpu_collection  # noqa: E402
+from gpu_sections import device as gpu_device  # noqa: E402
+from gpu_sections import knobs as gpu_knobs  # noqa: E402
+from gpu_sections import selection as gpu_selection  # noqa: E402
+from gpu_sections.collection import CollectCase  # noqa: E402
+from gpu_sections.report import Row, Section, from_json, table, verdict  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +186,8 @@ def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pyte
 
 
 def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpu_training
     import torch
+    from gpu_sections import training as gpu_training
 
     class Model(torch.nn.Linear):
         """A stand-in for a Decision Transformer, whose import is slow."""
@@ -220,8 +220,8 @@ def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypa
 
 
 def test_filters_are_measured_where_cudf_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpu_filters
     import polars as pl
+    from gpu_sections import filters as gpu_filters
 
     monkeypatch.setattr(gpu_filters, "find_spec", lambda name: None if name == "cudf_polars" else object())
     assert gpu_filters.filters(True, left).notes == ["not run: cudf_polars not installed (see docs/how-to/gpu.md)"]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from common import synthetic_episodes, write_parquet
-from gpu_report import Row, Section
 
 import gear_data
 from gear_data.demo.model import MODEL_KEYS, Hyperparameters, build_model, masked_action_loss
+from gpu_sections.report import Row, Section
 
 CONTEXT = 20
 BATCHES = (64, 512)

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+#: The folder benchmarks/.
+HERE = Path(__file__).resolve().parents[1]
 
 #: Environment -> newest CPython that the peer has wheels for, if older than ours.
 NEWEST_PYTHON = {"reverb": (3, 11)}

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import figure, format_table, spread
-from contenders import INLINE, THREADS, Contender
-from scenarios import WAIT_TARGET
+
+from feeding.contenders import INLINE, THREADS, Contender
+from feeding.scenarios import WAIT_TARGET
 
 Records = Sequence[Mapping[str, Any]]
 

@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gpu_collection import rows_of
-from gpu_device import Gpu
-from gpu_report import Row, Section
 
 from gear_data.errors import DeviceMemoryError
 from gear_data.kernels.cuda import launches
@@ -24,6 +21,9 @@ from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers.orders import Permuted
 from gear_data.selection.window_sampler import WindowSampler
 from gear_data.selection.windows import WindowRule
+from gpu_sections.collection import rows_of
+from gpu_sections.device import Gpu
+from gpu_sections.report import Row, Section
 
 EPISODES = (10**4, 10**6, 10**8)
 DRAWS = (4096, 10**6)

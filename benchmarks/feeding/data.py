@@ -12,8 +12,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 from common import parquet_files, progress, synthetic_episodes, write_parquet
-from contenders import run_script
-from scenarios import CACHE_MULTIPLE, FAMILIES, Contract, Family
+
+from feeding.contenders import run_script
+from feeding.scenarios import CACHE_MULTIPLE, FAMILIES, Contract, Family
 
 _FRAME_EPISODE = 500
 _WRITTEN_AT_ONCE = 1000

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common import ROOT, progress
-from environments import HERE, ContenderError, is_installed, last_line, venv_python
+
+from feeding.environments import HERE, ContenderError, is_installed, last_line, venv_python
 
 SETUP_TIMEOUT_SECONDS = 600.0
 INLINE, THREADS = "gear-inline", "gear"

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gpu_collection
 import numpy as np
-from gpu_collection import CollectCase, GpuCollection, fill_raw, rows_of
-from gpu_device import Bytes, Gpu
-from gpu_report import Row, Section
 
 import gear_data
 from gear_data.errors import GearError
 from gear_data.kernels.cuda import launches
+from gpu_sections import collection as gpu_collection
+from gpu_sections.collection import CollectCase, GpuCollection, fill_raw, rows_of
+from gpu_sections.device import Bytes, Gpu
+from gpu_sections.report import Row, Section
 
 SOURCE = Path(gear_data.__file__).resolve().parent / "kernels" / "cuda" / "collect.cu"
 KERNEL = "gear_collect"

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from gpu_report import Row, Section
 
 from gear_data.kernels.cuda import cudf
+from gpu_sections.report import Row, Section
 
 ROWS = (10**5, 10**6, 10**7, 10**8)
 _REPEATS = 5

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gpu_device import Bytes, Gpu
-from gpu_report import Row, Section
 
 from gear_data.collection.collector import Collector
 from gear_data.collection.output import MASK, TIMESTEPS, Output
@@ -23,6 +21,8 @@ from gear_data.kernels.cuda import launches
 from gear_data.kernels.output_plan import OUTPUT_PLAN, OutputPlanArray
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.windows import Windows
+from gpu_sections.device import Bytes, Gpu
+from gpu_sections.report import Row, Section
 
 ROW_BYTES = (44, 256, 1024, 4096, 16384, 65536)
 CONTEXTS = (20, 100, 1000)

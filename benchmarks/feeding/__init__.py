@@ -1,0 +1,1 @@
+"""The parts of benchmarks/feed.py: scenarios, data, contenders with their environments, and the report."""
