@@ -25,7 +25,7 @@ class Contender:
     name: str
     title: str
     script: str
-    #: The path of `feed_data.Data` that the contender reads.
+    #: The path of `feeding.data.Data` that the contender reads.
     data: Literal["dataset", "source", "steps"]
     #: Name of its environment, and of its file under requirements/; None: this interpreter.
     environment: str | None = None
