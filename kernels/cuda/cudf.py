@@ -91,9 +91,9 @@ def evaluate(frame: pl.DataFrame, expression: pl.Expr) -> tuple[pl.Series, bool]
     # Plain cudaMalloc, because the engine's default is a pool that keeps most of the GPU's memory.
     engine = pl.GPUEngine(raise_on_fail=True, executor="in-memory", memory_resource=rmm.mr.CudaMemoryResource())
     floats = [name for name, dtype in frame.schema.items() if dtype.is_float()]
-    outputs = [expression.alias("found"), *(pl.col(name).is_nan().any().alias(f"nan {name}") for name in floats)]
+    outputs = [expression.alias("value"), *(pl.col(name).is_nan().any().alias(f"nan {name}") for name in floats)]
     result = frame.lazy().select(outputs).collect(engine=engine)
-    return result["found"], any(result[f"nan {name}"][0] for name in floats)
+    return result["value"], any(result[f"nan {name}"][0] for name in floats)
 
 
 def _is_exact(node: Any) -> bool:
