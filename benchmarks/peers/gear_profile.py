@@ -4,8 +4,9 @@ Clocks around four functions of the loader time the stages while it runs: select
 windows), kernel (`ColumnReader.read`: all bytes of the batch), buffers (the rest of `Collector.__call__`: the lease,
 and the arrays over it) and tensors (`torch.from_numpy`). The cost of a clock is measured and subtracted. The whole is
 timed without clocks, in alternating rounds. `rest` is the time in no stage: the iterator, the meter, the dict. The same
-batch through a prefetch thread shows the cost or gain of the handover. All figures are medians over the rounds, in
-microseconds.
+batch through a prefetch thread shows the cost or gain of the handover. All figures are microseconds: the 5th percentile
+of short stretches, so that other load on the machine counts little. The prefetch thread's figure is a median, because
+batches come in groups.
 
 For comparison, libc's memmove copies the bytes of a batch in one call: between two places in the cache (hot), and from
 1 GiB of memory to a place in the cache (cold).
@@ -19,7 +20,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,8 @@ from gear_data.loaders.window_source import SingleSource
 
 COLD_BYTES = 1 << 30
 PREFETCH = 2
-STRETCH_SECONDS = 0.05
-CALIBRATION_CALLS = 100_000
+STRETCH_SECONDS = 0.002
+CALIBRATION_ROUNDS, CALIBRATION_CALLS = 100, 1000
 
 
 class Clock:
@@ -68,13 +68,17 @@ def clock_costs() -> tuple[float, float]:
 
     clock = Clock()
     timed = clock.around(nothing)
-    starts = [time.perf_counter()]
-    for function in (nothing, timed):
-        for _ in range(CALIBRATION_CALLS):
-            function()
-        starts.append(time.perf_counter())
-    bare, whole = ((b - a) / CALIBRATION_CALLS for a, b in pairwise(starts))
-    return clock.seconds / CALIBRATION_CALLS, whole - bare
+    bare, whole, counted = [], [], []
+    for _ in range(CALIBRATION_ROUNDS):
+        clock.seconds, starts = 0.0, [time.perf_counter()]
+        for function in (nothing, timed):
+            for _ in range(CALIBRATION_CALLS):
+                function()
+            starts.append(time.perf_counter())
+        bare.append((starts[1] - starts[0]) / CALIBRATION_CALLS)
+        whole.append((starts[2] - starts[1]) / CALIBRATION_CALLS)
+        counted.append(clock.seconds / CALIBRATION_CALLS)
+    return min(counted), min(whole) - min(bare)
 
 
 @contextmanager
@@ -125,6 +129,11 @@ def stage_times(clocks: dict[str, Clock], batches: int, costs: tuple[float, floa
     return {name: 1e6 * seconds / batches for name, seconds in net.items()}
 
 
+def undisturbed(values: list[float]) -> float:
+    """Returns the 5th percentile: the figure of stretches that no other process interrupted."""
+    return float(np.percentile(values, 5))
+
+
 def copy_times(size: int, seconds: float) -> tuple[float, float]:
     """Returns the median microseconds of one memmove of `size` bytes: (hot, cold)."""
     source, target = np.ones(COLD_BYTES, np.uint8), np.ones(size, np.uint8)
@@ -149,7 +158,7 @@ def main() -> None:
     args = parse_arguments("Time of the stages of a batch; --data is a gear-data dataset.", configure)
     out = claim_stdout()
     loader = open_loader(args, 0)
-    batches, threaded = iter(loader), iter(open_loader(args, PREFETCH))
+    batches = iter(loader)
     _, _, batch = draw(batches, 0.5)
     size = sum(tensor.nbytes for tensor in batch.values() if isinstance(tensor, torch.Tensor))
     places = {
@@ -162,18 +171,20 @@ def main() -> None:
     wholes: list[float] = []
     handed: list[float] = []
     stages: list[dict[str, float]] = []
-    # Short alternating stretches: other load on the machine affects all three.
+    # Short alternating stretches: some of each run without interruption.
     for _ in range(max(1, round(args.repetitions * args.seconds / (3 * STRETCH_SECONDS)))):
         count, seconds, _ = draw(batches, STRETCH_SECONDS)
         wholes.append(1e6 * seconds / count)
         with clocks_on(places) as clocks:
             count, _, _ = draw(batches, STRETCH_SECONDS)
         stages.append(stage_times(clocks, count, costs))
-        draw(threaded, STRETCH_SECONDS / 10)  # takes the batches that were built meanwhile
-        count, seconds, _ = draw(threaded, STRETCH_SECONDS)
+    # Only now: the clocks would count the calls of its thread too.
+    threaded = iter(open_loader(args, PREFETCH))
+    for _ in range(max(1, round(args.repetitions * args.seconds / (10 * STRETCH_SECONDS)))):
+        count, seconds, _ = draw(threaded, 5 * STRETCH_SECONDS)
         handed.append(1e6 * seconds / count)
-    whole = statistics.median(wholes)
-    parts = {name: statistics.median(stage[name] for stage in stages) for name in stages[0]}
+    whole = undisturbed(wholes)
+    parts = {name: undisturbed([stage[name] for stage in stages]) for name in stages[0]}
     hot, cold = copy_times(size, args.seconds / 2)
     record = {
         "batch_us": whole,
