@@ -47,7 +47,9 @@ class Address:
         host = host[1:-1] if bracketed else host
         is_host = host and not set(host) & set("/@?#[] ,") and (bracketed or ":" not in host)
         if not is_host or not port.isdecimal() or int(port) >= 1 << 16:
-            raise InvalidArgumentError(f"{text.strip()!r} is not host:port")
+            raise InvalidArgumentError(
+                f"{text.strip()!r} is not host:port", hint="write it like 10.0.0.1:7000 or [::1]:7000"
+            )
         return Address(host, int(port))
 
 

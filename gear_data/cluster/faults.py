@@ -1,7 +1,7 @@
 """Faults of a cluster: events, their detectors, time limits and outcomes.
 
-Start here with a question such as "what happens when a rank dies?". Each `Fault` names the function that detects the
-event. `tests/cluster/test_fault_table.py` checks that these functions and the limits exist;
+Search here for the answer to a question such as "what happens when a rank dies?". Each `Fault` names the function that
+detects the event. `tests/cluster/test_fault_table.py` checks that these functions and the limits exist;
 `tests/cluster/test_faults.py`, `test_rendezvous.py` and `test_network.py` cause the events.
 """
 
@@ -18,11 +18,11 @@ class Fault:
     """One event that a cluster must survive or report.
 
     Attributes:
-        event: The event. detector: The function or class that detects it, as `module:name` below `gear_data.cluster`.
-        limit: Time within which it is detected, in seconds: an environment variable (`$NAME`), or a constant or
-        function
-            as `module:name` below `gear_data.cluster`; None: at once.
-        outcome: What happens then.
+        event: The event, in words.
+        detector: The function or class that detects the event, as `module:name` below `gear_data.cluster`.
+        limit: Seconds within which the event is detected or its effect ends: an environment variable (`$NAME`), or a
+            constant or function as `module:name` below `gear_data.cluster`. None: at once.
+        outcome: The consequence, for each process that it concerns.
     """
 
     event: str

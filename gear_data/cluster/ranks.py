@@ -26,8 +26,8 @@ class _Launcher:
     node: str | None = None
 
 
-#: The first launcher that sets a rank counts. Slurm comes last: within a Slurm job, mpirun passes on the variables of
-#: the job's script or of its own daemons, and these count other processes.
+#: The first launcher whose rank is set counts. Slurm comes last: within a Slurm job, mpirun passes on Slurm's variables
+#: of the job's script or of mpirun's daemons. These count other processes than the ranks.
 _LAUNCHERS = (
     _Launcher("RANK", "WORLD_SIZE", "GROUP_RANK"),  # torchrun
     _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI's mpirun
@@ -87,7 +87,7 @@ def find_ranks() -> Ranks:
 def _launcher_store(rank: int, world_size: int) -> Any:
     """Returns the store that `init_process_group` would use.
 
-    If it is called later, both share one port.
+    If `init_process_group` is called later, it uses this store: the two do not compete for the port.
     """
     from torch.distributed.rendezvous import rendezvous
 
@@ -95,7 +95,8 @@ def _launcher_store(rank: int, world_size: int) -> Any:
         return next(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=join_timeout())))[0]
     except (RuntimeError, ValueError, OSError) as error:
         raise ClusterError(
-            f"torch.distributed's store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {error}",
+            f"cannot reach torch.distributed's store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: "
+            f"{error}",
             hint=f"check that all ranks run; ${TIMEOUT_VARIABLE} sets the timeout in seconds",
         ) from error
 
@@ -128,8 +129,8 @@ def machine_id() -> str:
 def own_host() -> str:
     """Returns the host name or number at which other machines reach this one.
 
-    It is $GEAR_DATA_NODE_HOST if that is set; else this machine's address on the route to MASTER_ADDR; else its address
-    on the route to its own host name.
+    It is $GEAR_DATA_NODE_HOST if that is set; else this machine's address on the route to MASTER_ADDR (on the master
+    itself: MASTER_ADDR); else its address on the route to its own host name.
 
     Raises:
         ClusterError: Only a loopback address was found.

@@ -1,8 +1,7 @@
-"""Rendezvous: the ranks of a training run become the nodes of a cluster.
+"""Rendezvous: the ranks of a training run form a cluster.
 
-Each node starts a server.
-
-The ranks exchange messages through a `KeyValueStore`, in three rounds. `join` runs them in this order:
+The ranks are grouped into nodes, and each node starts a server. For this the ranks exchange messages through a
+`KeyValueStore`, in three rounds. `join` runs them in this order:
 
     round       published by             key        value
     1 report    every rank               ranks/R    RankReport: the dataset it opens, its node, its machine
@@ -122,7 +121,7 @@ class ClusterPlan:
     Attributes:
         nodes: The ranks of each node.
         credentials: The run's credentials.
-        placement, owners: See `Membership`, as JSON.
+        placement, owners: As JSON; see `Membership`.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -162,7 +161,8 @@ def join(request: JoinRequest) -> tuple[Membership, ServerLease | None]:
     Every rank must call it, with the same dataset.
 
     Returns:
-        The membership, and this rank's lease on its node's server (None if there is no server, or no lease on it).
+        The membership, and this rank's lease on its node's server. The lease is None if the node has no server, or if
+        the system does not let this process share the lease.
 
     Raises:
         ClusterError: There is no run, a rank does not answer in time, or the ranks open different datasets.
@@ -276,14 +276,17 @@ class _Messages:
     def publish(self, key: str, make: Callable[[], Any]) -> None:
         """Publishes what `make` returns, or its error.
 
-        Does not raise: `read` raises it on every rank, this one too.
+        Does not raise the error of `make`: `read` raises it on every rank, this one too.
+
+        Raises:
+            ClusterError: The store cannot be reached.
         """
         self.publish_with_result(key, lambda: (make(), None))
 
     def publish_with_result(self, key: str, make: Callable[[], tuple[Any, T]]) -> T | None:
         """Publishes the first value that `make` returns, and returns the second.
 
-        Returns None after an error.
+        Returns None after an error of `make`, which it publishes like `publish`.
         """
         result: T | None = None
         try:
@@ -293,12 +296,17 @@ class _Messages:
         except Exception as error:
             # Published too: the other ranks would wait for the value until the timeout.
             _log.exception("joining the cluster failed")
-            value = self._failure(ClusterError(f"joining the cluster failed: {error!r}"))
+            value = self._failure(
+                ClusterError(f"joining the cluster failed: {error!r}", hint=f"see the log of {self._rank}")
+            )
         self._store.put(key, value)
         return result
 
     def _failure(self, error: GearError) -> _Failure:
-        """Returns an error with the name of the rank where it happened first."""
+        """Returns an error in its published form.
+
+        The form has the name of the rank where the error happened first.
+        """
         if error.file is not None and error.file.startswith("rank "):
             rank = error.file
         else:
@@ -318,7 +326,7 @@ class _Messages:
         if isinstance(value, dict) and "error" in value:
             failure = msgspec.convert(value, _Failure)
             raise error_from_bytes(failure.error.encode(), failure.rank) or ClusterError(
-                "joining the cluster failed", file=failure.rank
+                "joining the cluster failed", file=failure.rank, hint=f"see the log of {failure.rank}"
             )
         try:
             return msgspec.convert(value, kind)

@@ -28,7 +28,7 @@ class _FailureState:
 class PeerBackoff:
     """Peers that failed recently, by their numbers.
 
-    Thread-safe. Times are read with `time.monotonic`.
+    Thread-safe. Times are seconds of `time.monotonic`.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,15 @@ class PeerBackoff:
         return None if state is None else state.first
 
     def record_failure(self, peer: int) -> None:
+        """Starts the peer's next backoff.
+
+        The first backoff after a success is `MIN_BACKOFF_SECONDS` long. Each further one is twice as long, at most
+        `MAX_BACKOFF_SECONDS`.
+        """
         now, before = time.monotonic(), self._failing.get(peer)
         seconds = MIN_BACKOFF_SECONDS if before is None else min(2 * before.seconds, MAX_BACKOFF_SECONDS)
         self._failing[peer] = _FailureState(now if before is None else before.first, seconds, now + seconds)
 
     def record_success(self, peer: int) -> None:
+        """Ends the peer's backoff."""
         self._failing.pop(peer, None)

@@ -39,7 +39,7 @@ class ShardDirectory:
     Args:
         peers: All peers, also those that cannot be reached now.
         transport: The client's transport; `verbs` refuses peers without RDMA.
-        known: The shards of each peer. None: filled by `update`.
+        known: The shards of each peer. None: `update` records them.
 
     Attributes:
         peers: See above.
@@ -149,7 +149,13 @@ class ShardDirectory:
         raise MissingShardsError(f"no node holds shards {list_shards(lost)} any more", file=self.url)
 
     def _discover(self, failed: dict[int, GearError]) -> bool:
-        """Asks the peers that were not reached yet; returns whether there were any."""
+        """Contacts the peers that were not reached yet, and records their shards.
+
+        Peers that fail again are added to `failed`.
+
+        Returns:
+            Whether there were any such peers.
+        """
         unknown = [number for number, held in enumerate(self._held) if not held and number not in failed]
         for number in unknown:
             try:
@@ -162,7 +168,7 @@ class ShardDirectory:
     def _route(self, turn: int, excluded: frozenset[int]) -> Int64Array:
         """Returns int64 [shards], the peer of each shard in this turn.
 
-        A shard without a peer has -1.
+        -1 stands for a shard that only excluded peers hold, or no peer.
         """
         routes = self._routes
         route = routes.get((turn, excluded))

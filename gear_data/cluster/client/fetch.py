@@ -83,7 +83,7 @@ class Fetch(ABC, Generic[C, S]):
         self._run(self._send)
 
     def take(self) -> bool:
-        """Takes arrived responses, or waits for one, and sends the next requests.
+        """Sends the next requests, and takes arrived responses or waits for one.
 
         Returns:
             False if nothing is left to take.
@@ -112,6 +112,11 @@ class Fetch(ABC, Generic[C, S]):
         self._receive(connection)
 
     def _run(self, step: Callable[[C], None]) -> None:
+        """Runs a step over the connection, after opening a connection if necessary.
+
+        If the step fails, closes the connection. If the connection had broken while it was idle, the next step posts
+        everything again; otherwise sets `error`.
+        """
         try:
             if self._connection is None:
                 self._connection = self._acquire()

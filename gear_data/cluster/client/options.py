@@ -101,7 +101,7 @@ class ClientOptions:
     def flight_location(self, address: Address) -> str:
         """Returns an address as Arrow Flight writes it.
 
-        Only loopback without `authorities` is not encrypted.
+        The connection uses TLS, except to a loopback address without `authorities`.
         """
         is_plain = address.is_loopback and self.authorities is None
         return f"grpc{'' if is_plain else '+tls'}://{address}"

@@ -87,6 +87,10 @@ class Peer:
     def file_chunk(self, dataset: str, file: str, offset: int) -> bytes:
         """Reads a chunk of the manifest or of a table; see `ShardServer.file_chunk`.
 
+        Args:
+            dataset: The dataset's `dataset_identity`.
+            file, offset: The file, and the first byte of the chunk.
+
         Raises:
             NodeUnreachableError, NodeRefusedError: As `describe`.
         """
@@ -108,6 +112,12 @@ class Peer:
         """Returns an idle stream, or a new stream and the peer's present description.
 
         The caller returns the stream with `release_stream`, or closes it.
+
+        Returns:
+            The stream, and None for the description of an idle stream.
+
+        Raises:
+            NodeUnreachableError, NodeRefusedError: As `describe`.
         """
         with suppress(IndexError):
             return self._idle.pop(), None
@@ -132,6 +142,7 @@ class Peer:
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
+        """Adds this peer's name to errors."""
         try:
             yield
         except ClusterError as error:

@@ -58,7 +58,8 @@ class _RemoteColumns:
 
     Attributes:
         columns, row_bytes: See `_PlannedColumns`.
-        low, count: int64 [B], the first row of its episode and the number of rows that each window needs.
+        low, count: int64 [B], for each window the first row that it needs, counted from the start of its episode, and
+            the number of rows.
     """
 
     columns: Int64Array
@@ -125,7 +126,7 @@ class ClusterReader:
         self._here = here
         self._is_local = here[shard]
         self._shard, self._start, self._length = shard, start, length
-        # Knows where final observations are.
+        # Reads batches whose windows are all local, and knows where final observations are.
         self._local = ShardReader(shards, shard, start, length, finals)
         self._plans: dict[bytes, tuple[_PlannedColumns, ...]] = {}
 
@@ -175,7 +176,7 @@ class ClusterReader:
     def staging(self) -> ClusterStaging | None:
         """Returns a staging reader for a GPU.
 
-        Returns None if no shard is local and RDMA is not used: it would gain nothing.
+        Returns None if no shard is local and RDMA is not used: staging would gain nothing.
         """
         if not self._client.uses_rdma and not self._here.any():
             return None
@@ -212,7 +213,7 @@ class ClusterReader:
     def _point(
         self, batch: _Batch, remote: Sequence[_RemoteColumns], result: FetchedSpans, targets: WriteTargets | None
     ) -> None:
-        """Sets the addresses of a result's windows to its rows."""
+        """Points the addresses of a result's windows at the rows that arrived."""
         first = 0
         for each in remote:
             last = first + len(each.columns)

@@ -15,13 +15,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Duration of the retries of shards whose peers all fail.
+    """Time limit for retries of shards whose peers all fail.
 
-    The time counts from the first failure of a peer, not from each request: several threads, or batches, do not wait
-    one after another.
+    The limit counts from the first failure of a peer, not from the start of each request. So several threads, or
+    several batches, do not wait one after another.
 
     Attributes:
-        seconds: Seconds after the first failure until the error is raised; 0: at once.
+        seconds: Seconds after the first failure until the error is raised; 0: at once, without a retry.
         pause: Seconds before each attempt.
     """
 
@@ -29,7 +29,7 @@ class RetryPolicy:
     pause: float = 0.5
 
 
-#: Raises the error at once: nobody restarts the peers.
+#: Raises the error at once. For peers that nobody restarts, such as `gear-data serve` processes.
 NO_RETRY = RetryPolicy()
 
 
@@ -44,14 +44,15 @@ class Retries:
     def __init__(self, policy: RetryPolicy, backoff: PeerBackoff) -> None:
         self.policy = policy
         self._backoff = backoff
+        #: Time of the failure that was logged last: each failure is logged once.
         self._logged_failure = 0.0
 
     def wait(self, peers: Iterable[int], error: GearError) -> bool:
         """Waits before the next attempt.
 
         Args:
-            peers: Peers that failed.
-            error: Their error, for the log.
+            peers: Numbers of the peers that failed. If they failed at different times, the latest first failure counts.
+            error: The error that is raised without a retry, for the log.
 
         Returns:
             False, without waiting, if the policy allows no further attempt.

@@ -49,7 +49,8 @@ class FetchSession:
         self._directory, self._transports, self._retries = directory, transports, retries
         self._request, self._sizes, self._targets, self._turn = request, sizes, targets, turn
         self._fetches: list[Fetch[Any, Any]] = []
-        #: Peers that failed in this session, with their errors: they are not used again.
+        #: Peers that failed in this session, with their errors. They are not used again until the retry policy has
+        #: waited for them.
         self._failed: dict[int, GearError] = {}
 
     def start(self, spans: Int64Array) -> None:
@@ -100,7 +101,10 @@ class FetchSession:
                 yield fetch.done.popleft()
 
     def _record_outcomes(self) -> None:
-        """Notes which peers failed."""
+        """Records which peers succeeded and which failed.
+
+        A peer whose RDMA failed is not recorded as failed if Arrow Flight is tried next.
+        """
         for fetch in self._fetches:
             if fetch.error is None:
                 self._directory.backoff.record_success(fetch.peer)
@@ -111,7 +115,16 @@ class FetchSession:
     def _assign(self, shards: Int64Array) -> Int64Array:
         """Assigns shards to peers.
 
-        If no peer is left for some, waits for one as long as the retry policy allows.
+        If a shard has no peer left, waits as long as the retry policy allows, and then tries all peers again.
+
+        Args:
+            shards: int64 [n].
+
+        Returns:
+            int64 [n], the number of a peer for each shard.
+
+        Raises:
+            As `ShardDirectory.assign`.
         """
         while True:
             try:

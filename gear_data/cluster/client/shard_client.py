@@ -128,9 +128,10 @@ class ShardClient:
         return manifest
 
     def file_chunks(self, file: str) -> Iterator[bytes]:
-        """Yields the bytes of the manifest (`manifest`) or of a table's file.
+        """Yields the bytes of the manifest or of a table's file, in chunks.
 
-        See `ShardServer.file_chunk`.
+        Args:
+            file: `manifest`, or the name of a table; see `ShardServer.file_chunk`.
 
         Raises:
             NodeUnreachableError, NodeRefusedError: No node returns them.
@@ -162,7 +163,8 @@ class ShardClient:
     def can_write_gpu(self, device: int) -> bool:
         """Returns whether RDMA can write to the memory of a CUDA device.
 
-        `device` is the number of the device.
+        Args:
+            device: Number of the CUDA device.
         """
         return self._transports.can_write_gpu(device)
 
@@ -175,10 +177,10 @@ class ShardClient:
     def fetching(self, request: Request, targets: WriteTargets | None = None) -> Iterator[Iterator[FetchedSpans]]:
         """Posts a request of any size, and yields an iterator over its spans.
 
-        The iterator returns the spans as they arrive.
+        The iterator returns the spans as they arrive, in any order. Spans without rows are not returned.
 
-        All nodes have received their requests before the body begins. Spans without rows are not returned. If a node
-        fails, its spans are read from a replica.
+        All nodes have received their requests before the body begins. If a node fails, its spans are read from a
+        replica.
 
         Args:
             request: The rows to read.
@@ -186,7 +188,7 @@ class ShardClient:
 
         Raises:
             NodeUnreachableError: No node that holds some of the shards answers in time.
-            CorruptShardError, NodeRefusedError: The error of the last of them.
+            CorruptShardError, NodeRefusedError: The error of the last node that holds some of the shards.
             InvalidArgumentError: One span is larger than a response may be.
         """
         counts = [group.count for group in request.groups]

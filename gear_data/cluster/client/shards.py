@@ -1,6 +1,6 @@
 """Columns of shards on other nodes.
 
-Reads by shard use them: episodes, step expressions and statistics.
+They serve reads of whole columns: of episodes, for filters over steps, and for statistics. `reader` reads batches.
 """
 
 from __future__ import annotations

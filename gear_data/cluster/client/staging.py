@@ -40,7 +40,7 @@ class ClusterStaging:
         return self._reader.final_values(address)
 
     def stages_on(self, device: int) -> bool:
-        """Returns whether this machine's RDMA device can write to the memory of that GPU."""
+        """Returns whether RDMA can write to the memory of a CUDA device."""
         return self._client.can_write_gpu(device)
 
     def stage(self, rows: Sequence[StagedRows], stage: StagingBuffer) -> None:

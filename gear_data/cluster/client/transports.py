@@ -68,16 +68,21 @@ class PeerTransports:
     def can_write_gpu(self, device: int) -> bool:
         """Returns whether RDMA can write to the memory of a CUDA device.
 
-        `device` is the number of the device.
+        Args:
+            device: Number of the CUDA device.
         """
         return self.rdma is not None and gpu_transfer_method(device) is not None
 
     def fetch(
         self, number: int, request: Request, batches: Sequence[Int64Array], targets: WriteTargets | None
     ) -> Fetch[Any, Any]:
-        """Returns a fetch of batches of a request's spans from a peer.
+        """Creates the fetch of one peer's part of a request. Posts nothing yet.
 
-        Nothing is posted yet.
+        Args:
+            number: Number of the peer.
+            request: The whole request, for all peers.
+            batches: int64 arrays of positions of spans, one array for each request to this peer.
+            targets: Memory that rows are written to if they are read by RDMA.
         """
         peer = self._directory.peers[number]
         has_rdma = number in self._directory.rdma_peers
@@ -88,9 +93,12 @@ class PeerTransports:
         )
 
     def fall_back(self, fetch: Fetch[Any, Any]) -> bool:
-        """Returns whether a failed fetch is retried by Arrow Flight.
+        """Switches the peer of a failed fetch from RDMA to Arrow Flight.
 
-        With transport `auto`, every fetch that used RDMA is.
+        After `FALLBACK_SECONDS` the peer is read by RDMA again.
+
+        Returns:
+            False, without a change, if the fetch used Arrow Flight or the transport is not `auto`.
         """
         if not (isinstance(fetch, RdmaFetch) and self._transport == AUTO):
             return False

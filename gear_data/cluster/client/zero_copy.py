@@ -1,4 +1,7 @@
-"""Direct targets: addresses in a batch for rows that an output copies unchanged."""
+"""Addresses in a batch to which RDMA writes rows directly.
+
+Only rows that an output copies unchanged are written directly. Other rows pass through a buffer.
+"""
 
 from __future__ import annotations
 

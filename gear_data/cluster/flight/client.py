@@ -29,7 +29,8 @@ from gear_data.cluster.protocol import (
 from gear_data.common.error_codec import error_from_bytes
 from gear_data.errors import CorruptResponseError, NodeRefusedError, NodeUnreachableError
 
-#: Largest block, without its header, whose size raises glibc's mmap threshold: blocks below 32 MiB.
+#: Bytes of the largest array whose release raises glibc's mmap threshold. glibc ignores blocks of 32 MiB or more, its
+#: own header included.
 _LARGE_BYTES = (32 << 20) - (64 << 10)
 #: gRPC counts milliseconds in 32 bits: 24 days.
 _MAX_MS = (1 << 31) - 1
@@ -148,7 +149,7 @@ class Stream:
                 self._writer.begin(STREAM_SCHEMA)
 
     def cancel(self) -> None:
-        """Ends the call in the thread that waits for it."""
+        """Ends the call in the waiting thread, and marks the stream as timed out."""
         self.timed_out = True
         # The stream may have been closed just before: the thread that cancels it must survive that.
         with suppress(AttributeError):

@@ -105,10 +105,10 @@ class FlightFetch(Fetch[Stream, int]):
     def _check(self, spans: Int64Array, parts: list[npt.NDArray[np.uint8]]) -> None:
         """Checks that the parts have the requested sizes.
 
-        Kernels get addresses of rows in the parts.
+        Kernels read the parts by address, so a short part would make them read other memory.
 
         Raises:
-            NodeRefusedError: They have not.
+            NodeRefusedError: The number of parts or a size differs.
         """
         remaining = iter(parts)
         fits = True

@@ -1,6 +1,6 @@
-"""TCP keepalive probes: a server notices vanished clients.
+"""TCP keepalive probes, by which a server notices vanished clients.
 
-A client vanishes when its power is cut or its cable is pulled.
+A client vanishes if nothing closes its connection: its power is cut, or its cable is pulled.
 
 A server that waits for the next request of such a client would wait for hours. TCP does not notice an idle connection
 that broke, gRPC probes every two hours by default (its doc/keepalive.md), and pyarrow does not expose gRPC's options.

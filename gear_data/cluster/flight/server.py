@@ -35,7 +35,10 @@ from gear_data.errors import ClusterError, GearError, NodeRefusedError
 
 
 class _FileRequest(msgspec.Struct, frozen=True):
-    """Fields of the action `file`, in addition to the handshake; see `ShardServer.file_chunk`."""
+    """Fields of the action `file`, in addition to the handshake.
+
+    See `ShardServer.file_chunk`.
+    """
 
     file: str
     offset: int
@@ -48,7 +51,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     Args:
         shards: The shards.
-        listen: Address to listen at. Port 0 takes a free port, which `port` tells.
+        listen: Address to listen at. With port 0 the system chooses a free port; `port` is the chosen one.
         credentials: The token that clients must send, and the TLS certificate.
         rdma: The shards' registered memory; None: clients cannot read by RDMA.
 

@@ -24,7 +24,7 @@ class Device:
         context, domain: pyverbs' context and protection domain.
         mtu: Largest packet of the port, as `enum ibv_mtu` counts.
         max_read_bytes: Most bytes of one READ.
-        reads: Most READs that a queue pair can have in flight, in both directions.
+        reads: Most READs that a queue pair can have in flight, in each direction; at most 255.
         max_requests: Most work requests that a queue pair can hold.
     """
 
@@ -91,7 +91,7 @@ def open_device() -> Device:
     """
     port = choose_port()
     library = load_library()
-    with verbs_errors(f"opening {port.device}", "may this user open /dev/infiniband/uverbs*?"):
+    with verbs_errors(f"opening {port.device}", "check that this user may open /dev/infiniband/uverbs*"):
         context = library.device.Context(name=port.device)
         facts, state = context.query_device(), context.query_port(port.number)
         domain = library.pd.PD(context)

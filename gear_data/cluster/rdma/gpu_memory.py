@@ -8,8 +8,8 @@ registered.
 
 A kernel sees the written bytes if it is launched after the READ's completion was taken. All kernels here are.
 
-This module follows the documentation of both methods, and was tested only with stand-ins: it has never run on a GPU
-beside an RDMA device.
+This module follows the documentation of both methods, and was tested only with stand-ins: it has never run on a
+machine that has both a GPU and an RDMA device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ HINT = "load the driver's module: modprobe nvidia-peermem; or use a kernel, driv
 def gpu_transfer_method(number: int) -> str | None:
     """Returns how an RDMA device writes to the memory of a CUDA device.
 
-    `number` is the number of the CUDA device.
+    Args:
+        number: Number of the CUDA device.
 
     Returns:
         `PEER_MEMORY`, `DMA_BUF`, or None if neither is available.

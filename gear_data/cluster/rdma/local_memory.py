@@ -38,7 +38,9 @@ class LocalMemory:
         self._staging = BufferPool(_STAGING_BYTES, lambda _: None, reuse=True)
 
     def region(self, memory: Memory) -> Region:
-        """Returns the region of some memory, which stays registered as long as it lives.
+        """Returns the region of some memory, and registers the memory on first use.
+
+        The memory stays registered as long as it lives.
 
         Raises:
             DeviceError: The memory cannot be registered.

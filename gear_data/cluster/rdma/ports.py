@@ -55,7 +55,7 @@ def choose_port(root: Path = _ROOT) -> Port:
     for port in found:
         if named in (None, port.device, f"{port.device}:{port.number}"):
             return port
-    known = ", ".join(f"{port.device}:{port.number}" for port in found)
+    known = ", ".join(f"{port.device}:{port.number}" for port in found) or "none"
     if named is not None:
         raise DeviceError(
             f"${DEVICE_VARIABLE} is {named!r}: there is no such active port", hint=f"the active ports are: {known}"
@@ -78,7 +78,9 @@ def _active_ports(root: Path) -> Iterator[Port]:
 
 
 def _gid(folder: Path, link: str) -> tuple[str, int] | None:
-    """Returns the identifier (gid) to use, and its position; None without a usable one.
+    """Returns the identifier (gid) to use, and its position in the port's table.
+
+    Returns None if no identifier is usable.
 
     On Ethernet, a RoCE v2 identifier of an IPv4 address is preferred, then one that is not link-local: these can be
     routed.

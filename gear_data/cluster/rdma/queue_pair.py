@@ -74,7 +74,8 @@ class QueuePair:
         max_depth = max(1, min(_DEPTH, device.max_requests) // SIGNAL_EVERY) * SIGNAL_EVERY
         self._depth = SIGNAL_EVERY if can_be_read else max_depth
         with verbs_errors(f"creating a queue pair with {device.port.device}"):
-            # As long as the queue of requests: if all requests fail, each has a completion, and a full queue breaks.
+            # The completion queue is as long as the queue of requests. If all requests fail, each has a completion, and
+            # a completion queue that overflows is unusable.
             self._queue = library.cq.CQ(device.context, self._depth)
             capacity = library.qp.QPCap(max_send_wr=self._depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
             attributes = library.qp.QPInitAttr(

@@ -24,7 +24,7 @@ from gear_data.selection.windows import Int64Array
 
 #: Most queue pairs at once.
 MAX_QUEUE_PAIRS = 4096
-#: Timeout of READs that this end sends; it sends none.
+#: Timeout, in seconds, of READs that this end sends. It sends none, but the queue pair needs a value.
 _TIMEOUT = 30.0
 
 _log = logging.getLogger(__name__)
@@ -71,9 +71,10 @@ class RdmaServer:
             if getattr(error.__cause__, "error_code", None) != errno.EFAULT:
                 raise
         total = int(sizes.sum())
-        if total > available_memory():
+        available = available_memory()
+        if total > available:
             raise HostMemoryError(
-                f"before Linux 6.2, RDMA needs a copy of the columns: {total:,} bytes more than are available",
+                f"before Linux 6.2, RDMA needs a copy of the columns: {total:,} bytes, and {available:,} are available",
                 hint="use a newer kernel, serve fewer shards, or --transport flight",
             )
         _log.warning("before Linux 6.2, RDMA cannot register shared memory: copying %s bytes", f"{total:,}")

@@ -1,6 +1,6 @@
-"""Supervision of a node's server process.
+"""Supervision of a node's server process: start, lease and restart.
 
-The process is started, runs while any rank of the node lives, and is restarted if it dies.
+The process runs while any rank of the node lives. It is restarted if it dies.
 
 The first rank of a node starts the server. Every rank of the node holds the write end of one pipe, its lease. The
 kernel closes the write end when the rank exits, however it exits. The server holds the read end: it reads end-of-file
@@ -26,9 +26,9 @@ from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
 from gear_data.common.error_codec import error_from_bytes
 from gear_data.errors import ClusterError, GearError
 
-#: Seconds before each restart in a row. After the last one the server is not restarted any more.
+#: Seconds before each of several restarts in succession. After the last of them the server is not restarted any more.
 RESTART_DELAYS = (0.5, 2.0, 8.0, 30.0, 60.0)
-#: A server that ran for this many seconds starts a new row of restarts.
+#: After a server has run for this many seconds, its next restart takes the first of `RESTART_DELAYS` again.
 _HEALTHY_SECONDS = 600.0
 
 _log = logging.getLogger(__name__)
@@ -115,7 +115,11 @@ def _supervise(
     lease: weakref.ref[ServerLease],
     timeout: float,
 ) -> None:
-    """Waits for the server to exit, which also reaps it, and restarts it."""
+    """Restarts the server each time it exits.
+
+    Returns once this process has no lease any more, or after the last of `RESTART_DELAYS`. Waiting for the process also
+    reaps it, so that it does not stay as a zombie.
+    """
     delays, started = iter(RESTART_DELAYS), time.monotonic()
     try:
         while True:
@@ -124,7 +128,7 @@ def _supervise(
                 delays = iter(RESTART_DELAYS)
             for delay in delays:
                 if lease() is None:
-                    # No rank of this process needs the server: it exited by itself.
+                    # This process has ended its lease, and nobody else restarts the server.
                     return
                 _log.warning("the node's server exited (status %s): restarting it in %g s", status, delay)
                 time.sleep(delay)
