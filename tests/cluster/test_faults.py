@@ -326,11 +326,11 @@ def test_public_addresses_need_a_token_and_tls(folder, certificate, capsys):
 
 
 def test_an_interrupted_reader_does_not_wait_for_a_node_that_hangs(both):
-    nodes, request = gear_data.open(url(both[0]))._store._client, Request.from_bytes(one_request())
-    nodes.fetch(request)
+    client, request = gear_data.open(url(both[0]))._store._client, Request.from_bytes(one_request())
+    client.fetch(request)
     both[0].stop()
     begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), nodes.fetching(request):
+    with pytest.raises(KeyboardInterrupt), client.fetching(request):
         raise KeyboardInterrupt
     assert time.monotonic() - begun < TIMEOUT / 2
 

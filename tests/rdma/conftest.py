@@ -35,19 +35,19 @@ def serve(folder, world):
 
     def start(shards=None, transport="verbs", folder=folder):
         served = ShardServer(open_files(folder), shards, "host")
-        memory = open_rdma_server(served, transport)
-        server = FlightServer(served, Address("127.0.0.1", 0), ServerCredentials(), memory)
+        rdma = open_rdma_server(served, transport)
+        server = FlightServer(served, Address("127.0.0.1", 0), ServerCredentials(), rdma)
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
-        running.append((server, memory))
+        running.append((server, rdma))
         return f"127.0.0.1:{server.port}"
 
     yield start
     # A server waits for its clients, and tracebacks of raised errors keep some clients alive.
     grpc_fork._close_all()
     world.wait_for_no_pairs()
-    for server, memory in running:
+    for server, rdma in running:
         server.shutdown()
-        if memory is not None:
-            memory.close()
+        if rdma is not None:
+            rdma.close()
     assert not world.regions

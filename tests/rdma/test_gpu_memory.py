@@ -73,7 +73,7 @@ class Driver:
 
 
 @pytest.fixture
-def way(request, monkeypatch, world, tmp_path):
+def method(request, monkeypatch, world, tmp_path):
     """The method by which the RDMA device writes to GPU memory.
 
     It is "none" if this machine has no method.
@@ -88,9 +88,9 @@ def way(request, monkeypatch, world, tmp_path):
     assert bool(driver.files) == (request.param == "DMA-BUF")
 
 
-WAYS = ["none", "peer memory", "DMA-BUF"]
-every_way = pytest.mark.parametrize("way", WAYS, indirect=True)
-by_gpu_memory = pytest.mark.parametrize("way", WAYS[1:2], indirect=True)
+METHODS = ["none", "peer memory", "DMA-BUF"]
+every_method = pytest.mark.parametrize("method", METHODS, indirect=True)
+by_gpu_memory = pytest.mark.parametrize("method", METHODS[1:2], indirect=True)
 
 
 def read_to_gpu(world, gpu):
@@ -105,9 +105,9 @@ def read_to_gpu(world, gpu):
     return found
 
 
-@every_way
+@every_method
 @pytest.mark.parametrize("gpu", ORDERS, indirect=True)
-def test_batches_are_those_of_the_folder(folder, gpu, serve, world, way):
+def test_batches_are_those_of_the_folder(folder, gpu, serve, world, method):
     local = gear_data.open(folder)
     half = len(local.manifest.shards) // 2
     places = serve(range(half)), serve(range(half, len(local.manifest.shards)))
@@ -123,12 +123,12 @@ def test_batches_are_those_of_the_folder(folder, gpu, serve, world, way):
         expected = copies(SequenceLoader(local, **{**OPTIONS, **options}))
         same(from_device(gpu, on_gpu(remote, **options)), expected)
     # All bytes are read to the memory that kernels read, and none to the other.
-    assert read[way == "none"] > 0 and not read[way != "none"]
+    assert read[method == "none"] > 0 and not read[method != "none"]
     assert "gear_collect" in gpu.cupy.launched
 
 
-@every_way
-def test_another_discount(folder, gpu, serve, world, way):
+@every_method
+def test_another_discount(folder, gpu, serve, world, method):
     """The values of one column are local, the values of the others are remote."""
     local = gear_data.open(folder).with_discount(0.5)
     remote = gear_data.open(f"gear://{serve()}", transport="verbs").with_discount(0.5)
@@ -136,11 +136,11 @@ def test_another_discount(folder, gpu, serve, world, way):
     same(from_device(gpu, on_gpu(remote, **options)), copies(SequenceLoader(local, **options)))
 
 
-@every_way
-def test_rows_that_arrive_by_flight(folder, gpu, serve, world, caplog, way):
+@every_method
+def test_rows_that_arrive_by_flight(folder, gpu, serve, world, caplog, method):
     place = f"gear://{serve()}"
     local, auto, verbs = gear_data.open(folder), gear_data.open(place), gear_data.open(place, transport="verbs")
-    if way == "DMA-BUF":
+    if method == "DMA-BUF":
         same(from_device(gpu, on_gpu(auto)), copies(SequenceLoader(local, **OPTIONS)))
     world.broken = True
     with caplog.at_level(logging.WARNING, "gear_data"):
@@ -153,7 +153,7 @@ def test_rows_that_arrive_by_flight(folder, gpu, serve, world, caplog, way):
 
 
 @by_gpu_memory
-def test_regions_end_with_the_memory_of_the_gpu(folder, gpu, serve, world, way):
+def test_regions_end_with_the_memory_of_the_gpu(folder, gpu, serve, world, method):
     remote = gear_data.open(f"gear://{serve()}", transport="verbs")
     before = len(world.regions)
     for context in range(3, 7):

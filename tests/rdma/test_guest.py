@@ -104,7 +104,7 @@ def protection(tmp_path_factory):
 def started(prepared, protection, tmp_path_factory):
     """The guest of `test_one_machine`, and its output folder.
 
-    It runs beside the two other guests.
+    It runs at the same time as the two other guests.
     """
     out = tmp_path_factory.mktemp("out")
     command = [sys.executable, str(HERE / "guest_checks.py"), str(prepared / "d"), str(prepared / "expected.npz")]

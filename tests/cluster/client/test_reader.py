@@ -324,11 +324,11 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
                 shift=shift, discounts=discounts,
             )
         )  # fmt: skip
-    store, nodes = local._store, remote._store._client
+    store, client = local._store, remote._store._client
     episodes = (*store.episode_starts, store.lengths)
     here = np.arange(len(local.manifest.shards)) % 2 == 0
-    mixed = ClusterReader(nodes, _HalfRemote(store.shards), here, *episodes, lambda: store.finals)
-    all_local = ClusterReader(nodes, store.shards, here | True, *episodes, lambda: store.finals)
+    mixed = ClusterReader(client, _HalfRemote(store.shards), here, *episodes, lambda: store.finals)
+    all_local = ClusterReader(client, store.shards, here | True, *episodes, lambda: store.finals)
     found = []
     for reader in (local._store.reader(), remote._store.reader(), mixed, all_local):
         collector = Collector([CollectSource(reader, local.schema, tuple(requested))], len(rows), reuse=False)

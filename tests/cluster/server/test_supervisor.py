@@ -46,7 +46,7 @@ def config(folder):
 
 @pytest.fixture
 def started(monkeypatch):
-    """start(config) -> the server's info, and a function that lists servers.
+    """start(config) -> the server's info, and a function that lists the servers of this test.
 
     The servers end with the test.
     """

@@ -88,7 +88,7 @@ def main(dataset: str, out: str) -> None:
     facts = {
         "here": list(opened._store.membership.shards),
         "own": own.windows(3)["episode_id"].tolist(),
-        "asked": [in_decentralized, len(requests)],
+        "requests": [in_decentralized, len(requests)],
         "state": own.state_dict(),
         "interrupted": interrupted.state_dict(),
         "token": [secret for secret in _secrets() if secret.encode() in pickle.dumps(opened)],

@@ -73,7 +73,7 @@ class World(Rows):
         self.expected = arrays
         self._load_kernels()
         self.spawner = Spawner(dataset)
-        self.network = NetworkChecks(self, lambda nodes: compare(self, nodes), protection)
+        self.network = NetworkChecks(self, lambda client: compare(self, client), protection)
         self.objects = rdma_objects()
         count = len(self.manifest.shards)
         self.halves = list(range(count // 2)), list(range(count // 2, count))
@@ -94,17 +94,17 @@ def rdma_objects() -> dict[str, int]:
 
 
 def connect(*nodes: GuestNode, transport: str = "verbs", queue_pairs: int = 1) -> ShardClient:
-    access = replace(ClientOptions.from_environment(), queue_pairs=queue_pairs)
-    return ShardClient([node.address for node in nodes], access, transport=transport)
+    options = replace(ClientOptions.from_environment(), queue_pairs=queue_pairs)
+    return ShardClient([node.address for node in nodes], options, transport=transport)
 
 
-def compare(world: World, nodes: ShardClient, names: Sequence[str] = tuple(remote_batches.OUTPUTS)) -> None:
-    """Checks that batches read from the nodes equal the expected batches."""
+def compare(world: World, client: ShardClient, names: Sequence[str] = tuple(remote_batches.OUTPUTS)) -> None:
+    """Checks that batches read through the client equal the expected batches."""
     place = [world.placement[name] for name in ("shard", "start", "length")]
     # Not through `gear_data.open`, which imports Polars for the episode table: 30 seconds in a guest.
     here = np.zeros(len(world.manifest.shards), np.bool_)
-    reader = ClusterReader(nodes, RemoteShards(nodes), here, *place, lambda: (np.empty(0, np.int64), {}))
-    found = remote_batches.batches(reader, nodes.manifest.schema, place[2], names)
+    reader = ClusterReader(client, RemoteShards(client), here, *place, lambda: (np.empty(0, np.int64), {}))
+    found = remote_batches.batches(reader, client.manifest.schema, place[2], names)
     assert found.keys() == {name for name in world.expected if name.split()[0] in names}
     for name, data in found.items():
         assert np.array_equal(data, world.expected[name]), name
@@ -149,13 +149,13 @@ def pairs() -> Iterator[tuple[Device, QueuePair, Any, Any, Any]]:
         device.register(memory.ctypes.data + (number << 16), 1 << 16, access)
         for number, access in enumerate((enums.IBV_ACCESS_REMOTE_READ, 0, enums.IBV_ACCESS_LOCAL_WRITE))
     ]
-    answers, reads = QueuePair(device, can_be_read=True), QueuePair(device, can_be_read=False)
+    server_end, client_end = QueuePair(device, can_be_read=True), QueuePair(device, can_be_read=False)
     try:
-        answers.connect(reads.end, 20)
-        reads.connect(answers.end, 20)
-        yield device, reads, *((memory.ctypes.data + (n << 16), region) for n, region in enumerate(regions))
+        server_end.connect(client_end.end, 20)
+        client_end.connect(server_end.end, 20)
+        yield device, client_end, *((memory.ctypes.data + (n << 16), region) for n, region in enumerate(regions))
     finally:
-        for each in (answers, reads, *regions, device):
+        for each in (server_end, client_end, *regions, device):
             each.close()
         del memory
 
@@ -175,7 +175,7 @@ def reads(remote: int, key: int, local: int, local_key: int, size: int = 4096) -
     return Reads(*(np.full(1, value, np.int64) for value in (remote, key, local, local_key, size)))
 
 
-def chain(*values: int) -> WorkRequestList:
+def work_requests(*values: int) -> WorkRequestList:
     return WorkRequestList(reads(*values))
 
 
@@ -183,8 +183,8 @@ def check_batches_are_those_of_the_local_collector(world: World) -> None:
     direct = []
 
     def read(names: Sequence[str], queue_pairs: int) -> ShardClient:
-        nodes = connect(*world.nodes, queue_pairs=queue_pairs)
-        fetching = nodes.fetching
+        client = connect(*world.nodes, queue_pairs=queue_pairs)
+        fetching = client.fetching
 
         @contextmanager
         def recording(request: Request, targets: Any = None) -> Iterator[Any]:
@@ -194,9 +194,9 @@ def check_batches_are_those_of_the_local_collector(world: World) -> None:
                 direct.append(has_target if all(p.is_direct for p in pieces) else None)
                 yield iter(pieces)
 
-        nodes.fetching = recording  # type: ignore[method-assign, assignment]
-        compare(world, nodes, names)
-        return nodes
+        client.fetching = recording  # type: ignore[method-assign, assignment]
+        compare(world, client, names)
+        return client
 
     read(["converted", "mixed"], 1)
     over_three = read(["copied"], 3)
@@ -208,18 +208,18 @@ def check_batches_are_those_of_the_local_collector(world: World) -> None:
 
 
 def check_any_number_of_windows(world: World) -> None:
-    nodes = connect(*world.nodes)
+    client = connect(*world.nodes)
     for spans in (1, 64, 65, 2100):
-        world.check(nodes, world.request(spans, spans))
+        world.check(client, world.request(spans, spans))
 
 
 def check_several_threads_read_at_once(world: World) -> None:
-    nodes, errors = connect(*world.nodes, queue_pairs=3), []
+    client, errors = connect(*world.nodes, queue_pairs=3), []
 
     def read(seed: int) -> None:
         try:
             for turn in range(3):
-                world.check(nodes, world.request(200, 10 * seed + turn))
+                world.check(client, world.request(200, 10 * seed + turn))
         except BaseException as error:
             errors.append(error)
 
@@ -232,28 +232,28 @@ def check_several_threads_read_at_once(world: World) -> None:
 
 
 def check_a_fork_reads_and_so_does_its_parent(world: World) -> None:
-    nodes, request = connect(*world.nodes), world.request(100, 7)
-    world.check(nodes, request)
+    client, request = connect(*world.nodes), world.request(100, 7)
+    world.check(client, request)
     child = os.fork()
     if child == 0:
         try:
-            world.check(nodes, request)
+            world.check(client, request)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
         os._exit(1)
-    world.check(nodes, request)
+    world.check(client, request)
     assert os.waitpid(child, 0)[1] == 0
 
 
 def check_a_stopped_process_is_read_from(world: World) -> None:
-    nodes, request = connect(*world.nodes), world.request(100, 8)
-    world.check(nodes, request)
+    client, request = connect(*world.nodes), world.request(100, 8)
+    world.check(client, request)
     for node in world.nodes:
         node.signal(signal.SIGSTOP)
     try:
         # READs are one-sided: the node's process takes no part.
-        world.check(nodes, request)
+        world.check(client, request)
     finally:
         for node in world.nodes:
             node.signal(signal.SIGCONT)
@@ -277,32 +277,32 @@ def check_reads_that_are_refused(world: World) -> None:
     }
     for name, (make, kind) in cases.items():
         with pairs() as (_, pair, readable, private, writable):
-            pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
+            pair.post(work_requests(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
             finish_pair(pair)
             with raises(kind, "RDMA READ failed"):
-                pair.post(chain(*make(readable, private, writable)))
+                pair.post(work_requests(*make(readable, private, writable)))
                 finish_pair(pair)
             # The queue pair is unusable after that, and reports it.
             with raises(DeviceError, "earlier error|does not accept READs"):
-                pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
+                pair.post(work_requests(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
                 finish_pair(pair)
             print(f"  {name}: {kind.__name__}", flush=True)
 
 
 def check_a_withdrawn_region_is_refused(world: World) -> None:
     with pairs() as (_, pair, readable, _, writable):
-        pair.post(chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
+        pair.post(work_requests(readable[0], readable[1].rkey, writable[0], writable[1].lkey))
         finish_pair(pair)
         key = readable[1].rkey
         readable[1].close()
         with raises(NodeRefusedError, "RDMA READ failed"):
-            pair.post(chain(readable[0], key, writable[0], writable[1].lkey))
+            pair.post(work_requests(readable[0], key, writable[0], writable[1].lkey))
             finish_pair(pair)
 
 
 def check_nothing_can_be_written(world: World) -> None:
     with pairs() as (_, pair, readable, _, writable):
-        request = chain(readable[0], readable[1].rkey, writable[0], writable[1].lkey)
+        request = work_requests(readable[0], readable[1].rkey, writable[0], writable[1].lkey)
         request.requests["opcode"] = 0  # IBV_WR_RDMA_WRITE
         with raises(NodeRefusedError, "RDMA READ failed"):
             pair.post(request)
@@ -322,29 +322,31 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
     size = world.manifest.shards[shard].steps * spec.row_bytes
     try:
         for first, fits in ((size - 4096, True), (size - 4095, False), (-1, False)):
-            link = RdmaConnection(device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema))
+            connection = RdmaConnection(
+                device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema)
+            )
             try:
-                address, key = link.table[shard, 0, 0].tolist()
-                posted = link.post(reads(address + first, key, target.ctypes.data, region.lkey))
+                address, key = connection.table[shard, 0, 0].tolist()
+                ticket = connection.post(reads(address + first, key, target.ctypes.data, region.lkey))
                 if fits:
-                    finish(link, partial(link.is_done, posted))
+                    finish(connection, partial(connection.is_done, ticket))
                     assert target[:4096].tobytes() == world.shards.column(shard, 0).tobytes()[-4096:]
                 else:
                     with raises(NodeRefusedError, "may not be read"):
-                        finish(link, partial(link.is_done, posted))
+                        finish(connection, partial(connection.is_done, ticket))
                 # The node gives no keys for shards that it does not serve.
-                assert not link.table[world.halves[1]].any()
+                assert not connection.table[world.halves[1]].any()
             finally:
-                link.close()
+                connection.close()
     finally:
         region.close()
         device.close()
 
 
-def check_hostile_openings_are_refused(world: World) -> None:
-    endpoint, nodes = Endpoint(world.nodes[0].address, ClientOptions.from_environment()), connect(*world.nodes)
+def check_hostile_handshakes_are_refused(world: World) -> None:
+    endpoint, client = Endpoint(world.nodes[0].address, ClientOptions.from_environment()), connect(*world.nodes)
     with pairs() as (_, pair, *_):
-        good = json.loads(queue_pair_request(nodes.dataset, [pair.end]))
+        good = json.loads(queue_pair_request(client.dataset, [pair.end]))
     (end,) = good["queue_pairs"]
     hostile: list[Any] = [None, 5, "x", [], {}, end, [end] * 65, [end, {}], [{**end, "more": 1}]]
     hostile += [[{**end, name: value}] for name in end for value in (-1, 1 << 70, "no such")]
@@ -363,7 +365,7 @@ def check_hostile_openings_are_refused(world: World) -> None:
             stream = Stream(endpoint, body)
             stream.take()
     # The node grants a queue pair, and then receives an unexpected message.
-    world.check(nodes, world.request(10, 3))
+    world.check(client, world.request(10, 3))
 
 
 def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
@@ -373,10 +375,10 @@ def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     known = ClusterManifest(world.manifest, tuple(map(frozenset, world.halves)), (True, True))
     # A node takes long to start here.
     retry, addresses = RetryPolicy(60.0), [world.nodes[0].address, third.address]
-    run = ShardClient(addresses, ClientOptions.from_environment(), known, "verbs", retry)
+    in_run = ShardClient(addresses, ClientOptions.from_environment(), known, "verbs", retry)
     request = world.request(100, 11)
-    for nodes in (alone, run, replicated, replicated):  # replicas take turns
-        world.check(nodes, request)
+    for client in (alone, in_run, replicated, replicated):  # replicas take turns
+        world.check(client, request)
     third.kill()
     begun = time.monotonic()
     with raises(NodeUnreachableError, rf"{third.address}.*no other node gives shards"):
@@ -390,7 +392,7 @@ def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
     restart.start()
     try:
         # A client of a training run waits for the node.
-        world.check(run, request)
+        world.check(in_run, request)
         world.check(alone, request)
     finally:
         restart.join()
@@ -398,25 +400,25 @@ def check_a_killed_node_is_named_in_time_and_used_again(world: World) -> None:
 
 
 def check_auto_reads_by_flight_where_rdma_fails(world: World) -> None:
-    nodes, request = connect(*world.nodes, transport="auto"), world.request(50, 13)
-    assert nodes.uses_rdma
-    memory = nodes._transports.rdma
-    original = memory.acquire
+    client, request = connect(*world.nodes, transport="auto"), world.request(50, 13)
+    assert client.uses_rdma
+    rdma = client._transports.rdma
+    original = rdma.acquire
 
     def broken(number: int, endpoint: Endpoint) -> RdmaConnection:
-        link = original(number, endpoint)
-        link.table[..., 1] ^= 0x5A00
-        return link
+        connection = original(number, endpoint)
+        connection.table[..., 1] ^= 0x5A00
+        return connection
 
-    memory.acquire = broken  # type: ignore[method-assign]
+    rdma.acquire = broken  # type: ignore[method-assign]
     with logged() as lines:
-        world.check(nodes, request)
-        world.check(nodes, request)
+        world.check(client, request)
+        world.check(client, request)
     assert len(lines) == 2 and all("by Arrow Flight for 60 s" in line for line in lines), lines
-    memory.acquire = original  # type: ignore[method-assign]
-    nodes._transports._fallback_until.clear()
+    rdma.acquire = original  # type: ignore[method-assign]
+    client._transports._fallback_until.clear()
     with logged() as lines:
-        world.check(nodes, request)
+        world.check(client, request)
     assert not lines
 
 
@@ -425,9 +427,9 @@ def check_a_node_without_rdma(world: World) -> None:
     try:
         with raises(NodeRefusedError, "does not offer RDMA"):
             connect(plain)
-        nodes = connect(plain, transport="auto")
-        assert not nodes.uses_rdma
-        world.check(nodes, world.request(20, 14))
+        client = connect(plain, transport="auto")
+        assert not client.uses_rdma
+        world.check(client, world.request(20, 14))
         # Only one of the nodes offers RDMA.
         mixed = connect(plain, world.nodes[0], transport="auto")
         assert mixed.uses_rdma

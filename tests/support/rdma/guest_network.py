@@ -104,20 +104,20 @@ def _shell(*lines: str) -> str:
     return subprocess.run(["sh", "-ec", "\n".join(lines)], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def _serve(dataset: Path, guard: ServerCredentials) -> int:
+def _serve(dataset: Path, credentials: ServerCredentials) -> int:
     """Starts the node, which ends with the guest, and returns its port."""
-    said, say = os.pipe()
+    read_end, write_end = os.pipe()
     if os.fork() == 0:
         try:
             enter(NODE)
-            server = FlightServer(ShardServer(open_files(dataset), None, "host"), Address(HOSTS[NODE], 0), guard)
-            os.write(say, f"{server.port}\n".encode())
+            server = FlightServer(ShardServer(open_files(dataset), None, "host"), Address(HOSTS[NODE], 0), credentials)
+            os.write(write_end, f"{server.port}\n".encode())
             server.serve()
         except BaseException:
             traceback.print_exc()
         os._exit(1)
-    os.close(say)
-    with os.fdopen(said) as lines:
+    os.close(write_end)
+    with os.fdopen(read_end) as lines:
         return int(lines.readline())
 
 
@@ -159,18 +159,18 @@ class NetworkChecks:
     """
 
     def __init__(self, rows: Rows, compare: Callable[[ShardClient], None], protection: Path) -> None:
-        self._said, say = os.pipe()
+        self._read_end, write_end = os.pipe()
         self._process = os.fork()
         if self._process == 0:
             try:
                 signal.alarm(LIMIT)
                 for row in run(globals(), Network(rows, compare, protection)):
-                    os.write(say, json.dumps(row).encode() + b"\n")
+                    os.write(write_end, json.dumps(row).encode() + b"\n")
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
             os._exit(1)
-        os.close(say)
+        os.close(write_end)
 
     def rows(self) -> list[dict[str, Any]]:
         """Waits for the process and returns the rows of `run`.
@@ -179,5 +179,5 @@ class NetworkChecks:
         """
         if os.waitpid(self._process, 0)[1] != 0:
             raise RuntimeError("the checks of the network failed")
-        # One read: the node also holds the other end of the pipe, so that end-of-file never comes.
-        return [json.loads(line) for line in os.read(self._said, 1 << 16).splitlines()]
+        # One read returns all rows. Reading until end-of-file would not end: the node holds the write end too.
+        return [json.loads(line) for line in os.read(self._read_end, 1 << 16).splitlines()]

@@ -1,6 +1,6 @@
 """Program for a guest: reads a node on another guest by RDMA.
 
-It notices in time when that guest is gone.
+When that guest is gone, the program notices it in time.
 
 guest_peer.py DATASET HOST:PORT
 """

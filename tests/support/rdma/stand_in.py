@@ -82,9 +82,8 @@ class StandIn:
         self.read_by: Counter[int] = Counter()  # bytes by queue pair
         self.files: dict[int, int] = {}  # DMA-BUF file -> address of its memory
         self.shifts: dict[int, int] = {}  # key -> address of the region's first byte
-        self.spoil: Callable[[int, int, int], None] | None = (
-            None  # (remote, local, size): changes the bytes after a READ
-        )
+        #: Called after each READ with the remote address, the local address and the size; may change the bytes.
+        self.spoil: Callable[[int, int, int], None] | None = None
         self._numbers = itertools.count(17)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
