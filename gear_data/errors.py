@@ -112,14 +112,14 @@ class CorruptSourceError(GearError, ValueError):
 class UnsupportedColumnError(GearError, ValueError):
     """Raised when a format cannot hold a column's values.
 
-    Convert, rename or leave out the column.
+    Examples are Python objects and mixed types. Convert, rename or leave out the column.
     """
 
 
 class BadEpisodeError(GearError, ValueError):
     """Raised when an episode has unequal or ragged columns, nulls or no steps.
 
-    Fix it, or skip it with `on_bad_episode="skip"`.
+    Fix the episode, or skip it with `on_bad_episode="skip"`.
     """
 
 
@@ -170,7 +170,7 @@ class DestinationExistsError(GearError, FileExistsError):
 class ResumeError(GearError, ValueError):
     """Raised when a conversion or a training run cannot resume.
 
-    Use the same source and options, or start over.
+    Use the same source and options, or start over if its files are damaged.
     """
 
 
@@ -186,7 +186,7 @@ class StorageFullError(GearError, OSError):
 class UnwritableError(GearError, OSError):
     """Raised when the system refuses to write the destination.
 
-    Check its permissions and its parent folders.
+    Check the permissions. Check that the parent is a folder and not a file.
     """
 
     __str__ = GearError.__str__
@@ -266,14 +266,14 @@ class CorruptShardError(GearError, ValueError):
 class MissingColumnError(GearError, ValueError):
     """Raised when a preset or format needs a column that the dataset lacks.
 
-    Choose another one, or add the column.
+    Choose another preset or format, or add the column.
     """
 
 
 class StateMismatchError(GearError, ValueError):
     """Raised when loader state belongs to another dataset or other arguments.
 
-    Load it into an equal loader.
+    Arguments are, for example, the sampler, seed or batch size. Load the state into an equal loader.
     """
 
 
@@ -294,7 +294,7 @@ class DeviceError(GearError, RuntimeError):
 class DeviceMemoryError(GearError, MemoryError):
     """Raised when a device has too little free memory.
 
-    Keep fewer columns there, or use a plan of residencies.
+    Keep fewer columns on the device, or use a residency plan.
     """
 
 

@@ -21,7 +21,7 @@ parser.add_argument("--resume", action="store_true", help="continue an unfinishe
 def main() -> None:
     options = parser.parse_args()
     if not all("=" in pair for pair in options.rename):
-        parser.error("--rename takes OLD=NEW")
+        parser.error(f"--rename takes OLD=NEW, not {', '.join(options.rename)}")
     rename = dict(pair.split("=", 1) for pair in options.rename)
     report = gear_data.convert(
         options.source, options.destination, split=options.split, rename=rename, resume=options.resume

@@ -14,7 +14,7 @@ parser = argparse.ArgumentParser(
     epilog="example:\n  python scripts/export_eval_batches.py hopper/ eval/ --batches 100 --seed 1",
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
-parser.add_argument("dataset", help="a GEAR dataset")
+parser.add_argument("dataset", help="folder or URL of a GEAR dataset")
 parser.add_argument("destination", help="folder to create for the batches")
 parser.add_argument("--batches", type=int, default=100, help="number of batches, default 100")
 parser.add_argument("--batch-size", type=int, default=256, help="windows per batch, default 256")

@@ -1,9 +1,10 @@
 """Job 2: trains a Decision Transformer on a GEAR dataset.
 
-Runs on one machine or under torchrun.
+Runs in one process, or under torchrun on one machine or several.
 
 Writes to OUT: checkpoint.safetensors (to resume), loss.json, loss.png, run.json (arguments and summary) and model/ (for
 DecisionTransformerModel.from_pretrained).
+
 On a busy CPU, set OMP_WAIT_POLICY=passive: waiting threads then sleep instead of spinning.
 """
 
@@ -38,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("dataset", metavar="DATASET", help="a GEAR dataset, see gear_data.convert")
+    parser.add_argument("dataset", metavar="DATASET", help="folder or URL of a GEAR dataset")
     parser.add_argument("--out", type=Path, required=True, help="folder for the run's files")
     parser.add_argument("--steps", type=_positive, default=1000, help="total number of steps, default 1000")
     parser.add_argument("--batch-size", type=_positive, default=64, help="windows per batch, all ranks, default 64")

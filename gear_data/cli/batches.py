@@ -71,14 +71,14 @@ def _feed(options: argparse.Namespace) -> int:
     with progress_bar(options.steps, "feed", "batch", None) as bar:
         for _ in loader:
             bar.update(1)
-    facts = loader.metrics()
+    metrics = loader.metrics()
     if options.json:
-        print_json(facts)
+        print_json(metrics)
         return 0
     print(
-        f"{facts['batches']:,} batches: {facts['windows_per_s']:,.0f} windows/s, "
-        f"{facts['padded_bytes_per_s'] / 1e9:.2f} GB/s padded, {facts['valid_bytes_per_s'] / 1e9:.2f} GB/s valid "
-        f"({facts['pad_fraction']:.1%} padding, {facts['wait_fraction']:.0%} of the time waiting)"
+        f"{metrics['batches']:,} batches: {metrics['windows_per_s']:,.0f} windows/s, "
+        f"{metrics['padded_bytes_per_s'] / 1e9:.2f} GB/s padded, {metrics['valid_bytes_per_s'] / 1e9:.2f} GB/s valid "
+        f"({metrics['pad_fraction']:.1%} padding, {metrics['wait_fraction']:.0%} of the time waiting)"
     )
     return 0
 
@@ -108,7 +108,9 @@ def _export(options: argparse.Namespace) -> int:
         ignored = [name for name, default in _BATCH_DEFAULTS.items() if getattr(options, name) != default]
         if ignored:
             flags = ", ".join("--" + name.replace("_", "-") for name in ignored)
-            raise InvalidArgumentError(f"{flags} applies only to batches", hint="add --batches N to export batches")
+            raise InvalidArgumentError(
+                f"only for exports of batches: {flags}", hint="add --batches N to export batches"
+            )
         report = gear_data.export(dataset, options.output, options.format or "parquet", fps=options.fps)
         written = f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}"
         if report.left_out:

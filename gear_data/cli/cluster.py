@@ -13,7 +13,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials, read_token
 from gear_data.cluster.rdma.transport import AUTO, TRANSPORTS
 
-#: Largest shard number in --shards. No dataset has so large a number, and all numbers up to it can be listed.
+#: Largest shard number in --shards. No dataset has that many shards, and a list of so many numbers fits in memory.
 _LAST_SHARD = 1 << 24
 
 
@@ -32,7 +32,7 @@ def _add_plan(commands: Any) -> None:
     parser.add_argument("--nodes", type=_nodes, required=True, metavar="N|NAMES", help=help)
     help = "weight of each episode's steps: SQL over the episode table; default equal weights"
     parser.add_argument("--weights", metavar="SQL", help=help)
-    help = "memory per node, such as 64G; free memory is filled with replicas of the shards that are drawn most often"
+    help = "memory per node, such as 64G; free memory holds replicas of the shards that are drawn most often"
     parser.add_argument("--budget", type=size, metavar="BYTES", help=help)
 
 
@@ -108,13 +108,13 @@ def _serve(options: argparse.Namespace) -> int:
     memory = open_rdma_server(shards, options.transport)
     server = FlightServer(shards, options.listen, credentials, memory)
     address = Address(options.listen.host, server.port)
-    facts = {"listen": str(address), "shards": list(shards.shards), "of": len(shards.manifest.shards)}
-    facts["verbs"] = memory is not None
+    report = {"listen": str(address), "shards": list(shards.shards), "of": len(shards.manifest.shards)}
+    report["verbs"] = memory is not None
     if options.json:
-        print_json(facts)
+        print_json(report)
     else:
         rdma = ", also by RDMA" if memory is not None else ""
-        print(f"{len(shards.shards)} of {facts['of']} shards of {options.dataset} at gear://{address}{rdma}")
+        print(f"{len(shards.shards)} of {report['of']} shards of {options.dataset} at gear://{address}{rdma}")
     sys.stdout.flush()
     server.serve()
     return 0

@@ -18,7 +18,7 @@ _BAR_WIDTH = 40
 def summarize(dataset: Dataset) -> dict[str, Any]:
     """Returns counts, columns, ranges, fingerprint and source, JSON-able.
 
-    `return` is the range of the finite returns, or null without one.
+    `return` is the range of the finite returns; null if there are none.
     """
     return {
         "episodes": dataset.num_episodes,
@@ -36,23 +36,23 @@ def summarize(dataset: Dataset) -> dict[str, Any]:
 
 
 def describe(dataset: Dataset) -> str:
-    """Returns text: a table of columns with statistics, and histograms.
+    """Returns `summarize` as text: columns with statistics, and histograms.
 
-    The histograms are of the episodes' returns and lengths.
+    The histograms show the episodes' returns and lengths.
     """
-    facts = summarize(dataset)
+    summary = summarize(dataset)
     lines = [
-        f"{dataset.path}: {pluralize(facts['episodes'], 'episode')}, {pluralize(facts['steps'], 'step')}, "
-        f"{format_bytes(facts['bytes'])} in {pluralize(facts['shards'], 'shard')}",
-        f"source {facts['source']} ({facts['format']}), fingerprint {facts['fingerprint']}",
+        f"{dataset.path}: {pluralize(summary['episodes'], 'episode')}, {pluralize(summary['steps'], 'step')}, "
+        f"{format_bytes(summary['bytes'])} in {pluralize(summary['shards'], 'shard')}",
+        f"source {summary['source']} ({summary['format']}), fingerprint {summary['fingerprint']}",
         "",
         *_columns_table(dataset),
     ]
     for name, values in (("return", _returns(dataset)), ("length", dataset.lengths.astype(np.float64))):
         if len(values):
             lines += ["", f"{name} of an episode", *histogram(values)]
-    if facts["findings"]:
-        lines += ["", "findings of the conversion", *(f"  {_finding(finding)}" for finding in facts["findings"])]
+    if summary["findings"]:
+        lines += ["", "findings of the conversion", *(f"  {_finding(finding)}" for finding in summary["findings"])]
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ class MachineCheck:
 
     Attributes:
         name: name of the check.
-        ok: whether it passed.
+        ok: whether the check passed.
         found: versions and sizes, or the problem.
         remedy: how to fix the problem; None if `ok`.
     """

@@ -28,8 +28,8 @@ def is_distributed() -> bool:
 def compute_on_rank_zero(compute: Callable[[], T]) -> T:
     """Returns rank 0's `compute()` on every rank. Every rank must call it.
 
-    An exception of `compute` is raised on every rank. Ranks do not compute the value themselves: Polars' `mean` and
-    `std` differ with its number of threads.
+    An exception of `compute` is raised on every rank. Values that each rank computed could differ: Polars' `mean` and
+    `std` depend on its number of threads.
     """
     if not is_distributed():
         return compute()

@@ -21,8 +21,8 @@ def error_to_bytes(error: GearError, *, with_place: bool = False) -> bytes:
     """Encodes an error as one line of JSON.
 
     Args:
-        error: The error.
-        with_place: Also encode the file and the row. Peers do not send them: they mean nothing on another machine.
+        error: the error.
+        with_place: whether to encode the file and the row. Peers leave both out: they mean nothing on another machine.
     """
     encoded = _EncodedError(type(error).__name__, error.message, column=error.column, hint=error.hint)
     if with_place:
@@ -34,8 +34,8 @@ def error_from_bytes(data: bytes, file: str | None = None) -> GearError | None:
     """Decodes an error. Returns None if the data does not hold an error of gear-data.
 
     Args:
-        data: The output of `error_to_bytes`, or anything that a peer sent.
-        file: Replaces the encoded file. For an error of a peer: the peer's name.
+        data: the output of `error_to_bytes`, or anything that a peer sent.
+        file: replaces the encoded file, unless None. For an error of a peer: the peer's name.
     """
     try:
         encoded = msgspec.json.decode(data, type=_EncodedError)

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 def locked(path: Path) -> Iterator[None]:
     """Holds the lock of a file, and creates the file if it is missing.
 
-    Waits while another process or thread holds the lock. On a file system without locks nothing is held.
+    Waits while another process or thread holds the lock. On a file system without locks, the block runs without one.
 
     Raises:
         OSError: the file cannot be created.

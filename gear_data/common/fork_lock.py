@@ -1,6 +1,6 @@
 """Locks that are free in a forked child.
 
-A child has none of the threads that could release them.
+A child process has only the thread that forked, so no other thread could release them.
 """
 
 from __future__ import annotations

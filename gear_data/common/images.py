@@ -88,7 +88,7 @@ def open_image(encoded: bytes) -> Iterator[Image.Image]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise OversizedImage(f"is too large: {error}") from error
     except UnidentifiedImageError as error:
-        # Pillow's own text shows a memory address.
+        # Pillow's own message shows a memory address instead of a reason.
         raise UnreadableImage(f"is no PNG, JPEG, WebP, BMP or GIF ({len(encoded)} bytes)") from error
     except DECODE_ERRORS as error:
         raise UnreadableImage(f"is damaged: {error}") from error
@@ -120,6 +120,6 @@ def decode_into(out: npt.NDArray[np.uint8], encoded: bytes, kind: ImageKind) -> 
     with open_image(encoded) as image:
         found = kind_of(image)
         if found != kind:
-            raise UnreadableImage(f"is {found}, where the column began with {kind}")
+            raise UnreadableImage(f"is {found}, but the column began with {kind}")
         pixels = image if image.mode == kind.mode else image.convert(kind.mode)
         out[...] = np.asarray(pixels).reshape(kind.shape)

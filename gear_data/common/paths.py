@@ -7,9 +7,9 @@ import os
 from gear_data.errors import InvalidArgumentError
 
 
-def is_remote(place: str) -> bool:
+def is_remote(location: str) -> bool:
     """Returns whether a text is a URL and not a path."""
-    return "://" in place
+    return "://" in location
 
 
 def is_utf8(text: str) -> bool:
@@ -24,15 +24,15 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def plain_path(place: str | os.PathLike[str]) -> str:
+def plain_path(location: str | os.PathLike[str]) -> str:
     """Returns a path or URL as text. A `file:///...` URL becomes a path.
 
     Raises:
-        InvalidArgumentError: `place` is not a path or URL, is empty, or is not UTF-8.
+        InvalidArgumentError: `location` is not a path or URL, is empty, or is not UTF-8.
     """
-    text = os.fspath(place) if isinstance(place, str | os.PathLike) else place
+    text = os.fspath(location) if isinstance(location, str | os.PathLike) else location
     if not isinstance(text, str):
-        raise InvalidArgumentError(f"a path or a URL must be a str or a Path, not {type(place).__name__}")
+        raise InvalidArgumentError(f"a path or a URL must be a str or a Path, not {type(location).__name__}")
     if not text:
         raise InvalidArgumentError("a path or a URL must not be empty", hint="'.' is the current folder")
     if not is_utf8(text):
@@ -48,5 +48,5 @@ def printable(text: str) -> str:
 
 
 def join(url: str, name: str) -> str:
-    """Returns the URL or path of a file in a folder."""
+    """Returns the URL or path of a file in a folder; of the folder if `name` is empty."""
     return f"{url.rstrip('/')}/{name}" if name else url

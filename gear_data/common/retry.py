@@ -143,7 +143,7 @@ def _is_transient_cause(error: BaseException) -> bool:
     if isinstance(error, GearError | FileNotFoundError | PermissionError):
         return False
     if isinstance(error, ConnectionError | TimeoutError):
-        # The hub's client raises this one in offline mode, which lasts.
+        # HuggingFace's client raises `OfflineModeIsEnabled`, a ConnectionError. Retries do not change the mode.
         return type(error).__name__ != "OfflineModeIsEnabled"
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True

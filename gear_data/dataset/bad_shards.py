@@ -16,14 +16,12 @@ from gear_data.storage.verify import verify
 
 
 def find_bad_shards(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Verifies a dataset and returns the files of its bad shards.
+    """Verifies a dataset and returns the file names of its bad shards.
 
-    Each bad shard gives a warning.
-
-    Under torch.distributed, a shard is bad if it is bad at any rank.
+    Each bad shard gives a warning. Under torch.distributed, a shard is bad if it is bad on any rank.
 
     Raises:
-        CorruptShardError: a table is damaged; no episode can be read without it.
+        CorruptShardError: a table is damaged. No episode can be read without the tables.
         GearError: the manifest cannot be used.
     """
     report, tables = verify(path), open_files(path).manifest().tables.values()

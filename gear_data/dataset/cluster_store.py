@@ -1,4 +1,4 @@
-"""ClusterDatasetStore: a dataset some or all of whose shards are on other nodes."""
+"""ClusterDatasetStore: a dataset with shards on other nodes."""
 
 from __future__ import annotations
 

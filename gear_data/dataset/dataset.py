@@ -88,9 +88,9 @@ class Dataset:
             key: a position, a slice, or positions as for `select`. Negative positions count from the end.
 
         Raises:
-            EpisodeIndexError: a position outside the dataset. It is an `IndexError` too.
-            InvalidArgumentError: a key of another type, or positions that are not ascending.
-            EmptySourceError: no positions, as in `ds[5:5]`.
+            EpisodeIndexError: a position is outside the dataset. It is an `IndexError` too.
+            InvalidArgumentError: the key has another type, or the positions are not ascending.
+            EmptySourceError: the key selects no episode, as in `ds[5:5]`.
         """
         if isinstance(key, slice):
             return self.select(range(*key.indices(len(self))))
@@ -109,12 +109,12 @@ class Dataset:
 
         Args:
             positions: integers in ascending order, without repeats; negative ones count from the end. A position
-                counts the episodes of this dataset or view. To select by id or by other facts, use `filter`.
+                counts the episodes of this dataset or view. To select by id or by other columns, use `filter`.
 
         Raises:
-            EpisodeIndexError: a position outside the dataset. It is an `IndexError` too.
-            InvalidArgumentError: positions that are not integers, or not ascending.
-            EmptySourceError: no positions.
+            EpisodeIndexError: a position is outside the dataset. It is an `IndexError` too.
+            InvalidArgumentError: the positions are not integers, or not ascending.
+            EmptySourceError: there are no positions.
         """
         checked = check_positions(positions, len(self))
         if len(checked) == len(self):
@@ -186,9 +186,8 @@ class Dataset:
     def statistics(self) -> Mapping[str, ColumnStatistics]:
         """Column name -> statistics over all steps of the episodes.
 
-        The statistics are count, mean, std, min and max of the finite values, float64.
-
-        The first use on a view reads all steps of the view once.
+        The statistics are count (int64), and mean, std, min and max (float64) of the finite values. The first use on a
+        view reads all steps of the view once.
         """
         if self.episode_ids is None:
             return self._store.statistics
@@ -242,13 +241,13 @@ class Dataset:
         return Dataset(self._store, replace(self._view, ids=ids))
 
     def steps(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
-        """Returns [steps, *shape]: a column's steps of several episodes.
+        """Returns the steps of one column over several episodes, [steps, *shape].
 
-        The episodes are at positions first to last - 1, concatenated. The array is a view of the shard's memory if the
-        episodes are adjacent in one shard, else a copy.
+        The episodes are at positions first to last - 1, and their steps are concatenated. The array is a view of the
+        shard's memory if the episodes are adjacent in one shard, else a copy.
 
         Raises:
-            UnknownNameError: no such column; lists the columns.
+            UnknownNameError: the column does not exist. The error lists the columns.
         """
         return self._store.steps(name, self._ids(first, last))
 
@@ -258,8 +257,8 @@ class Dataset:
         The result is a `LargeStringArray` or a `LargeBinaryArray`.
 
         Raises:
-            UnknownNameError: no such column; lists the columns.
-            CorruptShardError: damaged values.
+            UnknownNameError: the column does not exist. The error lists the columns.
+            CorruptShardError: the values are damaged.
         """
         return self._store.values(name, self._ids(first, last))
 
@@ -298,18 +297,17 @@ class Dataset:
         return {name: values[row] for name, values in columns.items()}
 
     def evaluate(self, expression: pl.Expr | str, purpose: str) -> npt.NDArray[np.float64]:
-        """Returns float64 [episodes]: an expression over the episode table.
+        """Returns the values of an expression over the episode table, float64 [episodes].
 
-        The expression is numeric, such as sampling weights. Null becomes NaN, true becomes 1. A single value applies to
-        every episode.
+        Sampling weights are an example. Null becomes NaN, and true becomes 1. A single value applies to every episode.
 
         Args:
             expression: as for `filter`, but numeric or Boolean.
             purpose: name of the values in error messages, such as "weight".
 
         Raises:
-            UnknownNameError: no such column; lists the columns.
-            InvalidArgumentError: not numeric, or not one value per episode.
+            UnknownNameError: a column does not exist. The error lists the columns.
+            InvalidArgumentError: the values are not numeric, or not one per episode.
         """
         return filters.row_values(*self._bind(expression), purpose)
 
@@ -331,22 +329,22 @@ class Dataset:
                 Aggregates, such as `pl.col("return").quantile(0.9)`, are over the episodes of this dataset or view.
 
         Raises:
-            UnknownNameError: no such column; lists the columns.
-            InvalidArgumentError: not Boolean, or not one value per episode.
+            UnknownNameError: a column does not exist. The error lists the columns.
+            InvalidArgumentError: the values are not Boolean, or not one per episode.
             EmptySourceError: no episode satisfies the expression.
         """
         frame, parsed = self._bind(expression)
         found = filters.true_rows(frame, parsed)
         if not found.any():
-            raise filters.nothing_holds(frame, parsed, "episode")
+            raise filters.no_rows_error(frame, parsed, "episode")
         return self._view_of(np.flatnonzero(found) if self.episode_ids is None else self.episode_ids[found])
 
     def filter_steps(self, expression: pl.Expr | str, mode: str = "first") -> Dataset:
-        """Returns a view that draws only windows whose steps satisfy a filter.
+        """Returns a view from which loaders draw only windows that satisfy a filter.
 
         The filter is an expression over the step columns. The view has the same whole episodes: `num_steps`,
         `statistics` and `episode(i)` do not change. The call reads the columns of the expression once, in blocks. If
-        there is an earlier step filter, both must hold.
+        there is an earlier step filter, steps must satisfy both filters.
 
         Args:
             expression: as for `filter`, evaluated for each step separately. Vectors are `polars.Array` columns:
@@ -354,9 +352,9 @@ class Dataset:
             mode: `first`: the first step of a window satisfies the expression; `all`: every step of a window does.
 
         Raises:
-            UnknownNameError: no such column or mode; lists the known ones.
-            InvalidArgumentError: not Boolean; depends on more than one step; or an earlier step filter has another
-                mode.
+            UnknownNameError: a column or the mode does not exist. The error lists the known names.
+            InvalidArgumentError: the expression is not Boolean, or depends on more than one step; or an earlier step
+                filter has another mode.
             EmptySourceError: no step satisfies the expression.
         """
         mask = combined_mask(self._store, self._ids(0, len(self)), self._view, expression, mode)
@@ -373,7 +371,8 @@ class Dataset:
             seed: 0 to 2^64 - 1.
 
         Raises:
-            InvalidArgumentError: a fraction that is not positive, a sum other than 1, or a view without an episode.
+            InvalidArgumentError: a fraction is not positive, the fractions do not add up to 1, or a view gets no
+                episode.
         """
         sizes = split_sizes(fractions, len(self))
         ids = self._ids(0, len(self))
@@ -387,10 +386,11 @@ class Dataset:
         Fingerprints do not depend on the discount.
 
         Args:
-            discount: 0 to 1. Conversion stores discount 1.
+            discount: 0 to 1. Conversion stores discount 1. With the discount that it already has, the method returns
+                this dataset.
 
         Raises:
-            InvalidArgumentError: not a number from 0 to 1.
+            InvalidArgumentError: the discount is not a number from 0 to 1.
             MissingColumnError: the dataset does not have one reward per step.
             StorageFullError: the disk is full.
         """
@@ -410,22 +410,22 @@ class Dataset:
         fastest memory. Planning loads no data; `place` applies the plan, and `print` shows it.
 
         Args:
-            device_bytes, host_bytes: the most bytes to use of each memory.
+            device_bytes, host_bytes: largest number of bytes to use of each memory.
             sampler: as for `SequenceLoader`; determines how often each episode is drawn.
             columns: columns that batches read; None: all columns of a fixed size.
 
         Raises:
-            InvalidArgumentError: negative bytes, or invalid arguments of the sampler.
-            UnknownNameError: no such column or sampler; lists the known ones.
+            InvalidArgumentError: a number of bytes is negative, or an argument of the sampler is invalid.
+            UnknownNameError: a column or the sampler does not exist. The error lists the known names.
         """
         return planning.residency_plan(self, device_bytes, host_bytes, sampler, columns)
 
     def place(self, plan: ResidencyPlan) -> Dataset:
         """Returns the same dataset with each part in the memory of the plan.
 
-        The call copies the parts now, through a buffer of bounded size, for CUDA's current device
-        (`SequenceLoader(device="cuda")`). Parts that stay on disk are gathered by the CPU for each batch. Reads by the
-        CPU do not change.
+        The call copies the parts now, from disk through a buffer of bounded size, for CUDA's current device
+        (`SequenceLoader(device="cuda")`). Parts that stay on disk are gathered by the CPU for each batch. The CPU still
+        reads all columns from where it read them before.
 
         Args:
             plan: returned by `residency_plan`. Each process has its own copies.
@@ -453,14 +453,14 @@ class Dataset:
         Planning moves no data; `print` shows the plan. See `gear_data.cluster.placement.place_shards`.
 
         Args:
-            nodes: names, all different.
+            nodes: names of the nodes, all different.
             sampler: as for `SequenceLoader`; determines how often each episode is drawn.
-            budget: most bytes per node; memory left over is filled with replicas of the shards drawn most often. None:
-                no limit and no replicas.
+            budget: largest number of bytes per node. Memory left over is filled with replicas of the shards drawn most
+                often. None: no limit and no replicas.
 
         Raises:
-            InvalidArgumentError: no nodes, a budget that is too small, or invalid arguments of the sampler.
-            UnknownNameError: no such sampler; lists the known ones.
+            InvalidArgumentError: there are no nodes, the budget is too small, or an argument of the sampler is invalid.
+            UnknownNameError: the sampler does not exist. The error lists the known samplers.
         """
         return planning.shard_placement(self, nodes, sampler, budget)
 
@@ -468,7 +468,10 @@ class Dataset:
 def _open_again(store: DatasetStore, view: View, fingerprint: str) -> Dataset:
     """Returns an unpickled dataset.
 
-    The ids and steps of its view are only valid for the same episodes.
+    The ids and steps of its view are only valid for the same episodes, so the fingerprints are compared.
+
+    Raises:
+        ManifestError: the dataset was replaced since it was pickled.
     """
     if store.manifest.fingerprint != fingerprint:
         raise ManifestError("the dataset was replaced since it was opened", file=str(store.path), hint="open it again")

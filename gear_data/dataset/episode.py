@@ -13,9 +13,8 @@ from gear_data.dataset.store import DatasetStore
 class Episode(Mapping[str, npt.NDArray[Any]]):
     """One episode: column name -> read-only array [T, *shape].
 
-    An array is a view of the shard's memory.
-
-    Columns of text and encoded bytes give an object array [T] of str or bytes, created at each access.
+    An array is a view of the shard's memory. Columns of text and encoded bytes instead give an object array [T] of str
+    or bytes, created at each access.
     """
 
     def __init__(self, store: DatasetStore, index: int) -> None:
@@ -23,7 +22,11 @@ class Episode(Mapping[str, npt.NDArray[Any]]):
         self._index = index
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Returns one column. Raises UnknownNameError, which lists the columns."""
+        """Returns one column.
+
+        Raises:
+            UnknownNameError: the column does not exist. The error lists the columns.
+        """
         shard, start = (int(values[self._index]) for values in self._store.episode_starts)
         return self._store.shards.column(shard, self._store.schema.index(name), start, start + self.num_steps)
 

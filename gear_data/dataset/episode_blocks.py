@@ -16,14 +16,12 @@ BLOCK_BYTES = 64 << 20
 def block_ranges(lengths: Int64Array, step_bytes: int, block_bytes: int) -> Iterator[tuple[int, int]]:
     """Yields (first, last): runs of whole episodes, `last` excluded.
 
-    A run has at most `block_bytes` bytes.
-
     An episode larger than `block_bytes` is a separate run.
 
     Args:
         lengths: int64 [k], steps of each episode.
         step_bytes: bytes of one step.
-        block_bytes: most bytes of a run.
+        block_bytes: largest size of a run in bytes.
     """
     offsets = offsets_of(lengths)
     budget = max(1, block_bytes // max(1, step_bytes))

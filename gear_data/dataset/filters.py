@@ -14,7 +14,7 @@ from gear_data.kernels.cuda import cudf
 if TYPE_CHECKING:
     import polars as pl
 
-#: Rows per block, of each outcome, that `check_row_wise` evaluates a second time.
+#: Largest number of rows that `check_row_wise` evaluates a second time: of a block, for each of true and false.
 _PROBES = 8
 
 
@@ -26,8 +26,8 @@ def parse(expression: pl.Expr | str, names: Sequence[str]) -> pl.Expr:
         names: the known columns.
 
     Raises:
-        UnknownNameError: no such column; lists the known ones.
-        InvalidArgumentError: neither an expression nor text, or invalid SQL.
+        UnknownNameError: a column does not exist. The error lists the known columns.
+        InvalidArgumentError: the argument is neither an expression nor text, or the SQL is invalid.
     """
     import polars as pl
 
@@ -79,12 +79,13 @@ def with_plain_text(frame: pl.DataFrame, expression: pl.Expr) -> pl.DataFrame:
 
 
 def true_rows(frame: pl.DataFrame, expression: pl.Expr) -> npt.NDArray[np.bool_]:
-    """Returns bool [rows]: whether a Boolean expression holds. Null counts as false.
+    """Returns the rows for which a Boolean expression is true, bool [rows].
 
-    cuDF evaluates the expression if it is installed, a GPU is present and the expression is supported; else Polars.
+    Null counts as false. cuDF evaluates the expression if it is installed, a GPU is present and the expression is
+    supported. Otherwise Polars evaluates it on the CPU.
 
     Raises:
-        InvalidArgumentError: not Boolean, not one value per row, or Polars cannot evaluate it.
+        InvalidArgumentError: the values are not Boolean or not one per row, or Polars cannot evaluate the expression.
     """
     import polars as pl
 
@@ -101,15 +102,18 @@ def true_rows(frame: pl.DataFrame, expression: pl.Expr) -> npt.NDArray[np.bool_]
 
 
 def row_values(frame: pl.DataFrame, expression: pl.Expr, purpose: str) -> npt.NDArray[np.float64]:
-    """Returns float64 [rows]: a numeric or Boolean expression.
+    """Returns the values of a numeric or Boolean expression, float64 [rows].
 
-    Null becomes NaN; a single value is repeated.
+    Null becomes NaN, and true becomes 1. A single value is repeated.
 
     Args:
+        frame: the rows.
+        expression: expression over the columns of `frame`.
         purpose: name of the values in error messages, such as "weights".
 
     Raises:
-        InvalidArgumentError: not numeric, of another length, or Polars cannot evaluate it.
+        InvalidArgumentError: the values are not numeric or have another length, or Polars cannot evaluate the
+            expression.
     """
     import polars as pl
 
@@ -118,7 +122,7 @@ def row_values(frame: pl.DataFrame, expression: pl.Expr, purpose: str) -> npt.ND
         raise InvalidArgumentError(f"{purpose} must be numbers, but {expression} is {values.dtype}")
     if len(values) not in (1, len(frame)):
         raise InvalidArgumentError(
-            f"{purpose} must be one value a row, but {expression} gives {len(values):,} for {len(frame):,}"
+            f"{purpose} must be one value per row, but {expression} gives {len(values):,} for {len(frame):,}"
         )
     numbers = values.cast(pl.Float64).fill_null(np.nan).to_numpy()
     return np.array(np.broadcast_to(numbers, len(frame)))
@@ -148,15 +152,17 @@ def step_columns(expression: pl.Expr) -> list[str]:
 
 
 def check_row_wise(frame: pl.DataFrame, expression: pl.Expr, found: npt.NDArray[np.bool_]) -> None:
-    """Checks that an expression depends only on its own row.
+    """Checks that each value of an expression depends only on its own row.
 
-    Some rows are evaluated a second time, one at a time.
+    Evaluates some rows a second time, one at a time.
 
-    Steps are read in blocks. An expression over several rows, such as a mean, a shift or a rank, would depend on the
-    block boundaries. Polars does not report whether an expression does this, so rows of both outcomes are tried.
+    Steps are read in blocks. The value of an expression over several rows, such as a mean, a shift or a rank, would
+    depend on the block boundaries. Polars does not report whether an expression reads several rows. Therefore some rows
+    where the expression is true and some where it is false are tried.
 
     Args:
         frame: a block of steps.
+        expression: expression over the columns of `frame`.
         found: bool [rows], the expression's values over the block.
 
     Raises:
@@ -168,7 +174,7 @@ def check_row_wise(frame: pl.DataFrame, expression: pl.Expr, found: npt.NDArray[
             if true_rows(frame.slice(row, 1), expression)[0] != outcome:
                 raise InvalidArgumentError(
                     f"{expression} depends on more than one step",
-                    hint="compare with a number computed before, such as ds.statistics['rewards'].mean",
+                    hint="compare with a number that you computed before, such as ds.statistics['rewards'].mean",
                 )
 
 
@@ -180,7 +186,7 @@ def step_frame(columns: Mapping[str, Any]) -> pl.DataFrame:
             text or bytes.
 
     Raises:
-        UnsupportedColumnError: a column that Polars cannot hold.
+        UnsupportedColumnError: Polars cannot hold a column.
     """
     import polars as pl
 
@@ -195,19 +201,21 @@ def step_frame(columns: Mapping[str, Any]) -> pl.DataFrame:
     return pl.DataFrame(series)
 
 
-def nothing_holds(frame: pl.DataFrame, expression: pl.Expr, row_name: str) -> EmptySourceError:
+def no_rows_error(frame: pl.DataFrame, expression: pl.Expr, row_name: str) -> EmptySourceError:
     """Returns the error for a filter that no row satisfies.
 
     The hint has the range of each column that the expression names.
 
     Args:
+        frame: the rows, none of which satisfies the expression.
+        expression: the filter.
         row_name: name of a row in the message, such as "episode".
     """
-    return nothing_found(expression, row_name, {name: _range(frame[name]) for name in column_names(expression)})
+    return empty_filter_error(expression, row_name, {name: _range(frame[name]) for name in column_names(expression)})
 
 
-def nothing_found(expression: pl.Expr, row_name: str, ranges: dict[str, str]) -> EmptySourceError:
-    """Returns the same error for given ranges, column -> text."""
+def empty_filter_error(expression: pl.Expr, row_name: str, ranges: dict[str, str]) -> EmptySourceError:
+    """Returns the error of `no_rows_error` with given ranges, column -> text."""
     known = "; ".join(f"{name} is {text}" for name, text in ranges.items())
     return EmptySourceError(f"no {row_name} satisfies {expression}", hint=known or None)
 

@@ -18,9 +18,9 @@ def store_of(dataset: Dataset) -> DatasetStore:
 
 
 def anchors_of(dataset: Dataset, rule: WindowRule) -> Anchors:
-    """Returns the anchor steps of the windows that a rule cuts.
+    """Returns the anchors of a dataset or view: the steps that position windows.
 
-    Steps that a step filter excludes are no anchors.
+    A step that a step filter excludes is not an anchor.
 
     Raises:
         InvalidArgumentError: no step is an anchor.

@@ -43,11 +43,11 @@ def open_dataset(
             (`gear-data serve`); they send the steps that are read.
         residency: where column bytes live. None: `mmap`, or `host` with `cluster`.
             `mmap`: in the page cache, read from disk on demand.
-            `host`: in shared memory, one copy per machine and user. The first process loads the copy now; the memory
-            is released when the last process ends (on Linux, however the processes end).
+            `host`: in shared memory, one copy per machine and user. The first process loads the copy now. The memory
+            is released when no process uses it any more. On Linux, this also holds if processes were killed.
             `pinned`: the same copy, registered with CUDA, so that GPUs read it in place.
             `device`: all columns of a fixed size in the memory of CUDA's current device. The CPU reads the columns
-            from disk, so they need not fit its memory. If they do not fit the device's, use `Dataset.place`.
+            from disk, so they need not fit this machine's memory. If they do not fit the device, use `Dataset.place`.
         on_bad_shard: `error`: a shard of the wrong size raises now; other damage raises when the shard is read.
             `skip`: all shards are read and verified now. Episodes of bad shards are left out with a warning, which
             changes the fingerprint. Under torch.distributed, every rank must pass `skip`; all ranks leave out the
@@ -60,12 +60,12 @@ def open_dataset(
         cluster: `torchrun`: the nodes of this training run share the shards. Each node loads its own shards from
             `path` and reads other steps from the memory of the other nodes. Every rank must pass it. None: this
             process reads all shards itself.
-        sampler, budget: with `cluster`: how shards are placed on nodes, see `Dataset.placement`.
+        sampler, budget: only with `cluster`: they decide which nodes hold each shard, see `Dataset.placement`.
         transport: how steps are read from nodes. `verbs`: RDMA READ, from nodes that serve their memory. `flight`:
             Arrow Flight over TCP. `auto`: RDMA where both ends have a device, else Flight.
 
     Raises:
-        DatasetNotFoundError: no dataset at `path`, or an unfinished conversion.
+        DatasetNotFoundError: `path` has no dataset, or an unfinished conversion.
         RemoteError: the server cannot be reached.
         ClusterError: the nodes cannot be reached, refuse the request, or do not hold all shards.
         VersionError, ManifestError, CorruptShardError: the dataset cannot be used.
@@ -74,7 +74,7 @@ def open_dataset(
             missing (`verbs`).
         DeviceMemoryError: with `device`, the columns are larger than the device's memory.
         EmptySourceError: with `skip`, all shards are bad.
-        InvalidArgumentError, UnknownNameError: an invalid argument, or arguments that exclude each other.
+        InvalidArgumentError, UnknownNameError: an argument is invalid, or two arguments exclude each other.
     """
     if on_bad_shard not in ("error", "skip"):
         raise InvalidArgumentError(f"on_bad_shard must be 'error' or 'skip', not {on_bad_shard!r}")

@@ -34,7 +34,7 @@ class PartitionedDatasetStore(ClusterDatasetStore):
 
     Args:
         files: files of the dataset; this node reads only the files of its own shards.
-        residency: of this node's shards, see `gear_data.open`.
+        residency: residency of this node's shards, see `gear_data.open`.
         transport: see `gear_data.open`.
         membership: membership of this process in the run.
         lease: keeps the node's shard server running; None if another process of the node does.
@@ -126,7 +126,7 @@ def open_partitioned_store(
 
     Args:
         path, cache_dir, cache_bytes, transport: see `gear_data.open`.
-        residency: of this node's shards.
+        residency: residency of this node's shards.
         policy: assigns shards to nodes; called on rank 0.
 
     Raises:

@@ -41,9 +41,9 @@ def shard_placement(dataset: Dataset, nodes: Sequence[str], sampler: str | Sampl
 
 
 def _episode_shares(dataset: Dataset, sampler: str | Sampler) -> Float64Array:
-    """Returns float64 [n]: the share of a sampler's draws per episode.
+    """Returns the share of a sampler's draws that each episode gets, float64 [n].
 
-    Episodes of the whole dataset count, not only of a view.
+    n is the number of episodes of the whole dataset. Episodes outside the view have 0.
     """
     candidates = Candidates(anchors_of(dataset, WindowRule(context=1)), dataset.evaluate)
     shares = as_sampler(sampler).bind(candidates, seed=0).shares()

@@ -16,8 +16,8 @@ def check_position(position: Any, count: int) -> int:
     A negative position counts from the end.
 
     Raises:
-        EpisodeIndexError: outside -count to count - 1.
-        InvalidArgumentError: a Boolean.
+        EpisodeIndexError: the position is not in -count to count - 1.
+        InvalidArgumentError: the position is a Boolean.
     """
     if isinstance(position, bool):
         raise InvalidArgumentError(f"an episode's position is an integer, not {position!r}")
@@ -32,9 +32,9 @@ def check_positions(positions: Any, count: int) -> Int64Array:
     Negative positions count from the end.
 
     Raises:
-        EpisodeIndexError: a position outside -count to count - 1.
-        InvalidArgumentError: not a list of integers, or not ascending.
-        EmptySourceError: no positions.
+        EpisodeIndexError: a position is not in -count to count - 1.
+        InvalidArgumentError: the positions are not a list of integers, or not ascending.
+        EmptySourceError: there are no positions.
     """
     try:
         values = np.asarray(positions)

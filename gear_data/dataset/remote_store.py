@@ -34,7 +34,7 @@ class RemoteDatasetFiles:
     Tables are fetched and kept in this machine's cache. Files of shards stay on their nodes.
 
     Args:
-        addresses: of all nodes.
+        addresses: addresses of all nodes.
         cache: cache for the tables.
         transport: see `ShardClient`.
     """
@@ -60,16 +60,20 @@ class RemoteDatasetFiles:
         return self.client.manifest
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
-        """Does nothing: the nodes checked their files.
+        """Does nothing.
 
-        `ShardClient` checked that all shards are served.
+        The nodes have checked their files, and `ShardClient` has checked that all shards are served.
         """
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:
         names = [name for name, table in self.client.manifest.tables.items() if table == entry]
         if not names:
-            raise ClusterError("cannot be fetched: nodes send steps of shards, not files", file=self.name(entry))
+            raise ClusterError(
+                "cannot be fetched: nodes send steps of shards, not files",
+                file=self.name(entry),
+                hint="open the folder or URL that the nodes serve",
+            )
 
         def fetch(file: BinaryIO) -> None:
             for piece in self.client.file_chunks(names[0]):
@@ -118,7 +122,7 @@ def open_remote_store(
         cache_dir, cache_bytes, transport: see `gear_data.open`.
 
     Raises:
-        InvalidArgumentError: invalid addresses, or the required token is missing.
+        InvalidArgumentError: an address is invalid, or the required token is missing.
         ClusterError: the nodes cannot be reached, refuse the request, or do not hold all shards.
     """
     cache = ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes)

@@ -21,8 +21,8 @@ def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
     Sizes are rounded by the method of largest remainders, in exact arithmetic.
 
     Raises:
-        InvalidArgumentError: no parts, a fraction that is not positive, a sum other than 1, or a part without an
-            episode.
+        InvalidArgumentError: there are no parts, a fraction is not positive, the fractions do not add up to 1, or a
+            part gets no episode.
     """
     if not isinstance(fractions, Mapping) or not fractions:
         raise InvalidArgumentError(
@@ -60,7 +60,7 @@ def split_positions(sizes: Mapping[str, int], seed: int) -> dict[str, Int64Array
         Name of a part -> int64 [size], ascending.
 
     Raises:
-        InvalidArgumentError: a seed that is not an integer from 0 to 2^64 - 1.
+        InvalidArgumentError: the seed is not an integer from 0 to 2^64 - 1.
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MAX_SEED:
         raise InvalidArgumentError(f"seed must be an integer from 0 to 2^64 - 1, not {seed!r}")

@@ -32,14 +32,16 @@ def combined_mask(store: DatasetStore, ids: Int64Array, view: View, expression: 
         expression, mode: see `Dataset.filter_steps`.
 
     Raises:
-        UnknownNameError: no such column or mode; lists the known ones.
-        InvalidArgumentError: an invalid expression, or an earlier step filter has another mode.
+        UnknownNameError: a column or the mode does not exist. The error lists the known names.
+        InvalidArgumentError: the expression is invalid, or an earlier step filter has another mode.
         EmptySourceError: no step satisfies the filters.
     """
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
     if view.mode not in (None, mode):
-        raise InvalidArgumentError(f"this view filters steps with mode={view.mode!r}, not {mode!r}")
+        raise InvalidArgumentError(
+            f"this view filters steps with mode={view.mode!r}, not {mode!r}", hint=f"use mode={view.mode!r}"
+        )
     parsed = filters.parse(expression, store.schema.names)
     mask = satisfying_steps(store, ids, parsed)
     if view.mask is None:
@@ -53,12 +55,16 @@ def combined_mask(store: DatasetStore, ids: Int64Array, view: View, expression: 
 def satisfying_steps(store: DatasetStore, ids: Int64Array, expression: pl.Expr) -> StepMask:
     """Returns the mask of the steps at which an expression holds.
 
-    Steps of other episodes have bit 0.
+    The mask covers the whole dataset. Steps of episodes that are not in `ids` have bit 0.
+
+    Args:
+        ids: the episodes to read, int64 [k], ascending.
+        expression: expression over step columns.
 
     Raises:
-        InvalidArgumentError: it names no column, is not Boolean, or depends on more than one step.
-        UnsupportedColumnError: it names a column that Polars cannot hold.
-        EmptySourceError: no step satisfies it.
+        InvalidArgumentError: the expression names no column, is not Boolean, or depends on more than one step.
+        UnsupportedColumnError: the expression names a column that Polars cannot hold.
+        EmptySourceError: no step satisfies the expression.
     """
     names = filters.step_columns(expression)
     lengths, first_steps = store.lengths[ids], store.offsets[ids]
@@ -78,7 +84,7 @@ def satisfying_steps(store: DatasetStore, ids: Int64Array, expression: pl.Expr) 
     if not mask.count:
         known = {name: store.statistics[name] for name in names if not store.schema[name].variable_length}
         ranges = {name: f"{np.fmin.reduce(item.min)} to {np.fmax.reduce(item.max)}" for name, item in known.items()}
-        raise filters.nothing_found(expression, "step", ranges)
+        raise filters.empty_filter_error(expression, "step", ranges)
     return mask
 
 
@@ -91,7 +97,7 @@ def _step_bytes(store: DatasetStore, name: str) -> int:
 
 
 def _column(store: DatasetStore, name: str, ids: Int64Array) -> Any:
-    """Returns a column's steps without one Python object per value."""
+    """Returns a column's steps in a form that Polars reads without one Python object per value."""
     return store.values(name, ids) if store.schema[name].variable_length else store.steps(name, ids)
 
 

@@ -40,11 +40,15 @@ if TYPE_CHECKING:
     from gear_data.cluster.rendezvous import Membership
 
 
+#: Remedy for an episode table that does not fit the manifest.
+_RESTORE_TABLE = "run 'gear-data verify', then convert the source again"
+
+
 def check_discount(discount: Any) -> float:
     """Returns a discount as a float.
 
     Raises:
-        InvalidArgumentError: not a number from 0 to 1.
+        InvalidArgumentError: the discount is not a number from 0 to 1.
     """
     number = isinstance(discount, int | float | np.integer | np.floating) and not isinstance(discount, bool)
     if not number or not 0 <= discount <= 1:
@@ -132,11 +136,11 @@ class DatasetStore:
         stored = self.manifest.schema
         if REWARDS not in stored or stored[REWARDS].shape:
             raise MissingColumnError(
-                f"{COLUMN.name} needs one reward a step; the columns are {', '.join(stored.names)}",
+                f"{COLUMN.name} needs one reward per step; the columns are {', '.join(stored.names)}",
                 file=str(self.path),
                 column=REWARDS,
             )
-        # abs() because -0.0 == 0.0: one discount must have one name.
+        # abs() because -0.0 == 0.0: equal discounts must give the same name of a sidecar.
         new_discount = None if discount == 1 and COLUMN.name in stored else abs(discount)
         if new_discount == self.discount:
             return self
@@ -189,6 +193,7 @@ class DatasetStore:
             raise ManifestError(
                 f"the episode table has {len(table)} rows, the manifest {self.manifest.episodes} episodes",
                 file=self._table_name,
+                hint=_RESTORE_TABLE,
             )
         return table
 
@@ -223,6 +228,7 @@ class DatasetStore:
                 f"the episodes' lengths add up to {offsets[-1]} steps, the manifest says {self.manifest.steps}",
                 file=self._table_name,
                 column="length",
+                hint=_RESTORE_TABLE,
             )
         return offsets
 
@@ -253,15 +259,14 @@ class DatasetStore:
         return ShardReader(self.shards, shard, start, self.lengths, lambda: self.finals)
 
     def steps(self, name: str, ids: Int64Array) -> npt.NDArray[Any]:
-        """Returns [sum of lengths, *shape]: a column of several episodes.
+        """Returns the steps of one column over several episodes, [sum of lengths, *shape].
 
-        The steps are concatenated. The array is a view of the shard's memory if the episodes are adjacent there, else a
-        copy. A column of variable
-        length gives str or bytes objects.
+        The steps are concatenated. The array is a view of the shard's memory if the episodes are adjacent in one shard,
+        else a copy. A column of variable length gives str or bytes objects.
 
         Raises:
-            UnknownNameError: no such column; lists the columns.
-            CorruptShardError: damaged values of variable length.
+            UnknownNameError: the column does not exist. The error lists the columns.
+            CorruptShardError: values of variable length are damaged.
         """
         index = self.schema.index(name)
         parts = [self.shards.column(shard, index, first, last) for shard, first, last in self._runs(ids)]
@@ -273,7 +278,7 @@ class DatasetStore:
         The result is a `LargeStringArray` or a `LargeBinaryArray`.
 
         Raises:
-            CorruptShardError: damaged values.
+            CorruptShardError: the values are damaged.
         """
         index = self.schema.index(name)
         parts = [

@@ -34,7 +34,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
     """Returns the tensors and the metadata of a checkpoint.
 
     Raises:
-        ResumeError: no checkpoint at `path`, or an invalid one.
+        ResumeError: `path` has no checkpoint, or an invalid one.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -22,7 +22,7 @@ def loss_ends(losses: Sequence[float], span: int = 20) -> tuple[float, float]:
     If a quarter of the run is shorter than `span`, the means are over a quarter of the run.
 
     Raises:
-        InvalidArgumentError: no losses.
+        InvalidArgumentError: there are no losses.
     """
     if not losses:
         raise InvalidArgumentError("there are no losses: no step was trained")

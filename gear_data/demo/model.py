@@ -32,23 +32,24 @@ class Hyperparameters:
 
     Names are as in `DecisionTransformerConfig` and `TrainingArguments`.
 
-    The defaults are the paper's for Hopper, except the warm-up: the paper has 10,000 of 100,000 steps.
+    The defaults are the paper's for Hopper, except the warm-up: the paper warms up for 10,000 of 100,000 steps.
 
     Attributes:
         hidden_size: width of the transformer.
         n_layer: number of blocks.
         n_head: number of attention heads of a block; divides the width.
-        activation_function: of the feed-forward layers, a name that `transformers` knows.
-        dropout: probability, in attention, residuals and embeddings.
-        action_tanh: whether predictions go through tanh. None: if all actions of the dataset are in [-1, 1].
-        max_ep_len: number of timesteps that have an embedding. None: steps of the dataset's longest episode.
-        learning_rate, weight_decay: of AdamW.
+        activation_function: activation of the feed-forward layers, a name that `transformers` knows.
+        dropout: dropout probability of attention, residuals and embeddings.
+        action_tanh: whether predictions go through tanh. None: true if all actions of the dataset are in [-1, 1].
+        max_ep_len: number of timesteps that have an embedding. None: number of steps of the dataset's longest episode.
+        learning_rate: learning rate of AdamW.
+        weight_decay: weight decay of AdamW.
         warmup_steps: steps over which the learning rate rises linearly; afterwards it is constant.
         max_grad_norm: gradients are clipped to this norm.
-        seed: of initial weights and dropout. The loader has its own seed.
+        seed: seed of initial weights and dropout. The loader has a separate seed.
 
     Raises:
-        InvalidArgumentError: a value out of its range.
+        InvalidArgumentError: a value is out of its range.
     """
 
     hidden_size: int = 128
@@ -144,7 +145,7 @@ def masked_action_loss(
         predicted, actions: [B, K, A].
         attention_mask: [B, K], 1 = valid.
         world_size: number of ranks. With several ranks, valid positions are counted over all of them. This rank's loss
-            is scaled so that the mean over the ranks is the loss of the whole batch.
+            is scaled so that the mean over the ranks is the loss of the whole batch. This also holds for the gradients.
 
     Returns:
         A scalar.

@@ -14,7 +14,7 @@ class DemoReport:
         folder: folder of all files.
         episodes, steps: size of the dataset.
         return_min, return_mean, return_max: returns of its episodes.
-        convert_bytes_per_s: bytes of the dataset by seconds of conversion.
+        convert_bytes_per_s: bytes of the dataset, divided by the seconds of its conversion.
         feed_bytes_per_s: padded bytes per second of batches of 256 windows of 20 steps.
         feed_windows_per_s: windows per second of the same batches.
         train_device: device of the training.

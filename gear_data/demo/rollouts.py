@@ -46,13 +46,13 @@ def make_rollouts(episodes: int, seed: int, progress: bool | None = False) -> di
     """Returns episodes of Pendulum-v1 by policies of different skill.
 
     The torque of episode i is skill[i] * controller + (1 - skill[i]) * random torque. Skills are spread over [0, 1], so
-    returns run from about -1700 to 0. The random torque changes at one step in ten; a model can infer it from earlier
-    actions, so there is something to learn from the sequence.
+    returns run from about -1700 to 0. The random torque changes at about one step in ten. A model can infer it from
+    earlier actions, so a model of sequences has something to learn.
 
     Args:
         episodes: number of episodes.
-        seed: of the environments, skills and random torques.
-        progress: show a bar; None shows one on a terminal.
+        seed: seed of the environments, skills and random torques.
+        progress: show a bar; None shows one only on a terminal.
 
     Returns:
         `observations` float32 [E, 200, 3], `actions` float32 [E, 200, 1], `rewards` float32 [E, 200], `terminated` and

@@ -1,4 +1,4 @@
-"""Demo of all three jobs on generated rollouts: convert, feed, export."""
+"""Demo of all jobs on generated rollouts: convert, feed, train, export."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def run_demo(
     seed: int = 0,
     progress: bool | None = None,
 ) -> DemoReport:
-    """Runs all jobs on rollouts of Pendulum-v1: convert, train, export.
+    """Runs all jobs on rollouts of Pendulum-v1: convert, feed, train, export.
 
     The demo writes the rollouts as a HuggingFace dataset, converts it and measures the feed. Then it trains a small
     Decision Transformer, on a CUDA device if there is one, and exports batches for evaluation. Equal seeds give equal
-    files, except for files that depend on the number of training steps, which depends on the machine's speed.
+    files, except the report and the training files: these depend on the machine's speed.
 
     Args:
         folder: a new or empty folder, or a folder of an earlier demo, whose files are replaced.
         train_seconds: time to train; the demo trains at least one step.
         episodes: number of rollouts, 200 steps each.
-        seed: of rollouts, weights and windows.
-        progress: show bars; None shows them on a terminal.
+        seed: seed of rollouts, weights and windows.
+        progress: show bars; None shows them only on a terminal.
 
     Raises:
         MissingExtraError: the extra `train` is not installed.
-        InvalidArgumentError: no episodes, or a negative time.
+        InvalidArgumentError: `episodes` is below 1, or `train_seconds` is negative.
         DestinationExistsError: the folder contains files that are not the demo's.
         StorageFullError: the disk is full.
     """
@@ -118,7 +118,9 @@ def _prepare(folder: Path) -> None:
     """
     report = folder / DEMO_REPORT
     if folder.exists() and not folder.is_dir():
-        raise DestinationExistsError("the demo needs a folder, and this is a file", file=str(folder))
+        raise DestinationExistsError(
+            "the demo needs a folder, and this is a file", file=str(folder), hint="choose another folder"
+        )
     if folder.is_dir() and any(folder.iterdir()) and not report.exists():
         raise DestinationExistsError(
             "the folder contains files that are not the demo's", file=str(folder), hint="choose another folder"

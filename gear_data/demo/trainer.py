@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 # DistributedDataParallel imports torch.distributed.nn at its first use. The module's functions take the default process
-# group of that moment as a default argument. After init_process_group, that keeps the group alive for ever: Gloo's
-# threads outlive destroy_process_group, and a thread that frees a tensor while the interpreter ends aborts the process.
-# Imported here, before there is a group, the module keeps nothing.
+# group of that moment as a default argument. After init_process_group, this argument keeps the group alive until the
+# process ends. Gloo's threads then outlive destroy_process_group. A thread that frees a tensor while the interpreter
+# ends aborts the process. Imported here, before there is a group, the module keeps no group.
 import torch.distributed.nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
@@ -59,14 +59,14 @@ class Trainer:
 
     Step n is a function of the weights before it and of (loader seed, hyperparameters.seed, n): dropout draws from a
     generator that is seeded for each step. No generator state is saved, and other random draws of the process do not
-    matter. On a CPU, with the same number of threads, equal runs have equal losses.
+    matter. On a CPU, with the same number of threads, equal runs have equal losses, bit for bit.
 
     If torch.distributed is initialised, gradients are averaged over its ranks. A checkpoint can be resumed on another
     number of ranks.
 
     Args:
         loader: a loader with preset `decision_transformer`.
-        hyperparameters: of model and optimizer.
+        hyperparameters: settings of model and optimizer.
         device: `auto` (CUDA if present), `cpu`, `cuda` or `cuda:N`.
 
     Attributes:
@@ -74,7 +74,7 @@ class Trainer:
         losses: one float per step since step 0, resumed runs included.
 
     Raises:
-        InvalidArgumentError: another preset, or fewer windows in a batch than ranks.
+        InvalidArgumentError: the loader has another preset, or a batch has fewer windows than there are ranks.
         DeviceError: this machine has no such device.
         MissingExtraError: transformers is not installed.
     """
@@ -128,7 +128,7 @@ class Trainer:
             steps: total number of steps to reach, earlier runs included. None: until the loader ends.
 
         Raises:
-            NonFiniteError: the loss is NaN or infinite; the weights are those before that step.
+            NonFiniteError: the loss is NaN or infinite. The weights are the weights before that step.
         """
         if steps is not None and self.step >= steps:
             return
@@ -148,7 +148,7 @@ class Trainer:
     def learning_rate(self, step: int) -> float:
         """Returns the learning rate of a step: linear warm-up, then constant.
 
-        The paper's code has the same schedule.
+        The paper's code has the same schedule. It is a function of the step, so a checkpoint stores no schedule.
         """
         return self.hyperparameters.learning_rate * min(1.0, (step + 1) / max(1, self.hyperparameters.warmup_steps))
 
@@ -200,7 +200,7 @@ class Trainer:
         """Restores a checkpoint. No pickle is read.
 
         Raises:
-            ResumeError: no checkpoint at `path`, or an invalid one.
+            ResumeError: `path` has no checkpoint, or an invalid one.
             StateMismatchError: the checkpoint has another dataset, loader or hyperparameters; the message names them.
         """
         tensors, meta = read_checkpoint(path)

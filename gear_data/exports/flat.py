@@ -1,6 +1,6 @@
 """Datasets as flat arrays with the steps of all episodes.
 
-D4RL's HDF5 files and npz files store them.
+The D4RL export (HDF5) and the npz export write these arrays.
 
 Array names follow D4RL (https://github.com/Farama-Foundation/D4RL): `terminals`, `timeouts`, `next_observations` and
 `infos/NAME`.

@@ -25,6 +25,9 @@ def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) 
 
     The folder has one file `data/train-00000-of-0000N.parquet` for each shard with exported episodes. The HuggingFace
     hub uses these names.
+
+    Raises:
+        UnsupportedColumnError: a column of one block exceeds the 32-bit offsets of its lists.
     """
     shards = _shard_runs(dataset)
     with progress_bar(dataset.num_steps, "export", "step", options.progress) as bar:

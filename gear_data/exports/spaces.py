@@ -22,8 +22,8 @@ _MAX_TEXT = 1 << 20
 def space(dataset: Dataset, name: str) -> dict[str, Any]:
     """Returns the space of a column, or the nested Dict of the columns `NAME.KEY`.
 
-    An int64 scalar is Discrete and covers the values of the dataset. Text is Text. Every other column is a Box with
-    the range of its dtype, because a dataset does not store the environment's bounds.
+    An int64 scalar is Discrete and covers the values of the dataset, if they span at most 2^20 numbers. Text is Text.
+    Every other column is a Box with the range of its dtype, because a dataset does not store the environment's bounds.
     """
     if name in dataset.schema:
         return _leaf(dataset, dataset.schema[name])

@@ -13,9 +13,12 @@ from gear_data.errors import CorruptShardError
 from gear_data.schema import Schema
 from gear_data.storage.variable import VariableBuffers, value_offsets
 
+#: Remedy for a table that cannot be used.
+_RESTORE = "restore the table, or convert again"
+
 
 def column_array(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
-    """Wraps contiguous rows as an Arrow array, without copying.
+    """Wraps contiguous rows [n, *shape] as an Arrow array, without copying.
 
     `type_` is `ColumnSpec.arrow_type`.
     """
@@ -49,7 +52,7 @@ def read_table(path: Path) -> pa.Table:
         with pa.memory_map(str(path)) as source:
             return parse_table(source.read_buffer(), str(path))
     except OSError as error:
-        raise CorruptShardError(f"cannot be read: {error}", file=str(path)) from error
+        raise CorruptShardError(f"cannot be read: {error}", file=str(path), hint=_RESTORE) from error
 
 
 def parse_table(data: bytes | pa.Buffer, name: str) -> pa.Table:
@@ -68,7 +71,7 @@ def parse_table(data: bytes | pa.Buffer, name: str) -> pa.Table:
         table.validate(full=True)
         return table
     except (pa.ArrowException, OSError) as error:
-        raise CorruptShardError(f"cannot be read: {error}", file=name) from error
+        raise CorruptShardError(f"cannot be read: {error}", file=name, hint=_RESTORE) from error
 
 
 def buffer_offsets(path: Path, schema: Schema) -> tuple[dict[str, int], dict[str, VariableBuffers]]:
@@ -88,7 +91,7 @@ def buffer_offsets(path: Path, schema: Schema) -> tuple[dict[str, int], dict[str
                 _, offsets, data = array.buffers()
                 place = VariableBuffers(offsets.address - base, int(value_offsets(array)[-1]))
                 variable[column.name] = place
-                # An empty buffer has no place in the file.
+                # An empty buffer is not in the file. The address of the offsets stands in for it.
                 values[column.name] = data.address - base if place.bytes else place.offsets
             else:
                 values[column.name] = (array.values if column.shape else array).buffers()[1].address - base

@@ -18,6 +18,10 @@ class Position(NamedTuple):
     """Place in a source from which reading can start again.
 
     Positions are ordered like the source's episodes.
+
+    Attributes:
+        file: index of a file. Each kind of source decides what it counts as a file, and what as a row.
+        row: row in the file.
     """
 
     file: int

@@ -63,7 +63,7 @@ class DatasetFiles(Protocol):
     def identity(self, entry: FileEntry) -> list[Any]:
         """Returns a JSON-able value that identifies this copy of a file.
 
-        Two copies with equal checksums have different values.
+        Copies in different places have different values, even if their checksums are equal.
 
         Raises the errors of `local`.
         """

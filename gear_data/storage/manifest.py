@@ -190,7 +190,9 @@ class Manifest:
             unfinished = (folder / ".progress").exists()
             raise not_a_dataset(str(folder), exists=folder.exists(), unfinished=unfinished) from error
         except NotADirectoryError as error:
-            raise DatasetNotFoundError("is a file, not a dataset folder", file=str(folder)) from error
+            raise DatasetNotFoundError(
+                "is a file, not a dataset folder", file=str(folder), hint=f"name the folder that has {MANIFEST_NAME}"
+            ) from error
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"cannot be read: {error}", file=str(path), hint=_RESTORE) from error
         return Manifest.from_text(text, str(path))
@@ -232,9 +234,12 @@ class Manifest:
         return manifest
 
     def _check(self, name: str) -> None:
-        """Checks the manifest's consistency.
+        """Checks that the parts of the manifest agree.
 
-        This happens before any of its numbers is used as an address.
+        It must run before any number of the manifest is used as an address.
+
+        Raises:
+            ManifestError: two parts disagree, or a file is outside the dataset's folder.
         """
         for entry in self.files:
             check_inside(entry.file, name)
@@ -301,7 +306,7 @@ def fingerprint(schema: Schema, contents: list[bytes]) -> str:
 def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotFoundError:
     """Returns the error for a folder without a manifest."""
     if not exists:
-        return DatasetNotFoundError("no such dataset", file=folder)
+        return DatasetNotFoundError("no such dataset", file=folder, hint="check the path or URL")
     if unfinished:
         return DatasetNotFoundError(
             "the conversion into this folder did not finish",

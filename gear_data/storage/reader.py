@@ -41,8 +41,8 @@ def check_file_size(name: str, size: int | None, entry: FileEntry) -> None:
 
     Args:
         name: path or URL of the file, for the error.
-        size: its size; None if it is missing.
-        entry: its entry in the manifest.
+        size: size of the file in bytes; None if the file is missing.
+        entry: entry of the file in the manifest.
 
     Raises:
         CorruptShardError: the file is missing or has another size.
@@ -58,21 +58,21 @@ def check_file_size(name: str, size: int | None, entry: FileEntry) -> None:
 
 
 def map_file(path: Path) -> pa.Buffer:
-    """Maps a whole file as a read-only buffer, which holds no file descriptor.
+    """Maps a whole file as a read-only buffer. It keeps no file descriptor open.
 
     The kernel's read-ahead is disabled. With read-ahead, reading one window at a random place reads megabytes.
 
     Raises:
         DatasetNotFoundError: the file does not exist.
-        CorruptShardError: the system refuses to read the file.
+        CorruptShardError: the system cannot read the file.
     """
     try:
         with pa.memory_map(str(path)) as source:
             buffer = source.read_buffer()
     except FileNotFoundError as error:
-        raise DatasetNotFoundError("the file does not exist", file=str(path)) from error
+        raise DatasetNotFoundError("the file does not exist", file=str(path), hint=_REPAIR) from error
     except OSError as error:
-        raise CorruptShardError(f"cannot be read: {error}", file=str(path)) from error
+        raise CorruptShardError(f"cannot be read: {error}", file=str(path), hint=_REPAIR) from error
     _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), mmap.MADV_RANDOM)
     return buffer
 

@@ -3,7 +3,7 @@
 Each is computed once and stored in the dataset's folder.
 
     DATASET/sidecars/returns_to_go-0.99/
-      sidecar.json    hash of the contents it was computed from, its files and statistics; written last
+      sidecar.json    hash of the input, the files, statistics; written last
       000000.arrow    float32 [steps of shard 0]
 
 Sidecars are not part of the dataset: its manifest and fingerprint do not include them, and they may be deleted.

@@ -160,7 +160,8 @@ class RunningStatistics:
 
     def result(self) -> dict[str, ColumnStatistics]:
         """Returns the statistics of each column."""
-        # Rounding gives a constant element a deviation of about 1e-17 of its value. Dividing by it must not happen.
+        # Rounding gives a constant element a deviation of about 1e-17 of its value. Normalisation must not divide by
+        # this deviation.
         constant = self._min == self._max
         std = np.where(constant, 0.0, np.sqrt(self._m2 / np.maximum(self._count, 1)))
         empty = self._count == 0
@@ -214,6 +215,7 @@ def _reduce_episodes(
 def _reduce_chunk(
     column: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], width: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
+    """Returns the arrays of `_reduce_episodes` for one chunk of whole episodes."""
     elements = column.reshape(len(column), width, -1)
     repeat = elements.shape[2]
     # [steps, width, repeat] -> [width, steps * repeat], so that the elements of an episode are contiguous.

@@ -18,6 +18,7 @@ from gear_data.schema import Schema
 from gear_data.storage.arrow_files import column_array, read_table
 from gear_data.storage.block import EpisodeBlock
 
+#: Exceptions of Arrow if no Arrow type holds all values.
 _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
 #: Column with each episode's row in its source file. It exists only during a conversion. No name of episode metadata
 #: begins with a zero byte.
@@ -78,8 +79,8 @@ def episode_rows(
     }
     table = pa.table([pa.array(values[field.name], field.type) for field in EPISODE_SCHEMA], schema=EPISODE_SCHEMA)
     for name, items in metadata.items():
-        free = f"metadata.{name}" if name in EPISODE_SCHEMA.names else name
-        table = table.append_column(free, _metadata_array(name, items, block))
+        unique_name = f"metadata.{name}" if name in EPISODE_SCHEMA.names else name
+        table = table.append_column(unique_name, _metadata_array(name, items, block))
     return table.append_column(SOURCE_ROW, pa.array(block.rows, pa.int64()))
 
 

@@ -79,6 +79,10 @@ def _verify(files: DatasetFiles, progress: bool | None) -> VerifyReport:
 
 
 def _checks(files: DatasetFiles, manifest: Manifest) -> Iterator[tuple[FileEntry, Any]]:
+    """Yields each file with a function that checks it.
+
+    Tables come first. A shard is compared with the tables only if all tables are intact.
+    """
     tables: dict[str, pa.Table] = {}
 
     def check_table(name: str, entry: FileEntry) -> None:

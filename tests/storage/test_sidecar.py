@@ -99,7 +99,7 @@ def test_several_rewards_per_step_are_refused(tmp_path: Path, rollouts: list[Any
     columns = [{**r.columns, "rewards": np.ones((len(r), 2), np.float32)} for r in rollouts]
     sources.write_parquet(tmp_path / "s.parquet", sources.episode_table(columns))
     gear_data.convert(tmp_path / "s.parquet", tmp_path / "dataset")
-    with pytest.raises(MissingColumnError, match="one reward a step"):
+    with pytest.raises(MissingColumnError, match="one reward per step"):
         gear_data.open(tmp_path / "dataset").with_discount(0.9)
 
 

@@ -34,7 +34,7 @@ class DataFilesWriter:
 
     Attributes:
         generated: LeRobot's own columns that the dataset lacks.
-        files: number of the data file of each episode so far.
+        files: for each episode so far, the index of its data file.
     """
 
     def __init__(

@@ -3,7 +3,8 @@
 A feature has a name, an entry in `meta/info.json`, and Arrow values.
 
 Layout: LeRobot v3.0 (https://github.com/huggingface/lerobot, `lerobot/datasets/utils.py`). LeRobot has no shape ():
-scalars have the shape (1,) in `meta/info.json` and are scalars in Parquet. Arrays with more axes are nested lists.
+scalars have the shape (1,) in `meta/info.json`. Features of shape (1,) are scalars in Parquet. Arrays with more axes
+are nested lists.
 """
 
 from __future__ import annotations

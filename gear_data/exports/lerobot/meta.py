@@ -38,9 +38,9 @@ _PATTERN = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 
 
-def data_path(number: int) -> str:
-    """Returns the path of a data file."""
-    return f"data/{_PATTERN}".format(chunk_index=number // _CHUNK_FILES, file_index=number % _CHUNK_FILES)
+def data_path(index: int) -> str:
+    """Returns the path of a data file, relative to the LeRobot folder."""
+    return f"data/{_PATTERN}".format(chunk_index=index // _CHUNK_FILES, file_index=index % _CHUNK_FILES)
 
 
 def write_meta(
@@ -62,7 +62,7 @@ def write_meta(
         generated: LeRobot's own columns that the dataset lacks.
         statistics: statistics of the generated columns.
         tasks: text of each `task_index`.
-        files: number of the data file of each episode.
+        files: index of the data file of each episode.
         fps: steps per second.
     """
     (folder / _EPISODES).parent.mkdir(parents=True)

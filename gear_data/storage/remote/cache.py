@@ -4,7 +4,7 @@ All processes of this machine share it, and its size is limited.
 
 A file is named by its checksum. Datasets with the same file share it, and a file that changed at its URL gets another
 name. A file is locked for reading while it is used. It is locked for writing while it is fetched, so that only one of
-several processes fetches it. Mappings of a removed file stay valid, and the disk space is freed with the last one.
+several processes fetches it. Mappings of a removed file stay valid. The disk space is freed when the last mapping ends.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ShardCache:
         raise CorruptShardError(
             f"its checksum is {found}, the manifest says {entry.checksum}; it was fetched twice",
             file=name,
-            hint="its bytes were changed: restore it, or convert again",
+            hint="the file at the URL was changed: restore it, or convert again",
         )
 
     @contextmanager
@@ -223,17 +223,17 @@ def _remove_unused(path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # A file system without locks cannot tell whether the file is used. A reader would fetch it again.
+        # A file system without locks cannot tell whether the file is used. A reader that needs it fetches it again.
         path.unlink(missing_ok=True)
         return True
     finally:
         _release(descriptor)
 
 
-def _lock(descriptor: int, how: int) -> None:
-    # A file system without locks holds nothing.
+def _lock(descriptor: int, operation: int) -> None:
+    # A file system without locks raises OSError. The cache then works without locks.
     with suppress(OSError):
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, operation)
 
 
 def _release(descriptor: int) -> None:

@@ -22,8 +22,8 @@ def open_file_store(destination: str | Path) -> FileStore:
     """Returns the file store at a path or a URL.
 
     Raises:
-        MissingExtraError: see `filesystem_of`.
-        InvalidArgumentError: see `filesystem_of`.
+        MissingExtraError: the package for this kind of URL is not installed.
+        InvalidArgumentError: the URL cannot be used.
     """
     if isinstance(destination, str) and is_remote(destination):
         return ObjectStore(destination)
@@ -34,7 +34,8 @@ class ObjectStore:
     """A folder behind an fsspec URL.
 
     Object stores show a file only when its upload is complete. Other servers may show partial files, but never in a
-    dataset that has a manifest. Methods retry after transient failures, and then raise RemoteError.
+    dataset that has a manifest. Methods retry transient failures. They raise RemoteError after
+    the last attempt.
     """
 
     def __init__(self, url: str) -> None:
@@ -51,7 +52,9 @@ class ObjectStore:
             try:
                 with_retries(lambda: self._upload(path, file), "be written", url)
             except FileNotFoundError as error:
-                raise UnwritableError("cannot be written: no such bucket or folder", file=url) from error
+                raise UnwritableError(
+                    "cannot be written: no such bucket or folder", file=url, hint="create the bucket, or check the URL"
+                ) from error
             except RemoteError as error:
                 if isinstance(error.__cause__, PermissionError):
                     raise UnwritableError(error.message, file=url) from error
@@ -116,11 +119,11 @@ class ObjectStore:
 
     @contextmanager
     def locked(self, file: str) -> Iterator[None]:
-        """Holds no lock: fsspec has none."""
+        """Does nothing: fsspec has no locks."""
         yield
 
     def _call(self, file: str, action: str, call: Callable[[Any, str], _Result]) -> _Result:
-        """Calls `call(filesystem, path of the file)` with retries."""
+        """Calls `call(filesystem, path of the file)`, and retries transient failures."""
 
         def attempt() -> _Result:
             filesystem, path = self._resolve(file)

@@ -56,7 +56,7 @@ def open_range_reader(filesystem: Any, path: str, size: int, name: str) -> IO[by
 class RangeReader(io.RawIOBase):
     """Unbuffered reader of a remote file.
 
-    It keeps no connection open between reads. See `open_range_reader`.
+    It keeps no connection open between reads, so no idle connection can break. See `open_range_reader`.
     """
 
     def __init__(self, filesystem: Any, path: str, size: int, name: str) -> None:
@@ -91,7 +91,9 @@ class RangeReader(io.RawIOBase):
         try:
             data = with_retries(lambda: self._range(first, last), "be read", self.name)
         except FileNotFoundError as error:
-            raise RemoteError("the file no longer exists", file=self.name) from error
+            raise RemoteError(
+                "the file no longer exists", file=self.name, hint="restore the file at its URL; then run again"
+            ) from error
         buffer[: len(data)] = data
         self._position = last
         return len(data)

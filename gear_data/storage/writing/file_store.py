@@ -69,7 +69,7 @@ class FileStore(Protocol):
 class LocalFileStore:
     """A folder of this machine or of a mounted file system.
 
-    It is created with its first file.
+    The folder is created with its first file.
     """
 
     def __init__(self, folder: Path) -> None:

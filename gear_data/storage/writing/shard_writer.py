@@ -110,7 +110,7 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # An error here follows an earlier error, which is the one to report: `close` has already raised any other.
+        # If `close` ran, there is no shard to wait for. Otherwise an earlier error is the one to report.
         with suppress(BaseException):
             self._wait_for_shard()
         self._thread.shutdown()
@@ -175,7 +175,7 @@ class ShardWriter:
     def _fill(self, block: EpisodeBlock) -> None:
         """Copies episodes into the buffer and collects their table rows.
 
-        Ids and shards count from the task's first.
+        Episode ids and shard numbers start at 0 in each task.
         """
         contents = content_hashes(block, self._schema)
         buffer = self._shard_buffer()

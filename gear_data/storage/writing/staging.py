@@ -48,7 +48,7 @@ class TaskResult:
     Attributes:
         prefix: start of the names of the task's files.
         shards: shards that the task wrote.
-        statistics: statistics of their steps.
+        statistics: statistics of the task's steps.
         findings: problems that the task found.
     """
 
@@ -112,7 +112,7 @@ class StagedDataset:
     def _has_options(self) -> bool:
         """Returns whether an earlier run wrote its options.
 
-        Before that, there is nothing to resume.
+        Without options, there is nothing to resume.
         """
         return any(not file.removeprefix(f"{PROGRESS}/").startswith(".") for file in self._store.files(PROGRESS))
 
@@ -155,7 +155,9 @@ class StagedDataset:
             statistics.merge(task.statistics)
         episodes = join_episode_tables(list(self._tables(tasks, "episodes", _renumbered_episodes)))
         if SOURCE_ROW not in episodes.column_names or episodes.column(SOURCE_ROW).null_count:
-            raise ResumeError("another version began this conversion", file=self._store.name, hint=START_OVER)
+            raise ResumeError(
+                "another version of gear-data began this conversion", file=self._store.name, hint=START_OVER
+            )
         rows = episodes.column(SOURCE_ROW).to_numpy()
         episodes = episodes.drop_columns(SOURCE_ROW)
         tables = {"episodes": self._write_table("episodes.arrow", episodes)}
@@ -167,9 +169,9 @@ class StagedDataset:
     def _tables(
         self, tasks: Sequence[TaskResult], suffix: str, renumber: Callable[[pa.Table, int, int], pa.Table]
     ) -> Iterator[pa.Table]:
-        """Yields the tables of all shards.
+        """Yields the tables of all shards, numbered through all tasks.
 
-        Every task numbers its episodes and shards from 0.
+        Every task numbers its episodes and shards from 0; `renumber` adds the numbers of the tasks before.
         """
         first_episode = first_shard = 0
         for task in tasks:
@@ -235,9 +237,9 @@ class StagedDataset:
 
 
 def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """Returns the first difference of two JSON objects; None if they are equal.
+    """Returns the first difference of two JSON objects as text; None if they are equal.
 
-    The text has the name and both values.
+    The text has the name and both values: `shard_bytes: 2048, now 4096`.
     """
     for name in sorted(first.keys() | second.keys()):
         old, new = first.get(name), second.get(name)
