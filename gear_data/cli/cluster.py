@@ -13,7 +13,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials, read_token
 from gear_data.cluster.rdma.transport import AUTO, TRANSPORTS
 
-#: Largest shard number in --shards. No dataset has that many shards, and a list of so many numbers fits in memory.
+#: Largest shard number in --shards. No dataset has as many shards, and a list of 2^24 numbers fits in memory.
 _LAST_SHARD = 1 << 24
 
 

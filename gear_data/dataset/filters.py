@@ -34,7 +34,9 @@ def parse(expression: pl.Expr | str, names: Sequence[str]) -> pl.Expr:
     if isinstance(expression, str):
         expression = pl.col(expression) if expression in names else _from_sql(expression)
     elif not isinstance(expression, pl.Expr):
-        raise InvalidArgumentError(f"expected a Polars expression or SQL text, not {expression!r}")
+        raise InvalidArgumentError(
+            f"expected a Polars expression or SQL text, not {expression!r}", hint="such as 'return > 100'"
+        )
     for name in column_names(expression):
         if name not in names:
             raise unknown_name("column", name, names)
@@ -93,7 +95,10 @@ def true_rows(frame: pl.DataFrame, expression: pl.Expr) -> npt.NDArray[np.bool_]
     if values is None:
         values = _evaluate(frame, expression)
     if values.dtype != pl.Boolean:
-        raise InvalidArgumentError(f"a filter must be true or false, but {expression} is {values.dtype}")
+        raise InvalidArgumentError(
+            f"a filter must be true or false, but {expression} is {values.dtype}",
+            hint="compare it with a value, such as 'return > 100'",
+        )
     if len(values) != len(frame):
         raise InvalidArgumentError(
             f"a filter must give a value for every row, but {expression} gives {len(values):,} for {len(frame):,}"
@@ -136,7 +141,9 @@ def _evaluate(frame: pl.DataFrame, expression: pl.Expr) -> pl.Series:
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise InvalidArgumentError(f"Polars cannot evaluate {expression}: {error}") from error
     if result.width != 1:
-        raise InvalidArgumentError(f"expected one column, but {expression} gives {result.width}")
+        raise InvalidArgumentError(
+            f"expected one column, but {expression} gives {result.width}", hint="name one column, or combine them"
+        )
     return result.to_series()
 
 

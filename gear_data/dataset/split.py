@@ -34,7 +34,7 @@ def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
             raise InvalidArgumentError(f"the fraction of {name!r} must be a positive number, not {fraction!r}")
     total = math.fsum(fractions.values())
     if abs(total - 1) > 1e-9:
-        raise InvalidArgumentError(f"the fractions must add up to 1, not {total:.12g}")
+        raise InvalidArgumentError(f"the fractions must add up to 1, but they add up to {total:.12g}")
     # The decimal digits count: 0.15 is 15/100, not the nearest binary fraction.
     exact = {name: Fraction(str(fraction)) for name, fraction in fractions.items()}
     shares = {name: fraction * count / sum(exact.values()) for name, fraction in exact.items()}

@@ -48,7 +48,9 @@ def combined_mask(store: DatasetStore, ids: Int64Array, view: View, expression: 
         return mask
     mask = mask & view.mask
     if not mask.count:
-        raise EmptySourceError(f"no step satisfies {parsed} and the earlier step filters")
+        raise EmptySourceError(
+            f"no step satisfies {parsed} and the earlier step filters", hint="relax one of the filters"
+        )
     return mask
 
 
@@ -97,7 +99,7 @@ def _step_bytes(store: DatasetStore, name: str) -> int:
 
 
 def _column(store: DatasetStore, name: str, ids: Int64Array) -> Any:
-    """Returns a column's steps in a form that Polars reads without one Python object per value."""
+    """Returns a column's steps as NumPy or Arrow values, without Python objects."""
     return store.values(name, ids) if store.schema[name].variable_length else store.steps(name, ids)
 
 

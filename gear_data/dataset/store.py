@@ -139,6 +139,7 @@ class DatasetStore:
                 f"{COLUMN.name} needs one reward per step; the columns are {', '.join(stored.names)}",
                 file=str(self.path),
                 column=REWARDS,
+                hint="convert again with one reward per step in the column 'rewards' (--rename OLD=rewards)",
             )
         # abs() because -0.0 == 0.0: equal discounts must give the same name of a sidecar.
         new_discount = None if discount == 1 and COLUMN.name in stored else abs(discount)

@@ -92,7 +92,8 @@ def build_model(loader: SequenceLoader, hyperparameters: Hyperparameters) -> Any
     """
     if loader.preset != "decision_transformer":
         raise InvalidArgumentError(
-            f"training needs the preset 'decision_transformer', but the loader has '{loader.preset}'"
+            f"training needs the preset 'decision_transformer', but the loader has '{loader.preset}'",
+            hint="make the loader with preset='decision_transformer'",
         )
     transformers = import_extra("transformers")
     dataset, chosen = check_dataset(loader.dataset), hyperparameters

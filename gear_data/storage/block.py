@@ -20,7 +20,7 @@ class Position(NamedTuple):
     Positions are ordered like the source's episodes.
 
     Attributes:
-        file: index of a file. Each kind of source decides what it counts as a file, and what as a row.
+        file: index of the file. A source may count other units as files, such as episodes.
         row: row in the file.
     """
 

@@ -128,7 +128,9 @@ class CachedFiles:
             unfinished = any(file.startswith(f"{PROGRESS}/") for file in files)
             raise not_a_dataset(self._store.name, exists=bool(files), unfinished=unfinished) from error
         except UnicodeDecodeError as error:
-            raise ManifestError(f"cannot be read: {error}", file=name) from error
+            raise ManifestError(
+                f"cannot be read: {error}", file=name, hint="restore manifest.json, or convert again"
+            ) from error
         return Manifest.from_text(text, name)
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:

@@ -22,6 +22,11 @@ from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.tables import read_episodes, read_finals
 
+#: Remedy for a damaged shard.
+_REPAIR = "restore it, or write it again with 'gear-data repair'"
+#: Remedy for a damaged table. `repair` writes only shards.
+_RESTORE = "restore the table, or convert again"
+
 
 @dataclass(frozen=True)
 class FileCheck:
@@ -124,29 +129,43 @@ def _validate(data: pa.Table | pa.RecordBatch, path: Path) -> None:
     try:
         data.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise CorruptShardError(f"not valid Arrow data: {error}", file=str(path)) from error
+        raise CorruptShardError(
+            f"not valid Arrow data: {error}", file=str(path), hint="restore the file, or convert again"
+        ) from error
 
 
 def _check_episode_table(table: pa.Table, manifest: Manifest, path: Path) -> None:
     if len(table) != manifest.episodes:
         raise CorruptShardError(
-            f"has {len(table)} rows, but the manifest has {manifest.episodes} episodes", file=str(path)
+            f"has {len(table)} rows, but the manifest has {manifest.episodes} episodes", file=str(path), hint=_RESTORE
         )
     if not np.array_equal(table.column("episode_id").to_numpy(), np.arange(len(table))):
-        raise CorruptShardError("the episode ids are not 0 to n - 1", file=str(path), column="episode_id")
+        raise CorruptShardError(
+            f"the episode ids are not 0 to {len(table) - 1}", file=str(path), column="episode_id", hint=_RESTORE
+        )
     shard, start, length = (table.column(name).to_numpy() for name in ("shard", "start", "length"))
     if not np.array_equal(shard, np.repeat(np.arange(len(manifest.shards)), [s.episodes for s in manifest.shards])):
-        raise CorruptShardError("the numbers of episodes per shard differ from the manifest", file=str(path))
+        raise CorruptShardError(
+            "the numbers of episodes per shard differ from the manifest", file=str(path), column="shard", hint=_RESTORE
+        )
     for index, (rows, entry) in enumerate(zip(_shard_rows(manifest), manifest.shards, strict=True)):
         ends = np.cumsum(length[rows])
         tiled = np.array_equal(start[rows], ends - length[rows]) and (length[rows] > 0).all()
         if not tiled or int(ends[-1]) != entry.steps:
             raise CorruptShardError(
-                f"the episodes of shard {index} do not fill its {entry.steps} rows", file=str(path), column="start"
+                f"the episodes of shard {index} do not fill its {entry.steps} rows",
+                file=str(path),
+                column="start",
+                hint=_RESTORE,
             )
     found = fingerprint(manifest.schema, table.column("content").to_pylist())
     if found != manifest.fingerprint:
-        raise CorruptShardError("the content hashes do not match the manifest's fingerprint", file=str(path))
+        raise CorruptShardError(
+            f"the content hashes give the fingerprint {found}, the manifest says {manifest.fingerprint}",
+            file=str(path),
+            column="content",
+            hint=_RESTORE,
+        )
 
 
 def _shard_rows(manifest: Manifest) -> list[slice]:
@@ -163,20 +182,25 @@ def _read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordB
         with pa.memory_map(str(path)) as source:
             reader = pa.ipc.open_file(source)
             if reader.num_record_batches != 1:
-                raise CorruptShardError(f"has {reader.num_record_batches} record batches, not 1", file=str(path))
+                raise CorruptShardError(
+                    f"has {reader.num_record_batches} record batches, not 1", file=str(path), hint=_REPAIR
+                )
             batch = reader.get_batch(0)
     except (pa.ArrowException, OSError) as error:
-        raise CorruptShardError(f"not an Arrow IPC file: {error}", file=str(path)) from error
+        raise CorruptShardError(f"not an Arrow IPC file: {error}", file=str(path), hint=_REPAIR) from error
     _validate(batch, path)
     if not batch.schema.equals(manifest.schema.to_arrow(), check_metadata=False):
-        raise CorruptShardError("its columns differ from the manifest's schema", file=str(path))
+        raise CorruptShardError("its columns differ from the manifest's schema", file=str(path), hint=_REPAIR)
     if len(batch) != shard.steps:
-        raise CorruptShardError(f"has {len(batch)} rows, but the manifest says {shard.steps}", file=str(path))
+        raise CorruptShardError(
+            f"has {len(batch)} rows, but the manifest says {shard.steps}", file=str(path), hint=_REPAIR
+        )
     for column in manifest.schema:
-        if batch.column(column.name).null_count:
-            raise CorruptShardError("contains nulls", file=str(path), column=column.name)
+        nulls = batch.column(column.name).null_count
+        if nulls:
+            raise CorruptShardError(f"contains {nulls} nulls", file=str(path), column=column.name, hint=_REPAIR)
     if buffer_offsets(path, manifest.schema) != (shard.buffers, shard.variable):
-        raise CorruptShardError("its buffer offsets differ from the manifest", file=str(path))
+        raise CorruptShardError("its buffer offsets differ from the manifest", file=str(path), hint=_REPAIR)
     return batch
 
 
@@ -212,7 +236,8 @@ def _check_contents(
     for episode, (found, stored) in enumerate(zip(content_hashes(block, manifest.schema), expected, strict=True)):
         if found != stored:
             raise CorruptShardError(
-                "an episode differs from its content hash in the episode table",
+                f"episode {ids[episode]} differs from its content hash in the episode table",
                 file=str(path),
                 row=int(episodes.column("start")[episode].as_py()),
+                hint=_REPAIR,
             )

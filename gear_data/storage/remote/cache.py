@@ -102,7 +102,11 @@ class ShardCache:
     def _path(self, entry: FileEntry) -> Path:
         found = _NAME.fullmatch(entry.checksum)
         if found is None:
-            raise ManifestError(f"the checksum {entry.checksum!r} is not of the form xxh3-128:HEX", file=entry.file)
+            raise ManifestError(
+                f"the checksum {entry.checksum!r} is not of the form xxh3-128:HEX",
+                file=entry.file,
+                hint="restore manifest.json, or convert again",
+            )
         return self._files / found[1]
 
     def _fetch(self, path: Path, entry: FileEntry, download: Download, name: str) -> None:

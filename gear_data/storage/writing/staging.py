@@ -237,9 +237,9 @@ class StagedDataset:
 
 
 def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """Returns the first difference of two JSON objects as text; None if they are equal.
+    """Returns the first difference of two JSON objects as text.
 
-    The text has the name and both values: `shard_bytes: 2048, now 4096`.
+    The text has the name and both values: `shard_bytes: 2048, now 4096`. It is None if the objects are equal.
     """
     for name in sorted(first.keys() | second.keys()):
         old, new = first.get(name), second.get(name)
