@@ -1,7 +1,7 @@
 """Rendezvous: the ranks of a training run form a cluster.
 
-The ranks are grouped into nodes, and each node starts a server. For this the ranks exchange messages through a
-`KeyValueStore`, in three rounds. `join` runs them in this order:
+The ranks are grouped into nodes. Each node from which other nodes read starts a server. For this the ranks exchange
+messages through a `KeyValueStore`, in three rounds. `join` runs them in this order:
 
     round       published by             key        value
     1 report    every rank               ranks/R    RankReport: the dataset it opens, its node, its machine
