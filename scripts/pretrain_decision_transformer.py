@@ -90,8 +90,8 @@ def train(options: argparse.Namespace) -> None:
         seed=options.seed,
         normalize=None if options.no_normalize else True,
     )
-    chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(Hyperparameters)}
-    trainer = Trainer(loader, Hyperparameters(**chosen), device=options.device)
+    settings = {field.name: getattr(options, field.name) for field in dataclasses.fields(Hyperparameters)}
+    trainer = Trainer(loader, Hyperparameters(**settings), device=options.device)
     if checkpoint.exists():
         trainer.load(checkpoint)
 

@@ -22,7 +22,9 @@ def _add_convert(commands: Any) -> None:
     parser = add_command(commands, "convert", _convert, "convert a trajectory dataset into GEAR shards", example)
     _add_source(parser)
     parser.add_argument("destination", metavar="DST", help="folder or URL to create for the dataset")
-    parser.add_argument("--shard-bytes", type=size, default=512 << 20, metavar="N", help="largest shard, default 512M")
+    parser.add_argument(
+        "--shard-bytes", type=size, default=512 << 20, metavar="N", help="size limit of a shard, default 512M"
+    )
     help = "stop at a malformed episode (error, default), or leave it out with a warning (skip)"
     parser.add_argument("--on-bad-episode", choices=("error", "skip"), default="error", help=help)
     parser.add_argument("--strict", action="store_true", help="fail on NaN, Inf and every other finding of lint")
@@ -30,7 +32,7 @@ def _add_convert(commands: Any) -> None:
     parser.add_argument("--resume", action="store_true", help="continue an unfinished conversion")
     help = "run in processes of this machine (local, default) or on a Ray cluster (ray)"
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help=help)
-    help = "parallel processes or Ray tasks, default the number of cores"
+    help = "parallel processes or Ray tasks; default all cores, fewer for a small source"
     parser.add_argument("--jobs", type=int, metavar="N", help=help)
 
 
@@ -51,13 +53,15 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--end-column", metavar="A", help="column that is true at the last step of an episode")
     help = "end episodes after N steps, for sources that mark no ends"
     parser.add_argument("--max-episode-steps", type=int, metavar="N", help=help)
-    parser.add_argument("--keep-encoded", action="store_true", help="keep PNG and JPEG images encoded")
+    parser.add_argument(
+        "--keep-encoded", action="store_true", help="keep PNG, JPEG and other images as the source encodes them"
+    )
 
 
 def _source_options(options: argparse.Namespace) -> dict[str, Any]:
     names = ("format", "split", "columns", "episode_column", "step_column", "end_column", "max_episode_steps")
-    chosen = {name: getattr(options, name) for name in (*names, "keep_encoded")}
-    return {**chosen, "rename": dict(options.rename)}
+    selected = {name: getattr(options, name) for name in (*names, "keep_encoded")}
+    return {**selected, "rename": dict(options.rename)}
 
 
 def _convert(options: argparse.Namespace) -> int:

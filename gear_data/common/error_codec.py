@@ -9,25 +9,20 @@ from gear_data.errors import GearError
 
 
 class _EncodedError(msgspec.Struct, omit_defaults=True):
+    """A `GearError` in JSON. `error` is the name of its class."""
+
     error: str
     message: str
-    file: str | None = None
     column: str | None = None
-    row: int | None = None
     hint: str | None = None
 
 
-def error_to_bytes(error: GearError, *, with_place: bool = False) -> bytes:
+def error_to_bytes(error: GearError) -> bytes:
     """Encodes an error as one line of JSON.
 
-    Args:
-        error: the error.
-        with_place: whether to encode the file and the row. Peers leave both out: they mean nothing on another machine.
+    The file and the row are left out, because they mean nothing on another machine.
     """
-    encoded = _EncodedError(type(error).__name__, error.message, column=error.column, hint=error.hint)
-    if with_place:
-        encoded.file, encoded.row = error.file, error.row
-    return msgspec.json.encode(encoded)
+    return msgspec.json.encode(_EncodedError(type(error).__name__, error.message, error.column, error.hint))
 
 
 def error_from_bytes(data: bytes, file: str | None = None) -> GearError | None:
@@ -35,7 +30,7 @@ def error_from_bytes(data: bytes, file: str | None = None) -> GearError | None:
 
     Args:
         data: the output of `error_to_bytes`, or anything that a peer sent.
-        file: replaces the encoded file, unless None. For an error of a peer: the peer's name.
+        file: `file` of the decoded error, such as the name of the peer.
     """
     try:
         encoded = msgspec.json.decode(data, type=_EncodedError)
@@ -44,5 +39,4 @@ def error_from_bytes(data: bytes, file: str | None = None) -> GearError | None:
     kind = getattr(errors, encoded.error, None)
     if not (isinstance(kind, type) and issubclass(kind, GearError)):
         return None
-    place = encoded.file if file is None else file
-    return kind(encoded.message, file=place, column=encoded.column, row=encoded.row, hint=encoded.hint)
+    return kind(encoded.message, file=file, column=encoded.column, hint=encoded.hint)

@@ -223,18 +223,18 @@ def no_rows_error(frame: pl.DataFrame, expression: pl.Expr, row_name: str) -> Em
 
 def empty_filter_error(expression: pl.Expr, row_name: str, ranges: dict[str, str]) -> EmptySourceError:
     """Returns the error of `no_rows_error` with given ranges, column -> text."""
-    known = "; ".join(f"{name} is {text}" for name, text in ranges.items())
-    return EmptySourceError(f"no {row_name} satisfies {expression}", hint=known or None)
+    hint = "; ".join(f"{name} is {text}" for name, text in ranges.items())
+    return EmptySourceError(f"no {row_name} satisfies {expression}", hint=hint or None)
 
 
 def _range(values: pl.Series) -> str:
     import polars as pl
 
-    known = values.drop_nulls()
-    if not len(known):
+    present = values.drop_nulls()
+    if not len(present):
         return "null"
     if values.dtype.is_nested() or values.dtype in (pl.Binary, pl.Object):
         return str(values.dtype)
     if not values.dtype.is_numeric():
-        known = known.cast(pl.String)
-    return f"{known.min()!r} to {known.max()!r}"
+        present = present.cast(pl.String)
+    return f"{present.min()!r} to {present.max()!r}"

@@ -27,6 +27,7 @@ def combined_mask(store: DatasetStore, ids: Int64Array, view: View, expression: 
     """Returns the steps that satisfy an expression and earlier filters.
 
     Args:
+        store: store of the dataset.
         ids: the episodes to read, int64 [k], ascending.
         view: the view to filter.
         expression, mode: see `Dataset.filter_steps`.
@@ -60,6 +61,7 @@ def satisfying_steps(store: DatasetStore, ids: Int64Array, expression: pl.Expr) 
     The mask covers the whole dataset. Steps of episodes that are not in `ids` have bit 0.
 
     Args:
+        store: store of the dataset.
         ids: the episodes to read, int64 [k], ascending.
         expression: expression over step columns.
 
@@ -84,8 +86,10 @@ def satisfying_steps(store: DatasetStore, ids: Int64Array, expression: pl.Expr) 
 
     mask = StepMask.from_blocks(store.manifest.steps, flags())
     if not mask.count:
-        known = {name: store.statistics[name] for name in names if not store.schema[name].variable_length}
-        ranges = {name: f"{np.fmin.reduce(item.min)} to {np.fmax.reduce(item.max)}" for name, item in known.items()}
+        statistics = {name: store.statistics[name] for name in names if not store.schema[name].variable_length}
+        ranges = {
+            name: f"{np.fmin.reduce(item.min)} to {np.fmax.reduce(item.max)}" for name, item in statistics.items()
+        }
         raise filters.empty_filter_error(expression, "step", ranges)
     return mask
 

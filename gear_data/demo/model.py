@@ -96,34 +96,34 @@ def build_model(loader: SequenceLoader, hyperparameters: Hyperparameters) -> Any
             hint="make the loader with preset='decision_transformer'",
         )
     transformers = import_extra("transformers")
-    dataset, chosen = check_dataset(loader.dataset), hyperparameters
+    dataset = check_dataset(loader.dataset)
     longest = int(dataset.lengths.max())
-    if chosen.max_ep_len is not None and chosen.max_ep_len < longest:
+    if hyperparameters.max_ep_len is not None and hyperparameters.max_ep_len < longest:
         raise InvalidArgumentError(
-            f"max_ep_len is {chosen.max_ep_len}, but the longest episode has {longest} steps",
+            f"max_ep_len is {hyperparameters.max_ep_len}, but the longest episode has {longest} steps",
             hint="leave max_ep_len out to use the longest episode",
         )
     config = transformers.DecisionTransformerConfig(
         state_dim=dataset.schema["observations"].size,
         act_dim=dataset.schema["actions"].size,
-        hidden_size=chosen.hidden_size,
-        max_ep_len=chosen.max_ep_len or longest,
-        action_tanh=_fits_tanh(loader) if chosen.action_tanh is None else chosen.action_tanh,
-        n_layer=chosen.n_layer,
-        n_head=chosen.n_head,
+        hidden_size=hyperparameters.hidden_size,
+        max_ep_len=hyperparameters.max_ep_len or longest,
+        action_tanh=_fits_tanh(loader) if hyperparameters.action_tanh is None else hyperparameters.action_tanh,
+        n_layer=hyperparameters.n_layer,
+        n_head=hyperparameters.n_head,
         # A step is three tokens: return-to-go, state, action.
         n_positions=max(1024, 3 * loader.context),
-        activation_function=chosen.activation_function,
-        resid_pdrop=chosen.dropout,
-        embd_pdrop=chosen.dropout,
-        attn_pdrop=chosen.dropout,
+        activation_function=hyperparameters.activation_function,
+        resid_pdrop=hyperparameters.dropout,
+        embd_pdrop=hyperparameters.dropout,
+        attn_pdrop=hyperparameters.dropout,
         use_cache=False,
         # There are no words; the defaults are GPT-2's.
         bos_token_id=None,
         eos_token_id=None,
         architectures=["DecisionTransformerModel"],
     )
-    with seeded(torch.device("cpu"), chosen.seed):
+    with seeded(torch.device("cpu"), hyperparameters.seed):
         return transformers.DecisionTransformerModel(config)
 
 

@@ -108,10 +108,10 @@ def _paths(dataset: Dataset) -> dict[str, str]:
             raise UnsupportedColumnError(
                 "Minari cannot store this column", column=name, hint=f"call it infos.{name} at conversion: --rename"
             )
-        above = next((other for other in specs if name.startswith(f"{other}.")), None)
-        if above is not None:
+        parent = next((other for other in specs if name.startswith(f"{other}.")), None)
+        if parent is not None:
             raise UnsupportedColumnError(
-                f"there is also a column '{above}', but a name in Minari is either an array or a Dict of arrays",
+                f"there is also a column '{parent}', but a name in Minari is either an array or a Dict of arrays",
                 column=name,
                 hint=f"call it infos.{name} at conversion: --rename",
             )

@@ -89,10 +89,10 @@ def buffer_offsets(path: Path, schema: Schema) -> tuple[dict[str, int], dict[str
             array = batch.column(column.name)
             if column.variable_length:
                 _, offsets, data = array.buffers()
-                place = VariableBuffers(offsets.address - base, int(value_offsets(array)[-1]))
-                variable[column.name] = place
+                buffers = VariableBuffers(offsets.address - base, int(value_offsets(array)[-1]))
+                variable[column.name] = buffers
                 # An empty buffer is not in the file. The address of the offsets stands in for it.
-                values[column.name] = data.address - base if place.bytes else place.offsets
+                values[column.name] = data.address - base if buffers.bytes else buffers.offsets
             else:
                 values[column.name] = (array.values if column.shape else array).buffers()[1].address - base
         return values, variable

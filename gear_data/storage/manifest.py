@@ -97,9 +97,9 @@ class ShardEntry:
         values = self.buffers[column.name]
         if not column.variable_length:
             return values + self.steps * column.row_bytes <= self.entry.bytes
-        place = self.variable[column.name]
-        offsets_end = place.offsets + (self.steps + 1) * OFFSET_BYTES
-        return max(offsets_end, values + place.bytes) <= self.entry.bytes
+        buffers = self.variable[column.name]
+        offsets_end = buffers.offsets + (self.steps + 1) * OFFSET_BYTES
+        return max(offsets_end, values + buffers.bytes) <= self.entry.bytes
 
 
 class _HeaderRecord(msgspec.Struct, frozen=True):

@@ -172,7 +172,7 @@ class MappedShards:
             CorruptShardError: the first or last offset does not fit the values. Other offsets are not checked.
         """
         entry, spec, buffer = self._shards[shard], self._schema.columns[index], self.touch(shard)
-        place = entry.variable[spec.name]
-        offsets = buffer.slice(place.offsets, (entry.steps + 1) * OFFSET_BYTES)
-        values = buffer.slice(entry.buffers[spec.name], place.bytes)
+        buffers = entry.variable[spec.name]
+        offsets = buffer.slice(buffers.offsets, (entry.steps + 1) * OFFSET_BYTES)
+        values = buffer.slice(entry.buffers[spec.name], buffers.bytes)
         return array_over(spec.arrow_type, entry.steps, offsets, values, file=entry.entry.file, column=spec.name)

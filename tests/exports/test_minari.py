@@ -29,7 +29,7 @@ def test_metadata_that_minari_cannot_store(sources: Any, tmp_path: Path) -> None
     assert convert_again(tmp_path / "out-v0", tmp_path).episodes["level"].to_list() == [1, 2]
 
 
-def test_minari_reads_it(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minari_reads_an_export(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rollouts = wide_rollouts(sources)
     metadata = {"seed": list(range(100, 112)), "policy": ["a", None] * 6, "score": np.arange(12) / 4}
     ds = convert_rollouts(tmp_path, sources, rollouts, **metadata)

@@ -1,4 +1,4 @@
-"""Sidecars: `returns_to_go` of other discounts, computed once per dataset."""
+"""Sidecars: `returns_to_go` with other discounts, computed once per dataset."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def files(path: Path) -> dict[str, tuple[int, int]]:
     return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (path / "sidecars/returns_to_go-0.9").iterdir()}
 
 
-def test_it_is_computed_once_and_is_not_part_of_the_dataset(path: Path, rollouts: list[Any]) -> None:
+def test_a_sidecar_is_computed_once_and_is_not_part_of_the_dataset(path: Path, rollouts: list[Any]) -> None:
     before = gear_data.open(path)
     before.with_discount(0.9)
     found = files(path)
@@ -148,7 +148,7 @@ def _other_rewards(path: Path, rollouts: list[Any], sources: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", [_other_layout, _other_rewards])
-def test_it_is_not_served_for_other_contents(path: Path, rollouts: list[Any], sources: Any, change: Any) -> None:
+def test_a_sidecar_is_not_used_for_other_contents(path: Path, rollouts: list[Any], sources: Any, change: Any) -> None:
     gear_data.open(path).with_discount(0.9)
     now = change(path, rollouts, sources)
     shutil.copytree(path / "sidecars", path.parent / "other/sidecars")

@@ -26,6 +26,7 @@ def make_trainer(dataset: gear_data.Dataset, feed: dict[str, Any] | None = None,
     """Returns a trainer of a small model on the CPU.
 
     Args:
+        dataset: dataset to train on.
         feed: changes to the loader's arguments.
         changes: changes to the hyperparameters.
     """

@@ -85,8 +85,8 @@ def write_meta(
     }
     _write_json(folder / "meta/info.json", info)
     fixed = [feature for feature in columns if not feature.spec.variable_length]
-    found = {**{feature.name: dataset.statistics[feature.spec.name] for feature in fixed}, **statistics}
-    _write_json(folder / "meta/stats.json", {name: _stats(dataset, each) for name, each in found.items()})
+    all_statistics = {**{feature.name: dataset.statistics[feature.spec.name] for feature in fixed}, **statistics}
+    _write_json(folder / "meta/stats.json", {name: _stats(dataset, each) for name, each in all_statistics.items()})
     _write_tasks(folder / "meta/tasks.parquet", tasks)
     _write_episodes(folder / _EPISODES, dataset, np.array(files, np.int64))
     finals = [feature for feature in columns if feature.spec.has_final]

@@ -100,14 +100,14 @@ class ShardCache:
         return True
 
     def _path(self, entry: FileEntry) -> Path:
-        found = _NAME.fullmatch(entry.checksum)
-        if found is None:
+        match = _NAME.fullmatch(entry.checksum)
+        if match is None:
             raise ManifestError(
                 f"the checksum {entry.checksum!r} is not of the form xxh3-128:HEX",
                 file=entry.file,
                 hint="restore manifest.json, or convert again",
             )
-        return self._files / found[1]
+        return self._files / match[1]
 
     def _fetch(self, path: Path, entry: FileEntry, download: Download, name: str) -> None:
         with typed_write_errors(path):
@@ -163,12 +163,12 @@ class ShardCache:
 
         The least recently used file is removed first.
         """
-        found = []
+        entries = []
         for path in self._files.iterdir():
             with suppress(FileNotFoundError):
                 status = path.stat()
-                found.append((path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
-        total = sum(bytes_ for *_, bytes_ in found)
+                entries.append((path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
+        total = sum(bytes_ for *_, bytes_ in entries)
         limit = self._limit
         if limit is None:
             limit = min(_DEFAULT_BYTES, (shutil.disk_usage(self._files).free + total) // 2)
@@ -180,7 +180,7 @@ class ShardCache:
                 limit,
                 size,
             )
-        for complete, _, path, bytes_ in sorted(found):
+        for complete, _, path, bytes_ in sorted(entries):
             if complete and total + size <= limit:
                 return
             if _remove_unused(path):
