@@ -48,7 +48,7 @@ def probe_cupy() -> ProbeResult:
         remedy = f"update the NVIDIA driver, or install CuPy for its CUDA: pip install cupy-cuda{driver // 1000}x"
         return ProbeResult(False, found, remedy)
     if not cupy.cuda.is_available():
-        return ProbeResult(False, found, "CuPy finds no GPU: see the gpu line, and CUDA_VISIBLE_DEVICES")
+        return ProbeResult(False, found, "CuPy finds no GPU: see the gpu line, and check CUDA_VISIBLE_DEVICES")
     return ProbeResult(True, found)
 
 
@@ -101,7 +101,7 @@ def probe_rdma() -> ProbeResult:
     method = gpu_transfer_method(0)
     if method is None:
         return ProbeResult(False, "not possible", f"needed only for backend='cuda' across servers: {HINT}")
-    return ProbeResult(True, f"by {method}; not yet tested on such a machine")
+    return ProbeResult(True, f"by {method}; gear-data was not yet tested on hardware that can do this")
 
 
 PROBES: dict[str, Callable[[], ProbeResult]] = {

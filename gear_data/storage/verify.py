@@ -58,6 +58,9 @@ def verify(path: str | os.PathLike[str], *, progress: bool | None = None) -> Ver
         path: path or URL of the dataset.
         progress: show a bar; None shows one only on a terminal.
 
+    Returns:
+        The result for every file. `ok` is true if all files are intact.
+
     Raises:
         GearError: the manifest cannot be used, or a server cannot be reached. Damaged files are not raised but
             reported.

@@ -137,7 +137,7 @@ def test_kernels_are_not_tried_without_a_gpu(
 
 @pytest.mark.parametrize(
     ("supported", "ok", "words"),
-    [(0, False, "not possible"), (1, True, "by DMA-BUF; not yet tested on such a machine")],
+    [(0, False, "not possible"), (1, True, "by DMA-BUF; gear-data was not yet tested on hardware that can do this")],
 )
 def test_rdma_to_gpu_memory(
     supported: int, ok: bool, words: str, package: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch

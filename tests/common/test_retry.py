@@ -8,9 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gear_data.common import retry
-from gear_data.errors import (
-    RemoteError,
-)
+from gear_data.errors import RemoteError
 
 
 def _http_error(status: int) -> Exception:
@@ -48,7 +46,7 @@ def test_permanent_failures(error: Exception) -> None:
 
 def test_transient_failures_of_libraries() -> None:
     aiohttp, exceptions = pytest.importorskip("aiohttp"), pytest.importorskip("botocore.exceptions")
-    passing = [
+    transient = [
         aiohttp.ClientPayloadError(),
         aiohttp.ServerDisconnectedError(),
         exceptions.EndpointConnectionError(endpoint_url="x"),
@@ -56,7 +54,7 @@ def test_transient_failures_of_libraries() -> None:
         exceptions.ClientError({"ResponseMetadata": {"HTTPStatusCode": 503}, "Error": {}}, "GetObject"),
     ]
     denied = exceptions.ClientError({"ResponseMetadata": {"HTTPStatusCode": 403}, "Error": {}}, "GetObject")
-    assert [retry.is_transient(error) for error in (*passing, denied)] == [True] * 5 + [False]
+    assert [retry.is_transient(error) for error in (*transient, denied)] == [True] * 5 + [False]
     with pytest.raises(RemoteError, match="Unable to locate credentials"):
         retry.with_retries(_raise(exceptions.NoCredentialsError()), "be read", "s3://b/x")
 

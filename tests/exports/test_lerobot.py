@@ -151,7 +151,7 @@ def test_lerobot_images(sources: Any, tmp_path: Path) -> None:
 
 
 def test_damaged_files_of_an_export(rollouts_path: Path, tmp_path: Path) -> None:
-    """Conversion checks the files that LeRobot itself does not have."""
+    """Conversion checks the files that LeRobot does not define and only this export writes."""
     path = export_to(gear_data.open(rollouts_path), tmp_path, "lerobot")
     notes, finals = path / "meta/gear_data.json", path / "meta/final_observations.parquet"
     good, table = notes.read_text(), pq.read_table(finals)

@@ -13,8 +13,8 @@ import gear_data
 from tests.support.views import TASKS
 
 
-def facts(rollouts: list[Any]) -> dict[str, Any]:
-    """Returns columns per episode: final observations, tasks, levels."""
+def per_episode_columns(rollouts: list[Any]) -> dict[str, Any]:
+    """Returns the columns of the episodes: final observations, tasks and levels."""
     finals = [r.final.tolist() if i % 2 else None for i, r in enumerate(rollouts)]
     return {
         "final_observations": pl.Series(finals, dtype=pl.List(pl.Float32)).to_arrow(),
@@ -27,7 +27,7 @@ def facts(rollouts: list[Any]) -> dict[str, Any]:
 def rollouts(sources: Any) -> list[Any]:
     """Thirty episodes with an image column.
 
-    `facts` removes every other final observation.
+    `per_episode_columns` removes every other final observation.
     """
     rng = np.random.default_rng(2)
     return [
@@ -39,7 +39,7 @@ def rollouts(sources: Any) -> list[Any]:
 @pytest.fixture(scope="module")
 def path(rollouts: list[Any], sources: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("views")
-    source = sources.write_episodes(folder / "source.parquet", rollouts, **facts(rollouts))
+    source = sources.write_episodes(folder / "source.parquet", rollouts, **per_episode_columns(rollouts))
     assert gear_data.convert(source, folder / "dataset", shard_bytes=2048).shards > 3
     return folder / "dataset"
 

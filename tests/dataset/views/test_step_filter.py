@@ -25,7 +25,8 @@ STEP_FILTERS = [
 ]
 
 
-def held(view: gear_data.Dataset) -> list[bool]:
+def satisfied(view: gear_data.Dataset) -> list[bool]:
+    """Returns for each step of the whole dataset whether it satisfies the view's filters."""
     assert view.step_mask is not None
     flags: list[bool] = view.step_mask.flags(0, int(view._store.offsets[-1])).tolist()
     return flags
@@ -47,7 +48,7 @@ def test_filter_steps_is_a_loop_over_the_steps(
         expected = [
             bool(flag) and i in ids_of(base) for i, r in enumerate(rollouts) for flag in np.ravel(holds(r.columns))
         ]
-        assert held(view) == expected
+        assert satisfied(view) == expected
         # A step filter does not change the episodes.
         assert (view.num_episodes, view.num_steps) == (base.num_episodes, base.num_steps)
         assert ids_of(view) == ids_of(base)
@@ -60,9 +61,9 @@ def test_filter_steps_by_text(sources: Any, tmp_path: Path) -> None:
     gear_data.convert(sources.write_parquet(tmp_path / "source.parquet", table), tmp_path / "out")
     ds = gear_data.open(tmp_path / "out")
     view = ds.filter_steps(pl.col("texts").str.starts_with("go"))
-    assert held(view) == [text.startswith("go") for episode in texts for text in episode]
+    assert satisfied(view) == [text.startswith("go") for episode in texts for text in episode]
     view = ds.filter("length != 3").filter_steps("texts LIKE '%o%' AND rewards > 1")
-    assert held(view) == [False, True, False, False, False, False]
+    assert satisfied(view) == [False, True, False, False, False, False]
     with pytest.raises(EmptySourceError, match="texts"):
         ds.filter_steps("texts = 'no such text'")
 
@@ -75,10 +76,10 @@ def test_step_filters_compose(ds: gear_data.Dataset, rollouts: list[Any]) -> Non
         for r in rollouts
         for reward, action in zip(r.columns["rewards"], r.columns["actions"][:, 1], strict=True)
     ]
-    assert held(view) == expected
+    assert satisfied(view) == expected
     assert min(view.lengths) > 3
     parts = view.split({"a": 0.5, "b": 0.5})
-    assert held(parts["a"]) == held(parts["b"]) == expected
+    assert satisfied(parts["a"]) == satisfied(parts["b"]) == expected
     with pytest.raises(InvalidArgumentError, match="'first', not 'all'"):
         view.filter_steps("rewards > 1", mode="all")
     with pytest.raises(EmptySourceError, match="earlier step filters"):
