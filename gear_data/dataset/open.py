@@ -33,9 +33,10 @@ def open_dataset(
     budget: int | None = None,
     transport: Literal["auto", "verbs", "flight"] = "auto",
 ) -> Dataset:
-    """Opens a dataset. The time does not grow with the number of steps.
+    """Opens a dataset.
 
-    Opening compares the manifest with the sizes of the files. Columns are mapped when they are first read.
+    Opening compares the manifest with the sizes of the files. Columns are mapped when they are first read. With the
+    default arguments, the time to open does not grow with the number of steps.
 
     Args:
         path: folder or URL of the dataset. From a URL (`s3://...`, or another that fsspec knows), shards are fetched

@@ -113,7 +113,8 @@ def convert(
         on_bad_episode: `error` raises at a malformed episode. `skip` leaves it out and reports it.
         strict: Raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
         overwrite: Replace the GEAR dataset at the destination, once the new one is complete.
-        resume: Continue an unfinished conversion of the same source with the same options. If none is found, start.
+        resume: Continue an unfinished conversion of the same source with the same options. If there is none, the
+            conversion starts at the beginning.
         engine: `local`, or `ray`. Ray uses the cluster that this process is connected to, or the cluster of
             RAY_ADDRESS, or else starts one on this machine. Both engines write the same bytes.
         jobs: The number of processes or Ray tasks that run at once. None uses all cores if the source is large enough.
