@@ -98,11 +98,12 @@ def convert(
     Args:
         source: A path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset`
             or `IterableDataset`, or an iterable of episodes in memory (`gear_data.ingest.sources.in_memory`).
-        destination: The folder of the dataset, as a path or an fsspec URL. It must not exist, or be empty.
+        destination: The folder of the dataset, as a path or an fsspec URL. It must not exist, or must be empty, unless
+            `overwrite` or `resume` is set.
         format: `auto`, or one of `gear_data.ingest.sources.registry.known_formats()`.
         split: The split to read, if the source has several.
         columns: Source or canonical names of the columns to keep. None keeps all. End flags are always kept.
-        rename: Source name -> canonical name. It applies before the built-in renaming.
+        rename: Source name -> canonical name. It takes precedence over the built-in names.
         episode_column: For tables with one row per step: the column that numbers or names the episodes.
         step_column: For tables with one row per step: the column that numbers the steps of an episode.
         end_column: For tables with one row per step: the column that is true at the last step of an episode.
@@ -110,7 +111,7 @@ def convert(
         keep_encoded: Keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
         shard_bytes: The size at which a shard is closed, in bytes of column data.
-        on_bad_episode: `error` raises at a malformed episode. `skip` leaves it out and reports it.
+        on_bad_episode: `error` raises BadEpisodeError at a malformed episode. `skip` leaves it out, with a finding.
         strict: Raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
         overwrite: Replace the GEAR dataset at the destination, once the new one is complete.
         resume: Continue an unfinished conversion of the same source with the same options. If there is none, the
@@ -125,8 +126,8 @@ def convert(
         The outcome. The dataset's manifest records the same facts.
 
     Raises:
-        GearError: One of its subclasses, with file, column and row. After an error, `open` finds no dataset at the
-            destination. Finished shards stay there for `resume`.
+        GearError: One of its subclasses, with file, column and row. After an error, `open` finds no new dataset at the
+            destination. Finished shards stay there for `resume`; `overwrite` keeps the old dataset instead.
     """
     start = time.perf_counter()
     _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, engine, jobs)

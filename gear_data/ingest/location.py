@@ -114,7 +114,7 @@ def locate(source: Any, split: str | None) -> Location:
 
     Args:
         source: The source, as in `convert`.
-        split: The split to read, if the source has several.
+        split: The split to read; None if the source has only one.
 
     Raises:
         SourceNotFoundError: The source does not exist.
@@ -190,7 +190,7 @@ def _remote(url: str) -> Location:
     except FileNotFoundError:
         found = {}
     if not found:
-        raise SourceNotFoundError("no such file or folder", file=url)
+        raise SourceNotFoundError("no such file or folder", file=url, hint="check the URL, and whether you may read it")
     folder = root not in found
     files = []
     for path, info in found.items():
@@ -299,6 +299,7 @@ def _hub(name: str, split: str | None) -> Location:
         raise SourceNotFoundError(
             f"no such file or folder, and it cannot be read as a hub dataset: {type(error).__name__}: {error}",
             file=name,
+            hint="check the path; a hub dataset needs network access, and a login if it is private",
         ) from error
     location = _dataset_object(loaded, split if isinstance(loaded, dict) else None)
     return Location(name, dataset=location.dataset)

@@ -146,7 +146,7 @@ def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource
 
 
 def _tasks(manifest: Manifest, folder: Path) -> Iterator[tuple[Position, Position, range]]:
-    """Yields the start and stop of each task in the source, and its shards."""
+    """Yields the start and stop of each task, and the indices of its shards."""
     try:
         tasks = msgspec.convert(manifest.provenance["tasks"], list[tuple[int, int, int]])
     except (KeyError, msgspec.ValidationError) as error:
@@ -174,7 +174,7 @@ def _episodes(
 ) -> Iterator[tuple[int, list[EpisodeBlock]]]:
     """Yields the index and the episodes of each damaged shard of a task.
 
-    The last one has fewer episodes if the source ends early.
+    The last shard gets fewer episodes if the source ends early.
     """
     if not wanted:
         return

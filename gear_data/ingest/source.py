@@ -54,7 +54,7 @@ def source_options(
     end_column: str | None,
     max_episode_steps: int | None,
 ) -> SourceOptions:
-    """Checks the user's options and returns them. The source is not read.
+    """Checks the user's options and returns them. It does not read the source.
 
     Raises:
         InvalidArgumentError: An option has the wrong type or range.
@@ -92,7 +92,7 @@ class Unit:
     """A part of a source that can be read independently. It begins with an episode.
 
     Attributes:
-        position: The position of its first episode. It ends where the next unit begins.
+        position: The position of its first episode. The unit ends where the next unit begins.
         bytes: Its approximate size in the source, in bytes.
     """
 
@@ -108,15 +108,16 @@ class EpisodeSource(Protocol):
     """
 
     findings: FindingLog
-    #: Facts about the episodes before a block that a resumed run needs, JSON-able. They are saved with every block, and
-    #: restored before `blocks` is called again.
+    #: Facts about the episodes read so far, which a resumed run needs. They are JSON-able, saved with every block, and
+    #: restored before a resumed run calls `blocks`.
     resume_state: dict[str, Any]
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
         """The step columns, including end flags.
 
-        The final observations of a column of variable length are in `EpisodeBlock.variable_finals`.
+        `has_final` of a column of variable length means that its final observations are in
+        `EpisodeBlock.variable_finals`.
         """
 
     @property

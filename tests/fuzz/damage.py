@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.fuzz import damage_formats as formats
 
+#: Values that replace a value of a JSON file.
 _JSON = (None, True, -1, 0, 1 << 70, 1e308, "", "x", "../../etc/passwd", "\0", [], {}, [[]], {"a": {}}, float("nan"))
 #: Part of a file's name -> damage that knows the format, and its weight.
 _KNOWN: tuple[tuple[str, Callable[[Path, random.Random], str], int], ...] = (
@@ -38,17 +39,18 @@ def damage(folder: Path, rng: random.Random) -> str:
             ways += [way for ending, way, weight in _KNOWN if ending in path.name for _ in range(weight)]
         if path.is_file():
             try:
-                what = rng.choice(ways)(path, rng)
+                change = rng.choice(ways)(path, rng)
             except Exception as error:  # such as a column cast to a type that Parquet lacks
-                what = f"not all of it done ({type(error).__name__})"
-            done.append(f"{path.relative_to(folder)}: {what}")
+                change = f"only partly done ({type(error).__name__})"
+            done.append(f"{path.relative_to(folder)}: {change}")
             damaged += files if done[-1].endswith("swap file") else [path]
     if rng.random() < 0.6:
-        done += [f"{path.relative_to(folder)}: sizes and checksums settled" for path in files if formats.settle(path)]
+        done += [f"{path.relative_to(folder)}: sizes and checksums updated" for path in files if formats.settle(path)]
     return "; ".join(done)
 
 
 def damage_bytes(path: Path, rng: random.Random) -> str:
+    """Changes, inserts or removes bytes at random offsets; returns a description."""
     data = bytearray(path.read_bytes())
     done = []
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
@@ -91,6 +93,7 @@ def _place(size: int, rng: random.Random) -> int:
 
 
 def damage_files(path: Path, other: Path, rng: random.Random) -> str:
+    """Removes, empties, copies or swaps a file, or puts a folder in its place."""
     way = rng.choice(("remove", "empty", "swap", "copy", "folder"))
     if way == "remove":
         path.unlink()
@@ -109,6 +112,7 @@ def damage_files(path: Path, other: Path, rng: random.Random) -> str:
 
 
 def damage_json(path: Path, rng: random.Random) -> str:
+    """Changes one value of a JSON file, or of one line of a JSONL file."""
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     index = rng.randrange(len(lines))
     lines[index], done = _damaged_json(lines[index], rng)
@@ -148,9 +152,9 @@ def _damaged_json(text: str, rng: random.Random) -> tuple[str, str]:
         holder.append(value)
         done += " repeated"
     elif draw < 0.35:
-        other, its = rng.choice(holders)
-        holder[key] = other[its] if its in other or isinstance(other, list) else None
-        done += f" given the value of {its!r}"
+        other, other_key = rng.choice(holders)
+        holder[key] = other[other_key] if other_key in other or isinstance(other, list) else None
+        done += f" given the value of {other_key!r}"
     else:
         holder[key] = rng.choice(formats.INTEGERS) if isinstance(value, int) else rng.choice(_JSON)
     return json.dumps(data), done

@@ -121,6 +121,7 @@ def _changed(table: pa.Table, way: str, rng: random.Random) -> pa.Table:
 
 
 def damage_hdf5(path: Path, rng: random.Random) -> str:
+    """Changes an object of an HDF5 file, or writes the file in a newer version."""
     if rng.random() < 0.15:
         return _repacked(path)
     with h5py.File(path, "r+") as file:
@@ -215,6 +216,7 @@ def _repacked(path: Path) -> str:
 
 
 def damage_npz(path: Path, rng: random.Random) -> str:
+    """Changes an array or a member of an `.npz` archive."""
     if rng.random() < 0.5:
         return _damage_members(path, rng)
     with np.load(path, allow_pickle=False) as file:
@@ -257,6 +259,7 @@ def _damage_members(path: Path, rng: random.Random) -> str:
 
 
 def damage_npy(path: Path, rng: random.Random) -> str:
+    """Changes the header of an `.npy` file."""
     data = bytearray(path.read_bytes())
     done = _damaged_header(data, rng)
     path.write_bytes(data)

@@ -34,9 +34,11 @@ from tests.fuzz.damage import damage
 from tests.support import source_makers
 from tests.support.rollouts import make_rollouts
 
+#: Limits of a case, in seconds and in bytes of memory.
 TIME_LIMIT = 20
 MEMORY_LIMIT = 512 << 20
-_ADDRESSES = 4 << 30  # above the memory limit: threads reserve addresses that they do not use
+#: Address space that a case may add. It is above the memory limit: threads reserve addresses that they do not use.
+_ADDRESSES = 4 << 30
 
 #: Exit statuses of a case's process.
 _CONVERTED, _REFUSED, _FAILED = 0, 3, 4
@@ -134,6 +136,7 @@ def read(folder: Path, rng: random.Random) -> int:
 
 
 def check(name: str, source: Path, destination: Path, rng: random.Random) -> int:
+    """Reads a source of a maker: opens a gear dataset, converts any other source."""
     return read(source, rng) if name == "gear" else convert(name, source, destination, rng)
 
 

@@ -24,7 +24,7 @@ def test_damaged_sources_give_typed_errors_only(tmp_path: Path) -> None:
     assert done.stdout.count("refused    0 failed") == len(formats)
 
 
-def test_what_fails(tmp_path: Path) -> None:
+def test_each_kind_of_failure_has_its_exit_status(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def ends(body: object) -> int:

@@ -321,7 +321,7 @@ def test_a_duplicate_is_named_by_its_row(sources: Any, tmp_path: Path, monkeypat
 
 
 def test_a_conversion_begun_by_an_older_version(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tables do not have the episodes' rows in the source."""
+    """Tables of that version do not have the episodes' rows in the source."""
     import gear_data.storage.writing.shard_writer as module
 
     source = sources.write_episodes(tmp_path / "s.parquet", sources.make_rollouts(40))

@@ -88,7 +88,7 @@ def test_pipes_are_not_files(sources: Any, tmp_path: Path) -> None:
 
 
 def test_unreadable_folders_are_errors(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the folder would seem empty, and its episodes would be missing."""
+    """Without an error the folder would seem empty, and its episodes would be lost."""
     source = sources.write_episodes(tmp_path / "in" / "a" / "s.parquet", sources.make_rollouts(3))
     sources.write_episodes(tmp_path / "in" / "b" / "s.parquet", sources.make_rollouts(3))
     scandir, open_ = os.scandir, builtins.open

@@ -1,5 +1,6 @@
 """Makers of small valid sources, one per format. Not a test.
 
+Each maker writes the rollouts as a source of its format to a folder.
 tests/ingest/sources/test_invariants.py converts the sources, and tests/fuzz/readers.py damages them.
 """
 

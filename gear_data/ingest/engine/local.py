@@ -135,7 +135,7 @@ class _Message:
     """A message about a worker.
 
     Attributes:
-        task: The index of its task; -1 before its first.
+        task: The index of the worker's task; -1 before its first task.
         value: Source rows read, the task's result, an error, or None if there are no more tasks.
     """
 
@@ -213,7 +213,7 @@ class _PoolRun:
     def _drive(self, worker: Worker) -> None:
         """Sends tasks to a worker and passes on its messages.
 
-        It ends when no task is left, or when one fails.
+        It returns when no task is left, when a task fails, or when the worker dies.
         """
         index = -1
         try:

@@ -41,7 +41,7 @@ class ConversionSpec:
         format: The name of the source's format, as in `convert`.
         options: The options for reading the source.
         keep_encoded: Keep images as the source encodes them.
-        strict: Raise an error for every finding.
+        strict: Raise an error for the first finding.
         shard_bytes: The size at which a shard is closed, in bytes of column data.
     """
 

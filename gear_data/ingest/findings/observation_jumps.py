@@ -2,8 +2,14 @@
 
 In such an episode the observation jumps once, and far.
 
-The rule was measured on real rollouts and on joined pairs of them (docs/reference/findings.md has the rates). In it,
-d[t, e] = |o[t + 1, e] - o[t, e]|. m[e] is the mean of d over t. r[e] is the range of o over t.
+The rule was measured on real rollouts and on joined pairs of them (docs/reference/findings.md has the rates). Its
+values, for element e of the observation o at step t:
+
+- d[t, e] is |o[t + 1, e] - o[t, e]|.
+- m[e] is the mean of d over t.
+- r[e] is the range of o over t.
+
+The rule:
 
 - Only elements that move in more than half of the steps count. A goal or a phase that changes once is not a jump.
 - The movement of step t is s[t] = sum over e of w[e] d[t, e] / m[e]. The weights w[e] are proportional to r[e] / m[e]
@@ -12,7 +18,7 @@ d[t, e] = |o[t + 1, e] - o[t, e]|. m[e] is the mean of d over t. r[e] is the ran
 - s[t] is a jump if three conditions hold:
   - It exceeds `_TIMES_USUAL` times the episode's 98% quantile of s (in short episodes, the second largest s). An
     environment whose states often leap has no jumps.
-  - It exceeds `_TIMES_NEAR` times every s up to `_NEAR` steps away. A fast movement does not.
+  - It exceeds `_TIMES_NEAR` times every s up to `_NEAR` steps away. A fast movement does not exceed them.
   - The w-weighted mean of d[t, e] / r[e] exceeds `_RANGE_SHARE`. A dropped frame does not move that far.
 
 Episodes shorter than `_SHORTEST` steps and elements with NaN or Inf are not checked.

@@ -20,8 +20,8 @@ class UnreadableRows:
     """Rows of a part that cannot be read.
 
     Attributes:
-        rows: The rows, int64.
-        column: The column that cannot be read.
+        rows: int64, the indices of the rows in the part.
+        column: The source name of the column that cannot be read.
         reason: The problem of the first row.
     """
 
@@ -114,7 +114,7 @@ def assemble(parts: Iterator[StepPart], findings: FindingLog, *, has_final: bool
 
 
 def _last_start(parts: list[StepPart]) -> tuple[int, int]:
-    """Returns the part and the step in it where the last episode begins."""
+    """Returns the indices of the part and of its step where the last episode begins."""
     last, index = parts[-1].episodes[-1], len(parts) - 1
     while index and parts[index].episodes[0] == last == parts[index - 1].episodes[-1]:
         index -= 1

@@ -83,7 +83,7 @@ class EpisodeIdChecker:
 
     Args:
         column: The column of ids.
-        resume_state: Keeps the ids of ended episodes. A resumed run passes the state of the earlier run.
+        resume_state: Receives the ids of ended episodes. A resumed run passes the state of the earlier run.
         low: The lowest id of this part of the source; None for no bound.
         high: All ids of this part are lower; None for no bound.
     """

@@ -10,10 +10,10 @@ from gear_data.errors import UnsupportedColumnError, unknown_name
 from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name, name_map
 from gear_data.ingest.source import SourceOptions
 
-#: End flags are always read: they define the episodes.
+#: Flags at the ends of episodes. They are always read, because they define the episodes.
 END_FLAGS = frozenset({DONES, "terminated", "truncated"})
 
-#: Columns of one value per step. A source's [T, 1] becomes [T].
+#: Columns of one value per step. An array [T, 1] of a source becomes [T].
 SCALAR_COLUMNS = END_FLAGS | {"rewards"}
 
 #: Usual names of the column of episode ids, in tables with one row per step.

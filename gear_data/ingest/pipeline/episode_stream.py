@@ -79,11 +79,12 @@ class _ColumnInput:
 class EpisodeStream:
     """An `EpisodeSource` over a stream of episodes.
 
-    All must have the first one's columns.
+    All episodes must have the columns of the first episode.
 
     An episode is a mapping of arrays: `observations` [T + 1, ...] or [T, ...], `actions`, `rewards` and end flags [T].
-    `infos` have T + 1 or T rows, and further arrays have T rows. An episode may also be an object with such attributes.
-    An end flag may be one value, which is about the last step. Other scalars are facts about the episode.
+    `infos` have T + 1 or T rows, and further arrays have T rows. If there are only T observations, the last row of
+    `next_observations` is the final observation. An episode may also be an object with such attributes. An end flag may
+    be one value, which is about the last step. Other scalars are facts about the episode.
 
     Args:
         name: The name of the source, for messages and the episode table.
@@ -215,7 +216,10 @@ class EpisodeStream:
         return _EpisodeArrays(number, length, columns, finals, facts)
 
     def _like_first(self, array: npt.NDArray[Any], name: str, source: str, number: int) -> npt.NDArray[Any]:
-        """Casts to the dtype of the first episode, if that keeps every number."""
+        """Casts values to the dtype of the first episode.
+
+        Returns the values unchanged if a number would change.
+        """
         spec = self._specs.get(name)
         if spec is None or spec.variable_length or array.dtype.name == spec.dtype:
             return array
@@ -316,7 +320,7 @@ def _check_values(column: _ColumnInput) -> None:
     if spec.variable_length:
         kind = str if spec.dtype == "string" else bytes
         if array.dtype != object or not all(isinstance(value, kind) for value in array):
-            raise BadEpisodeError(f"is not {spec.dtype} here, but in the first episode", column=column.source)
+            raise BadEpisodeError(f"is not {spec.dtype} here, but is in the first episode", column=column.source)
         if spec.dtype == "string" and not all(map(is_utf8, array)):
             raise BadEpisodeError("holds text that cannot be UTF-8", column=column.source)
     elif array.dtype.name != spec.dtype or math.prod(array.shape[1:]) != spec.size:

@@ -41,7 +41,7 @@ def _leaves(item: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[
 
 
 def is_scalar(value: Any) -> bool:
-    """Returns whether a value belongs to the whole episode, not to each step."""
+    """Returns whether a value is single, about the whole episode and not a step."""
     if value is None or isinstance(value, str | bytes | int | float):
         return True
     return not isinstance(value, list | tuple | Mapping) and getattr(value, "shape", None) == ()

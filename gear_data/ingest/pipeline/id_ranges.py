@@ -15,7 +15,7 @@ class IdRanges:
     """A growing set of integers."""
 
     def __init__(self, ranges: list[list[int]] | None = None) -> None:
-        # Disjoint and sorted ranges, with a gap between any two. Both ends are included.
+        # The first and the last number of each range. The ranges are sorted, with a gap between any two.
         self._first = [first for first, _ in ranges or []]
         self._last = [last for _, last in ranges or []]
 

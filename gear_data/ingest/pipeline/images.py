@@ -1,8 +1,9 @@
 """Decodes columns of encoded images to pixels of one shape.
 
 A source yields encoded images (PNG, JPEG, WebP, BMP, GIF) as a column of `binary`. If the images of its first block
-have one size and one number of channels, the column is decoded to uint8 [H, W, C]. C is 1 (grey), 2 (grey and alpha), 3
-or 4.
+have one size and one number of channels, the column is decoded to uint8 [H, W, C]. C is 1 (grey), 2 (grey and alpha),
+3 (RGB) or 4 (RGB and alpha).
+
 The final observations of such a column (`EpisodeBlock.variable_finals`) are decoded too.
 """
 
@@ -73,7 +74,10 @@ def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int) -> Epi
 
 
 def _head(source: EpisodeSource) -> EpisodeBlock | None:
-    """Returns the first block, and restores findings and state: it will be read again."""
+    """Returns the first block with episodes; None if there is none.
+
+    The findings and the state are restored, because the block will be read again.
+    """
     findings, state = source.findings.to_json(), copy.deepcopy(source.resume_state)
     try:
         return next((block for block in source.blocks(BEGIN, END) if len(block)), None)
@@ -220,8 +224,8 @@ class DecodedImages:
         first = used = 0
         with ThreadPoolExecutor(self._threads, thread_name_prefix="gear-decode") as pool:
             for block in self._source.blocks(start, stop):
-                # The position changes only if no finding was added since the last yielded episode. A resumed run would
-                # miss that finding.
+                # The position changes only if no finding was added since the last yielded episode. Otherwise a resumed
+                # run would miss the finding.
                 if position is None or (block.first == 0 and used == 0):
                     position, first = block.position, 0
                 for piece in self._pieces(block):

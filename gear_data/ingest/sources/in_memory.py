@@ -18,13 +18,15 @@ from gear_data.storage.block import BEGIN
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if the location holds episodes in memory; otherwise None."""
     return None if location.episodes is None else "episodes in memory"
 
 
 def open_(location: Location, options: SourceOptions) -> EpisodeStream:
+    """Opens episodes in memory. Raises UnknownFormatError for files."""
     episodes = location.episodes
     if episodes is None:
-        raise UnknownFormatError("is not an iterable of episodes", file=location.name)
+        raise UnknownFormatError("is not an iterable of episodes", file=location.name, hint="leave --format out")
     count = len(episodes) if hasattr(episodes, "__len__") else None
     is_iterator = not callable(episodes) and iter(episodes) is episodes
     reader = _OneShotEpisodes(episodes, location.name) if is_iterator else _RepeatableEpisodes(episodes, location.name)
@@ -45,7 +47,9 @@ class _RepeatableEpisodes:
         episodes = self._episodes() if callable(self._episodes) else self._episodes
         if not isinstance(episodes, Iterable) and not hasattr(episodes, "__getitem__"):
             raise InvalidArgumentError(
-                f"returns {type(episodes).__name__}, where an iterable of episodes is expected", file=self._name
+                f"returns {type(episodes).__name__}, where an iterable of episodes is expected",
+                file=self._name,
+                hint="return a list, or write a generator function that yields one episode at a time",
             )
         return islice(episodes, start, stop)
 

@@ -9,6 +9,7 @@ from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile
 
 _MAX_BYTES = 256 << 20
+_DOWNLOAD_AGAIN = "download it again"
 
 
 def read_json_object(file: SourceFile) -> dict[str, Any]:
@@ -35,7 +36,9 @@ def json_object(text: str | bytes, file: str, *, column: str | None = None, row:
 
     Args:
         text: the JSON text.
-        file, column, row: for the error.
+        file: the file that holds the text, for the error.
+        column: the key or column that holds the text, for the error.
+        row: the line or row of the text, for the error.
 
     Raises:
         CorruptSourceError: the text is not JSON, or not an object.
@@ -43,15 +46,19 @@ def json_object(text: str | bytes, file: str, *, column: str | None = None, row:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = "download it again"
-        raise CorruptSourceError(f"is not JSON: {error}", file=file, column=column, row=row, hint=hint) from error
+        message = f"is not JSON: {error}"
+        raise CorruptSourceError(message, file=file, column=column, row=row, hint=_DOWNLOAD_AGAIN) from error
     if not isinstance(value, dict):
-        raise CorruptSourceError("is not a JSON object", file=file, column=column, row=row)
+        raise CorruptSourceError("is not a JSON object", file=file, column=column, row=row, hint=_DOWNLOAD_AGAIN)
     return value
 
 
 def _read(file: SourceFile) -> bytes:
     if file.size > _MAX_BYTES:
-        raise CorruptSourceError(f"is {file.size} bytes, above the limit of {_MAX_BYTES} for metadata", file=file.name)
+        raise CorruptSourceError(
+            f"is {file.size} bytes, above the limit of {_MAX_BYTES} for metadata",
+            file=file.name,
+            hint="metadata is smaller: check that this is the right file, or download it again",
+        )
     with file.open() as stream:
         return stream.read()

@@ -35,7 +35,7 @@ _MODULES = (
 )
 _TABLES = ("episode-rows", "step-rows")
 _IN_MEMORY = "in-memory"
-#: Number of rows that tell lists of one value per step from lists of an episode's steps.
+#: Rows that are read to see whether a list column holds one value per row (a step) or several (an episode).
 _HEAD_ROWS = 64
 #: Options that only some formats support.
 _OPTIONAL = ("episode_column", "step_column", "end_column", "max_episode_steps")

@@ -34,6 +34,7 @@ _FACTS = ("name", "version", "description", "citation", "license")
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if the location is one TFDS folder of RLDS; otherwise None."""
     folder = _folder(location)
     if folder is None:
         return None
@@ -45,9 +46,12 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> EpisodeStream:
+    """Opens a TFDS folder. Raises CorruptSourceError for classes that are not of TFDS."""
     folder = _folder(location)
     if folder is None:
-        raise UnknownFormatError(f"holds no {_INFO} with a {_FEATURES} next to it", file=location.name)
+        raise UnknownFormatError(
+            f"holds no {_INFO} with a {_FEATURES} next to it", file=location.name, hint="leave --format out"
+        )
     file = location.file(folder + _INFO)
     if file is None or file.filesystem is not None:
         raise UnknownFormatError(
@@ -64,9 +68,9 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
 
 
 def _folder(location: Location) -> str | None:
-    """Returns the dataset's folder, "" or with a trailing slash.
+    """Returns the folder of the dataset: "", or a path with a trailing slash.
 
-    None unless there is exactly one.
+    Returns None unless there is exactly one such folder.
     """
     folders = [
         file.name.removesuffix(_INFO)
@@ -83,13 +87,13 @@ def _features(location: Location, folder: str) -> dict[str, Any]:
     """
     file = location.file(folder + _FEATURES)
     if file is None:
-        raise CorruptSourceError("is missing", file=folder + _FEATURES)
+        raise CorruptSourceError("is missing", file=folder + _FEATURES, hint="download the folder again")
     features = read_json_object(file)
     inner: Any = features
     for key in ("featuresDict", "features"):
         inner = inner.get(key) if isinstance(inner, dict) else None
     if not isinstance(inner, dict):
-        raise CorruptSourceError("does not describe features", file=file.name)
+        raise CorruptSourceError("does not describe features", file=file.name, hint="download it again")
     return features
 
 

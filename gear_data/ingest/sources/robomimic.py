@@ -37,6 +37,7 @@ _OBSERVATIONS, _NEXT_OBSERVATIONS = "obs/", "next_obs/"
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if the first HDF5 file is robomimic's; otherwise None."""
     files = hdf5_files(location)
     if not files:
         return None
@@ -54,12 +55,13 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
+    """Opens robomimic HDF5 files. Raises UnknownFormatError if there are none."""
     files = hdf5_files(location)
     if not files:
-        raise UnknownFormatError("holds no HDF5 file", file=location.name)
+        raise UnknownFormatError("holds no HDF5 file", file=location.name, hint="leave --format out")
     with open_hdf5(files[0]) as first, reading(files[0].name):
         if not isinstance(first.get(_PARENT), h5py.Group):
-            raise UnknownFormatError(f"has no group '{_PARENT}'", file=files[0].name)
+            raise UnknownFormatError(f"has no group '{_PARENT}'", file=files[0].name, hint="leave --format out")
         metadata, _ = attribute_facts(first[_PARENT], {_TOTAL})
 
     def describe(datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str) -> list[GroupColumn]:

@@ -36,6 +36,7 @@ _META = "meta.json"
 #: Folders in which a TensorDict may be: saved on its own, or as the storage of a replay buffer.
 _ROOTS = ("", "storage/")
 _MAX_DEPTH = 16
+_SAVE_AGAIN = "the folder may be incomplete: download it again, or save it again with TensorDict.memmap(folder)"
 _PICKLES = (".pickle", ".pkl", ".pt", ".pth")
 _TRAJECTORIES = ("collector.traj_ids", "traj_ids", "episode")
 #: The row of a step in the replay buffer.
@@ -59,6 +60,7 @@ class _TensorTree:
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if the location holds a TensorDict; otherwise None."""
     for root in _ROOTS:
         if (file := location.file(root + _META)) is None:
             continue
@@ -72,6 +74,7 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> ArraySource:
+    """Opens the memory maps. Raises UnknownFormatError if there is no `meta.json`."""
     root = next((root for root in _ROOTS if location.file(root + _META) is not None), None)
     if root is None:
         raise UnknownFormatError(f"holds no {_META}", file=location.name, hint="save it with TensorDict.memmap(folder)")
@@ -117,7 +120,7 @@ def _read_tree(location: Location, root: str) -> tuple[tuple[int, ...], _TensorT
     tree = _TensorTree()
     meta_file = location.file(root + _META)
     if meta_file is None:
-        raise CorruptSourceError("is missing", file=root + _META)
+        raise CorruptSourceError("is missing", file=root + _META, hint=_SAVE_AGAIN)
     meta = read_json_object(meta_file)
     batch_shape = meta.get("shape")
     if not _is_shape(batch_shape) or not isinstance(batch_shape, list):
@@ -149,13 +152,23 @@ def _add_entries(
                 tree.unreadable[name] = "a nested tensor"
                 continue
             if not _is_shape(entry.get("shape")):
-                raise CorruptSourceError(f"has the shape {entry.get('shape')}", file=folder + _META, column=name)
+                raise CorruptSourceError(
+                    f"has the shape {entry.get('shape')}, not a list of sizes",
+                    file=folder + _META,
+                    column=name,
+                    hint=_SAVE_AGAIN,
+                )
             dtype = str(entry["dtype"]).removeprefix("torch.")
             tree.tensors[name] = (location.file(f"{folder}{key}.memmap"), dtype, tuple(entry["shape"]))
             continue
         inner_file = location.file(subfolder + _META)
         if inner_file is None or depth > _MAX_DEPTH:
-            raise CorruptSourceError("is missing, or nested too deeply", file=subfolder + _META, column=name)
+            raise CorruptSourceError(
+                f"is missing, or nested over {_MAX_DEPTH} levels deep",
+                file=subfolder + _META,
+                column=name,
+                hint=_SAVE_AGAIN,
+            )
         inner = read_json_object(inner_file)
         if entry.get("type") == "TensorDict":
             _add_entries(location, subfolder, inner, f"{name}.", tree, depth + 1)
@@ -242,11 +255,12 @@ def _stored_array(tree: _TensorTree, key: str, batch_shape: tuple[int, ...], roo
         )
     dtype = np.dtype(name)
     if file is None or shape[: len(batch_shape)] != batch_shape or math.prod(shape) * dtype.itemsize != file.size:
-        actual = "there is no file of it" if file is None else f"its file has {file.size} bytes"
+        actual = "its file is missing" if file is None else f"its file has {file.size} bytes"
         raise CorruptSourceError(
             f"is declared as {name} {shape} in a batch of {batch_shape}, but {actual}",
             file=file.name if file else root + _META,
             column=key,
+            hint=_SAVE_AGAIN,
         )
     return StoredArray(file, dtype, (math.prod(batch_shape), *shape[len(batch_shape) :]))
 
@@ -262,7 +276,11 @@ def _filled_runs(location: Location, root: str, batch_shape: tuple[int, ...]) ->
         return [(0, rows)]
     filled = read_json_object(file).get("len")
     if type(filled) is not int or not 0 <= filled <= rows:
-        raise CorruptSourceError(f"declares {filled} of {rows} steps as filled", file=file.name)
+        raise CorruptSourceError(
+            f"declares {filled} of {rows} steps as filled",
+            file=file.name,
+            hint="download it again, or save the buffer again with buffer.dumps(folder)",
+        )
     if len(batch_shape) > 1:
         raise UnknownFormatError(
             f"is a buffer of [steps, environments], {batch_shape}: the steps of one environment are not consecutive",
@@ -287,8 +305,8 @@ def _step_arrays(
     """Builds the step arrays of one run of rows.
 
     Args:
-        name: of the source.
-        size: bytes of the run.
+        name: the name of the source.
+        size: the size of the run, in bytes.
         columns: the tensors to read.
         arrays: key -> array.
         trajectory_steps: steps of each trajectory, for a batch size of [trajectories, steps].

@@ -33,7 +33,9 @@ _ADVICE = {
 def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatError:
     """Returns the error for a source that no format recognises.
 
-    `formats` are their names.
+    Args:
+        location: the source.
+        formats: names of the formats, for the hint.
     """
     if location.file(MANIFEST_NAME) and location.file("episodes.arrow"):
         return UnknownFormatError(
@@ -70,9 +72,9 @@ def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatErr
 
 
 def _example(schema: pa.Schema) -> str:
-    """Returns example options with columns whose names look usual.
+    """Returns example options for columns whose names look like usual names.
 
-    Returns an empty text if no name does.
+    Returns an empty text if there is no such column.
     """
     ids = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_string(field.type)]
     flags = [f"--episode-column {shlex.quote(name)}" for name in ids if _has_word(name, _EPISODE_WORDS)][:1]

@@ -306,7 +306,7 @@ def test_several_bad_episodes_are_each_counted(sources: Any, some: list[Any], tm
 
 
 def test_an_episode_damaged_in_one_part_is_left_out_entirely(sources: Any, some: list[Any], tmp_path: Path) -> None:
-    """Its other steps are in the row groups before and after."""
+    """The other steps of the episode are in the row groups before and after."""
     lists = _lists(some)
     middle = len(some[3]) // 2
     lists["rewards"][3][middle] = None

@@ -406,7 +406,7 @@ def test_jat_names(sources: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row_group", [2, 100])
 def test_final_observations_of_episode_rows(row_group: int, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
-    """Some episodes have none, and shards end between any two episodes."""
+    """Some episodes have no final observation; shards end between any two episodes."""
     some, without = rollouts[:20], {0, 2, 3, 9, 10, 11, 19}
     finals = [None if i in without else r.final.tolist() for i, r in enumerate(some)]
     facts = {"final_observations": pa.array(finals, pa.list_(pa.float32()))}

@@ -62,7 +62,7 @@ def test_next_observations_must_match_observations(
 def test_a_stream_whose_types_change_is_refused(
     batch_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rewards look like integers at first, within a batch and across batches."""
+    """The first rewards look like integers, within a batch and across batches."""
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", batch_bytes)
 
     def stream() -> Any:
@@ -125,7 +125,7 @@ def test_end_flags_of_several_parts_are_refused(sources: Any, rollouts: list[Any
 def test_a_crash_leaves_no_partial_dataset(
     sources: Any, rollouts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error is not a GearError but a bug of gear-data, or an interrupt."""
+    """The exception is not a GearError: it is a bug of gear-data, or an interrupt."""
 
     def crash(*arguments: Any) -> None:
         raise RuntimeError("crash")
@@ -204,7 +204,7 @@ def test_a_batch_is_bounded_by_memory(sources: Any, tmp_path: Path, monkeypatch:
 
 
 def test_a_false_episode_table(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
-    """It has the right size, and rows outside the shard."""
+    """The table has the right size, but names rows outside the shard."""
     gear_data.convert(sources.write_episodes(tmp_path / "a.parquet", rollouts), tmp_path / "out", shard_bytes=4096)
     path = tmp_path / "out" / "episodes.arrow"
     sound = path.read_bytes()

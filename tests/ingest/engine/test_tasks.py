@@ -211,7 +211,7 @@ def test_ray_returns_errors(sources: Any, source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_prints_nothing(source: Path, whole: Path, sources: Any, tmp_path: Path) -> None:
-    """It does not report the connection or the dashboard."""
+    """Ray does not report the connection or the dashboard."""
     import ray
 
     command = [sys.executable, "-m", "gear_data.cli", "convert", str(source), str(tmp_path / "d"), "--engine", "ray"]

@@ -191,6 +191,17 @@ def test_dreamer_rewards_of_the_step_itself_are_refused(tmp_path: Path) -> None:
         gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
 
 
+def test_dreamer_files_next_to_other_files_are_refused(tmp_path: Path) -> None:
+    """The rewards of the two files belong to different rows."""
+    (tmp_path / "s").mkdir()
+    rows = {"observation": np.zeros((5, 2)), "action": np.ones((5, 2)), "reward": np.zeros(5)}
+    np.savez(tmp_path / "s" / "a.npz", **rows, is_first=np.arange(5) == 0)
+    flat_rows = {name: values if name == "observation" else values[1:] for name, values in rows.items()}
+    np.savez(tmp_path / "s" / "b.npz", **flat_rows)
+    with pytest.raises(CorruptSourceError, match=r"b\.npz, column 'reward': belongs to other rows .*is_first"):
+        gear_data.convert(tmp_path / "s", tmp_path / "out")
+
+
 def test_folder_of_npy(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts()
     arrays = d4rl_arrays(rollouts)

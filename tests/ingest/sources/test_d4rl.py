@@ -125,7 +125,7 @@ def test_units_are_the_whole(options: Any, sources: Any, tmp_path: Path, monkeyp
 
 
 def test_rows_are_read_by_whole_chunks(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a chunk would be decompressed once for each piece that is read of it."""
+    """A chunk that is read in pieces would be decompressed once for each piece."""
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 1)
     rollouts = sources.make_rollouts(30, seed=6)
     source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, next_observations=False, compression="gzip")

@@ -180,13 +180,13 @@ def test_claims_are_checked(sources: Any, tmp_path: Path, change: Any, error: An
 
 
 def test_names_cannot_leave_the_folder(sources: Any, tmp_path: Path) -> None:
-    """Another name given by the user does not help either."""
+    """Renaming the key does not help either."""
     ted(sources.make_rollouts()).memmap(tmp_path / "in" / "buffer")
     path = tmp_path / "in/buffer/meta.json"
     meta = json.loads(path.read_text())
     (tmp_path / "x.memmap").write_bytes(bytes(4 * 10_000))
     path.write_text(json.dumps(meta | {"../../x": meta["observation"]}))
-    with pytest.raises(CorruptSourceError, match="no file"):
+    with pytest.raises(CorruptSourceError, match="its file is missing"):
         gear_data.convert(tmp_path / "in/buffer", tmp_path / "out", rename={"../../x": "x"})
 
 

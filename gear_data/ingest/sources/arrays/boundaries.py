@@ -29,7 +29,7 @@ def scan_lengths(
     """Finds the episodes in flat arrays, which are read in bounded pieces.
 
     Args:
-        rows: of all arrays.
+        rows: the number of rows, the same in all arrays.
         flags: an episode ends at a row where a flag is set.
         ids: an episode begins where an id changes.
         counters: an episode begins where a counter does not rise.
@@ -59,18 +59,18 @@ def scan_lengths(
             ends = np.zeros(stop - start, np.bool_)
             for flag in flags:
                 ends |= reader.read(flag, start, stop).reshape(-1).astype(np.bool_)
-            has_next_row = ends[: stop_after - start - 1]
+            inner_ends = ends[: stop_after - start - 1]  # a view: the rows whose next row was read too
             for array in ids:
                 values = reader.read(array, start, stop_after).reshape(-1)
-                has_next_row |= values[1:] != values[:-1]
+                inner_ends |= values[1:] != values[:-1]
             for array in counters:
                 values = reader.read(array, start, stop_after).reshape(-1)
-                has_next_row |= values[1:] <= values[:-1]
+                inner_ends |= values[1:] <= values[:-1]
             for array, next_array in next_pairs:
                 next_values = reader.read(next_array, start, stop_after - 1)
                 values = reader.read(array, start + 1, stop_after)
                 equal = (next_values == values) | ((next_values != next_values) & (values != values))  # NaN equals NaN
-                has_next_row |= ~equal.all(axis=tuple(range(1, equal.ndim)))
+                inner_ends |= ~equal.all(axis=tuple(range(1, equal.ndim)))
             last_rows.append(start + np.flatnonzero(ends))
     return lengths_between(np.unique(np.concatenate(last_rows)) + 1)
 

@@ -43,7 +43,7 @@ class ClassifiedArrays:
     """The arrays of one file or folder, by role.
 
     Attributes:
-        name: of the file or folder.
+        name: the name of the file or folder.
         steps: canonical name -> array of a step column, or of a flag or fact per episode.
         sources: canonical name -> source name.
         boundaries: source name -> array that says where episodes are and is not a column.
@@ -88,9 +88,9 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
     """Assigns a role to every array of a file or folder.
 
     Args:
-        name: of the file or folder.
+        name: the name of the file or folder.
         arrays: source name -> array.
-        options: of the user.
+        options: the user's options.
 
     Raises:
         UnknownNameError: an option names an array that does not exist.

@@ -40,6 +40,8 @@ from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.storage.block import offsets_of
 
+_OTHER_BOUNDARIES = "repair this array, or name a column of episode ids with --episode-column"
+
 
 def build_step_arrays(
     name: str,
@@ -53,13 +55,13 @@ def build_step_arrays(
     """Builds the step arrays of one file or folder.
 
     Args:
-        name: of the file or folder.
-        size: its bytes.
+        name: the name of the file or folder.
+        size: the size of the file or folder, in bytes.
         arrays: source name -> array.
-        options: of the user.
+        options: the user's options.
         whole_source: whether the source has no other file or folder. If so, an array must say where episodes end; if
             not, each file or folder ends an episode.
-        seekable: as in `StepArrays`.
+        seekable: whether reading may begin at any row at no cost.
 
     Raises:
         UnknownFormatError: nothing says where episodes are.
@@ -148,6 +150,7 @@ def _check_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
             file=classified.name,
             column=next(iter(classified.boundaries)),
             row=int(bad[0]) if len(bad) else None,
+            hint=_OTHER_BOUNDARIES,
         )
 
 
@@ -163,6 +166,7 @@ def _padded_arrays(
             f"does not fit '{reference_source}' of shape {reference.shape}",
             file=classified.name,
             column=next(iter(classified.boundaries)),
+            hint=_OTHER_BOUNDARIES,
         )
     max_steps = reference.shape[1]
     columns, facts, with_final_row = {}, scalar_facts(classified, count), set()
@@ -178,6 +182,7 @@ def _padded_arrays(
                 f"has shape {array.shape}, where '{reference_source}' has {reference.shape}",
                 file=classified.name,
                 column=classified.sources[name],
+                hint="name the columns to keep with --columns (columns=[...]), without this one",
             )
         if has_final_row:
             with_final_row.add(name)
@@ -225,7 +230,7 @@ class _FlatEpisodes:
         classified: the arrays.
         columns: canonical name -> array of a step column.
         final_row_columns: columns with one row more than there are steps. If there are any, all rows are one episode.
-        next_arrays: as in `StepArrays`.
+        next_arrays: canonical name -> array of the observations after each step.
         limit: maximum length of an episode, used if nothing else says where episodes end.
     """
 

@@ -24,6 +24,7 @@ _SUFFIX = ".npy"
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if a folder of `.npy` files holds steps; otherwise None."""
     folders = _folders(location)
     for folder, files in folders.items():
         names = {canonical_name(name) for name in files}
@@ -34,9 +35,10 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> ArraySource:
+    """Opens folders of `.npy` files. Raises UnknownFormatError if there are none."""
     folders = list(_folders(location).items())
     if not folders:
-        raise UnknownFormatError("holds no .npy file", file=location.name)
+        raise UnknownFormatError("holds no .npy file", file=location.name, hint="leave --format out")
     sizes = [sum(file.size for file in files.values()) for _, files in folders]
 
     def open_arrays(i: int) -> StepArrays:

@@ -28,22 +28,27 @@ _SUFFIX = ".npz"
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if the first archive holds steps; otherwise None.
+
+    A damaged archive is accepted too, so that opening it raises the error.
+    """
     files = location.with_suffix(_SUFFIX)
     if not files:
         return None
     try:
         names = {canonical_name(name) for name in open_npz(files[0])}
     except GearError:
-        return "an .npz file"  # opening it raises the error
+        return "an .npz file"
     if "actions" in names or names & SCALAR_COLUMNS:
         return f"NumPy archives: {files[0].name} holds steps"
     return None
 
 
 def open_(location: Location, options: SourceOptions) -> ArraySource:
+    """Opens `.npz` archives. Raises UnknownFormatError if there are none."""
     files = location.with_suffix(_SUFFIX)
     if not files:
-        raise UnknownFormatError("holds no .npz file", file=location.name)
+        raise UnknownFormatError("holds no .npz file", file=location.name, hint="leave --format out")
 
     def open_arrays(i: int) -> StepArrays:
         arrays = open_npz(files[i])

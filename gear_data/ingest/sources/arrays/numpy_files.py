@@ -30,6 +30,8 @@ _MAX_DEFLATE_RATIO = 1040
 #: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
 _MAX_ROW_BYTES = 1 << 30
 _MAX_CHARACTER, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
+_DOWNLOAD_AGAIN = "the file may have been truncated: download it again"
+_WRITE_AGAIN = "download it again, or write it again with np.save or np.savez"
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,12 @@ class StoredArray:
     Its values are read later.
 
     Attributes:
-        file: that holds the array.
-        dtype, shape: as stored; the byte order may not be native.
-        start: offset of the values in the (unpacked) file, in bytes.
-        member: its name in the archive; None if the file is the array.
-        fortran: whether the first axis varies fastest.
+        file: the file that holds the array.
+        dtype: the stored dtype; its byte order may not be native.
+        shape: the stored shape. The first axis is the rows.
+        start: the offset of the values in the (unpacked) file, in bytes.
+        member: the name of the array in its archive; None if the file is the array.
+        fortran: whether the first axis varies fastest in the file.
     """
 
     file: SourceFile
@@ -94,7 +97,7 @@ class StoredArray:
                 f"has steps of shape {self.row_shape}, which hold no values",
                 file=self.place,
                 column=column,
-                hint="leave it out",
+                hint="name the columns to keep with --columns (columns=[...]), without this one",
             )
         if self.row_bytes > _MAX_ROW_BYTES:
             raise UnsupportedColumnError(
@@ -119,14 +122,18 @@ def open_npz(file: SourceFile) -> dict[str, StoredArray]:
     with _reading(file.name), file.open() as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
         if sum(info.compress_size for info in members) > file.size:
-            raise CorruptSourceError("its members claim more bytes than the file has", file=file.name)
+            raise CorruptSourceError(
+                "its members claim more bytes than the file has", file=file.name, hint=_DOWNLOAD_AGAIN
+            )
         for info in members:
             name = info.filename.removesuffix(".npy")
             if name == info.filename:
                 continue  # not an array: `np.load` ignores it too
             place = f"{file.name}:{info.filename}"
             if name in arrays:
-                raise CorruptSourceError("two members have the same name", file=place)
+                raise CorruptSourceError(
+                    "two members have the same name", file=place, hint="write the archive again with np.savez"
+                )
             _check_member(info, place)
             with archive.open(info) as member:
                 arrays[name] = _parse(member, info.file_size, file, info.filename)
@@ -149,7 +156,7 @@ def _check_member(info: zipfile.ZipInfo, place: str) -> None:
     Raises CorruptSourceError if the member is encrypted, has another compression, or has an impossible size.
     """
     if info.flag_bits & 1:
-        raise CorruptSourceError("is encrypted", file=place, hint="save it without a password")
+        raise CorruptSourceError("is encrypted", file=place, hint="write the archive again without a password")
     if info.compress_type == zipfile.ZIP_STORED:
         fits = info.file_size == info.compress_size
     elif info.compress_type == zipfile.ZIP_DEFLATED:
@@ -160,7 +167,9 @@ def _check_member(info: zipfile.ZipInfo, place: str) -> None:
         )
     if not fits:
         raise CorruptSourceError(
-            f"claims to unpack {info.compress_size} bytes to {info.file_size}, which is impossible", file=place
+            f"claims to unpack {info.compress_size} bytes to {info.file_size}, which is impossible",
+            file=place,
+            hint=_DOWNLOAD_AGAIN,
         )
 
 
@@ -173,20 +182,24 @@ def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None) -
     # The header's length takes two bytes in version 1, and four from version 2 on.
     prefix, length = (10, head[8] | head[9] << 8) if head[6] == 1 else (12, int.from_bytes(head[8:12], "little"))
     if length > _MAX_HEADER:
-        raise CorruptSourceError(f"its header claims {length} bytes, above the limit of {_MAX_HEADER}", file=place)
+        raise CorruptSourceError(
+            f"its header claims {length} bytes, above the limit of {_MAX_HEADER}", file=place, hint=_WRITE_AGAIN
+        )
     text = io.BytesIO(head[8:] + stream.read(prefix + length - 12))
     parse = np.lib.format.read_array_header_1_0 if head[6] == 1 else np.lib.format.read_array_header_2_0
     try:
         shape, fortran, dtype = parse(text)
     except Exception as error:  # NumPy passes on all errors of Python's literal parser
-        raise CorruptSourceError(f"its header cannot be read: {type(error).__name__}: {error}", file=place) from error
+        raise CorruptSourceError(
+            f"its header cannot be read: {type(error).__name__}: {error}", file=place, hint=_WRITE_AGAIN
+        ) from error
     shape, start = tuple(int(n) for n in shape), prefix + length
     claimed = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or (not dtype.hasobject and claimed != size - start):
         raise CorruptSourceError(
             f"its header claims {dtype} {shape}, which is {claimed} bytes, but {size - start} follow",
             file=place,
-            hint="the file may have been truncated: download it again",
+            hint=_DOWNLOAD_AGAIN,
         )
     return StoredArray(file, dtype, shape, start, member, fortran and len(shape) > 1)
 
@@ -298,7 +311,9 @@ def _reading(place: str) -> Iterator[None]:
         raise CorruptSourceError(
             f"cannot be read as a NumPy file: {error}",
             file=place,
-            hint="the file may have been truncated: download it again",
+            hint=_DOWNLOAD_AGAIN,
         ) from error
     except (struct.error, KeyError, IndexError, OverflowError) as error:
-        raise CorruptSourceError(f"cannot be read as a NumPy file: {error}", file=place) from error
+        raise CorruptSourceError(
+            f"cannot be read as a NumPy file: {error}", file=place, hint=_DOWNLOAD_AGAIN
+        ) from error

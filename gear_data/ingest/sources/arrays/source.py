@@ -16,6 +16,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks, read_block
+from gear_data.ingest.sources.arrays.classify import FIRST
 from gear_data.ingest.sources.arrays.numpy_files import ArrayReader
 from gear_data.ingest.sources.arrays.step_arrays import StepArrays
 from gear_data.schema import ColumnSpec
@@ -24,6 +25,7 @@ from gear_data.storage.block import BEGIN, EpisodeBlock, Position
 _BLOCK_BYTES = 16 << 20
 #: Estimated bytes of a text: its real size is unknown before it is read.
 _TEXT_BYTES = 64
+_SEPARATELY = "convert the files that differ separately"
 
 
 class ArraySource:
@@ -45,8 +47,8 @@ class ArraySource:
         """Opens the first file or folder, whose columns the source has.
 
         Args:
-            names: of the files or folders.
-            sizes: their bytes.
+            names: the names of the files or folders.
+            sizes: the size of each, in bytes.
             open_arrays: opens the file or folder with an index. All must have the columns of the first.
             findings: receives the findings.
             metadata: facts about the source.
@@ -105,17 +107,26 @@ class ArraySource:
     def _check_matches_first(self, arrays: StepArrays) -> None:
         """Checks that the columns equal the columns of the first file or folder.
 
+        A column must also belong to the same rows: all or no files have it shifted.
+
         Raises CorruptSourceError otherwise.
         """
-        both_have_actions = "actions" in arrays.arrays and "actions" in self._model.arrays
-        is_shifted = "actions" in arrays.shifted
-        if both_have_actions and is_shifted != ("actions" in self._model.shifted):
+        differ = (arrays.shifted ^ self._model.shifted) & arrays.arrays.keys() & self._model.arrays.keys()
+        if "actions" in differ:
+            is_zero = "zero" if "actions" in arrays.shifted else "not zero"
             raise CorruptSourceError(
-                f"is {'zero' if is_shifted else 'not zero'} at the first observations, unlike in {self._model.name}: "
-                "the actions belong to other rows",
+                f"is {is_zero} at the first observations, unlike in {self._model.name}: the actions belong to other "
+                "rows",
                 file=arrays.name,
-                column=self._model.sources.get("actions"),
-                hint="convert the files that differ separately",
+                column=self._model.sources["actions"],
+                hint=_SEPARATELY,
+            )
+        if differ:
+            raise CorruptSourceError(
+                f"belongs to other rows than in {self._model.name}: only one of the two files has '{FIRST}'",
+                file=arrays.name,
+                column=arrays.sources[min(differ)],
+                hint=_SEPARATELY,
             )
         model = {spec.name: spec for spec in self.columns}
         found = {spec.name: spec for spec in arrays.columns()}

@@ -45,8 +45,8 @@ class StepArrays:
     """The step arrays of one file or folder.
 
     Attributes:
-        name: of the file or folder.
-        bytes: its size.
+        name: the name of the file or folder.
+        bytes: the size of the file or folder, in bytes.
         arrays: canonical name -> array of a step column.
         sources: canonical name -> name in the source.
         locate: finds the episodes; called once per pass over the arrays.

@@ -34,8 +34,8 @@ class D4rlLayout:
     """Columns and end rule of a source, taken from one file.
 
     Attributes:
-        file: name of that file.
-        rows: its number of steps.
+        file: name of the file that the layout was taken from.
+        rows: number of steps in that file.
         observations: name of the dataset of observations.
         sources: name of a dataset -> canonical name of its column, for the columns to read.
         columns: the columns to read, in the order of `sources`.
@@ -73,7 +73,12 @@ def read_layout(file: h5py.File, name: str, options: SourceOptions) -> D4rlLayou
     by_name = {column: source for source, column in name_map(candidates, options.rename).items()}
     for required in REQUIRED:
         if canonical_name(required) not in by_name:
-            raise UnknownFormatError(f"has no dataset '{required}'", file=name, column=required)
+            raise UnknownFormatError(
+                f"has no dataset '{required}'",
+                file=name,
+                column=required,
+                hint=f"rename it with --rename NAME={canonical_name(required)}, or leave --format out",
+            )
     next_observations, timeouts = by_name.get("next_observations"), by_name.get("truncated")
     observations = by_name["observations"]
     max_steps = None
@@ -104,9 +109,9 @@ def check_file(file: h5py.File, source: SourceFile, layout: D4rlLayout, files: t
     """Checks a file against the layout, and returns its number of steps.
 
     Args:
-        file: open.
-        source: the same file.
-        layout: of the source.
+        file: the open file.
+        source: the same file, as it was located.
+        layout: the layout of the source.
         files: all files of the source, for the error's hint.
 
     Raises:
@@ -133,6 +138,7 @@ def check_file(file: h5py.File, source: SourceFile, layout: D4rlLayout, files: t
                 file=name,
                 column=column,
                 row=min(rows, own_rows),
+                hint="repair the file, or name the columns of equal length with --columns (columns=[...])",
             )
     if rows:
         _check_columns(datasets, name, layout, hint)
@@ -199,5 +205,9 @@ def _max_steps(option: int | None, metadata: Mapping[str, Any], file: str) -> in
     if max_steps is None:
         return None
     if type(max_steps) is not int or max_steps < 1:
-        raise CorruptSourceError(f"'{_MAX_STEPS}' is {max_steps!r}, not a number of steps", file=file)
+        raise CorruptSourceError(
+            f"'{_MAX_STEPS}' is {max_steps!r}, not a number of steps",
+            file=file,
+            hint="give the number of steps with --max-episode-steps N",
+        )
     return max_steps

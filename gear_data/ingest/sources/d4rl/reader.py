@@ -37,6 +37,7 @@ _FLAG_ROWS = 4 << 20
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if the first HDF5 file has D4RL's datasets; otherwise None."""
     files = hdf5_files(location)
     if not files:
         return None
@@ -47,9 +48,10 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> D4rlSource:
+    """Opens D4RL HDF5 files. Raises UnknownFormatError if there are none."""
     files = hdf5_files(location)
     if not files:
-        raise UnknownFormatError("holds no HDF5 file", file=location.name)
+        raise UnknownFormatError("holds no HDF5 file", file=location.name, hint="leave --format out")
     return D4rlSource(files, options)
 
 
@@ -131,11 +133,12 @@ class D4rlSource:
         """Yields the steps [first, last) of a file.
 
         Args:
-            file: open.
-            index: of the file.
-            first, last: `first` begins an episode.
-            rows: number of steps in the file.
-            number: of the first episode.
+            file: the open file.
+            index: the index of the file.
+            first: the first row to read; it begins an episode.
+            last: the row after the last row to read.
+            rows: the number of steps in the file.
+            number: the running number of the first episode.
         """
         name = self._files[index].name
         step, chunk = self._rows_at_once(file)
@@ -222,7 +225,7 @@ class D4rlSource:
 
         At a jump, the next observation of a step differs from the observation of the next row.
 
-        Without `timeouts`, jumps are marked in `ends`. Otherwise a jump inside an episode makes a finding.
+        Without `timeouts`, jumps are marked in `ends`, in place. Otherwise a jump inside an episode makes a finding.
         """
         count = len(observations) - 1  # the last row of a file has no next row
         jumps = rows_differ(next_observations[:count], observations[1:])

@@ -19,8 +19,8 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
     """Reads the attributes of a group that are one number, flag or text.
 
     Args:
-        group: whose attributes are read.
-        ignored: names not to read.
+        group: the group that has the attributes.
+        ignored: the names of attributes not to read.
 
     Returns:
         Name -> plain Python value; and the names of the attributes that are something else.

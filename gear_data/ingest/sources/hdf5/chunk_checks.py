@@ -31,7 +31,8 @@ def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file: str, col
     Args:
         dataset: a dataset with the chunked layout.
         element_bytes: bytes of one element in the file.
-        file, column: for the error.
+        file: the name of the file, for the error.
+        column: the name of the dataset, for the error.
 
     Raises:
         CorruptSourceError: a chunk is too short, or is uncompressed and has another size.
@@ -91,7 +92,7 @@ def _filter_codes(plist: h5p.PropDCID) -> list[int]:
 def _applied_filters(filters: list[int], mask: int) -> list[int]:
     """Returns the filters that a chunk went through.
 
-    A bit in `mask` marks each filter that was skipped.
+    A bit in `mask` marks each filter that the writer skipped, because it gained nothing.
     """
     return [code for i, code in enumerate(filters) if not mask >> i & 1]
 

@@ -50,7 +50,7 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
             hint="write it into one file: h5py.File(new, 'w')[column] = old[column][...]",
         )
     if shape is None:
-        raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column)
+        raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column, hint=LEAVE_OUT)
     dtype = dataset.dtype
     chunk_shape = plist.get_chunk() if layout == h5d.CHUNKED else None
     _check_sizes(dataset, shape, chunk_shape, file, column)
@@ -76,7 +76,10 @@ def _check_sizes(
     if largest > _MAX_PIECE_BYTES:
         piece = "row" if row_bytes > _MAX_PIECE_BYTES else "chunk"
         raise CorruptSourceError(
-            f"one {piece} takes {largest} bytes, above the limit of {_MAX_PIECE_BYTES}", file=file.name, column=column
+            f"one {piece} takes {largest} bytes, above the limit of {_MAX_PIECE_BYTES}",
+            file=file.name,
+            column=column,
+            hint="write the dataset again with smaller chunks, and with the steps as its first axis",
         )
     if claimed > _UNCHECKED_BYTES:
         stored = dataset.get_storage_size()
@@ -99,9 +102,10 @@ def step_spec(
 
     Args:
         dataset: has at least one axis.
-        source, name: the name in the file, and the canonical name.
-        file: for errors.
-        has_final: as in `ColumnSpec`, for columns of a fixed size.
+        source: the name of the dataset in the file.
+        name: the canonical name of the column.
+        file: the name of the file, for errors.
+        has_final: whether the column has final observations, if its values have a fixed size.
         encoded: rows of uint8 are encoded images that happen to have the same length.
 
     Raises:

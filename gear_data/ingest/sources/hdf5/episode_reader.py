@@ -33,7 +33,7 @@ class GroupColumn:
 
     Attributes:
         spec: the column.
-        path: of the dataset in the group.
+        path: path of the dataset in the group.
         final: path of the dataset whose last row is the final observation, or None. It is `path` for a dataset of T + 1
             rows; otherwise it is a dataset of T rows, the observations after each step.
         reset: the dataset may have T + 1 rows, of which the first belongs to the reset and is dropped.
@@ -52,8 +52,8 @@ class GroupEpisode:
     """An episode that was read.
 
     Attributes:
-        number: of the episode, from its group's name.
-        steps: T.
+        number: number of the episode, from the name of its group.
+        steps: number of steps, T.
         columns: name -> [T, ...], columns of a fixed size.
         finals: name -> [1, ...], final observations.
         variable: name -> T texts or bytes.

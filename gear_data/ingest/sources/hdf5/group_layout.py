@@ -34,8 +34,8 @@ class GroupLayout:
         declared: attribute of an episode that declares its number of steps.
         ignored: further attributes that are not kept as facts.
         facts: reads further facts from a file: name of an episode -> its facts.
-        check: checks a file as a whole. Called with the file, its name, its number of episodes and its total number of
-            steps, when its first episode is read.
+        check: checks a file as a whole, when its first episode is read. The arguments are the file, its name, its
+            number of episodes, its total number of steps, and the log that receives findings.
     """
 
     parent: str
@@ -57,7 +57,12 @@ class GroupLayout:
             found = sorted((int(match[1]), key) for key in file[self.parent] if (match := pattern.fullmatch(key)))
         for (number, key), (next_number, next_key) in pairwise(found):
             if number == next_number:
-                raise CorruptSourceError(f"groups '{key}' and '{next_key}' have the same number", file=name, row=number)
+                raise CorruptSourceError(
+                    f"groups '{key}' and '{next_key}' have the same number",
+                    file=name,
+                    row=number,
+                    hint="rename one of the two groups",
+                )
         return found
 
     def group(self, parent: h5py.Group, name: str, number: int, key: str) -> h5py.Group:

@@ -39,8 +39,8 @@ def open_groups(
     """Opens a source with the columns of the first episode that has steps.
 
     Args:
-        files: in source order.
-        layout: of all files.
+        files: the files, in source order.
+        layout: the layout of all files.
         describe: chooses the columns of an episode, from the two results of `inventory` and the file's name.
         metadata: facts about the source.
         skip_bad: leave bad episodes out and report them, instead of raising.
@@ -85,11 +85,11 @@ class GroupedEpisodeSource:
     `Position.row` is an episode's number.
 
     Args:
-        files: in source order.
-        layout: of all files.
+        files: the files, in source order.
+        layout: the layout of all files.
         columns: the columns to read from every episode.
-        model: as in `EpisodeReader`.
-        links: as in `EpisodeReader`.
+        model: file and episode that `columns` were inferred from, for messages.
+        links: paths of every link below the group of that episode.
         fact_types: name -> type of the facts that attributes give.
         metadata: facts about the source.
         skip_bad: leave bad episodes out and report them, instead of raising.

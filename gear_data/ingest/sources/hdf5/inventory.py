@@ -36,7 +36,11 @@ def links_below(group: h5py.Group, file: str) -> dict[str, int]:
     with reading(file):
         group.id.links.visit(visit, info=True)
         if len(links) > _MAX_LINKS:
-            raise CorruptSourceError(f"has more than {_MAX_LINKS} groups and datasets in '{group.name}'", file=file)
+            raise CorruptSourceError(
+                f"has more than {_MAX_LINKS} groups and datasets in '{group.name}'",
+                file=file,
+                hint="copy the datasets of steps to a new file: h5copy -i OLD -o NEW -s NAME -d NAME",
+            )
         return {path.decode(): kind for path, kind in links}
 
 
@@ -67,9 +71,10 @@ def inventory(group: h5py.Group, file: str) -> tuple[dict[str, h5py.Dataset], di
 
 
 def links_of(non_columns: Mapping[str, str]) -> list[str]:
-    """Returns the links among the other entries of `inventory`.
+    """Returns the links among the entries of `inventory` that cannot be columns.
 
-    A link may be meant as a column, so offer it with the datasets and call `refuse_links` on the chosen columns.
+    A link may be meant as a column. So offer links together with the datasets, and call `refuse_links` on the chosen
+    columns.
     """
     return [path for path, kind in non_columns.items() if kind in (_SOFT, _EXTERNAL)]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.json_files import read_json_lines
-from gear_data.ingest.sources.lerobot.metadata import read_int, read_records
+from gear_data.ingest.sources.lerobot.metadata import ROWS_ONLY, read_int, read_records
 from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
 
 _EPISODES_V2, _EPISODES_V3 = "meta/episodes.jsonl", "meta/episodes/"
@@ -30,7 +30,7 @@ class EpisodeList:
     """The list of n episodes under `meta/`, sorted by their numbers.
 
     Attributes:
-        name: of the file or folder that holds the list.
+        name: the file or folder that holds the list.
         ids: int64 [n], `episode_index`, rising.
         lengths: int64 [n], frames; -1 if the list does not say.
         ranges: int64 [n, 2], the global frames [first, last); None if the list has none.
@@ -109,8 +109,8 @@ def _build_list(
     """Builds the list from its records.
 
     Args:
-        name: of the file or folder.
-        records: one per episode.
+        name: the file or folder that holds the list.
+        records: one record per episode.
         file_key: returns the key of an episode's Parquet file, from its record and row.
     """
     ids: dict[int, None] = {}
@@ -160,5 +160,11 @@ def _tasks(record: Mapping[str, Any], name: str, row: int) -> tuple[str, ...]:
     if texts is None:
         return ()
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise CorruptSourceError(f"should be a list of texts, not {texts!r:.40}", file=name, column="tasks", row=row)
+        raise CorruptSourceError(
+            f"should be a list of texts, not {texts!r:.40}",
+            file=name,
+            column="tasks",
+            row=row,
+            hint=f"download it again, or {ROWS_ONLY}",
+        )
     return tuple(texts)

@@ -30,6 +30,8 @@ from gear_data.storage.block import END, EpisodeBlock, Position
 NOTES = "meta/gear_data.json"
 FINALS = "meta/final_observations.parquet"
 _EPISODE = "episode_index"
+#: Without the notes the file of final observations is not read.
+_HINT = f"download it again, or remove {NOTES} to leave the final observations out"
 
 
 class ExportNotes(msgspec.Struct, frozen=True, rename={"added": "made"}):
@@ -83,13 +85,13 @@ class FinalObservations:
     def __init__(self, location: Location, columns: tuple[ColumnSpec, ...]) -> None:
         file = location.file(FINALS)
         if file is None:
-            raise CorruptSourceError(f"is missing, but {NOTES} names final observations", file=FINALS)
+            raise CorruptSourceError(f"is missing, but {NOTES} names final observations", file=FINALS, hint=_HINT)
         self._columns = columns
         self._tables = ParquetTables((file,))
         names = [_EPISODE, *(_source(spec) for spec in columns)]
         for name in names:
             if name not in self._tables.schema.names:
-                raise CorruptSourceError("the column is missing", file=FINALS, column=name)
+                raise CorruptSourceError("the column is missing", file=FINALS, column=name, hint=_HINT)
         self._tables.select(names)
 
     def add(self, block: EpisodeBlock, ids: npt.NDArray[np.int64]) -> EpisodeBlock:
@@ -103,15 +105,21 @@ class FinalObservations:
             CorruptSourceError: the episodes' numbers do not rise, or the file does not match them.
         """
         if (np.diff(ids) <= 0).any():
-            raise CorruptSourceError(f"the episodes' numbers do not rise, unlike those in {FINALS}", column=_EPISODE)
+            raise CorruptSourceError(
+                f"the episodes' numbers do not rise, unlike those in {FINALS}",
+                column=_EPISODE,
+                hint=f"sort the rows by {_EPISODE}, or remove {NOTES} to leave the final observations out",
+            )
         rows = self._rows(int(ids[0]), int(ids[-1])).take(pa.array(ids - ids[0]))
         if not np.array_equal(rows.column(_EPISODE).to_numpy(), ids):
-            raise CorruptSourceError("rows and episodes do not match", file=FINALS, column=_EPISODE)
+            raise CorruptSourceError("rows and episodes do not match", file=FINALS, column=_EPISODE, hint=_HINT)
         found = {spec.name: _values(rows, spec) for spec in self._columns}
         has_final = next(iter(found.values()))[0]
         for name, (present, _) in found.items():
             if not np.array_equal(present, has_final):
-                raise CorruptSourceError("only part of a final observation", file=FINALS, column=name)
+                raise CorruptSourceError(
+                    "an episode has only part of a final observation", file=FINALS, column=name, hint=_HINT
+                )
         return replace(block, has_final=has_final, finals={name: values for name, (_, values) in found.items()})
 
     def _rows(self, first: int, last: int) -> pa.Table:
@@ -124,11 +132,11 @@ class FinalObservations:
                 needed -= len(tables[-1])
                 if not needed:
                     return pa.concat_tables(tables)
-        raise CorruptSourceError(f"has no rows for episodes {first} to {last}", file=FINALS)
+        raise CorruptSourceError(f"has no rows for episodes {first} to {last}", file=FINALS, hint=_HINT)
 
 
 def _values(rows: pa.Table, spec: ColumnSpec) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
-    """Returns bool [rows], which rows have a final observation, and these."""
+    """Returns bool [rows], the rows with a final observation, and the observations."""
     array = storage_array(rows.column(_source(spec)))
     present = np.ones(len(array), np.bool_)
     present[null_rows(array)] = False
@@ -136,10 +144,11 @@ def _values(rows: pa.Table, spec: ColumnSpec) -> tuple[npt.NDArray[np.bool_], np
         values = to_numpy(array.filter(pa.array(present)), spec.shape)
     except (IrregularRowsError, pa.ArrowException, AttributeError) as error:
         raise CorruptSourceError(
-            f"should hold {spec.dtype} {spec.shape}: {error}", file=FINALS, column=spec.name
+            f"should hold {spec.dtype} {spec.shape}: {error}", file=FINALS, column=spec.name, hint=_HINT
         ) from error
     if str(values.dtype) != spec.dtype:
-        raise CorruptSourceError(f"holds {values.dtype}, not {spec.dtype}", file=FINALS, column=_source(spec))
+        message = f"holds {values.dtype}, not {spec.dtype}"
+        raise CorruptSourceError(message, file=FINALS, column=_source(spec), hint=_HINT)
     return present, values
 
 

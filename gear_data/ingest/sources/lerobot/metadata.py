@@ -22,6 +22,9 @@ from gear_data.storage.block import BEGIN, END
 INFO = "meta/info.json"
 #: Path of the file in v1.
 OLD_INFO = "meta_data/info.json"
+#: Hint of errors about metadata, which `step-rows` does not read.
+ROWS_ONLY = "convert only the rows: the folder data/ with --format step-rows"
+_HINT = f"download it again, or {ROWS_ONLY}"
 _TASKS_V2, _TASKS_V3 = "meta/tasks.jsonl", "meta/tasks.parquet"
 
 
@@ -30,10 +33,11 @@ class LeRobotInfo:
     """The used contents of `meta/info.json`.
 
     Attributes:
-        name: of the file.
-        version: such as `v2.1`.
+        name: the name of the file.
+        version: the version of the layout, such as `v2.1`.
         fps: frames per second; None if the file gives no positive number.
-        total_episodes, total_frames: as declared; None if missing.
+        total_episodes: declared number of episodes; None if missing.
+        total_frames: declared number of frames; None if missing.
         features: column name -> its declaration.
         facts: all other single values.
     """
@@ -67,7 +71,7 @@ def read_info(location: Location) -> LeRobotInfo | None:
         return None
     features = values.get("features", {})
     if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
-        raise CorruptSourceError("should be an object of objects", file=file.name, column="features")
+        raise CorruptSourceError("should be an object of objects", file=file.name, column="features", hint=_HINT)
     fps = _number(values, "fps", file.name)
     return LeRobotInfo(
         name=file.name,
@@ -83,14 +87,14 @@ def read_info(location: Location) -> LeRobotInfo | None:
 def _number(values: Mapping[str, Any], name: str, file: str) -> float | None:
     value = values.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise CorruptSourceError(f"should be a number, not {value!r:.40}", file=file, column=name)
+        raise CorruptSourceError(f"should be a number, not {value!r:.40}", file=file, column=name, hint=_HINT)
     return value
 
 
 def _count(values: Mapping[str, Any], name: str, file: str) -> int | None:
     value = _number(values, name, file)
     if value is not None and (not isinstance(value, int) or value < 0):
-        raise CorruptSourceError(f"should be a count, not {value!r:.40}", file=file, column=name)
+        raise CorruptSourceError(f"should be a count, not {value!r:.40}", file=file, column=name, hint=_HINT)
     return value
 
 
@@ -113,7 +117,9 @@ def read_tasks(location: Location, major: int) -> dict[int, str]:
         tables = ParquetTables((file,))
         texts = [field.name for field in tables.schema if _is_text(field.type)]
         if len(texts) != 1 or "task_index" not in tables.schema.names:
-            raise CorruptSourceError("should have the column 'task_index' and one column of text", file=name)
+            raise CorruptSourceError(
+                "should have the column 'task_index' and one column of text", file=name, hint=_HINT
+            )
         rows = read_records(tables, ["task_index", texts[0]], name)
         tasks = [{"task_index": row["task_index"], "task": row[texts[0]]} for row in rows]
     return {read_int(task, "task_index", name, i): _read_text(task, name, i) for i, task in enumerate(tasks)}
@@ -128,8 +134,8 @@ def read_records(tables: ParquetTables, columns: list[str], name: str) -> Iterat
 
     Args:
         tables: the table.
-        columns: to read.
-        name: of the file, for the error.
+        columns: the columns to read.
+        name: the name of the file, for the error.
 
     Raises:
         CorruptSourceError: a value does not have its column's type.
@@ -140,19 +146,21 @@ def read_records(tables: ParquetTables, columns: list[str], name: str) -> Iterat
             part.table.validate(full=True)
             yield from part.table.to_pylist()
         except (pa.ArrowException, ValueError, OverflowError) as error:
-            raise CorruptSourceError(f"cannot be read: {error}", file=name, hint="download it again") from error
+            raise CorruptSourceError(f"cannot be read: {error}", file=name, hint=_HINT) from error
 
 
 def read_int(record: Mapping[str, Any], key: str, file: str, row: int) -> int:
     """Returns an int64 of a record. Raises CorruptSourceError for other values."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
-        raise CorruptSourceError(f"should be a whole number, not {value!r:.40}", file=file, column=key, row=row)
+        message = f"should be a whole number, not {value!r:.40}"
+        raise CorruptSourceError(message, file=file, column=key, row=row, hint=_HINT)
     return value
 
 
 def _read_text(record: Mapping[str, Any], file: str, row: int) -> str:
     value = record.get("task")
     if not isinstance(value, str):
-        raise CorruptSourceError(f"should be text, not {value!r:.40}", file=file, column="task", row=row)
+        message = f"should be text, not {value!r:.40}"
+        raise CorruptSourceError(message, file=file, column="task", row=row, hint=_HINT)
     return value

@@ -17,7 +17,7 @@ from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo
 from gear_data.schema import ColumnSpec
 from gear_data.storage.block import EpisodeBlock
 
-#: Tolerance in seconds for the distance of two frames, LeRobot's own `tolerance_s`.
+#: Tolerance in seconds for the time between two frames: LeRobot's own `tolerance_s`.
 _TOLERANCE = 1e-4
 _DISAGREES = "metadata-disagrees"
 
@@ -28,9 +28,9 @@ def check_features(
     """Compares the declared features with the columns of the Parquet files.
 
     Args:
-        info: with the declared features.
-        names: of all columns of the Parquet files.
-        columns: that are read.
+        info: the metadata with the declared features.
+        names: the names of all columns of the Parquet files.
+        columns: the columns that are read.
         findings: receives the findings.
     """
     for name, feature in info.features.items():
@@ -67,7 +67,7 @@ def check_listing(info: LeRobotInfo, listed: EpisodeList | None, files: Sequence
     """Compares the list of episodes, the files and `meta/info.json`.
 
     Args:
-        info: with the declared totals.
+        info: the metadata with the declared totals.
         listed: the list of episodes, if there is one.
         files: names of the Parquet files. Their rows are not read.
         findings: receives the findings.

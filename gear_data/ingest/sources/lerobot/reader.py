@@ -20,7 +20,7 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, read_episode_list
 from gear_data.ingest.sources.lerobot.export_notes import ExportNotes, FinalObservations, read_notes
-from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo, read_info, read_tasks
+from gear_data.ingest.sources.lerobot.metadata import ROWS_ONLY, LeRobotInfo, read_info, read_tasks
 from gear_data.ingest.sources.lerobot.metadata_checks import (
     check_block,
     check_features,
@@ -40,6 +40,7 @@ _MAJORS = (2, 3)
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if `meta/info.json` is LeRobot's; otherwise None."""
     if not _data_files(location):
         return None
     info = read_info(location)
@@ -47,12 +48,17 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> LeRobotSource:
+    """Opens a LeRobot dataset. Raises UnknownFormatError for an unsupported version."""
     files = _data_files(location)
     info = read_info(location) if files else None
     if info is None:
-        raise UnknownFormatError("has no meta/info.json of LeRobot with Parquet files under data/", file=location.name)
+        raise UnknownFormatError(
+            "has no meta/info.json of LeRobot with Parquet files under data/",
+            file=location.name,
+            hint="leave --format out",
+        )
     if info.major not in _MAJORS:
-        hint = "read only the rows with --format step-rows"
+        hint = ROWS_ONLY
         if info.major == 1:
             hint = f"convert it to v2 or v3 with LeRobot's own converters (lerobot/datasets); or {hint}"
         raise UnknownFormatError(
@@ -62,7 +68,7 @@ def open_(location: Location, options: SourceOptions) -> LeRobotSource:
         raise InvalidArgumentError(
             f"the episodes of a LeRobot dataset are numbered by '{_EPISODE}'",
             column=options.episode_column,
-            hint="leave --episode-column out, or read only the rows with --format step-rows",
+            hint=f"leave --episode-column out, or {ROWS_ONLY}",
         )
     return LeRobotSource(location, files, info, options)
 
@@ -86,7 +92,12 @@ class LeRobotSource:
         tables = ParquetTables(files)
         names = tables.schema.names
         if _EPISODE not in names:
-            raise CorruptSourceError("the column is missing; every frame needs it", file=files[0].name, column=_EPISODE)
+            raise CorruptSourceError(
+                "the column is missing; every frame needs it",
+                file=files[0].name,
+                column=_EPISODE,
+                hint=f"if another column numbers the episodes, {ROWS_ONLY} --episode-column NAME",
+            )
         requested = options.columns
         if requested is not None:
             check_columns = tuple(name for name in (_TASK, _TIME) if name in names)
@@ -99,6 +110,7 @@ class LeRobotSource:
                 f"is {self._task.dtype}, where integers that number the tasks are expected",
                 file=files[0].name,
                 column=_TASK,
+                hint=ROWS_ONLY,
             )
         self._info = info
         self._tasks = read_tasks(location, info.major)
@@ -121,7 +133,7 @@ class LeRobotSource:
             yield self._complete(block) if len(block) else block
 
     def _complete(self, block: EpisodeBlock) -> EpisodeBlock:
-        """Returns the block with facts and tasks, without columns only for checks."""
+        """Adds facts and tasks to a block, and drops columns that only checks need."""
         ids = np.asarray(block.metadata[_EPISODE], np.int64)
         indices = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
         if self._listed is not None:
@@ -149,10 +161,10 @@ def _kept_columns(
     """Returns the columns of the dataset, without columns added by an export.
 
     Args:
-        columns: that are read.
+        columns: the columns that are read.
         requested: source or canonical names that the user keeps. None keeps all columns; otherwise columns that only
             the checks need are dropped.
-        notes: of the export.
+        notes: the notes of the export.
     """
     kept = []
     for spec in columns:

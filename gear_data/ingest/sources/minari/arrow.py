@@ -46,6 +46,7 @@ _ID, _STEPS, _REWARDS = "id", "total_steps", "rewards_"
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if the folders are one Minari dataset; otherwise None."""
     roots = _roots(location)
     if len(roots) != 1:
         return None
@@ -79,6 +80,7 @@ def _episodes(location: Location, root: str) -> tuple[EpisodeFiles, ...]:
 
 
 def open_(location: Location, options: SourceOptions) -> MinariArrowSource:
+    """Opens a Minari dataset. Raises UnknownFormatError for none or several datasets."""
     roots = _roots(location)
     if len(roots) > 1:
         raise UnknownFormatError(
@@ -87,7 +89,11 @@ def open_(location: Location, options: SourceOptions) -> MinariArrowSource:
     root = next(iter(roots), "")
     metadata = location.file(f"{root}{METADATA}")
     if not roots or metadata is None:
-        raise UnknownFormatError(f"has no {METADATA} next to numbered folders of Arrow files", file=location.name)
+        raise UnknownFormatError(
+            f"has no {METADATA} next to numbered folders of Arrow files",
+            file=location.name,
+            hint="leave --format out",
+        )
     return MinariArrowSource(_episodes(location, root), metadata, options)
 
 
@@ -237,7 +243,7 @@ class MinariArrowSource:
 def _facts(group: list[ArrowEpisode]) -> dict[str, list[Any]]:
     """Returns the episodes' own facts by name.
 
-    Values that are not single, such as reset options, become JSON text.
+    Lists and objects, such as the options of a reset, become JSON text.
     """
     found = dict.fromkeys(name for episode in group for name in episode.facts)
     names = [name for name in found if name not in (_ID, _STEPS) and not name.startswith(_REWARDS)]

@@ -24,9 +24,9 @@ class EpisodeFiles:
     """The files of one episode.
 
     Attributes:
-        number: of the episode, from its folder's name.
-        tables: in order.
-        facts: its `metadata.json`, if there is one.
+        number: the number of the episode, from the name of its folder.
+        tables: the files of its table, in order.
+        facts: its `metadata.json`; None if there is none.
     """
 
     number: int
@@ -49,8 +49,8 @@ class ArrowEpisode:
     """An episode that was read.
 
     Attributes:
-        files: of the episode.
-        table: its T + 1 rows.
+        files: the files of the episode.
+        table: the T + 1 rows of the episode.
         facts: the contents of its `metadata.json`.
         cast: names of the columns whose numbers had another type than in the first episode.
         reason: why the episode is bad; None if it is good.
@@ -68,7 +68,11 @@ class ArrowEpisode:
         tables = [read_table(file) for file in files.tables]
         for file, table in zip(files.tables[1:], tables[1:], strict=True):
             if table.schema != tables[0].schema:
-                raise CorruptSourceError(f"its columns differ from the columns of {files.name}", file=file.name)
+                raise CorruptSourceError(
+                    f"its columns differ from the columns of {files.name}",
+                    file=file.name,
+                    hint="download the episode's folder again",
+                )
         table, cast, reason = cast_table(pa.concat_tables(tables), schema)
         if reason is None and table.num_rows < 2:
             reason = "has no steps"
@@ -144,9 +148,9 @@ def concatenate_episodes(
     """Concatenates the columns of consecutive episodes.
 
     Args:
-        episodes: of the run; possibly none.
+        episodes: the episodes of the run, possibly none.
         columns: canonical name -> column to read.
-        schema: of the tables.
+        schema: the schema of the tables.
 
     Raises:
         BadEpisodesError: some episodes are bad.

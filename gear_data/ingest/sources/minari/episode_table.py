@@ -37,9 +37,9 @@ class TableColumn:
     Attributes:
         path: names of the enclosing structs, and the column's own name.
         name: the path, joined with dots.
-        dtype: of a step, as `ColumnSpec.dtype`.
-        shape: of a step.
-        stored_shape: of a step in the table, where Minari flattens arrays of several axes to one list.
+        dtype: the dtype of a step, as in `ColumnSpec.dtype`.
+        shape: the shape of a step.
+        stored_shape: the shape of a step in the table. There, Minari flattens arrays of several axes to one list.
     """
 
     path: tuple[str, ...]
@@ -140,9 +140,9 @@ def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str)
     """Returns the columns of a table with this schema.
 
     Args:
-        schema: of the table.
+        schema: the schema of the table.
         leaves: the dataset's spaces by dotted name.
-        file: for errors.
+        file: the name of the file, for errors.
 
     Raises:
         CorruptSourceError: a column has another number of elements than its space.
@@ -153,7 +153,9 @@ def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str)
         for path, leaf in _leaf_fields(field, ()):
             column = _column(path, leaf, leaves, file)
             if column.name in columns:
-                raise UnsupportedColumnError("two columns have this name", file=file, column=column.name)
+                raise UnsupportedColumnError(
+                    "two columns have this name", file=file, column=column.name, hint="rename one of them in the source"
+                )
             columns[column.name] = column
     return tuple(columns.values())
 
@@ -236,14 +238,22 @@ def _column(path: tuple[str, ...], field: pa.Field, leaves: Mapping[str, SpaceLe
     if not is_list(field.type):
         return TableColumn(path, name, dtype)
     if not pa.types.is_fixed_size_list(field.type) or is_list(field.type.value_type):
-        raise UnsupportedColumnError(f"is {field.type}, where Minari writes fixed-size lists", file=file, column=name)
+        raise UnsupportedColumnError(
+            f"is {field.type}, where Minari writes fixed-size lists",
+            file=file,
+            column=name,
+            hint="write the dataset again with Minari",
+        )
     count = field.type.list_size
     shape = leaves[name].shape if name in leaves else _info_shape(field)
     if shape is None:
         shape = (count,)
     if math.prod(shape) != count or count == 0:
         raise CorruptSourceError(
-            f"has {count} elements per step, but the dataset's metadata gives the shape {shape}", file=file, column=name
+            f"has {count} elements per step, but the dataset's metadata gives the shape {shape}",
+            file=file,
+            column=name,
+            hint="download the dataset again: the table and its metadata.json do not belong together",
         )
     return TableColumn(path, name, dtype, shape, (count,))
 

@@ -41,6 +41,7 @@ _IGNORED = frozenset({"id", "rewards_max", "rewards_mean", "rewards_min", "rewar
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if the first main file is Minari HDF5; otherwise None."""
     files = _main_files(location)
     if not files:
         return None
@@ -56,11 +57,14 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
+    """Opens a Minari dataset. Raises UnknownFormatError for none or several datasets."""
     files = _main_files(location)
     if len(files) != 1:
         message = "holds no Minari HDF5 file" if not files else f"holds {len(files)} Minari datasets"
         folders = ", ".join(str(PurePosixPath(file.name).parent) for file in files[:10])
-        raise UnknownFormatError(message, file=location.name, hint=f"convert one of: {folders}" if files else None)
+        raise UnknownFormatError(
+            message, file=location.name, hint=f"convert one of: {folders}" if files else "leave --format out"
+        )
     return _open_file(files[0], _metadata_file(location, files[0]), options)
 
 
@@ -118,12 +122,12 @@ def _column(
     """Returns the column of a dataset.
 
     Args:
-        path: of the dataset in the episode's group.
+        path: the path of the dataset in the episode's group.
         alias: the path with the entries of Tuple spaces as plain numbers.
         name: the canonical name.
         datasets: path -> dataset.
-        metadata: of the Minari dataset.
-        file: for errors.
+        metadata: the metadata of the Minari dataset.
+        file: the name of the file, for errors.
     """
     group = path.split("/", 1)[0]
     leaf = metadata.leaves.get(alias.replace("/", "."))

@@ -22,6 +22,7 @@ METADATA = "metadata.json"
 #: Longer texts and lists are not kept among the facts, in characters of JSON.
 _MAX_FACT = 10_000
 _MAX_DEPTH = 32
+_HINT = "download the dataset again, or write it again with Minari"
 #: Minari encodes a uint8 Box as JPEG if both its first axes have at least this many elements.
 _IMAGE_SIDE = 32
 _SPACES = {"observations": "observation_space", "actions": "action_space"}
@@ -34,9 +35,9 @@ class SpaceLeaf:
     """A space that has no subspaces.
 
     Attributes:
-        kind: its Gymnasium class: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, `Text`.
+        kind: the Gymnasium class: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, `Text`.
         dtype: NumPy name; None for a Text.
-        shape: of one step; `()` for a Discrete and a Text.
+        shape: the shape of one step; `()` for a Discrete and a Text.
         encoded: whether its steps are stored as JPEG bytes: a uint8 Box of an image's size, in a dataset that encodes
             images.
     """
@@ -54,7 +55,8 @@ class MinariMetadata:
     Attributes:
         data_format: `hdf5`, `arrow` or `parquet`; None in files older than Minari 0.5.
         leaves: dotted column name, such as `observations.image` or `actions.0`, -> space.
-        total_episodes, total_steps: as declared, possibly wrong; None if not declared.
+        total_episodes: the declared number of episodes, possibly wrong; None if not declared.
+        total_steps: the declared number of steps, possibly wrong; None if not declared.
         facts: all other values of bounded size, JSON-able; spaces without their bounds.
     """
 
@@ -120,7 +122,7 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
 def _leaves(space: Any, name: str, jpeg: bool, where: str, depth: int) -> Iterator[tuple[str, SpaceLeaf]]:
     """Yields the leaves of a space under dotted names."""
     if not isinstance(space, dict) or depth > _MAX_DEPTH:
-        raise CorruptSourceError(f"'{name}' is not a space", file=where)
+        raise CorruptSourceError(f"'{name}' is not a space", file=where, hint=_HINT)
     kind, subspaces = str(space.get("type")), space.get("subspaces")
     if kind == "Dict" and isinstance(subspaces, dict):
         for key, subspace in subspaces.items():
@@ -146,7 +148,7 @@ def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[
             nvec = nvec[0]
     sides = [shape] if isinstance(shape, int) else shape
     if not isinstance(sides, list | tuple) or not all(type(n) is int and n >= 0 for n in sides):
-        raise CorruptSourceError(f"'{name}' has shape {shape!r}", file=where)
+        raise CorruptSourceError(f"'{name}' has shape {shape!r}, not a list of sizes", file=where, hint=_HINT)
     return tuple(sides)
 
 

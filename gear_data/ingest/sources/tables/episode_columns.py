@@ -89,7 +89,7 @@ def assign_roles(
         chosen: source name -> canonical name, without `order`.
         types: source name -> Arrow type.
         order: source name of the list of step numbers, if there is one.
-        file: for errors.
+        file: the name of the source, for errors.
 
     Raises:
         UnknownFormatError: no column is a list of steps.
@@ -100,7 +100,7 @@ def assign_roles(
     steps = {source: name for source, name in lists.items() if source not in finals}
     facts = {source: name for source, name in chosen.items() if source not in steps and source not in finals}
     if not steps:
-        raise UnknownFormatError("no column is a list of steps", file=file)
+        raise UnknownFormatError("no column is a list of steps", file=file, hint="leave --format out")
     for source in facts:
         if pa.types.is_nested(types[source]) or _is_bytes(types[source]):
             raise UnsupportedColumnError(

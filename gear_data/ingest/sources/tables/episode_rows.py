@@ -40,6 +40,7 @@ from gear_data.storage.block import EpisodeBlock, Position, offsets_of
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if a row of the tables is an episode; otherwise None."""
     tables = open_tables(location)
     if tables is None:
         return None
@@ -55,6 +56,7 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> EpisodeRowSource:
+    """Opens tables with one row per episode. Raises UnknownFormatError without tables."""
     return EpisodeRowSource(location, require_tables(location), options)
 
 

@@ -32,7 +32,7 @@ class RowGroups:
     damaged, pyarrow (tried with 26.0) ends the process, because C++ exceptions pass through Cython.
 
     Attributes:
-        rows: of each row group.
+        rows: number of rows of each row group.
         encoded: uncompressed bytes of each row group.
         stored: bytes of each row group in the file, estimated from `encoded`.
     """
@@ -77,8 +77,9 @@ def check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequence
     Their order and metadata may differ.
 
     Args:
-        schema, name: of the file.
-        model: schema of the first file.
+        schema: the schema of the file.
+        name: the name of the file.
+        model: the schema of the first file.
         files: all files of the source.
 
     Raises:
@@ -87,7 +88,9 @@ def check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequence
     names = [field.name for field in schema]
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise CorruptSourceError("two columns have this name", file=name, column=duplicate)
+        raise CorruptSourceError(
+            "two columns have this name", file=name, column=duplicate, hint="rename one of them in the source"
+        )
     if schema.equals(model) or {f.name: f.type for f in schema} == {f.name: f.type for f in model}:
         return
     first = files[0].name
@@ -131,8 +134,8 @@ def row_groups(parquet: pq.ParquetFile, file: SourceFile) -> RowGroups:
 class BatchSizer:
     """Chooses how many rows to decode for a batch of about `batch_bytes`.
 
-    It starts with one row and follows the sizes of the batches read. The mean of a row group is no guide: long episodes
-    may be consecutive, and constants take no bytes in a file.
+    It starts with one row and follows the sizes of the batches read. The mean row size of a row group does not help:
+    long episodes may be consecutive, and a constant column takes almost no bytes in the file.
     """
 
     def __init__(self, batch_bytes: int) -> None:
@@ -158,7 +161,7 @@ def read_batches(
         CorruptSourceError: the row groups cannot be read.
     """
     found = row_groups(parquet, file)
-    # Counts all columns, also those that are not read, such as images: an upper bound.
+    # An upper bound: it also counts columns that are not read, such as images.
     row_bytes = max((found.encoded[group] / max(1, found.rows[group]) for group in groups), default=0.0)
     with reading(file.name):
         if file.filesystem is not None and sum(found.stored[group] for group in groups) <= _FETCH_BYTES:
@@ -178,9 +181,8 @@ def read_batches(
 def row_group_runs(row_groups: RowGroups, first: int, stop: int | None) -> Iterator[tuple[int, range]]:
     """Yields runs of row groups that are read at once.
 
-    A run is its first row, and the numbers of its row groups.
-
-    Together they hold the rows [first, stop), and the rows before `first` in the same row group.
+    An item is the first row of the run, and the indices of its row groups. Together the runs hold the rows
+    [first, stop), and the rows before `first` in the same row group. A `stop` of None is the end of the file.
     """
     run_start, row, run_row, size = 0, 0, 0, 0
     for group, (rows, stored) in enumerate(zip(row_groups.rows, row_groups.stored, strict=True)):

@@ -46,7 +46,7 @@ class ParquetTables:
     One file is open at a time. Memory holds one buffer per column and one table, whatever the size of the row groups.
 
     Args:
-        files: in source order.
+        files: the files, in source order.
 
     Raises:
         CorruptSourceError: a file is not Parquet, or its columns differ from the first file's.
@@ -68,7 +68,8 @@ class ParquetTables:
     def num_rows(self) -> int | None:
         """Number of rows, partly estimated.
 
-        It is exact for files whose footers were read, and estimated from the sizes of the other files.
+        It is exact for files whose footers were read. For the others it is estimated from their sizes, because an exact
+        number would open every file.
         """
         read = sum(self._files[index].size for index in self._rows)
         rows, size = sum(self._rows.values()), sum(file.size for file in self._files)
@@ -120,9 +121,9 @@ class ParquetTables:
                 yield flatten_table(pa.Table.from_batches([batch]), {column.name: column}).column(0).combine_chunks()
 
     def _id_range(self, name: str, index: int, groups: range) -> IdRange | None:
-        """Returns the smallest and largest id in row groups.
+        """Returns the smallest and largest id in row groups of a file.
 
-        See `SplittableFiles.id_range`.
+        Returns None if there are no ids, or an id is null.
         """
         extremes: list[Any] = []
         for values in self._id_values(self._columns[name], index, groups):
@@ -134,7 +135,7 @@ class ParquetTables:
     def _first_start(self, name: str, index: int, group: int) -> FirstEpisodeStart | None:
         """Finds the first row of a row group at which the id changes.
 
-        See `SplittableFiles.first_start`.
+        Returns None if there are no ids, or an id is null.
         """
         before: list[Any] = []
         after: list[Any] = []

@@ -24,10 +24,10 @@ class ReadSpan:
     """Rows that can be read on their own, up to the next span.
 
     Attributes:
-        position: of the first row.
-        bytes: of the source, approximately.
-        low: lower bound of the ids in the span; all ids before it are smaller. None at the source's beginning, and if a
-            row is an episode.
+        position: the position of the first row.
+        bytes: the approximate size of the rows in the source, in bytes.
+        low: the lower bound of the ids in the span; all ids before the span are smaller. None at the beginning of the
+            source, and if a row is an episode.
     """
 
     position: Position
@@ -40,9 +40,9 @@ class FirstEpisodeStart:
     """The first row of a row group that begins an episode.
 
     Attributes:
-        row: counted from the row group's first row.
-        before: the ids before the row.
-        after: the ids from the row on; None if no row begins an episode.
+        row: the index of the row in the row group.
+        before: the smallest and largest id before the row.
+        after: the smallest and largest id from the row on; None if no row begins an episode.
     """
 
     row: int
@@ -55,11 +55,12 @@ class SplittableFiles:
     """Files, and functions that look into them.
 
     Attributes:
-        files: in source order.
+        files: the files, in source order.
         footer: returns the row groups of a file, by its index.
         id_range: returns the smallest and largest id in row groups of a file; None if there are no ids, or an id is
             null.
-        first_start: finds the row at which the first id of a row group ends; None as for `id_range`.
+        first_start: finds the row at which the first id of a row group ends; None if there are no ids, or an id is
+            null.
     """
 
     files: Sequence[SourceFile]
@@ -83,9 +84,7 @@ class _FilePiece:
 def episode_spans(files: Sequence[SourceFile], footer: Callable[[int], RowGroups]) -> tuple[ReadSpan, ...]:
     """Returns spans of tables with one row per episode.
 
-    A file is one span; large files have several.
-
-    Only large files are opened.
+    A small file is one span, a large file has several. Only large files are opened.
     """
     return tuple(ReadSpan(piece.position, piece.bytes) for piece in _pieces(files, footer))
 
@@ -93,7 +92,7 @@ def episode_spans(files: Sequence[SourceFile], footer: Callable[[int], RowGroups
 def step_spans(source: SplittableFiles) -> tuple[ReadSpan, ...]:
     """Returns spans of tables with one row per step and rising episode ids.
 
-    Each span begins an episode.
+    Each span begins with an episode.
 
     Small files are grouped, and a file is opened only if a span may end there. The ids inside a group are unknown, so a
     reader must compare them with `ReadSpan.low`. In large files all ids are read: they are a small part of the file,

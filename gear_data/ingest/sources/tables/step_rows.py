@@ -51,10 +51,11 @@ _HEAD_ROWS = 64
 #: contain "\0".
 _ORDER_CHECK, _PATH_CHECK = "\0order ", "\0paths "
 #: Check column that is true at the first step of every file.
-_FILE_BEGINS = "files begin"
+_FILE_BEGINS = "\0files begin"
 
 
 def probe(location: Location) -> str | None:
+    """Returns the reason if a row of the tables is a step; otherwise None."""
     tables = open_tables(location)
     if tables is None:
         return None
@@ -84,6 +85,7 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def open_(location: Location, options: SourceOptions) -> StepRowSource:
+    """Opens tables with one row per step. Raises UnknownFormatError without tables."""
     return StepRowSource(location, require_tables(location), options)
 
 
@@ -123,7 +125,7 @@ class StepRowSource:
     def _ends_only_by_steps(self) -> bool:
         """Returns whether only step numbers say where episodes end.
 
-        Raises UnknownFormatError if nothing does.
+        Raises UnknownFormatError if nothing says where episodes end.
         """
         if self._episode is not None or END_FLAGS & set(self._sources.values()):
             return False
@@ -136,7 +138,9 @@ class StepRowSource:
         )
 
     def _order_columns(self, schema: pa.Schema) -> dict[str, bool]:
-        """Returns the columns that number steps, and whether they must begin with 0.
+        """Returns the columns that number steps.
+
+        The result is source name -> whether the numbers of an episode must begin with 0.
 
         Without an episode column, the names in `ORDER_COLUMNS` may mean anything, so only the step column counts.
         """

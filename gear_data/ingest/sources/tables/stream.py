@@ -21,7 +21,7 @@ _Part = TypeVar("_Part")
 class FileRows:
     """Consecutive rows of one file: `count` rows from `position` on.
 
-    `name` is the file's.
+    `name` is the name of the file.
     """
 
     position: Position
@@ -66,10 +66,7 @@ class TablePart:
 
 
 class TableStream(Protocol):
-    """Tables in source order, with flattened columns.
-
-    See `gear_data.ingest.sources.tables.flatten`.
-    """
+    """Tables in source order, with the columns that `flatten_table` makes."""
 
     #: Of all columns, selected or not.
     schema: pa.Schema
