@@ -69,7 +69,9 @@ def test_names_that_are_not_utf8(sources: Any, tmp_path: Path) -> None:
     assert gear_data.open(tmp_path / "out put #1").episodes["source"].to_list() == [odd.name] * 3
 
 
-@pytest.mark.parametrize(("place", "advice"), [("in/*.parquet", "patterns"), ("~/in", "expanduser"), ("in/no", "")])
+@pytest.mark.parametrize(
+    ("place", "advice"), [("in/*.parquet", "patterns"), ("~/in", "expanduser"), ("in/no", "check the path")]
+)
 def test_paths_that_a_shell_would_change(place: str, advice: str, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError) as error:
         gear_data.convert(place, tmp_path / "d")

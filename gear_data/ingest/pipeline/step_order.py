@@ -33,7 +33,7 @@ def check_step_order(
     from_zero: bool,
     rows_are_steps: bool,
 ) -> None:
-    """Adds findings for episodes whose step numbers do not rise by one.
+    """Adds findings for step numbers that do not rise by one, or do not begin with 0.
 
     Args:
         block: The episodes.

@@ -8,6 +8,7 @@ from typing import Any
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile
 
+#: Limit for a metadata file. Minari's files have some megabytes, because they list the bounds of image spaces.
 _MAX_BYTES = 256 << 20
 _DOWNLOAD_AGAIN = "download it again"
 

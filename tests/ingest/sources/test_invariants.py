@@ -36,7 +36,7 @@ _NEEDS = {"torchrl": "tensordict", "rlds": "tensorflow_datasets"}
 _SIZES = {"UNIT_BYTES": 1, "_BLOCK_BYTES": 600, "_BATCH_BYTES": 600, "_CHUNK_BYTES": 600}
 _OPTIONS: dict[str, Any] = {"shard_bytes": 1024, "jobs": 1, "progress": False}
 
-MEMBERS = (_IN_MEMORY, *(name for name in MAKERS if name != "gear"))
+CASES = (_IN_MEMORY, *(name for name in MAKERS if name != "gear"))
 
 
 def _write(name: str, folder: Path, rollouts: Sequence[Any]) -> Any:
@@ -48,7 +48,7 @@ def _write(name: str, folder: Path, rollouts: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Member:
+class FormatCase:
     """A source, its rollouts, and the dataset and report of its conversion.
 
     The conversion used small blocks and one task.
@@ -92,33 +92,33 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     _shrink(monkeypatch, "UNIT_BYTES")
 
 
-@pytest.fixture(scope="module", params=MEMBERS)
-def member(request: pytest.FixtureRequest, sources: Any, tmp_path_factory: pytest.TempPathFactory) -> Member:
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, sources: Any, tmp_path_factory: pytest.TempPathFactory) -> FormatCase:
     name = request.param
     if name in _NEEDS:
         pytest.importorskip(_NEEDS[name])
-    folder = tmp_path_factory.mktemp("member")
+    folder = tmp_path_factory.mktemp("case")
     rollouts = sources.make_rollouts(10, seed=5, max_length=9)
     source = _write(name, folder / "source", rollouts)
     report = gear_data.convert(source, folder / "dataset", **_OPTIONS)
-    return Member(name, source, rollouts, folder / "dataset", report)
+    return FormatCase(name, source, rollouts, folder / "dataset", report)
 
 
 def test_no_format_is_left_out() -> None:
-    assert {_FORMATS.get(name, name) for name in MEMBERS} == known_formats().keys()
+    assert {_FORMATS.get(name, name) for name in CASES} == known_formats().keys()
 
 
-def test_every_episode_is_what_was_written(member: Member) -> None:
-    ds = gear_data.open(member.dataset)
-    copies, rest = divmod(ds.num_episodes, len(member.rollouts))  # some makers write the rollouts to two files
+def test_every_episode_is_what_was_written(case: FormatCase) -> None:
+    ds = gear_data.open(case.dataset)
+    copies, rest = divmod(ds.num_episodes, len(case.rollouts))  # some makers write the rollouts to two files
     assert (copies in (1, 2), rest) == (True, 0)
-    assert member.report.shards > 1
+    assert case.report.shards > 1
     states = next(name for name in ("observations", "observations.state") if name in ds.schema.names)
     for i in range(ds.num_episodes):
         episode, final = ds.episode(i), ds.final(i)
-        rollout = member.rollouts[i % len(member.rollouts)]
-        if member.name == "rlds":  # the writer of RLDS shuffles
-            rollout = next(r for r in member.rollouts if np.array_equal(r.columns["rewards"], episode["rewards"]))
+        rollout = case.rollouts[i % len(case.rollouts)]
+        if case.name == "rlds":  # the writer of RLDS shuffles
+            rollout = next(r for r in case.rollouts if np.array_equal(r.columns["rewards"], episode["rewards"]))
         for name, values in rollout.columns.items():
             np.testing.assert_array_equal(episode[states if name == "observations" else name], values, f"{i} {name}")
         assert (final is not None) == ds.schema[states].has_final
@@ -126,29 +126,29 @@ def test_every_episode_is_what_was_written(member: Member) -> None:
             np.testing.assert_array_equal(final[states], rollout.final)
 
 
-def test_it_is_recognised_and_lint_agrees(member: Member) -> None:
-    assert member.report.format == member.format
-    report = gear_data.lint(member.source, progress=False)
+def test_it_is_recognised_and_lint_agrees(case: FormatCase) -> None:
+    assert case.report.format == case.format
+    report = gear_data.lint(case.source, progress=False)
     assert (report.format, report.episodes, report.steps) == (
-        member.format,
-        member.report.episodes,
-        member.report.steps,
+        case.format,
+        case.report.episodes,
+        case.report.steps,
     )
-    assert [finding.to_json() for finding in report.findings] == member.findings
+    assert [finding.to_json() for finding in report.findings] == case.findings
 
 
 @pytest.mark.usefixtures("small_units")
-def test_units_are_the_whole(member: Member, sources: Any) -> None:
-    spec = ConversionSpec(member.source, None, "auto", SourceOptions(), False, False, 1024)
+def test_units_are_the_whole(case: FormatCase, sources: Any) -> None:
+    spec = ConversionSpec(case.source, None, "auto", SourceOptions(), False, False, 1024)
     assert sources.check_units(lambda: spec.open()[0]) >= 1
 
 
 @pytest.mark.usefixtures("small_units")
-def test_many_tasks_make_what_one_makes(member: Member, tmp_path: Path) -> None:
-    report = member.convert(tmp_path / "d")
-    assert report.fingerprint == member.report.fingerprint
+def test_many_tasks_make_what_one_makes(case: FormatCase, tmp_path: Path) -> None:
+    report = case.convert(tmp_path / "d")
+    assert report.fingerprint == case.report.fingerprint
     findings = gear_data.open(tmp_path / "d").manifest.findings
-    assert sorted(map(str, findings)) == sorted(map(str, member.findings))
+    assert sorted(map(str, findings)) == sorted(map(str, case.findings))
     assert gear_data.verify(tmp_path / "d").ok
 
 
@@ -167,37 +167,37 @@ def _stop_at(patch: pytest.MonkeyPatch, shard: int) -> None:
     patch.setattr(ShardWriter, "_write_shard", write)
 
 
-def _stopped(member: Member, destination: Path, shard: int) -> Path:
+def _stopped(case: FormatCase, destination: Path, shard: int) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         _stop_at(patch, shard)
         with pytest.raises(StorageFullError):
-            member.convert(destination)
+            case.convert(destination)
     return destination
 
 
-def test_stopped_at_a_shard_it_resumes_to_the_same_bytes(member: Member, sources: Any, tmp_path: Path) -> None:
-    expected = sources.folder_contents(member.dataset)
-    for shard in {0, 1, member.report.shards // 2, member.report.shards - 1}:
-        path = _stopped(member, tmp_path / f"d{shard}", shard)
-        member.convert(path, resume=True)
+def test_stopped_at_a_shard_it_resumes_to_the_same_bytes(case: FormatCase, sources: Any, tmp_path: Path) -> None:
+    expected = sources.folder_contents(case.dataset)
+    for shard in {0, 1, case.report.shards // 2, case.report.shards - 1}:
+        path = _stopped(case, tmp_path / f"d{shard}", shard)
+        case.convert(path, resume=True)
         assert sources.folder_contents(path) == expected, f"stopped at shard {shard}"
 
 
 @pytest.mark.usefixtures("small_units")
-def test_stopped_in_a_task_it_resumes_to_the_same_bytes(member: Member, sources: Any, tmp_path: Path) -> None:
-    shards = member.convert(tmp_path / "whole").shards
+def test_stopped_in_a_task_it_resumes_to_the_same_bytes(case: FormatCase, sources: Any, tmp_path: Path) -> None:
+    shards = case.convert(tmp_path / "whole").shards
     expected = sources.folder_contents(tmp_path / "whole")
     for shard in {1, shards - 1}:
-        path = _stopped(member, tmp_path / f"d{shard}", shard)
-        member.convert(path, resume=True)
+        path = _stopped(case, tmp_path / f"d{shard}", shard)
+        case.convert(path, resume=True)
         assert sources.folder_contents(path) == expected, f"stopped at shard {shard}"
 
 
-def test_another_source_is_not_resumed(member: Member, tmp_path: Path) -> None:
-    if member.name == _IN_MEMORY:
+def test_another_source_is_not_resumed(case: FormatCase, tmp_path: Path) -> None:
+    if case.name == _IN_MEMORY:
         pytest.skip("episodes in memory have no size")
-    source = _write(member.name, tmp_path / "source", member.rollouts)
-    mine = Member(member.name, source, member.rollouts, member.dataset, member.report)
+    source = _write(case.name, tmp_path / "source", case.rollouts)
+    mine = FormatCase(case.name, source, case.rollouts, case.dataset, case.report)
     path = _stopped(mine, tmp_path / "d", 1)
     largest = _largest(source)
     largest.write_bytes(largest.read_bytes() + b"\0")
@@ -208,7 +208,7 @@ def test_another_source_is_not_resumed(member: Member, tmp_path: Path) -> None:
     assert not (path / "manifest.json").exists()
 
 
-def test_strict_refuses_exactly_what_has_findings(member: Member, sources: Any, tmp_path: Path) -> None:
+def test_strict_refuses_exactly_what_has_findings(case: FormatCase, sources: Any, tmp_path: Path) -> None:
     def check(source: Any, name: str) -> int:
         found = gear_data.lint(source, progress=False).findings
         if found:
@@ -220,9 +220,9 @@ def test_strict_refuses_exactly_what_has_findings(member: Member, sources: Any, 
             gear_data.convert(source, tmp_path / name, strict=True, **_OPTIONS)
         return len(found)
 
-    assert check(member.source, "flawed")  # the first episode has one step
-    plain = [rollout for rollout in member.rollouts if len(rollout) > 1]
-    check(_write(member.name, tmp_path / "source", plain), "plain")
+    assert check(case.source, "flawed")  # the first episode has one step
+    plain = [rollout for rollout in case.rollouts if len(rollout) > 1]
+    check(_write(case.name, tmp_path / "source", plain), "plain")
 
 
 def _largest(folder: Path) -> Path:
@@ -230,10 +230,10 @@ def _largest(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("part", [0.5, 0.95])
-def test_a_file_cut_off_is_a_typed_error(part: float, member: Member, tmp_path: Path) -> None:
-    if member.name == _IN_MEMORY:
+def test_a_file_cut_off_is_a_typed_error(part: float, case: FormatCase, tmp_path: Path) -> None:
+    if case.name == _IN_MEMORY:
         pytest.skip("episodes in memory have no file")
-    source = _write(member.name, tmp_path / "source", member.rollouts)
+    source = _write(case.name, tmp_path / "source", case.rollouts)
     largest = _largest(source)
     largest.write_bytes(largest.read_bytes()[: int(part * largest.stat().st_size)])
     with pytest.raises(GearError):

@@ -77,7 +77,9 @@ class StoredArray:
         return self.dtype.kind == "U"
 
     def column_dtype(self, column: str) -> str:
-        """Returns the dtype of a step column with these values; `column` is for the error.
+        """Returns the dtype of a step column with these values, in native byte order.
+
+        `column` is for the error.
 
         Raises:
             UnsupportedColumnError: no column can hold the values.
@@ -225,6 +227,9 @@ class ArrayReader:
 
     def read(self, array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:
         """Reads the rows [start, stop).
+
+        Returns:
+            [stop - start, *row_shape], C-contiguous and in native byte order.
 
         Raises:
             CorruptSourceError: the file is damaged.

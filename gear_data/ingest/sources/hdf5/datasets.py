@@ -101,7 +101,7 @@ def step_spec(
     and end flags of [steps, 1] become scalars.
 
     Args:
-        dataset: has at least one axis.
+        dataset: the dataset, with at least one axis.
         source: the name of the dataset in the file.
         name: the canonical name of the column.
         file: the name of the file, for errors.

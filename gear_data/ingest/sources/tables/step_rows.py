@@ -142,7 +142,8 @@ class StepRowSource:
 
         The result is source name -> whether the numbers of an episode must begin with 0.
 
-        Without an episode column, the names in `ORDER_COLUMNS` may mean anything, so only the step column counts.
+        Without an episode column, columns with the names in `ORDER_COLUMNS` may mean anything. They are then ordinary
+        columns, and only the step column counts.
         """
         step_column = self._options.step_column
         known = {name: zero for name, zero in ORDER_COLUMNS.items() if name in schema.names and self._episode}
