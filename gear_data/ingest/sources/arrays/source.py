@@ -63,7 +63,11 @@ class ArraySource:
         self._model = open_arrays(0)
         self.columns = self._model.columns()
         if not self.columns:
-            raise EmptySourceError("no column is left to read", file=self._model.name)
+            raise EmptySourceError(
+                "no column is left to read",
+                file=self._model.name,
+                hint="keep at least one column of steps with --columns (columns=[...])",
+            )
         self._row_bytes = sum(_TEXT_BYTES if spec.variable_length else spec.row_bytes for spec in self.columns)
 
     def units(self) -> Sequence[Unit]:

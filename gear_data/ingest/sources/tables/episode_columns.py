@@ -164,7 +164,12 @@ def infer_columns(
         if name in SCALAR_COLUMNS and shape == (1,):
             shape = ()
         if 0 in shape:
-            raise EmptySourceError(f"no step with values in the first {len(head)} rows", file=file, column=source)
+            raise EmptySourceError(
+                f"no step with values in the first {len(head)} rows",
+                file=file,
+                column=source,
+                hint="name the columns to keep with --columns (columns=[...]), without this one",
+            )
         specs.append(ColumnSpec(name, dtypes[source], shape, False, source_name, name in roles.finals.values()))
     return tuple(specs)
 

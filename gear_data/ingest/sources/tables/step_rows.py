@@ -47,6 +47,7 @@ from gear_data.storage.block import END, EpisodeBlock, Position
 #: Columns that number the steps, and whether they must begin with 0 in every episode.
 ORDER_COLUMNS = {"frame_index": True, "index": False, "step_index": True, "step_id": False}
 _HEAD_ROWS = 64
+_LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 #: Prefixes of check columns, which pass through assembling and are dropped after the checks. Column names cannot
 #: contain "\0".
 _ORDER_CHECK, _PATH_CHECK = "\0order ", "\0paths "
@@ -168,7 +169,7 @@ class StepRowSource:
         if name in SCALAR_COLUMNS and shape == (1,):
             shape = ()
         if 0 in shape:
-            raise BadEpisodeError("has no elements", file=self._name, column=source, row=0)
+            raise BadEpisodeError("has no elements", file=self._name, column=source, row=0, hint=_LEAVE_OUT)
         return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=source_name)
 
     @property
