@@ -248,7 +248,7 @@ def read(source: Path, destination: Path) -> None:
     from gear_data.ingest.location import locate
     from gear_data.ingest.source import SourceOptions
     from gear_data.ingest.sources.registry import open_source
-    from gear_data.storage.block import BEGIN, END
+    from gear_data.storage.episode_block import BEGIN, END
 
     destination.mkdir()
     opened, _, _ = open_source(locate(source, None), "auto", SourceOptions())

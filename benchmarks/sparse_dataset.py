@@ -54,7 +54,7 @@ def write_sparse_dataset(folder: Path) -> Path:
 def _write_episodes(path: Path, lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
     """Writes an episode table as conversion does: one record batch, names dictionary-encoded."""
     from gear_data.storage.arrow_files import write_ipc
-    from gear_data.storage.tables import EPISODE_SCHEMA
+    from gear_data.storage.episode_tables import EPISODE_SCHEMA
 
     rng = np.random.default_rng(1)
     names = pa.DictionaryArray.from_arrays(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gear_data.dataset.open import open_dataset as open
     from gear_data.errors import GearError
     from gear_data.exports.batches import export_batches
-    from gear_data.exports.dataset import export
+    from gear_data.exports.registry import export
     from gear_data.ingest.convert import ConvertReport, convert
     from gear_data.ingest.lint import LintReport, lint
     from gear_data.ingest.repair import RepairReport, repair
@@ -56,7 +56,7 @@ _PUBLIC = {
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
     "Weighted": ("gear_data.selection.samplers", "Weighted"),
     "convert": ("gear_data.ingest.convert", "convert"),
-    "export": ("gear_data.exports.dataset", "export"),
+    "export": ("gear_data.exports.registry", "export"),
     "export_batches": ("gear_data.exports.batches", "export_batches"),
     "lint": ("gear_data.ingest.lint", "lint"),
     "open": ("gear_data.dataset.open", "open_dataset"),

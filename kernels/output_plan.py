@@ -25,7 +25,7 @@ COLUMN_KINDS = (KIND_COPY, KIND_CONVERT, KIND_DISCOUNTED)
 PAD_FILL = 0  # the template at `fill`
 PAD_EDGE = 1  # a copy of the nearest valid row
 PAD_FIRST = 2  # a copy of the first valid row
-PAD_RUN_ON = 3  # KIND_TIMESTEP only: the step indices continue
+PAD_EXTRAPOLATE = 3  # KIND_TIMESTEP only: the step indices continue
 
 #: `source_type` is an index in SOURCE_TYPES. `out_type` is an index in OUT_TYPES; for KIND_TIMESTEP, in TIMESTEP_TYPES.
 SOURCE_TYPES = (

@@ -19,7 +19,7 @@ from gear_data.kernels import cpu
 from gear_data.loaders.arguments import normalization_statistics
 from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.node_local import node_local_selector
-from gear_data.loaders.presets.batch_format import BatchFormat, resolve_preset
+from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.outputs import (
     BatchRequest,
     Postprocess,
@@ -27,6 +27,7 @@ from gear_data.loaders.presets.outputs import (
     preset_postprocess,
     text_columns,
 )
+from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.selection.samplers import Candidates, Selector, as_sampler
 from gear_data.selection.windows import Float64Array
 

@@ -1,4 +1,4 @@
-"""BatchIterator: a loader's batches in order, and their prefetch threads."""
+"""Prefetcher: makes items in threads, ahead of their consumer and in order."""
 
 from __future__ import annotations
 
@@ -6,24 +6,13 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.builders.batch import Batch, BatchBuilder, BuiltBatch
-from gear_data.loaders.metrics import Meter
 
 T = TypeVar("T")
-
-#: Small batches are built in groups, so that threads meet less often: a group has at most this many bytes and batches.
-_GROUP_BYTES, _GROUP_BATCHES = 2 << 20, 4
-#: A read from other nodes costs much more. With these groups, 256 x 20 steps of Hopper took three quarters of the time,
-#: and 256 x 100 steps seven tenths.
-_REMOTE_GROUP_BYTES, _REMOTE_GROUP_BATCHES = 8 << 20, 8
-#: The last step of an endless iteration.
-_NO_END = 1 << 62
 
 #: Prefetchers to close before the interpreter ends: a thread inside a kernel would read memory already unmapped.
 _alive: weakref.WeakSet[Prefetcher[Any]] = weakref.WeakSet()
@@ -33,121 +22,6 @@ _alive: weakref.WeakSet[Prefetcher[Any]] = weakref.WeakSet()
 def _close_all() -> None:
     for prefetcher in list(_alive):
         prefetcher.close()
-
-
-def group_size(batch_bytes: int, *, remote: bool) -> int:
-    """Returns the number of batches that a prefetch thread builds in one call.
-
-    Args:
-        batch_bytes: bytes of a batch.
-        remote: whether other nodes send the steps.
-    """
-    size, most = (_REMOTE_GROUP_BYTES, _REMOTE_GROUP_BATCHES) if remote else (_GROUP_BYTES, _GROUP_BATCHES)
-    return max(1, min(most, size // max(1, batch_bytes)))
-
-
-class NextStep:
-    """The next step of a loader, shared by the loader and its iterators."""
-
-    __slots__ = ("next_step",)
-
-    def __init__(self, next_step: int = 0) -> None:
-        self.next_step = next_step
-
-
-class BatchIterator(Iterator[Batch]):
-    """Iterates over a loader's batches, in order.
-
-    Close it, or its prefetch thread lives as long as it does.
-
-    Args:
-        builder: builds the batches.
-        first, stride: the steps are first, first + stride, ...
-        count: number of batches; None: no end.
-        group: number of batches that are built in one call.
-        prefetch: number of batches that are kept ready, built in a thread; 0: a batch is built when it is taken.
-        position: receives the next step of the iteration.
-        meter: counts the batches.
-    """
-
-    def __init__(
-        self, builder: BatchBuilder, *, first: int, stride: int, count: int | None, group: int, prefetch: int,
-        position: NextStep, meter: Meter,
-    ) -> None:  # fmt: skip
-        self._builder = builder
-        self._steps = range(first, _NO_END if count is None else first + count * stride, stride)
-        self._count, self._group, self._depth = count, group, prefetch
-        self._position, self._meter = position, meter
-        self._taken = 0
-        # Built batches that the consumer has not taken yet, the next one last.
-        self._ready: list[BuiltBatch] = []
-        self._prefetcher: Prefetcher[list[BuiltBatch]] | None = None
-        self._started = self._closed = False
-
-    def __next__(self) -> Batch:
-        if not self._started:
-            self._start()
-        taken = self._taken
-        if self._closed or taken == self._count:
-            self.close()
-            raise StopIteration
-        asked = time.perf_counter()
-        try:
-            if not self._ready:
-                if self._prefetcher is None:
-                    self._ready = self._builder.build(self._steps[taken : taken + 1])
-                else:
-                    self._ready = self._prefetcher.get(taken // self._group)[::-1]
-            built = self._ready.pop()
-            batch = built.batch if built.deliver is None else built.deliver(built.batch)
-        except BaseException:
-            self.close()
-            raise
-        self._meter.add(built, time.perf_counter() - asked)
-        self._taken = taken + 1
-        self._position.next_step = self._steps[taken] + self._steps.step
-        # No attribute holds the batch, so its memory is free as soon as the consumer drops it.
-        return batch
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _start(self) -> None:
-        """Starts the iteration at its first batch.
-
-        It does not start earlier, because a process may be forked between `iter` and `next`.
-        """
-        self._started = True
-        self._meter.start()
-        if self._depth:
-            steps, group, build = self._steps, self._group, self._builder.build
-            groups = None if self._count is None else -(-self._count // group)
-
-            # Without a reference to the iterator: a circle of references would keep memory until a garbage collection.
-            def build_group(number: int) -> list[BuiltBatch]:
-                return build(steps[number * group : (number + 1) * group])
-
-            # One thread, and the consumer where it would wait: a second thread contends with both for the interpreter.
-            self._prefetcher = Prefetcher(build_group, groups, -(-self._depth // group), threads=1)
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[int]:
-        """Starts no batch in a thread inside the context.
-
-        Gives the first step that is not started.
-        """
-        if self._prefetcher is None:
-            yield 0
-            return
-        with self._prefetcher.held() as begun:
-            yield self._steps.start + begun * self._group * self._steps.step
-
-    def close(self) -> None:
-        """Ends the thread; drops batches that are ready."""
-        self._closed = True
-        self._ready.clear()
-        if self._prefetcher is not None:
-            self._prefetcher.close()
 
 
 class Prefetcher(Generic[T]):

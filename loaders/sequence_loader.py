@@ -19,6 +19,7 @@ from gear_data.common.distributed import is_distributed, rank_and_world_size
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import Normalize, check_range
+from gear_data.loaders.batch_iterator import BatchIterator, NextStep, group_size
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
 from gear_data.loaders.builders.batch import Batch, RankRows, Transform
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
@@ -29,7 +30,6 @@ from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.mixture import Mixture
 from gear_data.loaders.node_local import most_rows
-from gear_data.loaders.prefetch import BatchIterator, NextStep, group_size
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.shared_state import SharedResumeState
 from gear_data.loaders.state import check_state, make_state, position_unknown

@@ -17,7 +17,7 @@ from gear_data.collection.output import MASK, TIMESTEPS, Output
 from gear_data.collection.plan import CollectSource
 from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels import cpu
-from gear_data.kernels.cuda import launches
+from gear_data.kernels.cuda import launch_arguments as launches
 from gear_data.kernels.output_plan import OUTPUT_PLAN, OutputPlanArray
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.windows import Windows

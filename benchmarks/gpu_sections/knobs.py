@@ -18,7 +18,7 @@ import numpy as np
 
 import gear_data
 from gear_data.errors import GearError
-from gear_data.kernels.cuda import launches
+from gear_data.kernels.cuda import launch_arguments as launches
 from gpu_sections import collection as gpu_collection
 from gpu_sections.collection import CollectCase, GpuCollection, fill_raw, rows_of
 from gpu_sections.device import Bytes, Gpu

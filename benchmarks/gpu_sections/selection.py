@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import DeviceMemoryError
-from gear_data.kernels.cuda import launches
+from gear_data.kernels.cuda import launch_arguments as launches
 from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale, scale_factors
 from gear_data.selection.prefix_table import PrefixTable
-from gear_data.selection.samplers.orders import Permuted
+from gear_data.selection.samplers.fifo_shuffle import Permuted
 from gear_data.selection.window_sampler import WindowSampler
 from gear_data.selection.windows import WindowRule
 from gpu_sections.collection import rows_of

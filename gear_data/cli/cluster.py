@@ -11,7 +11,7 @@ import gear_data
 from gear_data.cli.arguments import add_command, add_dataset, names, print_json, size
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials, read_token
-from gear_data.cluster.rdma.transport import AUTO, TRANSPORTS
+from gear_data.cluster.transport_names import AUTO, TRANSPORTS
 
 #: Largest shard number in --shards. No dataset has as many shards, and a list of 2^24 numbers fits in memory.
 _LAST_SHARD = 1 << 24

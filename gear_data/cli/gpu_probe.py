@@ -60,7 +60,7 @@ def probe_kernels() -> ProbeResult:
     """Compiles the CUDA kernels and runs one."""
     import numpy as np
 
-    from gear_data.kernels.cuda import launches
+    from gear_data.kernels.cuda import launch_arguments as launches
     from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
 
     started = time.perf_counter()

@@ -27,7 +27,7 @@ from gear_data.schema import Schema
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.statistics import ColumnStatistics
 
 if TYPE_CHECKING:

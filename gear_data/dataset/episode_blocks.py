@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 #: Column bytes that a pass over a dataset's steps reads at once.
 BLOCK_BYTES = 64 << 20

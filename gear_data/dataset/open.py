@@ -8,7 +8,7 @@ from typing import Literal
 
 from gear_data.cluster.addresses import is_cluster
 from gear_data.cluster.placement import Placement
-from gear_data.cluster.rdma.transport import check_transport
+from gear_data.cluster.transport_names import check_transport
 from gear_data.common.paths import plain_path
 from gear_data.dataset.bad_shards import find_bad_shards, sound_episodes
 from gear_data.dataset.dataset import Dataset

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.cluster.client.directory import ClusterManifest
-from gear_data.cluster.client.retry import RetryPolicy
+from gear_data.cluster.client.retry_policy import RetryPolicy
 from gear_data.cluster.client.shard_client import ShardClient
+from gear_data.cluster.client.shard_directory import ClusterManifest
 from gear_data.cluster.client.shards import ClusterShards, RemoteShards
-from gear_data.cluster.rdma.transport import AUTO
 from gear_data.cluster.rendezvous import JoinRequest, Membership, PlacementPolicy, join
 from gear_data.cluster.run_credentials import run_options
 from gear_data.cluster.server.supervisor import ServerLease
+from gear_data.cluster.transport_names import AUTO
 from gear_data.collection.reader import ColumnReader
 from gear_data.common.paths import plain_path
 from gear_data.dataset.cluster_store import ClusterDatasetStore

@@ -15,7 +15,7 @@ from gear_data.cluster.addresses import Address, nodes_url, parse_nodes
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shards import RemoteShards
-from gear_data.cluster.rdma.transport import AUTO
+from gear_data.cluster.transport_names import AUTO
 from gear_data.dataset.cluster_store import ClusterDatasetStore
 from gear_data.errors import ClusterError
 from gear_data.residency import Shards, open_shards

@@ -17,7 +17,7 @@ from gear_data.dataset.views import View
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.selection.step_mask import MODES, StepMask
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 if TYPE_CHECKING:
     import polars as pl

@@ -28,11 +28,11 @@ from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.arrow_files import array_values
-from gear_data.storage.block import offsets_of
 from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
+from gear_data.storage.episode_block import offsets_of
+from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, read_rewards
-from gear_data.storage.tables import read_episodes, read_finals
-from gear_data.storage.variable import validated, value_offsets
+from gear_data.storage.variable_columns import validated, value_offsets
 
 if TYPE_CHECKING:
     import polars as pl

@@ -21,7 +21,7 @@ from gear_data.errors import UnsupportedColumnError
 from gear_data.exports.exporter import episode_blocks, require_columns
 from gear_data.exports.metadata import episode_id, final_observations
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 _NEXT = "next_observations"
 _NAMES = {"terminated": "terminals", "truncated": "timeouts"}

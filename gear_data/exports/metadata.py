@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.storage.tables import episode_metadata_names
+from gear_data.storage.episode_tables import episode_metadata_names
 
 
 def metadata_names(dataset: Dataset) -> list[str]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gear_data.errors import UnsupportedColumnError
 from gear_data.schema import ColumnSpec
-from gear_data.storage.variable import value_offsets
+from gear_data.storage.variable_columns import value_offsets
 
 _MAX_OFFSET = (1 << 31) - 1
 

@@ -17,7 +17,7 @@ from gear_data.exports.metadata import episode_metadata, final_observations
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
 from gear_data.exports.table_writer import TableWriter
 from gear_data.storage.atomic import atomic_file
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 
 def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:

@@ -17,11 +17,11 @@ from gear_data.common.progress import pluralize, progress_bar
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ResumeError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.destination import Target, check_disjoint, choose_target, remove_new_folder_on_error
-from gear_data.ingest.engine.local import PoolEngine, SerialEngine, WorkerPool
 from gear_data.ingest.engine.protocol import Engine
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, plan_tasks
-from gear_data.ingest.findings.dataset import check_dataset
+from gear_data.ingest.engine.worker_pool import PoolEngine, SerialEngine, WorkerPool
+from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline.prepare import stored_schema

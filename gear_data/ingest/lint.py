@@ -10,13 +10,13 @@ from typing import Any
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError
 from gear_data.ingest.engine.spec import ConversionSpec
-from gear_data.ingest.findings.dataset import check_dataset
+from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import source_options
-from gear_data.storage.block import BEGIN, END
-from gear_data.storage.content import content_hashes
+from gear_data.storage.content_hash import content_hashes
+from gear_data.storage.episode_block import BEGIN, END
 
 
 @dataclass(frozen=True)

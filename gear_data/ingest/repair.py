@@ -26,10 +26,10 @@ from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import EpisodeSource
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
-from gear_data.storage.block import END, EpisodeBlock, Position
-from gear_data.storage.content import content_hashes
+from gear_data.storage.content_hash import content_hashes
+from gear_data.storage.episode_block import END, EpisodeBlock, Position
+from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
-from gear_data.storage.tables import read_episodes
 from gear_data.storage.verify import verify
 from gear_data.storage.writing.file_store import LocalFileStore, put_text
 from gear_data.storage.writing.shard_buffer import ShardBuffer

@@ -10,7 +10,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock, Position
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from gear_data.errors import unknown_name
-from gear_data.residency.cached import CachedShards
+from gear_data.residency.column_overlay import OverlayShards
 from gear_data.residency.device.columns import DeviceColumns, DeviceCopy, OverlayCopy, PartialCopy
 from gear_data.residency.host import host_shards
-from gear_data.residency.overlay import OverlayShards
 from gear_data.residency.reader import ShardReader
+from gear_data.residency.remote_mmap import CachedShards
 from gear_data.residency.shards import Shards
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
 from gear_data.storage.manifest import ShardEntry
-from gear_data.storage.reader import MappedShards, map_file
+from gear_data.storage.mapped_shards import MappedShards, map_file
 
 __all__ = [
     "RESIDENCIES",

@@ -13,13 +13,13 @@ import xxhash
 
 from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, HostMemoryError
-from gear_data.residency.registry import find_or_create
-from gear_data.residency.segment import HEADER_BYTES, create_segment, map_segment
+from gear_data.residency.shared_memory import HEADER_BYTES, create_segment, map_segment
+from gear_data.residency.shared_memory_registry import find_or_create
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import FileEntry, ShardEntry
-from gear_data.storage.reader import MappedShards
-from gear_data.storage.variable import OFFSET_BYTES
+from gear_data.storage.mapped_shards import MappedShards
+from gear_data.storage.variable_columns import OFFSET_BYTES
 
 _ALIGNMENT = 256
 #: Bytes of a thread's task, and bytes that a thread copies at a time, which stay in the cache.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.reader import ShardLease
+from gear_data.storage.mapped_shards import ShardLease
 
 
 class Shards(Protocol):

@@ -8,7 +8,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array, WindowRule
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 
 class Anchors:

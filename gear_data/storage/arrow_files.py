@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptShardError
 from gear_data.schema import Schema
-from gear_data.storage.variable import VariableBuffers, value_offsets
+from gear_data.storage.variable_columns import VariableBuffers, value_offsets
 
 #: Remedy for a table that cannot be used.
 _RESTORE = "restore the table, or convert again"

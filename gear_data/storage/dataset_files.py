@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 from gear_data.common.paths import is_remote, join, plain_path
 from gear_data.errors import ManifestError
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, not_a_dataset
-from gear_data.storage.reader import check_file_size, check_size
+from gear_data.storage.mapped_shards import check_file_size, check_size
 from gear_data.storage.remote.cache import ShardCache, default_folder
 from gear_data.storage.remote.object_store import ObjectStore
 from gear_data.storage.writing.progress_files import PROGRESS

@@ -18,7 +18,7 @@ from gear_data.common.typed_json import Count, check_json, parse_json
 from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema
 from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, statistics_width
-from gear_data.storage.variable import OFFSET_BYTES, VariableBuffers
+from gear_data.storage.variable_columns import OFFSET_BYTES, VariableBuffers
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"

@@ -36,7 +36,7 @@ from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ip
 from gear_data.storage.atomic import atomic_file, checksum, typed_write_errors, write_text
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, ShardRecord
-from gear_data.storage.reader import check_size
+from gear_data.storage.mapped_shards import check_size
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord
 
 REWARDS = "rewards"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gear_data.common.typed_json import Count
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 Float64Array = npt.NDArray[np.float64]
 

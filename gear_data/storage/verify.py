@@ -16,11 +16,11 @@ from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, GearError, RemoteError, StorageFullError, UnwritableError
 from gear_data.storage.arrow_files import array_values, buffer_offsets
 from gear_data.storage.atomic import checksum
-from gear_data.storage.block import EpisodeBlock, Position
-from gear_data.storage.content import content_hashes
+from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.dataset_files import DatasetFiles, open_files
+from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
-from gear_data.storage.tables import read_episodes, read_finals
 
 #: Remedy for a damaged shard.
 _REPAIR = "restore it, or write it again with 'gear-data repair'"

@@ -12,15 +12,12 @@ from numba import njit
 
 from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
 from gear_data.kernels.cpu.native import memcpy, prefetch
-from gear_data.kernels.cpu.rows import fill_rows, repeat_row, write_timesteps
+from gear_data.kernels.cpu.padding import fill_rows, pad_window, write_timesteps
 from gear_data.kernels.output_plan import (
     COLUMN_KINDS,
     KIND_COPY,
     KIND_DISCOUNTED,
     KIND_TIMESTEP,
-    PAD_FILL,
-    PAD_FIRST,
-    PAD_RUN_ON,
 )
 
 #: The valid rows of a window in an output.
@@ -106,27 +103,6 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
         _copy_or_convert(output, final, target + (span.count - 1) * output.out_bytes, 1)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
-def _pad(output, span, out):  # type: ignore[no-untyped-def]
-    """Fills the rows of a window before and after the valid ones.
-
-    out: address of the window's first row.
-    """
-    row_bytes, head, count = output.out_bytes, span.head, span.count
-    tail = output.width - head - count
-    target = out + head * row_bytes
-    end = target + count * row_bytes
-    if output.padding == PAD_FILL or count == 0:
-        fill_rows(out, head, row_bytes, output.fill)
-        fill_rows(end, tail, row_bytes, output.fill)
-    elif output.padding == PAD_RUN_ON:
-        write_timesteps(output.out_type, out, head, span.first - head + output.origin)
-        write_timesteps(output.out_type, end, tail, span.first + count + output.origin)
-    else:
-        repeat_row(out, head, row_bytes, target)
-        repeat_row(end, tail, row_bytes, target if output.padding == PAD_FIRST else end - row_bytes)
-
-
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def count_valid(episode, start, length, lengths, finals, plan, per, valid):  # type: ignore[no-untyped-def]
     """Fills `valid` like `collect`, with the same arguments, and writes nothing else."""
@@ -198,4 +174,4 @@ def collect(episode, start, length, rows_of, shards, bases, lengths, finals, add
                 else:
                     memcpy(target, output.valid, np.uint64(span.count * row_bytes))
             if span.count < width:
-                _pad(output, span, out)
+                pad_window(output, span, out)

@@ -28,13 +28,13 @@ const u32 UNROLL = 4;
 // Source bytes that a warp holds in shared memory.
 const u32 STAGE = UNROLL * LANES * sizeof(Word);
 const u32 MAX_WARPS = 16;
-// Bytes of an output's window that a warp processes at a time: PIECE_BYTES of gear_data.kernels.cuda.launches.
+// Bytes of an output's window that a warp processes at a time: PIECE_BYTES of gear_data.kernels.cuda.launch_arguments.
 const i64 PIECE = 8192;
 // Copies of up to this many bytes use one load for each lane, even if the loads are narrow.
 const i64 SHORT = 128;
 
 enum { COPY, CONVERT, TIMESTEP, CONSTANT, DISCOUNTED };
-enum { PAD_FILL, PAD_EDGE, PAD_FIRST, PAD_RUN_ON };
+enum { PAD_FILL, PAD_EDGE, PAD_FIRST, PAD_EXTRAPOLATE };
 enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16 };
 enum { STEP_INT64, STEP_INT32, STEP_FLOAT32, STEP_FLOAT64 };
 

@@ -9,10 +9,10 @@ import torch
 
 from gear_data.collection.collector import CollectedBatch, Collector
 from gear_data.loaders.builders.batch import Batch, BuiltBatch, RankRows
-from gear_data.loaders.builders.facts import SourceFacts, sampled_facts
 from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.transfer import to_device
+from gear_data.loaders.builders.window_facts import SourceFacts, sampled_facts
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Windows

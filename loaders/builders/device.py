@@ -17,10 +17,10 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, BuiltBatch, RankRows
-from gear_data.loaders.builders.facts import SourceFacts, WindowFacts, sampled_facts
 from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.transfer import to_device
+from gear_data.loaders.builders.window_facts import SourceFacts, WindowFacts, sampled_facts
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency import DeviceColumns, ShardReader

@@ -16,7 +16,7 @@ from gear_data.dataset.internals import store_of
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.images import Decoder
-from gear_data.loaders.decoding.padding import StepPositions, padded
+from gear_data.loaders.decoding.pad_decoded import StepPositions, padded
 from gear_data.selection.windows import Windows
 
 
@@ -82,7 +82,7 @@ class VariableColumns:
         """Adds the columns to the batch of these windows.
 
         A window of n valid steps has a list of n values. If the preset takes only the first step, the window has that
-        value. For columns with a decoder see `gear_data.loaders.decoding.padding.padded`.
+        value. For columns with a decoder see `gear_data.loaders.decoding.pad_decoded.padded`.
 
         Raises:
             CorruptShardError: damaged values.

@@ -1,16 +1,6 @@
-"""Batch formats as values of one frozen dataclass.
+"""BatchFormat: a batch convention as one frozen dataclass.
 
-Every way in which published loaders differ is a field.
-
-Sources, read in 2026 (facts only; no code is copied):
-
-- `decision_transformer`: the data collator of HuggingFace's "Train your first Decision Transformer" (2022).
-- `corl`: `algorithms/offline/dt.py` of tinkoff-ai/CORL.
-- `d3rlpy`: `dataset/trajectory_slicers.py`, `dataset/mini_batch.py` and `torch_utility.py` of takuseno/d3rlpy 2.8.
-- `jat`: `jat/processing_jat.py` and `scripts/train_jat.py` of huggingface/jat.
-- `lerobot`: `LeRobotDataset` of huggingface/lerobot with `delta_timestamps`.
-- `gato`: Reed et al., "A Generalist Agent" (2022), sections 2.1 to 2.3 and appendix B; one sample at a time, padded on
-  the left as in ManifoldRG/NEKO; vocabulary as in huggingface/jat's `gato`.
+Every way in which published loaders differ is a field. `registry` holds the presets.
 """
 
 from __future__ import annotations
@@ -39,7 +29,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Tokens:
-    """The vocabulary and form of Gato's tokens; see `gear_data.loaders.presets.gato`.
+    """The vocabulary and form of Gato's tokens; see `gear_data.loaders.presets.gato_tokens`.
 
     Attributes:
         bins: number of uniform bins for continuous values. Discrete values are 0 to bins - 1.
@@ -182,120 +172,7 @@ class BatchFormat:
         return plain
 
 
-RAW = BatchFormat(name="raw", roles=None)
-
-DECISION_TRANSFORMER = BatchFormat(
-    name="decision_transformer",
-    required_columns=("observations", "actions", "rewards", "returns_to_go"),
-    keys={"observations": "states"},
-    side="left",
-    fill={"actions": -10.0},
-    normalize_padding=True,
-    std_epsilon=1e-6,
-    return_scale=1e-3,
-    dtype="float32",
-    cast_integers=True,
-    vectors=True,
-    unsqueeze_last=("observations", "actions", "rewards", "returns_to_go"),
-    mask_key="attention_mask",
-    mask_dtype="float32",
-)
-
-CORL = BatchFormat(
-    name="corl",
-    required_columns=("observations", "actions", "returns_to_go"),
-    keys={"observations": "states", "returns_to_go": "returns"},
-    std_epsilon=1e-6,
-    return_scale=1e-3,
-    dtype="float32",
-    cast_integers=True,
-    vectors=True,
-    unsqueeze_last=("observations", "actions"),
-    mask_dtype="float64",
-    timesteps_key="time_steps",
-    timesteps_padding="extrapolate",
-)
-
-D3RLPY = BatchFormat(
-    name="d3rlpy",
-    required_columns=("observations", "actions", "rewards", "returns_to_go", "terminated"),
-    keys={"terminated": "terminals"},
-    side="left",
-    dtype="float32",
-    cast_integers=True,
-    unsqueeze_last=("observations", "actions", "rewards", "returns_to_go", "terminated"),
-    mask_key="masks",
-    mask_dtype="float32",
-    timesteps_origin=1,
-)
-
-JAT = BatchFormat(
-    name="jat",
-    required_columns=("actions", "rewards"),
-    roles=(Role.OBSERVATION.value, Role.ACTION.value),
-    source_names=True,
-    previous_step_columns=("rewards",),
-    padding="first",
-    dtype="float32",
-    unsqueeze_last=("observations", "observations.discrete"),
-    mask_key="attention_mask",
-    mask_dtype="int64",
-    timesteps_key=None,
-    loss_weight=1.0,
-)
-
-LEROBOT = BatchFormat(
-    name="lerobot",
-    required_columns=("actions",),
-    roles=None,
-    keys={"observations": "observation.state", "actions": "action", "rewards": "next.reward"},
-    source_names=True,
-    sequences=(Role.ACTION.value,),
-    padding="edge",
-    mask_key=None,
-    mask_valid=False,
-    column_mask="{key}_is_pad",
-    timesteps_key=None,
-)
-
-GATO = BatchFormat(
-    name="gato",
-    required_columns=("actions",),
-    roles=(Role.OBSERVATION.value, Role.ACTION.value),
-    side="left",
-    mask_key="attention_mask",
-    timesteps_key=None,
-    tokens=Tokens(),
-)
-
-#: Name -> format, for `preset=`.
-PRESETS: dict[str, BatchFormat] = {
-    batch_format.name: batch_format for batch_format in (RAW, DECISION_TRANSFORMER, CORL, D3RLPY, JAT, LEROBOT, GATO)
-}
-
-
-def resolve_preset(preset: str | BatchFormat, options: Mapping[str, Any] | None = None) -> BatchFormat:
-    """Returns the format of a name, with some fields replaced by options.
-
-    An option that is a mapping replaces single entries of its field.
-
-    Raises:
-        UnknownNameError: no such preset or field; the message lists the known ones.
-        InvalidArgumentError: `preset` or an option is of the wrong type, or out of its range.
-    """
-    if isinstance(preset, str):
-        if preset not in PRESETS:
-            raise unknown_name("preset", preset, PRESETS)
-        preset = PRESETS[preset]
-    if not isinstance(preset, BatchFormat):
-        raise InvalidArgumentError(
-            f"preset must be a name or a BatchFormat, not {preset!r}", hint=f"known names: {', '.join(PRESETS)}"
-        )
-    result: BatchFormat = _replaced(preset, {} if options is None else options, f"option of preset '{preset.name}'")
-    return result
-
-
-def _replaced(value: Any, options: Mapping[str, Any], label: str) -> Any:
+def replace_fields(value: Any, options: Mapping[str, Any], label: str) -> Any:
     """Returns a dataclass with some fields replaced.
 
     Each option must have the type of its field.
@@ -309,7 +186,7 @@ def _replaced(value: Any, options: Mapping[str, Any], label: str) -> Any:
             raise unknown_name(label, name, known)
         old, annotation = getattr(value, name), known[name]
         if dataclasses.is_dataclass(old) and new is not None and not dataclasses.is_dataclass(new):
-            new = _replaced(old, new, f"{label}: {name}")
+            new = replace_fields(old, new, f"{label}: {name}")
         changes[name] = _checked(annotation, new, old, f"{label} '{name}'")
     return dataclasses.replace(value, **changes)
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from gear_data.collection.output import MASK, TIMESTEPS, Output, Padding
 from gear_data.errors import InvalidArgumentError, MissingColumnError
-from gear_data.loaders.presets import gato
-from gear_data.loaders.presets.batch_format import PRESETS, BatchFormat, Tokens, resolve_preset
+from gear_data.loaders.presets import gato_tokens as gato
+from gear_data.loaders.presets.batch_format import BatchFormat, Tokens
+from gear_data.loaders.presets.registry import PRESETS, resolve_preset
 from gear_data.schema import ColumnSpec, Role, Schema
 
 __all__ = [

@@ -21,7 +21,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import DeviceMemoryError
-from gear_data.kernels.cuda import launches
+from gear_data.kernels.cuda import launch_arguments as launches
 from tests.support.cuda.cupy_stand_in import CupyStandIn, stand_in
 
 BENCHMARKS = Path(gear_data.__file__).resolve().parent.parent / "benchmarks"

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 import gear_data
-from gear_data.exports.dataset import EXPORTERS
+from gear_data.exports.registry import EXPORTERS
 from gear_data.ingest.sources.registry import known_formats
-from gear_data.loaders.presets.batch_format import PRESETS
+from gear_data.loaders.presets.registry import PRESETS
 from gear_data.selection.samplers import SAMPLERS
 from tests.support.docs.examples import ROOT
 

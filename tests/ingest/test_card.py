@@ -15,8 +15,8 @@ from huggingface_hub import DatasetCard
 
 import gear_data
 from gear_data.ingest.card import CARD_NAME, dataset_card
+from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.manifest import Manifest
-from gear_data.storage.tables import read_episodes
 
 
 def write_card(folder: Path) -> str:

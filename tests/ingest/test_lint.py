@@ -14,12 +14,12 @@ import pytest
 
 import gear_data
 from gear_data.errors import EmptySourceError, FindingError, GearError
-from gear_data.ingest.findings.dataset import check_dataset
-from gear_data.ingest.findings.episodes import check_episodes
+from gear_data.ingest.findings.dataset_checks import check_dataset
+from gear_data.ingest.findings.episode_checks import check_episodes
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.findings.observation_jumps import find_jumps
 from gear_data.ingest.pipeline.end_flags import complete_end_flags
-from gear_data.storage.block import BEGIN, EpisodeBlock
+from gear_data.storage.episode_block import BEGIN, EpisodeBlock
 
 Array = npt.NDArray[Any]
 

@@ -33,8 +33,8 @@ from gear_data.errors import (
 from gear_data.ingest.location import locate, separate_datasets_hint
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import known_formats, open_source
-from gear_data.storage.block import BEGIN, END
-from gear_data.storage.tables import SOURCE_ROW, concatenate_episode_tables
+from gear_data.storage.episode_block import BEGIN, END
+from gear_data.storage.episode_tables import SOURCE_ROW, concatenate_episode_tables
 
 Array = npt.NDArray[Any]
 

@@ -29,7 +29,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
     UnwritableError,
 )
-from gear_data.storage.reader import map_file
+from gear_data.storage.mapped_shards import map_file
 
 
 def an_episode(**more: Any) -> dict[str, Any]:

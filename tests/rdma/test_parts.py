@@ -21,7 +21,10 @@ import gear_data
 from gear_data.cli import main
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.protocol import handshake
-from gear_data.cluster.rdma import device, library, messages, native, ports, values, work
+from gear_data.cluster.rdma import device, messages, native, ports
+from gear_data.cluster.rdma import pyverbs_library as library
+from gear_data.cluster.rdma import variable_ranges as values
+from gear_data.cluster.rdma import work_requests as work
 from gear_data.cluster.rdma.messages import QueuePairEnd
 from gear_data.errors import (
     CorruptShardError,

@@ -18,9 +18,10 @@ import pytest
 import gear_data
 from gear_data.errors import CorruptShardError, HostMemoryError
 from gear_data.residency import available_memory as memory
-from gear_data.residency import host, segment
-from gear_data.residency.registry import find_or_create
-from gear_data.residency.segment import HEADER_BYTES, create_segment
+from gear_data.residency import host
+from gear_data.residency import shared_memory as segment
+from gear_data.residency.shared_memory import HEADER_BYTES, create_segment
+from gear_data.residency.shared_memory_registry import find_or_create
 from gear_data.storage.dataset_files import FolderFiles
 
 SIZE = HEADER_BYTES + 100
@@ -295,7 +296,7 @@ def test_a_holder_in_another_pid_namespace(
 ) -> None:
     held = find_or_create("key", SIZE, lambda: make(fill=b"held"))
     with monkeypatch.context() as patch:
-        patch.setattr("gear_data.residency.registry._pid_namespace", lambda: 1)
+        patch.setattr("gear_data.residency.shared_memory_registry._pid_namespace", lambda: 1)
         made = find_or_create("key", SIZE, lambda: make(fill=b"made"))
     assert os.pread(made, 4, HEADER_BYTES) == b"made"
     assert any("reach" in record.message for record in caplog.records)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 import gear_data
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 from tests.support.rollouts import Rollout
 
 

@@ -13,7 +13,7 @@ from minari.data_collector import EpisodeBuffer
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.minari import hdf5 as minari_format
-from gear_data.storage.block import BEGIN, END, EpisodeBlock
+from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock
 
 Write = Callable[..., Path]
 MAIN = "data/main_data.hdf5"

@@ -24,7 +24,7 @@ from gear_data.residency import ShardReader, Shards
 from gear_data.residency.reader import Finals
 from gear_data.residency.row_ranges import ColumnReads, column_reads, row_sizes
 from gear_data.selection.windows import Int64Array, Windows
-from gear_data.storage.reader import ShardLease
+from gear_data.storage.mapped_shards import ShardLease
 
 _NO_ROWS: Int64Array = np.empty(0, np.int64)
 

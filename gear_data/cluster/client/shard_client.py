@@ -10,16 +10,16 @@ from contextlib import contextmanager
 import numpy as np
 
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.client.directory import ClusterManifest, ShardDirectory, list_shards
+from gear_data.cluster.client.fetch_session import FetchSession
 from gear_data.cluster.client.options import CHECKSUM_VARIABLE, ClientOptions
 from gear_data.cluster.client.peer import Peer
-from gear_data.cluster.client.retry import NO_RETRY, Retries, RetryPolicy
-from gear_data.cluster.client.session import FetchSession
+from gear_data.cluster.client.retry_policy import NO_RETRY, Retries, RetryPolicy
+from gear_data.cluster.client.shard_directory import ClusterManifest, ShardDirectory, list_shards
 from gear_data.cluster.client.transports import PeerTransports
 from gear_data.cluster.flight.grpc_fork import using_grpc
 from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, FetchedSpans, Request, dataset_identity
 from gear_data.cluster.rdma.span_read import WriteTargets
-from gear_data.cluster.rdma.transport import AUTO, FLIGHT, VERBS, check_transport
+from gear_data.cluster.transport_names import AUTO, FLIGHT, VERBS, check_transport
 from gear_data.errors import (
     ClusterError,
     GearError,
@@ -31,7 +31,7 @@ from gear_data.errors import (
 from gear_data.schema import ColumnSpec
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
-from gear_data.storage.variable import OFFSET_BYTES
+from gear_data.storage.variable_columns import OFFSET_BYTES
 
 _log = logging.getLogger(__name__)
 

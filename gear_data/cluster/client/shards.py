@@ -17,8 +17,8 @@ from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.residency import Shards
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.reader import ShardLease
-from gear_data.storage.variable import array_over, python_values, validated
+from gear_data.storage.mapped_shards import ShardLease
+from gear_data.storage.variable_columns import array_over, python_values, validated
 
 #: Bytes of one span of a request; a shard is read in several.
 _SPAN_BYTES = 8 << 20

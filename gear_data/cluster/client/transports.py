@@ -7,15 +7,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gear_data.cluster.client.directory import ShardDirectory
 from gear_data.cluster.client.fetch import Fetch
+from gear_data.cluster.client.shard_directory import ShardDirectory
 from gear_data.cluster.flight.fetch import FlightFetch
 from gear_data.cluster.protocol import Request
 from gear_data.cluster.rdma.client import RdmaClient
 from gear_data.cluster.rdma.fetch import RdmaFetch
 from gear_data.cluster.rdma.gpu_memory import gpu_transfer_method
 from gear_data.cluster.rdma.span_read import WriteTargets
-from gear_data.cluster.rdma.transport import AUTO, FLIGHT, VERBS, has_device
+from gear_data.cluster.transport_names import AUTO, FLIGHT, VERBS, has_device
 from gear_data.errors import DeviceError, MissingExtraError
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest

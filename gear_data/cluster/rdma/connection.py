@@ -6,7 +6,7 @@ from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.rdma.device import Device
 from gear_data.cluster.rdma.messages import parse_queue_pair_response, queue_pair_request
 from gear_data.cluster.rdma.queue_pair import QueuePair
-from gear_data.cluster.rdma.work import Reads, WorkRequestList
+from gear_data.cluster.rdma.work_requests import Reads, WorkRequestList
 from gear_data.errors import ClusterError
 
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gear_data.cluster.rdma.library import Pyverbs, load_library, verbs_errors
 from gear_data.cluster.rdma.ports import Port, choose_port
+from gear_data.cluster.rdma.pyverbs_library import Pyverbs, load_library, verbs_errors
 
 _MEMORY_HINT = "raise the limit for locked memory: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
 

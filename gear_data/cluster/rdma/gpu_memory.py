@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_data.cluster.rdma.device import Device, Region
-from gear_data.cluster.rdma.library import load_library, verbs_errors
+from gear_data.cluster.rdma.pyverbs_library import load_library, verbs_errors
 from gear_data.errors import DeviceError
 from gear_data.residency.device.columns import current_device
 

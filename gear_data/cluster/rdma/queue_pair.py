@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gear_data.cluster.rdma.device import Device
-from gear_data.cluster.rdma.library import verbs_errors
 from gear_data.cluster.rdma.messages import QueuePairEnd
 from gear_data.cluster.rdma.native import VerbsCalls
 from gear_data.cluster.rdma.ports import ETHERNET
-from gear_data.cluster.rdma.work import COMPLETION, SIGNAL_EVERY, WorkRequestList
+from gear_data.cluster.rdma.pyverbs_library import verbs_errors
+from gear_data.cluster.rdma.work_requests import COMPLETION, SIGNAL_EVERY, WorkRequestList
 from gear_data.errors import ClusterError, DeviceError, NodeRefusedError, NodeUnreachableError
 
 #: Work requests that a queue pair holds, and completions that one poll takes.

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from gear_data.cluster.rdma.device import open_device
 from gear_data.cluster.rdma.messages import QueuePairEnd, queue_pair_response
 from gear_data.cluster.rdma.queue_pair import QueuePair
-from gear_data.cluster.rdma.transport import AUTO, VERBS, has_device
 from gear_data.cluster.server.shard_server import Response, ShardServer
+from gear_data.cluster.transport_names import AUTO, VERBS, has_device
 from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError, MissingExtraError, NodeRefusedError
 from gear_data.residency.available_memory import available_memory
 from gear_data.selection.windows import Int64Array

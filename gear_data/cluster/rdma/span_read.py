@@ -13,12 +13,12 @@ import numpy.typing as npt
 from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, Request, part_offsets
 from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.local_memory import LocalMemory, Memory
-from gear_data.cluster.rdma.values import ValueSpans
-from gear_data.cluster.rdma.work import Reads
+from gear_data.cluster.rdma.variable_ranges import ValueSpans
+from gear_data.cluster.rdma.work_requests import Reads
 from gear_data.errors import InvalidArgumentError, NodeRefusedError
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
-from gear_data.storage.variable import OFFSET_BYTES
+from gear_data.storage.variable_columns import OFFSET_BYTES
 
 _NOTHING: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 

@@ -23,8 +23,8 @@ from gear_data.kernels import cpu
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
-from gear_data.storage.reader import ShardLease
-from gear_data.storage.variable import OFFSET_BYTES, validated, value_bytes, value_offsets
+from gear_data.storage.mapped_shards import ShardLease
+from gear_data.storage.variable_columns import OFFSET_BYTES, validated, value_bytes, value_offsets
 
 _NOT_SERVED = -1
 

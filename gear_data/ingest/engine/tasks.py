@@ -14,7 +14,7 @@ from gear_data.errors import ResumeError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import UNIT_BYTES, EpisodeSource, Unit
-from gear_data.storage.block import END, Position
+from gear_data.storage.episode_block import END, Position
 from gear_data.storage.writing.file_store import FileStore, put_text
 from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file
 from gear_data.storage.writing.shard_writer import ShardWriter

@@ -7,7 +7,7 @@ import numpy as np
 from gear_data.errors import NonFiniteError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO
-from gear_data.storage.block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock
 
 _STRICT_HINT = "repair the source, or convert without --strict to keep such values"
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 _TIMES_USUAL = 2.0
 _QUANTILE = 0.98

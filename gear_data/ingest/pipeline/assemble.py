@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock, Position
 
 
 @dataclass(frozen=True)

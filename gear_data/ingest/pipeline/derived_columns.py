@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock
 
 RETURNS_TO_GO = "returns_to_go"
 

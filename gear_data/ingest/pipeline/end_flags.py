@@ -12,7 +12,7 @@ from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.pipeline.names import DONES
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock
 
 
 def end_flag_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:

@@ -19,7 +19,7 @@ from gear_data.ingest.pipeline.episode_values import cast_exactly, flatten, is_s
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import SourceOptions, Unit
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import END, EpisodeBlock, Position
+from gear_data.storage.episode_block import END, EpisodeBlock, Position
 
 _BLOCK_BYTES = 16 << 20
 #: The attributes to read from an episode that is an object and not a mapping.

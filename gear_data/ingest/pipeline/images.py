@@ -35,7 +35,7 @@ from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.source import EpisodeSource, Unit
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import BEGIN, END, EpisodeBlock, Position, offsets_of
+from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position, offsets_of
 
 #: Bytes of pixels per yielded block: an encoded block of some MB may decode to gigabytes.
 _PIECE_BYTES = 32 << 20

@@ -7,16 +7,16 @@ from typing import Any
 
 from gear_data.common.paths import printable
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError
-from gear_data.ingest.findings.episodes import check_episodes
+from gear_data.ingest.findings.episode_checks import check_episodes
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.findings.non_finite import check_finite
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
 from gear_data.ingest.pipeline.end_flags import complete_end_flags, end_flag_columns
-from gear_data.ingest.pipeline.finals import drop_variable_finals, without_variable_finals
 from gear_data.ingest.pipeline.names import INVALID_NAME, is_storable
+from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock, Position
 
 
 def stored_schema(source: EpisodeSource) -> Schema:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.storage.block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock
 
 #: Replaces a missing step number. No number precedes it.
 _NONE = np.iinfo(np.int64).min

@@ -14,7 +14,7 @@ from gear_data.errors import InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
 from gear_data.ingest.source import Format, SourceOptions, Unit
-from gear_data.storage.block import BEGIN
+from gear_data.storage.episode_block import BEGIN
 
 
 def probe(location: Location) -> str | None:

@@ -24,7 +24,7 @@ from gear_data.ingest.pipeline.episode_stream import EpisodeStream
 from gear_data.ingest.pipeline.episode_values import flatten, is_scalar
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.json_files import read_json_object
-from gear_data.storage.block import Position
+from gear_data.storage.episode_block import Position
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 _STEPS = "steps"

@@ -30,7 +30,7 @@ from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.schema import DTYPES
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 _META = "meta.json"
 #: Folders in which a TensorDict may be: saved on its own, or as the storage of a replay buffer.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.collection.plan import BatchPlan
 from gear_data.common.extras import import_extra
-from gear_data.kernels.cuda import launches
+from gear_data.kernels.cuda import launch_arguments as launches
 from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
 from gear_data.residency.device.buffers import BatchBuffer, BatchLease, DeferredCount, DevicePool, wait_before_free
 from gear_data.residency.device.columns import DeviceColumns

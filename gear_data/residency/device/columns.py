@@ -20,7 +20,7 @@ from gear_data.residency.plan import TIERS, ResidencyPlan
 from gear_data.residency.shards import Shards
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.reader import MappedShards, prefetch_pages
+from gear_data.storage.mapped_shards import MappedShards, prefetch_pages
 
 _log = logging.getLogger(__name__)
 #: Columns of an extent begin at multiples of this, the bytes that a thread loads at once.

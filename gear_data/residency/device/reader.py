@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.kernels import cpu
-from gear_data.kernels.cuda import launches
+from gear_data.kernels.cuda import launch_arguments as launches
 from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.residency.device.buffers import UploadBuffer
 from gear_data.residency.device.columns import DeviceColumns, find_extents

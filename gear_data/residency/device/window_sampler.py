@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from gear_data.collection.buffers import ALIGNMENT
-from gear_data.kernels.cuda import launches
+from gear_data.kernels.cuda import launch_arguments as launches
 from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, Uploader
-from gear_data.selection.samplers.orders import Permuted
+from gear_data.selection.samplers.fifo_shuffle import Permuted
 from gear_data.selection.window_sampler import SamplingPlan
 
 

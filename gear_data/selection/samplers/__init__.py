@@ -8,7 +8,7 @@ through the anchors in an order.
 from __future__ import annotations
 
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.selection.samplers.orders import Fifo, Shuffle
+from gear_data.selection.samplers.fifo_shuffle import Fifo, Shuffle
 from gear_data.selection.samplers.sampler import Candidates, Sampler, Selector
 from gear_data.selection.samplers.topk import TopK
 from gear_data.selection.samplers.uniform import Uniform

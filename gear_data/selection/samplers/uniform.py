@@ -15,7 +15,7 @@ from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers.sampler import Candidates, Selector, check_by
 from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Windows
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 
 @dataclass(frozen=True)

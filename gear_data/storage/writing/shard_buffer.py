@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.arrow_files import column_array
-from gear_data.storage.block import EpisodeBlock
-from gear_data.storage.variable import OFFSET_BYTES, value_bytes, value_offsets
+from gear_data.storage.episode_block import EpisodeBlock
+from gear_data.storage.variable_columns import OFFSET_BYTES, value_bytes, value_offsets
 
 
 class ShardBuffer:

@@ -29,11 +29,11 @@ from gear_data.errors import ResumeError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
-from gear_data.storage.block import END, EpisodeBlock, Position
-from gear_data.storage.content import content_hashes
+from gear_data.storage.content_hash import content_hashes
+from gear_data.storage.episode_block import END, EpisodeBlock, Position
+from gear_data.storage.episode_tables import concatenate_episode_tables, episode_rows, final_rows
 from gear_data.storage.manifest import FileEntry, ShardEntry, ShardRecord
 from gear_data.storage.statistics import RunningStatistics, StatisticsState
-from gear_data.storage.tables import concatenate_episode_tables, episode_rows, final_rows
 from gear_data.storage.writing.file_store import FileStore, put_text
 from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file
 from gear_data.storage.writing.shard_buffer import ShardBuffer

@@ -22,9 +22,9 @@ from gear_data.errors import GearError, ResumeError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import parse_table, write_ipc
 from gear_data.storage.atomic import checksum
+from gear_data.storage.episode_tables import SOURCE_ROW, join_episode_tables
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, ShardRecord, fingerprint
 from gear_data.storage.statistics import RunningStatistics, StatisticsState
-from gear_data.storage.tables import SOURCE_ROW, join_episode_tables
 from gear_data.storage.writing.file_store import FileStore, put_text
 from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file
 

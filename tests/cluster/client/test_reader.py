@@ -29,7 +29,7 @@ from gear_data.dataset.remote_store import open_remote_store
 from gear_data.errors import ClusterError, InvalidArgumentError
 from gear_data.loaders.presets.outputs import PRESETS
 from gear_data.selection.windows import Windows
-from gear_data.storage.reader import ShardLease
+from gear_data.storage.mapped_shards import ShardLease
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable as variable_data

@@ -11,7 +11,7 @@ import pytest
 import gear_data
 from gear_data import Dataset, SequenceLoader
 from gear_data.cluster.addresses import Address
-from gear_data.cluster.client.retry import RetryPolicy
+from gear_data.cluster.client.retry_policy import RetryPolicy
 from gear_data.cluster.rendezvous import Membership
 from gear_data.cluster.run_credentials import create_run_credentials
 from gear_data.cluster.server.node_server import ServerInfo

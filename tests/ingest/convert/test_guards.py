@@ -26,7 +26,7 @@ from gear_data.ingest.pipeline.id_ranges import IdRanges
 from gear_data.ingest.sources.tables import dataset_stream, parquet_stream
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import swap_folders
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.shard_writer import ShardWriter
 from gear_data.storage.writing.staging import StagedDataset

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 
 STEPS, WIDTH = 1000, 48 * 48
 EPISODES = (1 << 31) // (STEPS * WIDTH) + 2

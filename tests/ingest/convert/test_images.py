@@ -29,7 +29,7 @@ from gear_data.ingest.sources.hdf5 import grouped_source
 from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.sources.tables import parquet_stream
 from gear_data.loaders.decoding.images import ImageDecoder
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 from tests.support.encoded_images import (
     IMAGE_COLUMN,
     IMAGE_FILE,

@@ -21,7 +21,7 @@ import gear_data
 from gear_data.errors import BadEpisodeError, DatasetNotFoundError, InvalidArgumentError, WorkerError
 from gear_data.ingest.engine import tasks
 from gear_data.ingest.source import Unit
-from gear_data.storage.block import BEGIN, END, Position
+from gear_data.storage.episode_block import BEGIN, END, Position
 
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "progress": False}
 
@@ -148,7 +148,7 @@ def test_one_task_starts_no_worker(sources: Any, tmp_path: Path, monkeypatch: py
     def start(*_: Any, **__: Any) -> None:
         raise OSError("started")
 
-    monkeypatch.setattr("gear_data.ingest.engine.local.subprocess.Popen", start)
+    monkeypatch.setattr("gear_data.ingest.engine.worker_pool.subprocess.Popen", start)
     rollouts = sources.make_rollouts(5)
     gear_data.convert(sources.write_episodes(tmp_path / "s.parquet", rollouts), tmp_path / "d", jobs=64)
     sources.check_dataset(tmp_path / "d", rollouts)

@@ -18,7 +18,7 @@ from gear_data.ingest.pipeline import images
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.source import EpisodeSource, SourceOptions
 from gear_data.ingest.sources.registry import open_source
-from gear_data.storage.block import BEGIN, END, EpisodeBlock
+from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock
 from tests.support.encoded_images import (
     IMAGE_COLUMN,
     IMAGE_FILE,

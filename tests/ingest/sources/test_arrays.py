@@ -16,7 +16,7 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, Unk
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 from tests.support.checks import warning_codes
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -19,7 +19,7 @@ from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, 
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.d4rl import reader as d4rl
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 
 Rollouts = list[Any]
 

@@ -20,7 +20,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.sources.tables import read_units
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 
 Rollouts = Sequence[Any]
 LINT = ("one-step-episode", "observation-jump", "duplicate-episode")

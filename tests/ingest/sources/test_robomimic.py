@@ -20,7 +20,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources import robomimic
 from gear_data.ingest.sources.hdf5 import grouped_source
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 
 Demo = dict[str, Any]
 

@@ -14,7 +14,7 @@ from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, 
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 from tests.support.checks import warning_codes
 
 torch = pytest.importorskip("torch")

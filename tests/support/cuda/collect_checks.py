@@ -19,7 +19,14 @@ from gear_data.collection.output import MASK, TIMESTEPS, Output, Padding
 from gear_data.collection.plan import CollectSource
 from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels import cpu
-from gear_data.kernels.cuda.launches import EpisodeTables, PlanTables, WindowRows, collect, piece_counts, plan_buffers
+from gear_data.kernels.cuda.launch_arguments import (
+    EpisodeTables,
+    PlanTables,
+    WindowRows,
+    collect,
+    piece_counts,
+    plan_buffers,
+)
 from gear_data.kernels.output_plan import TIMESTEP_TYPES
 from gear_data.schema import DTYPES, ColumnSpec, Schema
 from gear_data.selection.windows import Windows

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear_data.kernels.cuda import launches
+from gear_data.kernels.cuda import launch_arguments as launches
 from gear_data.selection.integer_weights import fit_exponent, int_weight_prefix, int_weight_scale, scale_factors
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers.topk import _largest
 from gear_data.selection.weight_tree import WeightTree
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 from tests.support.cuda.runner import Runner
 
 

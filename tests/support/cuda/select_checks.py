@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gear_data.kernels.cpu import random as random_kernels
-from gear_data.kernels.cuda import launches
+from gear_data.kernels.cuda import launch_arguments as launches
 from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale
 from gear_data.selection.prefix_table import PrefixTable
-from gear_data.selection.samplers.orders import Permuted
+from gear_data.selection.samplers.fifo_shuffle import Permuted
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.weight_tree import WeightTree
 from gear_data.selection.window_sampler import WindowSampler
 from gear_data.selection.windows import ANCHORS, WindowRule
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 from tests.support.cuda.runner import Runner
 from tests.support.philox_answers import KNOWN_ANSWERS
 

@@ -33,11 +33,11 @@ import numpy as np
 import gear_data.kernels.cpu.collect
 import gear_data.kernels.cpu.gather  # noqa: F401
 from gear_data.cluster.client import backoff
-from gear_data.cluster.client.directory import ClusterManifest
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.reader import ClusterReader
-from gear_data.cluster.client.retry import RetryPolicy
+from gear_data.cluster.client.retry_policy import RetryPolicy
 from gear_data.cluster.client.shard_client import ShardClient
+from gear_data.cluster.client.shard_directory import ClusterManifest
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.protocol import Request, handshake
@@ -45,7 +45,7 @@ from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.device import Device, open_device
 from gear_data.cluster.rdma.messages import queue_pair_request
 from gear_data.cluster.rdma.queue_pair import QueuePair
-from gear_data.cluster.rdma.work import Reads, WorkRequestList
+from gear_data.cluster.rdma.work_requests import Reads, WorkRequestList
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import DeviceError, NodeRefusedError, NodeUnreachableError
 from gear_data.residency import ShardReader

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
+from gear_data.cluster import transport_names as transport_module
 from gear_data.cluster.rdma import device as device_module
 from gear_data.cluster.rdma import queue_pair as queue_pair_module
-from gear_data.cluster.rdma import transport as transport_module
 from gear_data.cluster.rdma.ports import ETHERNET, Port
 
 LOCAL_WRITE, REMOTE_READ = 1, 4

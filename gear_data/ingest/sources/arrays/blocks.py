@@ -13,7 +13,7 @@ import pyarrow as pa
 from gear_data.ingest.sources.arrays.numpy_files import ArrayReader
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import EpisodeBlock, Position, offsets_of
+from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
 
 
 def episode_runs(lengths: npt.NDArray[np.int64], row_bytes: int, run_bytes: int) -> list[tuple[int, int]]:

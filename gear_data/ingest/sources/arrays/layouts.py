@@ -38,7 +38,7 @@ from gear_data.ingest.sources.arrays.classify import (
 from gear_data.ingest.sources.arrays.dreamer import dreamer_arrays
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
-from gear_data.storage.block import offsets_of
+from gear_data.storage.episode_block import offsets_of
 
 _OTHER_BOUNDARIES = "repair this array, or name a column of episode ids with --episode-column"
 

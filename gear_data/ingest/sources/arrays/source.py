@@ -20,7 +20,7 @@ from gear_data.ingest.sources.arrays.classify import FIRST
 from gear_data.ingest.sources.arrays.numpy_files import ArrayReader
 from gear_data.ingest.sources.arrays.step_arrays import StepArrays
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import BEGIN, EpisodeBlock, Position
+from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
 
 _BLOCK_BYTES = 16 << 20
 #: Estimated bytes of a text: its real size is unknown before it is read.

@@ -28,7 +28,7 @@ from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.d4rl.episode_ends import BoolArray, age_after, rows_differ
 from gear_data.ingest.sources.d4rl.layout import REQUIRED, D4rlLayout, check_file, read_layout
 from gear_data.ingest.sources.hdf5.open_file import hdf5_files, open_hdf5, reading
-from gear_data.storage.block import BEGIN, EpisodeBlock, Position
+from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
 
 _CHUNK_BYTES = 32 << 20
 #: If a part has at least this number of HDF5 chunks, reading one chunk twice costs little.

@@ -23,7 +23,7 @@ from gear_data.ingest.sources.hdf5.group_layout import MAX_DIGITS, GroupLayout
 from gear_data.ingest.sources.hdf5.inventory import SCALAR, inventory, links_below
 from gear_data.ingest.sources.hdf5.open_file import open_hdf5, reading
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import BEGIN, EpisodeBlock, Position
+from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
 
 _BLOCK_BYTES = 16 << 20
 

@@ -25,7 +25,7 @@ from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
 from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, null_rows, storage_array, to_numpy
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import END, EpisodeBlock, Position
+from gear_data.storage.episode_block import END, EpisodeBlock, Position
 
 NOTES = "meta/gear_data.json"
 FINALS = "meta/final_observations.parquet"

@@ -17,7 +17,7 @@ from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.json_files import read_json_lines, read_json_object
 from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 
 INFO = "meta/info.json"
 #: Path of the file in v1.

@@ -15,7 +15,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, data_file_key
 from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock
 
 #: Tolerance in seconds for the time between two frames: LeRobot's own `tolerance_s`.
 _TOLERANCE = 1e-4

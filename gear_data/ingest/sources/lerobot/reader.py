@@ -31,7 +31,7 @@ from gear_data.ingest.sources.lerobot.metadata_checks import (
 from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
 from gear_data.ingest.sources.tables.step_rows import StepRowSource
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock, Position
 
 _EPISODE = "episode_index"
 #: Columns that the checks and the episodes' tasks need, even if the user does not keep them.

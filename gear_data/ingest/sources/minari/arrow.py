@@ -36,7 +36,7 @@ from gear_data.ingest.sources.minari.episode_table import (
 )
 from gear_data.ingest.sources.minari.metadata import METADATA, read_metadata
 from gear_data.ingest.sources.tables.stream import read_ahead
-from gear_data.storage.block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock, Position
 
 #: A table file. Groups: the dataset's folder, the episode's number.
 _FILE = re.compile(r"((?:.*/)?)(\d{1,18})/[^/]+\.(?:arrow|parquet)")

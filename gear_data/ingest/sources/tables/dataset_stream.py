@@ -12,7 +12,7 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table
 from gear_data.ingest.sources.tables.read_units import ReadSpan
 from gear_data.ingest.sources.tables.stream import FileRows, TablePart
-from gear_data.storage.block import BEGIN, Position
+from gear_data.storage.episode_block import BEGIN, Position
 
 #: Bytes in memory of one table, estimated from the first rows.
 _BATCH_BYTES = 16 << 20

@@ -36,7 +36,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
     to_numpy,
 )
 from gear_data.ingest.sources.tables.variable_length import path_rows, paths_left_out, to_variable
-from gear_data.storage.block import EpisodeBlock, Position, offsets_of
+from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
 
 
 def probe(location: Location) -> str | None:

@@ -31,7 +31,7 @@ from gear_data.ingest.sources.tables.read_units import (
     step_spans,
 )
 from gear_data.ingest.sources.tables.stream import FileRows, TablePart
-from gear_data.storage.block import Position
+from gear_data.storage.episode_block import Position
 
 #: Bytes in memory of one table, as far as the footers can tell.
 _BATCH_BYTES = 16 << 20

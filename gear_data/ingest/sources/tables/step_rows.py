@@ -42,7 +42,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
 )
 from gear_data.ingest.sources.tables.variable_length import path_rows, paths_left_out, to_variable, variable_dtype
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import END, EpisodeBlock, Position
+from gear_data.storage.episode_block import END, EpisodeBlock, Position
 
 #: Columns that number the steps, and whether they must begin with 0 in every episode.
 ORDER_COLUMNS = {"frame_index": True, "index": False, "step_index": True, "step_id": False}

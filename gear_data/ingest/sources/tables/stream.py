@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.ingest.sources.tables.read_units import ReadSpan
-from gear_data.storage.block import Position
+from gear_data.storage.episode_block import Position
 
 _Part = TypeVar("_Part")
 

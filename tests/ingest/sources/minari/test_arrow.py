@@ -27,7 +27,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.minari import arrow as minari_arrow
 from gear_data.ingest.sources.registry import open_source
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 
 # The library recommends more metadata.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")

@@ -19,7 +19,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.sources.tables import parquet_stream, read_units
-from gear_data.storage.block import BEGIN, END
+from gear_data.storage.episode_block import BEGIN, END
 from tests.support.step_tables import (
     episode_lengths,
     episode_names,

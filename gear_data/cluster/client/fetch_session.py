@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.cluster.client.directory import ShardDirectory
 from gear_data.cluster.client.fetch import Fetch
-from gear_data.cluster.client.retry import Retries
+from gear_data.cluster.client.retry_policy import Retries
+from gear_data.cluster.client.shard_directory import ShardDirectory
 from gear_data.cluster.client.transports import PeerTransports
 from gear_data.cluster.flight.fetch import split_into_batches
 from gear_data.cluster.protocol import FetchedSpans, Request

@@ -1,4 +1,4 @@
-"""Rows that no column holds: fill values, repeated rows, step indices."""
+"""Padding: the rows of a window that no column holds (fill values, repeated rows, step indices)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numba import carray, njit
 
 from gear_data.kernels.cpu.native import memcpy, memset, njit_named, pointer
-from gear_data.kernels.output_plan import TIMESTEP_TYPES
+from gear_data.kernels.output_plan import PAD_EXTRAPOLATE, PAD_FILL, PAD_FIRST, TIMESTEP_TYPES
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -60,3 +60,24 @@ def write_timesteps(out_type, out, rows, first):  # type: ignore[no-untyped-def]
         _write_float32(out, rows, first)
     else:
         _write_float64(out, rows, first)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def pad_window(output, span, out):  # type: ignore[no-untyped-def]
+    """Fills the rows of a window before and after the valid ones.
+
+    out: address of the window's first row.
+    """
+    row_bytes, head, count = output.out_bytes, span.head, span.count
+    tail = output.width - head - count
+    target = out + head * row_bytes
+    end = target + count * row_bytes
+    if output.padding == PAD_FILL or count == 0:
+        fill_rows(out, head, row_bytes, output.fill)
+        fill_rows(end, tail, row_bytes, output.fill)
+    elif output.padding == PAD_EXTRAPOLATE:
+        write_timesteps(output.out_type, out, head, span.first - head + output.origin)
+        write_timesteps(output.out_type, end, tail, span.first + count + output.origin)
+    else:
+        repeat_row(out, head, row_bytes, target)
+        repeat_row(end, tail, row_bytes, target if output.padding == PAD_FIRST else end - row_bytes)

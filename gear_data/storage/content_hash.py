@@ -10,8 +10,8 @@ import pyarrow as pa
 import xxhash
 
 from gear_data.schema import Schema
-from gear_data.storage.block import EpisodeBlock, offsets_of
-from gear_data.storage.variable import value_bytes, value_offsets
+from gear_data.storage.episode_block import EpisodeBlock, offsets_of
+from gear_data.storage.variable_columns import value_bytes, value_offsets
 
 
 def content_hashes(block: EpisodeBlock, schema: Schema) -> list[bytes]:

@@ -9,7 +9,7 @@ import numpy as np
 from gear_data.errors import CorruptShardError
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
-from gear_data.storage.variable import DAMAGED
+from gear_data.storage.variable_columns import DAMAGED
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.schema import ColumnSpec
-from gear_data.storage.block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock
 
 
 def without_variable_finals(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:

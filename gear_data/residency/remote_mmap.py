@@ -14,7 +14,7 @@ import pyarrow as pa
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import CachedFiles
 from gear_data.storage.manifest import ShardEntry
-from gear_data.storage.reader import MappedShards, ShardLease
+from gear_data.storage.mapped_shards import MappedShards, ShardLease
 
 #: Seconds between two records of a shard's use. The cache removes the file with the oldest time first.
 _NOTE_SECONDS = 1.0

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gear_data.residency.shards import Shards
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.reader import ShardLease
+from gear_data.storage.mapped_shards import ShardLease
 
 
 class OverlayShards:

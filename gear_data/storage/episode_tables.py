@@ -16,7 +16,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptShardError, UnsupportedColumnError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import column_array, read_table
-from gear_data.storage.block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock
 
 #: Exceptions of Arrow if no Arrow type holds all values.
 _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)

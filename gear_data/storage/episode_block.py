@@ -52,7 +52,7 @@ class EpisodeBlock:
         metadata: name -> n values that the source stores per episode.
         variable: name -> `large_string` or `large_binary` array of sum(lengths) values, without nulls.
         variable_finals: name -> array like in `variable`, of has_final.sum() values. Datasets cannot store them.
-            `gear_data.ingest.pipeline.finals` converts them to fixed size or drops them.
+            `gear_data.ingest.pipeline.variable_finals` converts them to fixed size or drops them.
         source_rows: number of source rows in the block, for progress.
         first: index of the block's first episode among the episodes from `position` on. Above 0 if one read gave
             several blocks, which then share a position.

@@ -16,7 +16,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptShardError, DatasetNotFoundError
 from gear_data.schema import Schema
 from gear_data.storage.manifest import FileEntry, ShardEntry
-from gear_data.storage.variable import OFFSET_BYTES, array_over, python_values, validated
+from gear_data.storage.variable_columns import OFFSET_BYTES, array_over, python_values, validated
 
 _REPAIR = "restore it, or write it again with 'gear-data repair'"
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from gear_data.common.file_lock import locked
 from gear_data.common.private_folder import user_folder
 from gear_data.errors import GearError
-from gear_data.residency.segment import is_segment
+from gear_data.residency.shared_memory import is_segment
 from gear_data.storage.atomic import write_text
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import numpy as np
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.findings.observation_jumps import MAX_ELEMENTS, find_jumps
 from gear_data.schema import Role, role_of
-from gear_data.storage.block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock
 
 
 def check_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are_steps: bool) -> None:

@@ -1,0 +1,135 @@
+"""The presets: a name and a `BatchFormat` each. Add a preset to `PRESETS`.
+
+Sources, read in 2026 (facts only; no code is copied):
+
+- `decision_transformer`: the data collator of HuggingFace's "Train your first Decision Transformer" (2022).
+- `corl`: `algorithms/offline/dt.py` of tinkoff-ai/CORL.
+- `d3rlpy`: `dataset/trajectory_slicers.py`, `dataset/mini_batch.py` and `torch_utility.py` of takuseno/d3rlpy 2.8.
+- `jat`: `jat/processing_jat.py` and `scripts/train_jat.py` of huggingface/jat.
+- `lerobot`: `LeRobotDataset` of huggingface/lerobot with `delta_timestamps`.
+- `gato`: Reed et al., "A Generalist Agent" (2022), sections 2.1 to 2.3 and appendix B; one sample at a time, padded on
+  the left as in ManifoldRG/NEKO; vocabulary as in huggingface/jat's `gato`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.loaders.presets.batch_format import BatchFormat, Tokens, replace_fields
+from gear_data.schema import Role
+
+RAW = BatchFormat(name="raw", roles=None)
+
+DECISION_TRANSFORMER = BatchFormat(
+    name="decision_transformer",
+    required_columns=("observations", "actions", "rewards", "returns_to_go"),
+    keys={"observations": "states"},
+    side="left",
+    fill={"actions": -10.0},
+    normalize_padding=True,
+    std_epsilon=1e-6,
+    return_scale=1e-3,
+    dtype="float32",
+    cast_integers=True,
+    vectors=True,
+    unsqueeze_last=("observations", "actions", "rewards", "returns_to_go"),
+    mask_key="attention_mask",
+    mask_dtype="float32",
+)
+
+CORL = BatchFormat(
+    name="corl",
+    required_columns=("observations", "actions", "returns_to_go"),
+    keys={"observations": "states", "returns_to_go": "returns"},
+    std_epsilon=1e-6,
+    return_scale=1e-3,
+    dtype="float32",
+    cast_integers=True,
+    vectors=True,
+    unsqueeze_last=("observations", "actions"),
+    mask_dtype="float64",
+    timesteps_key="time_steps",
+    timesteps_padding="extrapolate",
+)
+
+D3RLPY = BatchFormat(
+    name="d3rlpy",
+    required_columns=("observations", "actions", "rewards", "returns_to_go", "terminated"),
+    keys={"terminated": "terminals"},
+    side="left",
+    dtype="float32",
+    cast_integers=True,
+    unsqueeze_last=("observations", "actions", "rewards", "returns_to_go", "terminated"),
+    mask_key="masks",
+    mask_dtype="float32",
+    timesteps_origin=1,
+)
+
+JAT = BatchFormat(
+    name="jat",
+    required_columns=("actions", "rewards"),
+    roles=(Role.OBSERVATION.value, Role.ACTION.value),
+    source_names=True,
+    previous_step_columns=("rewards",),
+    padding="first",
+    dtype="float32",
+    unsqueeze_last=("observations", "observations.discrete"),
+    mask_key="attention_mask",
+    mask_dtype="int64",
+    timesteps_key=None,
+    loss_weight=1.0,
+)
+
+LEROBOT = BatchFormat(
+    name="lerobot",
+    required_columns=("actions",),
+    roles=None,
+    keys={"observations": "observation.state", "actions": "action", "rewards": "next.reward"},
+    source_names=True,
+    sequences=(Role.ACTION.value,),
+    padding="edge",
+    mask_key=None,
+    mask_valid=False,
+    column_mask="{key}_is_pad",
+    timesteps_key=None,
+)
+
+GATO = BatchFormat(
+    name="gato",
+    required_columns=("actions",),
+    roles=(Role.OBSERVATION.value, Role.ACTION.value),
+    side="left",
+    mask_key="attention_mask",
+    timesteps_key=None,
+    tokens=Tokens(),
+)
+
+#: Name -> format, for `preset=`.
+PRESETS: dict[str, BatchFormat] = {
+    batch_format.name: batch_format for batch_format in (RAW, DECISION_TRANSFORMER, CORL, D3RLPY, JAT, LEROBOT, GATO)
+}
+
+
+def resolve_preset(preset: str | BatchFormat, options: Mapping[str, Any] | None = None) -> BatchFormat:
+    """Returns the format of a name, with some fields replaced by options.
+
+    An option that is a mapping replaces single entries of its field.
+
+    Raises:
+        UnknownNameError: no such preset or field; the message lists the known ones.
+        InvalidArgumentError: `preset` or an option is of the wrong type, or out of its range.
+    """
+    if isinstance(preset, str):
+        if preset not in PRESETS:
+            raise unknown_name("preset", preset, PRESETS)
+        preset = PRESETS[preset]
+    if not isinstance(preset, BatchFormat):
+        raise InvalidArgumentError(
+            f"preset must be a name or a BatchFormat, not {preset!r}", hint=f"known names: {', '.join(PRESETS)}"
+        )
+    result: BatchFormat = replace_fields(
+        preset, {} if options is None else options, f"option of preset '{preset.name}'"
+    )
+    return result
