@@ -293,8 +293,8 @@ def _claiming(width: int, height: int) -> bytes:
             lambda image: encode_image(make_images(1, (5, 6, 3))[0][0]),
             "is 5 x 6 RGB, but the column began with 4 x 6 RGB",
         ),
-        (lambda image: encode_image(make_images(1, (4, 6, 1))[0][0]), "is 4 x 6 L, where"),
-        (lambda image: _claiming(8000, 8000), "is 8000 x 8000 RGB, where"),
+        (lambda image: encode_image(make_images(1, (4, 6, 1))[0][0]), "is 4 x 6 L, but"),
+        (lambda image: _claiming(8000, 8000), "is 8000 x 8000 RGB, but"),
         (lambda image: _claiming(1 << 30, 1 << 30), "is too large: Image size"),
     ],
 )
