@@ -20,8 +20,8 @@ $ gear-data --help
 {help}
 ```
 
-Exit status: 0, 1 (the work failed, or `lint` found something), 2 (bad usage). This page is generated from the parser of
-`gear-data`.
+The exit status is 0, 1 (the work failed, or `lint` or `verify` found a problem) or 2 (bad usage). This page is generated from
+the parser of `gear-data`.
 """
 
 
@@ -43,7 +43,7 @@ def page() -> str:
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """Command -> its parser."""
+    """Returns command -> its parser."""
     groups = [action for action in cli.build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     return {name: parser for group in groups for name, parser in group.choices.items()}
 
