@@ -258,7 +258,7 @@ def write_images(path: Path) -> None:
 
 
 def targets(found: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
-    """Returns (what, measured, target, whether it is met)."""
+    """Returns (measurement, value, target, whether the target is met)."""
     bulk = max(found["bulk"].values())
     long, short = found["shapes"][f"{BATCH}x100"], found["shapes"][f"{BATCH}x20"]
     part = long["bytes"] / long["pipelined_seconds"] / bulk
@@ -310,8 +310,8 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the full record here")
+    parser.add_argument("--quick", action="store_true", help="less data and fewer rounds: a tenth of the time")
     options = parser.parse_args()
     facts = machine_facts()
     print(describe_machine(facts), end="\n\n")

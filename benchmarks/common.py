@@ -78,7 +78,10 @@ def nested(values: npt.NDArray[Any], offsets: npt.NDArray[np.int32]) -> pa.Array
 
 
 def write_parquet(episodes: Episodes, path: Path) -> None:
-    """Writes one row per episode, with the columns of the Decision Transformer datasets on the HF hub."""
+    """Writes Parquet with one row per episode.
+
+    It has the columns of the Decision Transformer datasets on the HF hub.
+    """
     offsets = np.concatenate([[0], np.cumsum(episodes.lengths)]).astype(np.int32)
     values = (episodes.observations, episodes.actions, episodes.rewards, episodes.terminals)
     table = pa.table({name: nested(array, offsets) for name, array in zip(COLUMNS, values, strict=True)})
@@ -164,7 +167,10 @@ def figure(value: float | None, digits: int = 3) -> str:
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Formats a Markdown table with padded cells; columns of numbers are right-aligned."""
+    """Formats a Markdown table with padded cells.
+
+    Columns of numbers are right-aligned.
+    """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     right = [all(cell[:1].isdigit() or cell == "-" for cell in column) for column in zip(*rows, strict=True)]
 
@@ -186,6 +192,9 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def progress(text: str) -> None:
-    """Prints a status line that overwrites itself; prints nothing if stderr is not a terminal. "" clears it."""
+    """Prints a status line that overwrites the last one.
+
+    The empty text clears the line. Prints nothing if stderr is not a terminal.
+    """
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """Measures the speed and the memory of gear_data.convert against a floor.
 
 The floor is pyarrow: read_table of the same Parquet files, written as one uncompressed Arrow IPC file. Both ways end
-with fsync of the files and of their folder. The source is in the page cache for both. Times come from a warm process
-in alternating rounds; the table gives medians.
+with fsync of the files and of their folder. The source is in the page cache for both. Times come from a warm process,
+in alternating rounds. The table gives medians.
 
 Peak memory is measured in a fresh process per conversion, minus the peak of a process that only imports the same
 modules. Sources are one episode (the fixed cost: modules and memory pools), the data once, and copies of the files:
@@ -98,7 +98,10 @@ def fsync(path: Path) -> None:
 
 
 def convert_floor(source: Path, destination: Path, shard_bytes: int) -> None:
-    """Does the least work of any conversion. It writes one file and ignores `shard_bytes`."""
+    """Does the least work of any conversion.
+
+    It writes one file and ignores `shard_bytes`.
+    """
     destination.mkdir()
     table = pa.concat_tables([pq.read_table(file) for file in parquet_files(source)])
     target = destination / "data.arrow"
@@ -142,7 +145,10 @@ def peak_bytes() -> int:
 
 
 def run_worker(way: str, source: Path | None, destination: Path, shard_bytes: int) -> None:
-    """Runs one conversion (without a source: only the imports) in this fresh process and prints the peak."""
+    """Runs one conversion in this fresh process, and prints the peak of its memory.
+
+    Without a source it only imports the modules.
+    """
     if way == "gear":
         import gear_data
 
@@ -192,7 +198,10 @@ def make_scale(files: Sequence[Path], copies: int, scratch: Path) -> Scale:
 
 
 def measure_times(scale: Scale, shard_sizes: Sequence[int], repetitions: int, scratch: Path) -> list[Timing]:
-    """Times the floor and gear-data at each shard size, in alternating rounds after a warm-up round."""
+    """Times the floor and gear-data at each shard size.
+
+    They run in alternating rounds, after a warm-up round.
+    """
     jobs = [("floor", shard_sizes[0]), *(("gear", size) for size in shard_sizes)]
     seconds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
     for repetition in range(repetitions + 1):
@@ -231,7 +240,10 @@ def measure_memory(
 
 
 def largest_row_group(files: Sequence[Path]) -> int:
-    """Returns the Arrow bytes of the largest row group, which a reader holds in memory."""
+    """Returns the Arrow bytes of the largest row group.
+
+    A reader holds a row group in memory.
+    """
     largest = 0
     for path in files:
         with pq.ParquetFile(path) as file:
@@ -299,8 +311,18 @@ def parse_arguments() -> argparse.Namespace:
         help="also measure N copies, in addition to 1 and 8",
         metavar="N",
     )
-    parser.add_argument("--shard-bytes", type=int, default=512 * MIB, help="default 512 MiB, as in convert")
-    parser.add_argument("--small-shard-bytes", type=int, default=16 * MIB, help="default 16 MiB")
+    parser.add_argument(
+        "--shard-bytes",
+        type=int,
+        default=512 * MIB,
+        help="largest shard of the main runs (default 512 MiB, as in convert)",
+    )
+    parser.add_argument(
+        "--small-shard-bytes",
+        type=int,
+        default=16 * MIB,
+        help="largest shard of the runs that show the bound of memory (default 16 MiB)",
+    )
     parser.add_argument("--scratch", type=Path, help="folder to work in; its disk is part of the measurement")
     parser.add_argument("--json", type=Path, help="write the full record here")
     parser.add_argument(

@@ -1,9 +1,9 @@
-"""The source layouts that benchmarks/convert.py measures: a writer and a floor for each.
+"""Source layouts of benchmarks/convert.py: a writer and a floor for each.
 
 The floor of Parquet is pyarrow: read_table, and an Arrow IPC write of the same bytes with fsync. The floor of HDF5 is
-h5py: it reads every dataset whole and writes nothing. gear-data's reading is compared with it too, besides the whole
-conversion. d4rl is compressed with gzip, as the published files are. d4rl-plain is not compressed: its floor is a copy
-in memory, which no program that writes to disk can reach.
+h5py: it reads every dataset whole and writes nothing. It is compared with a whole conversion, and with gear-data's
+reading only. d4rl is compressed with gzip, as the published files are. d4rl-plain is not compressed: its floor is a
+copy in memory, which no program that writes to disk can reach.
 
 The floor and gear-data run in alternating rounds, in one process on one core. One core and two cores are compared in
 alternating rounds too, each conversion in a fresh process, with a source six times as large.
@@ -146,7 +146,10 @@ def write_minari(episodes: Episodes, folder: Path) -> None:
 
 
 def write_jat(episodes: Episodes, folder: Path) -> None:
-    """Writes one row per episode: an 84 x 84 JPEG and a line of text per step, kept encoded."""
+    """Writes one row per episode, with encoded images and text.
+
+    Every step has an 84 x 84 JPEG, kept encoded, and a line of text.
+    """
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -244,7 +247,7 @@ def convert(source: Path, destination: Path, jobs: int) -> None:
 
 
 def read(source: Path, destination: Path) -> None:
-    """Reads what a conversion reads, and writes nothing."""
+    """Reads the same data as a conversion, and writes nothing."""
     from gear_data.ingest.location import locate
     from gear_data.ingest.source import SourceOptions
     from gear_data.ingest.sources.registry import open_source

@@ -6,8 +6,8 @@ The results stand next to the machine's own limits.
 
 (a) ceilings: copies to the device from pinned memory, and within the device; an empty launch;
 (b) collection from pinned memory; (c) collection from device memory; (d) selection;
-(e) Decision Transformer training steps a second, by loader; (f) constants to try first, and CPU or GPU by batch;
-(g) filters by cuDF, where cudf-polars is installed.
+(e) Decision Transformer training steps per second, by loader; (f) constants of the collector to try first, and the
+batches from which the GPU is faster than the CPU; (g) filters by cuDF, if cudf-polars is installed.
 
 Every section runs in a separate process. If a section fails, the report says so, and the other sections run. Batches
 and draws are compared with the CPU's before they are timed. Kernels are timed between CUDA events: medians of groups of
@@ -169,7 +169,9 @@ def run_all(names: str, quick: bool, end: float, run: Callable[..., dict[str, An
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=_letters, default="".join(TITLES), metavar="a,b", help="sections, default all")
+    parser.add_argument(
+        "--only", type=_letters, default="".join(TITLES), metavar="a,b", help="letters of sections, default all"
+    )
     parser.add_argument("--quick", action="store_true", help="a few small cases of each")
     parser.add_argument("--json", type=Path, help="write the full record here")
     parser.add_argument("--worker", choices=TITLES, help=argparse.SUPPRESS)

@@ -3,7 +3,7 @@
     python benchmarks/scale.py
     python benchmarks/scale.py --flight cluster.json --read-ns 150 --wire 25
 
-docs/explanation/scale.md explains the columns, and tells which numbers were measured and which are assumed.
+docs/explanation/scale.md explains the columns. It says which numbers were measured and which are assumed.
 """
 
 from __future__ import annotations
@@ -124,9 +124,8 @@ def index(family: Family, dataset: float) -> dict[str, float]:
 def fit_flight(record: Mapping[str, Any]) -> tuple[float, float]:
     """Returns seconds per request and per byte, from a benchmark record.
 
-    The record is written by benchmarks/cluster.py.
-
-    It is a least-squares fit over message sizes, with one request in flight.
+    benchmarks/cluster.py writes the record. The result is a least-squares fit over message sizes, with one request in
+    flight.
     """
     points = [(int(name.split("/")[0]), rate) for name, rate in record["channels"].items() if name.split("/")[1] == "1"]
     sizes = np.array([size for size, _ in points], float)
@@ -189,12 +188,14 @@ def reports(batch: Batches, machine: Machine) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flight", type=Path, help="a record of benchmarks/cluster.py, for the cost of a request")
-    parser.add_argument("--read-ns", type=float, default=150.0, help="nanoseconds of a core per READ")
-    parser.add_argument("--wire", type=float, default=25.0, help="GB/s of a node's network card")
-    parser.add_argument("--local", type=float, default=17.1, help="GB/s that a node collects from its own memory")
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--windows", type=int, default=256)
-    parser.add_argument("--context", type=int, default=20)
+    parser.add_argument("--read-ns", type=float, default=150.0, help="nanoseconds of a core per READ (default 150)")
+    parser.add_argument("--wire", type=float, default=25.0, help="GB/s of a node's network card (default 25)")
+    parser.add_argument(
+        "--local", type=float, default=17.1, help="GB/s that a node collects from its own memory (default 17.1)"
+    )
+    parser.add_argument("--ranks", type=int, default=8, help="ranks per node (default 8)")
+    parser.add_argument("--windows", type=int, default=256, help="windows in a rank's batch (default 256)")
+    parser.add_argument("--context", type=int, default=20, help="steps in a window (default 20)")
     options = parser.parse_args()
     request, byte = FLIGHT if options.flight is None else fit_flight(json.loads(options.flight.read_text()))
     machine = Machine(options.ranks, options.wire * 1e9, options.local * 1e9, request, byte, options.read_ns * 1e-9)

@@ -293,9 +293,15 @@ def run_sparse(scratch: Path | None) -> dict[str, float]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--episodes", type=int, nargs="+", default=[10**k for k in range(3, 9)], help="default 10^3 to 10^8"
+        "--episodes",
+        type=int,
+        nargs="+",
+        default=[10**k for k in range(3, 9)],
+        help="numbers of episodes (default 10^3 to 10^8)",
     )
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="default all")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of selection (default all)"
+    )
     parser.add_argument("--sparse", action="store_true", help="measure a dataset of 10^10 steps instead")
     parser.add_argument("--scratch", type=Path, help="folder for the sparse dataset")
     parser.add_argument("--json", type=Path, help="write the full record here")

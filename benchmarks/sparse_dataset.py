@@ -1,4 +1,7 @@
-"""A dataset of 10^10 steps in 10^7 episodes that takes 0.5 GB of disk: its shards are sparse files."""
+"""A dataset of 10^10 steps in 10^7 episodes that takes 0.5 GB of disk.
+
+Its shards are sparse files.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ _NO_CHECKSUM = "xxh3-128:" + "0" * 32
 
 
 def write_sparse_dataset(folder: Path) -> Path:
-    """Writes the dataset, with a real manifest and episode table, and returns its folder.
+    """Writes the dataset and returns its folder.
 
-    Episodes have 1 to 1,999 steps of 11 observations, 3 actions and a reward; every value is zero. The file system must
-    support sparse files.
+    The manifest and the episode table are real. Episodes have 1 to 1,999 steps of 11 observations, 3 actions and a
+    reward; every value is zero. The file system must support sparse files.
     """
     import gear_data
     from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
@@ -52,7 +55,10 @@ def write_sparse_dataset(folder: Path) -> Path:
 
 
 def _write_episodes(path: Path, lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-    """Writes an episode table as conversion does: one record batch, names dictionary-encoded."""
+    """Writes an episode table as conversion does.
+
+    It is one record batch with dictionary-encoded names.
+    """
     from gear_data.storage.arrow_files import write_ipc
     from gear_data.storage.episode_tables import EPISODE_SCHEMA
 

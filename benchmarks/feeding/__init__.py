@@ -1,1 +1,1 @@
-"""The parts of benchmarks/feed.py: scenarios, data, contenders with their environments, and the report."""
+"""Parts of benchmarks/feed.py: scenarios, data, contenders, and the report."""

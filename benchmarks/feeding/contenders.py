@@ -1,4 +1,7 @@
-"""The libraries compared, each in its own process and environment: their requirements conflict."""
+"""The compared libraries, the contenders.
+
+Each one runs in its own process and environment, because their requirements conflict.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +76,18 @@ CONTENDERS = (
 
 
 def own_variables(scratch: Path, checkout: Path = ROOT) -> dict[str, str]:
-    """Returns an environment in which Python imports a checkout's gear_data, installed or not."""
+    """Returns environment variables for a checkout's gear_data.
+
+    With them Python imports this gear_data, installed or not.
+    """
     path = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": path}
 
 
 def run_script(script: str, *arguments: str, log: Path, checkout: Path = ROOT) -> dict[str, Any]:
-    """Runs a script of a checkout's peers/ in this interpreter and returns the JSON that the script prints.
+    """Runs a script of a checkout's peers/, and returns the JSON that it prints.
+
+    The script runs in this interpreter.
 
     Raises:
         ContenderError: the script failed; the message holds its last line.
@@ -152,7 +160,10 @@ def other_checkout(path: Path) -> list[Contender]:
 
 
 def find_python(contender: Contender, venvs: Path, given: Mapping[str, Path]) -> Path:
-    """Returns a contender's interpreter; raises ContenderError if its environment is not installed."""
+    """Returns a contender's interpreter.
+
+    Raises ContenderError if its environment is not installed.
+    """
     if contender.environment is None:
         return Path(sys.executable)
     if contender.environment in given:
@@ -166,7 +177,10 @@ def find_python(contender: Contender, venvs: Path, given: Mapping[str, Path]) ->
 def run_rounds(
     processes: Mapping[str, Process], seconds: float, repetitions: int, failures: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measures all contenders in alternating rounds; a contender that stops is added to `failures` and skipped."""
+    """Measures all contenders in alternating rounds.
+
+    A contender that stops is added to `failures`, and skipped from then on.
+    """
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
     for repetition in range(repetitions):
         for name, process in processes.items():
@@ -182,7 +196,10 @@ def run_rounds(
 
 
 def chosen_contenders(names: str | None) -> list[Contender]:
-    """Returns the named contenders (None: all) and gear-data, which the ratios need. Raises SystemExit."""
+    """Returns the named contenders (None: all), and gear-data, which the ratios need.
+
+    Raises SystemExit for an unknown name.
+    """
     known = {contender.name: contender for contender in CONTENDERS}
     if names is None:
         return list(CONTENDERS)

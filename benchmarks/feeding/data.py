@@ -1,6 +1,6 @@
 """Data of a feed benchmark, in every form that a contender reads.
 
-It lies in a scratch folder.
+The data is in a scratch folder.
 """
 
 from __future__ import annotations

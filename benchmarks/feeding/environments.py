@@ -28,7 +28,10 @@ def requirements(environment: str) -> Path:
 
 
 def receipt(folder: Path) -> Path:
-    """Returns the path of the requirements' copy, written last: it marks a complete environment."""
+    """Returns the path of the copy of an environment's requirements.
+
+    The copy is written last, so it marks a complete environment.
+    """
     return folder / "installed-requirements.txt"
 
 
@@ -48,7 +51,10 @@ def base_interpreter(environment: str) -> str:
 
 
 def install(venvs: Path, environment: str) -> None:
-    """Creates the environment and installs its requirements; does nothing if it is complete."""
+    """Creates the environment and installs its requirements.
+
+    Does nothing if the environment is complete.
+    """
     folder = venvs / environment
     if is_installed(folder, environment):
         return

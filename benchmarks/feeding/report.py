@@ -86,9 +86,9 @@ def contender_table(rows: Records) -> str:
 
 
 def contender_notes(tables: Sequence[Records]) -> str:
-    """Returns a line for each contender: its batches, or why it failed.
+    """Returns a line for each contender: its notes, or the reason why it failed.
 
-    If its notes differ between tables, the line has all of them.
+    Notes describe the batches that a contender delivers. If they differ between tables, the line has all of them.
     """
     notes: dict[str, list[str]] = {}
     for rows in tables:

@@ -20,7 +20,10 @@ WAIT_TARGET = 0.02
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of data; `steps`, `observation` and `actions` describe the synthetic data made without a source."""
+    """A kind of data.
+
+    `steps`, `observation` and `actions` describe the synthetic data that is used without a source.
+    """
 
     title: str
     contract: Contract
@@ -86,7 +89,10 @@ SCENARIOS = (
 
 
 def chosen_scenarios(names: str | None) -> list[Scenario]:
-    """Returns the scenarios named, comma-separated (None: all). Raises SystemExit for an unknown name."""
+    """Returns the scenarios of a comma-separated list (None: all).
+
+    Raises SystemExit for an unknown name.
+    """
     if names is None:
         return list(SCENARIOS)
     known = {scenario.name: scenario for scenario in SCENARIOS}

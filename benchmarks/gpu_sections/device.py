@@ -149,7 +149,7 @@ class Gpu(CudaLauncher):
 
     @contextmanager
     def kernel_from(self, source: str, name: str, blocks: int) -> Iterator[None]:
-        """Replaces a kernel by another source's, and limits the blocks of a launch."""
+        """Replaces a kernel by the kernel of another source, and limits the blocks of a launch."""
         with cuda_errors(name), self._device:
             module = self._cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
             kernels, own_blocks = self._kernels, self.blocks

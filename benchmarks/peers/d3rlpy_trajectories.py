@@ -1,4 +1,7 @@
-"""d3rlpy: its ReplayBuffer, and the TrajectoryMiniBatch that its transformers train on."""
+"""Contender d3rlpy: a ReplayBuffer and TrajectoryMiniBatch.
+
+Its transformers train on TrajectoryMiniBatch.
+"""
 
 # mypy: disable-error-code="import-not-found, import-untyped"
 

@@ -1,4 +1,6 @@
-"""The Decision Transformer loader, reimplemented from its algorithm (github.com/kzl/decision-transformer).
+"""Contender Decision Transformer loader, reimplemented from its algorithm.
+
+The source is github.com/kzl/decision-transformer.
 
 For each sequence of a batch the loader draws an episode in proportion to its length, then a first step. It slices the
 columns and pads on the left (states with 0, actions with -10, the rest with 0). At the end it joins the pieces,
@@ -86,7 +88,7 @@ class Loader:
 def build(args: argparse.Namespace) -> Feed:
     published = args.returns == "published"
     loader = Loader(load_steps(args.data), args.batch_size, args.context, args.seed, sum_returns=published)
-    returns = "summed anew for every window, as published" if published else "sliced from a column made once"
+    returns = "summed again for every window, as published" if published else "sliced from a column made once"
     batch = f"return-to-go {returns}; left-padded, normalised" if loader.normalised else "no rewards; left-padded"
     return Feed(
         next_batch=loader.next_batch,

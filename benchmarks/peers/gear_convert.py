@@ -1,7 +1,7 @@
 """Converts a source to a gear-data dataset, and to arrays for the peers.
 
-The arrays are one .npy file a column, [N, *shape], with rewards and return-to-go as [N, 1], and `lengths` and
-`terminated` of the episodes. They are written episode by episode: the steps are never in memory twice.
+The arrays are one .npy file per column, [N, *shape]; rewards and return-to-go are [N, 1]. `lengths` and `terminated`
+have one value per episode. The arrays are written episode by episode, so the steps are never in memory twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RAW_COLUMNS = ("observations", "actions")
 
 
 def write_steps(dataset: gear_data.Dataset, names: tuple[str, ...], folder: Path) -> dict[str, object]:
-    """Writes the arrays; returns the facts of them that feed.py reports."""
+    """Writes the arrays, and returns the facts that feed.py reports."""
     folder.mkdir()
     np.save(folder / "lengths.npy", dataset.episodes["length"].to_numpy().astype(np.int64))
     np.save(folder / "terminated.npy", dataset.episodes["terminated"].to_numpy().astype(np.bool_))
@@ -48,7 +48,12 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True, help="anything gear_data.convert takes")
     parser.add_argument("--dataset", type=Path, required=True, help="the gear-data dataset to make")
     parser.add_argument("--steps", type=Path, required=True, help="the folder of arrays to make")
-    parser.add_argument("--contract", choices=("decision_transformer", "raw"), required=True, help="see feed.py")
+    parser.add_argument(
+        "--contract",
+        choices=("decision_transformer", "raw"),
+        required=True,
+        help="columns of a batch: decision_transformer or raw",
+    )
     args = parser.parse_args()
     out = claim_stdout()
     raw = args.contract == "raw"

@@ -130,7 +130,10 @@ def stage_times(clocks: dict[str, Clock], batches: int, costs: tuple[float, floa
 
 
 def undisturbed(values: list[float]) -> float:
-    """Returns the 5th percentile: the figure of stretches that no other process interrupted."""
+    """Returns the 5th percentile.
+
+    It is the figure of stretches that no other process interrupted.
+    """
     return float(np.percentile(values, 5))
 
 

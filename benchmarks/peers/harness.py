@@ -1,4 +1,6 @@
-"""Code that all contenders share: arguments, data, the measured loop and the JSON line they print.
+"""Code that all contenders share.
+
+It has the arguments, the data, the measured loop and the JSON line that a contender prints.
 
 It needs only the standard library and NumPy: contenders run in separate environments with conflicting requirements.
 """
@@ -27,7 +29,10 @@ COLUMNS = ("observations", "actions", "rewards", "returns_to_go")
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of all episodes, concatenated: the columns of a batch and the timesteps."""
+    """The steps of all episodes, concatenated.
+
+    They are the columns of a batch and the timesteps.
+    """
 
     columns: Mapping[str, npt.NDArray[Any]]  # [N, *shape]; rewards and undiscounted returns_to_go [N, 1]
     timesteps: IntArray  # [N], from 0 in each episode
@@ -86,7 +91,10 @@ def touch(batch: Mapping[str, Any]) -> float:
 
 
 def measure(feed: Feed, seconds: float) -> dict[str, Any]:
-    """Counts the batches drawn in `seconds`, after a warm-up that drains prefetched batches."""
+    """Counts the batches drawn in `seconds`.
+
+    A warm-up before it drains the prefetched batches.
+    """
     warm_until = time.perf_counter() + min(0.5, seconds / 4)
     while time.perf_counter() < warm_until:
         batch = feed.next_batch()
@@ -120,7 +128,10 @@ def measure(feed: Feed, seconds: float) -> dict[str, Any]:
 
 
 def claim_stdout() -> TextIO:
-    """Returns the real stdout for the JSON line, and redirects the libraries' prints to stderr."""
+    """Returns the real stdout for the JSON line.
+
+    Redirects the prints of libraries to stderr.
+    """
     ours = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return ours

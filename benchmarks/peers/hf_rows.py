@@ -1,4 +1,6 @@
-"""HF datasets: rows (one per episode) of the Parquet source, and a collator; states only.
+"""Contender HF datasets: rows of the Parquet source, and a collator.
+
+A row is an episode. Batches have only states.
 
 `--rows python` is the usual way, also in the Decision Transformer blog post: a row is nested Python lists, and a window
 of the row becomes an array. `--rows arrow` requests the row as an Arrow table and views it without a copy, which few

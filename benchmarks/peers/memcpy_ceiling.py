@@ -15,7 +15,7 @@ import numpy.typing as npt
 from harness import Feed, load_steps, main, versions_of
 
 SOURCE_BYTES = 1 << 30
-#: Bytes per step besides the columns: an int64 timestep and a float32 mask.
+#: Bytes per step in addition to the columns: an int64 timestep and a float32 mask.
 ADDED_BYTES = 12
 
 

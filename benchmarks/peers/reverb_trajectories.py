@@ -1,4 +1,6 @@
-"""Reverb: a table of windows, read by TrajectoryDataset in the server's process (no gRPC between).
+"""Contender Reverb: a table of windows, read by TrajectoryDataset.
+
+The reader is in the server's process, so no gRPC is between them.
 
 Each step ends one item of `context` steps. Reverb has no padding: each episode is written after `context - 1` zero
 steps with mask 0, which gives the same left-padded windows. Chunks of `context` steps and two sampler workers per core

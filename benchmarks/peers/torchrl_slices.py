@@ -1,4 +1,6 @@
-"""TorchRL: ReplayBuffer with a SliceSampler, over LazyTensorStorage (memory) or LazyMemmapStorage (mapped files).
+"""Contender TorchRL: a ReplayBuffer with a SliceSampler.
+
+The storage is LazyTensorStorage (memory) or LazyMemmapStorage (mapped files).
 
 The settings are the fastest ones found: cached boundaries, no truncation or init markers, no prefetch (its threads slow
 it down on few cores), and the number of torch threads that measures best.
@@ -59,7 +61,8 @@ def build(args: argparse.Namespace) -> Feed:
             next_batch=next_batch,
             windows=args.batch_size,
             notes="SliceSampler, strict_length: whole windows only, shorter episodes left out, nothing padded; "
-            f"what a batch adds is stored as columns, the mask all ones; torch tensors; torch threads: {threads}",
+            "all other keys of a batch are stored as columns, the mask is all ones; torch tensors; "
+            f"torch threads: {threads}",
             versions=versions_of("torchrl", "tensordict", "torch", "numpy"),
             held=(folder,),
         )

@@ -20,8 +20,8 @@ $ gear-data --help
 {help}
 ```
 
-The exit status is 0, 1 (the work failed, or `lint` or `verify` found a problem) or 2 (bad usage). This page is generated from
-the parser of `gear-data`.
+The exit status is 0, 1 (the work failed, or `lint` or `verify` found a problem) or 2 (bad usage). This page is
+generated from the parser of `gear-data`.
 """
 
 
