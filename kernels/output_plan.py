@@ -14,18 +14,19 @@ import numpy.typing as npt
 #: Kinds of output: the bytes that a valid row gets.
 KIND_COPY = 0  # the column's bytes
 KIND_CONVERT = 1  # (value - mean) * scale of every element, computed in float64
-KIND_TIMESTEP = 2  # the step's index in its episode, plus `origin`
+KIND_TIMESTEP = 2  # the step's index in its episode, plus `origin` (the step number)
 KIND_CONSTANT = 3  # the template at `valid` (masks)
 KIND_DISCOUNTED = 4  # the sum over j of discounts[j] * the value j steps later, up to the episode's end
 
 #: Kinds that read a column.
 COLUMN_KINDS = (KIND_COPY, KIND_CONVERT, KIND_DISCOUNTED)
 
-#: Kinds of padding: the bytes that the other rows get. A window without a valid row is filled with PAD_FILL.
+#: Kinds of padding: the bytes that the other rows get, in the order of `gear_data.collection.output.Padding`. A window
+#: without a valid row is filled with PAD_FILL.
 PAD_FILL = 0  # the template at `fill`
 PAD_EDGE = 1  # a copy of the nearest valid row
 PAD_FIRST = 2  # a copy of the first valid row
-PAD_EXTRAPOLATE = 3  # KIND_TIMESTEP only: the step indices continue
+PAD_EXTRAPOLATE = 3  # KIND_TIMESTEP only: the step numbers continue
 
 #: `source_type` is an index in SOURCE_TYPES. `out_type` is an index in OUT_TYPES; for KIND_TIMESTEP, in TIMESTEP_TYPES.
 SOURCE_TYPES = (
@@ -43,21 +44,21 @@ _FIELDS = (
     "elements",  # elements of a row, for KIND_CONVERT and KIND_DISCOUNTED
     "source_type",
     "out_type",
-    "first",  # first wanted step, relative to the window's start
+    "first",  # first step to read, relative to the window's start
     "width",  # rows of the output
-    "pad_left",  # 1: valid rows stand at the end; 0: each row stands at its own step's place
+    "pad_left",  # 1: valid rows are at the end; 0: the row of step `first` + i is row i
     "within",  # 1: steps outside the window are padding; 0: only steps outside the episode are
     "padding",  # PAD_...
     "fill",  # address of `width` padding rows; 0: zero bytes
     "valid",  # address of `width` valid rows, for KIND_CONSTANT
     "affine",  # address of float64 mean[affine_rows * elements], followed by as many scales
     "affine_rows",  # rows for which means and scales are repeated, so that the loop over elements is long
-    "origin",  # index of an episode's first step, for KIND_TIMESTEP
+    "origin",  # number of an episode's first step, for KIND_TIMESTEP
     "shift",  # 1: a step gets the next step's row, the last step the final observation; -1: the previous step's row
     "finals",  # address of the column's final observations; 0: there are none
     "discounts",  # address of float64 discounts, for KIND_DISCOUNTED
     "horizon",  # number of discounts
-    "like",  # index of the first output whose windows have the same steps in the same rows
+    "same_spans_as",  # index of the first output whose windows have the same steps in the same rows; may be its own
 )
 #: One record, every field int64. `struct OutputPlan` of `collect.cu` has the same fields in the same order.
 OUTPUT_PLAN = np.dtype([(name, np.int64) for name in _FIELDS])

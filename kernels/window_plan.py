@@ -1,4 +1,4 @@
-"""The plan of the drawing kernels: one record.
+"""The plan of the kernels that draw windows: one record.
 
 The record holds everything that stays the same from batch to batch.
 
@@ -26,10 +26,10 @@ _FIELDS = (
     "seed",  # uint64 bits
     "domain",  # random domain of the first draw, see `gear_data.kernels.cpu.random`
     "episodes",  # k
-    "total",  # address of the total integer weight
+    "total",  # address of the total integer weight, int64 [1]
     "prefix",  # address of [k + 1], the integer weight before each episode; 0: the weights are in a tree
-    "guide",  # address of uint32, the episode of point b << shift, for every b; the last entry is for the last point
-    "shift",
+    "guide",  # address of uint32: entry b is the episode of point b << shift; the last entry is for the last point
+    "shift",  # one entry of `guide` covers 2^shift points
     "nodes",  # address of a tree's nodes, see `gear_data.kernels.cpu.weight_tree`
     "starts",  # address of the first node of each level of the tree
     "levels",  # number of levels of the tree
@@ -41,9 +41,9 @@ _FIELDS = (
     "words",  # address of a step mask's uint64 words, whose set bits are the anchors; 0: anchors are evenly spaced
     "ranks",  # address of the mask's running counts
     "first",  # address of [k], the mask's bit of each episode's first step
-    "context",
-    "stride",
-    "origin",  # an episode's first anchor
+    "context",  # the most steps of a window
+    "stride",  # every stride-th step of an episode is an anchor
+    "origin",  # the first step of an episode that can be an anchor
     "anchor",  # ANCHOR_...
     "allow_short",  # 1: windows may be shorter than the context
 )

@@ -33,7 +33,7 @@ def check_range(name: str, value: Any, low: int, high: int | None = None) -> Non
 def check_numbers(
     batch_size: Any, context: Any, prefetch: Any, seed: Any, stride: Any, steps: Any, epochs: Any, n_step: Any
 ) -> None:
-    """Raises InvalidArgumentError unless each is in its range.
+    """Raises InvalidArgumentError unless each argument is in its range.
 
     At least one of `steps` and `epochs` must be None.
     """
@@ -46,13 +46,17 @@ def check_numbers(
         if value is not None:
             check_range(name, value, low)
     if steps is not None and epochs is not None:
-        raise InvalidArgumentError("steps and epochs are both given", hint="give only one of them")
+        raise InvalidArgumentError(
+            f"steps is {steps} and epochs is {epochs}: both would end the iteration", hint="give only one of them"
+        )
 
 
 def check_rank(rank: int | None, world_size: int | None) -> None:
     """Raises InvalidArgumentError unless both are None, or both are given and fit."""
     if (rank is None) != (world_size is None):
-        raise InvalidArgumentError("give both rank and world_size, or neither")
+        raise InvalidArgumentError(
+            f"rank is {rank} and world_size is {world_size}", hint="give both rank and world_size, or neither"
+        )
     if rank is not None and world_size is not None:
         check_range("world_size", world_size, 1)
         check_range("rank", rank, 0, world_size - 1)
@@ -74,7 +78,7 @@ def check_pin_memory(pin_memory: bool | None, device: torch.device) -> bool:
         DeviceError: `pin_memory` is True, and torch sees no GPU.
     """
     if pin_memory and not torch.cuda.is_available():
-        raise DeviceError("pin_memory=True needs a GPU, and torch sees none here", hint="leave pin_memory out")
+        raise DeviceError("pin_memory=True needs a GPU, and torch sees none", hint="leave pin_memory out")
     return device.type == "cuda" if pin_memory is None else pin_memory
 
 
@@ -85,10 +89,13 @@ def check_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise DeviceError(f"unknown device {device!r}", hint="use 'cpu', 'cuda' or 'cuda:N'") from error
     if result.type not in ("cpu", "cuda"):
-        raise DeviceError(f"batches go to 'cpu' or 'cuda', not to {device!r}")
+        raise DeviceError(
+            f"device is {device!r}; batches go only to 'cpu' or 'cuda'",
+            hint="give device='cpu', and copy the batches yourself",
+        )
     if result.type == "cuda" and (result.index or 0) >= torch.cuda.device_count():
         raise DeviceError(
-            f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices",
+            f"device {device!r} does not exist: torch sees {torch.cuda.device_count()} CUDA devices",
             hint="use device='cpu'; 'gear-data doctor' shows what is missing",
         )
     return result
@@ -109,7 +116,7 @@ def check_sm_budget(sm_budget: float) -> float:
 
 
 def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, str | None]:
-    """Resolves `dtype=`.
+    """Resolves the loader's argument `dtype`.
 
     Returns:
         The half precision to which floats are rounded, and the NumPy dtype before rounding. Each may be None.
@@ -127,9 +134,10 @@ def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, st
 
 
 def check_offsets(offsets: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
-    """Returns column -> (first, last), with first < last.
+    """Returns column -> (first, last), as integers.
 
-    Raises InvalidArgumentError for anything else.
+    Raises:
+        InvalidArgumentError: not a mapping, not two integers, or first is not below last.
     """
     result = {}
     if offsets is not None and not isinstance(offsets, Mapping):

@@ -41,14 +41,14 @@ class LoaderComponent:
 
     Attributes:
         dataset: the dataset; its `returns_to_go` have the loader's discount.
-        num_windows: number of windows in the dataset.
-        sampler: name of its sampler.
-        selector: selects its windows.
-        batch_format: its preset, with its options.
+        num_windows: number of windows in the dataset, one for each anchor.
+        sampler: name of the sampler.
+        selector: the sampler, bound to the dataset's anchors; selects the windows of a step.
+        batch_format: the preset, with its options.
         request: the arguments for the preset.
         outputs: the arrays that the collector fills.
-        variable: columns of text or bytes -> their keys.
-        postprocess: turns a collected batch into the preset's batch; None: the collected batch is the preset's.
+        variable: column of text or bytes -> its key in the batch.
+        postprocess: turns a collected batch into the preset's batch; None: nothing is left to do.
     """
 
     dataset: Dataset
@@ -169,12 +169,15 @@ def _shared_columns(datasets: Sequence[Dataset]) -> tuple[str, ...]:
         )
     )
     if not names:
-        raise InvalidArgumentError("the datasets of this mixture have no column in common")
+        raise InvalidArgumentError(
+            f"the {len(datasets)} datasets of this mixture have no column of the same name and shape",
+            hint="rename columns at conversion (--rename), or give join=False",
+        )
     return names
 
 
 def _component_seed(seed: int, number: int) -> int:
-    """Returns a separate seed for each dataset of a mixture.
+    """Returns the seed of dataset `number` of a mixture.
 
     All datasets number their slots from 0, so one seed would give all of them the same random numbers.
     """

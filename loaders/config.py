@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 class LoaderConfig:
     """The arguments of a SequenceLoader, checked and resolved.
 
-    `SequenceLoader` describes the attributes that are not listed here.
+    `SequenceLoader` describes the attributes that this list does not name.
 
     Attributes:
         rule: the anchors and lengths of windows.
-        half: half precision to which float columns are rounded; None: they are not rounded.
+        half: torch.float16 or torch.bfloat16, to which float columns are rounded; None: float columns are not rounded.
         float_dtype: NumPy dtype of float columns before rounding; None: as the preset says.
         membership: this process in its run, with `decentralized` selection; else None.
         pin: whether batches are copied to pinned memory.

@@ -33,7 +33,7 @@ class Meter:
         self._waited = 0.0
         self._seconds = 0.0
         self._resumed = 0.0
-        self._sources = np.zeros(datasets, np.int64)
+        self._dataset_counts = np.zeros(datasets, np.int64)
 
     def start(self) -> None:
         """Starts the clock of an iteration."""
@@ -45,7 +45,7 @@ class Meter:
         self._seconds += now - self._resumed
         self._resumed = now
         self._batches += 1
-        self._windows += built.windows
+        self._windows += built.rows
         self._padded += built.padded_bytes
         if isinstance(built.valid_bytes, int):
             self._valid += built.valid_bytes
@@ -55,8 +55,8 @@ class Meter:
             while self._later[0].known:
                 self._valid += self._later.popleft().wait()
         self._waited += waited
-        if built.sources is not None:
-            self._sources += built.sources
+        if built.dataset_counts is not None:
+            self._dataset_counts += built.dataset_counts
 
     def result(self) -> dict[str, Any]:
         """Returns the metrics since the loader was made.
@@ -79,8 +79,8 @@ class Meter:
             "pad_fraction": 1 - self._valid / self._padded if self._padded else 0.0,
             "wait_fraction": self._waited / seconds,
         }
-        if len(self._sources) > 1:
-            result["mixture"] = (self._sources / max(1, int(self._sources.sum()))).tolist()
+        if len(self._dataset_counts) > 1:
+            result["mixture"] = (self._dataset_counts / max(1, int(self._dataset_counts.sum()))).tolist()
         return result
 
 

@@ -99,7 +99,7 @@ class NodeLocalSelector:
     def sampling_plan(self, count: int) -> SamplingPlan | None:
         return None
 
-    def most_rows(self, count: int) -> int:
+    def max_rows(self, count: int) -> int:
         """Returns the most windows that `select` returns for `count` slots."""
         # At either end of the slots, the node's share may be off by less than one turn.
         return min(count, int(count * self._share) + 2)
@@ -161,6 +161,6 @@ def node_local_selector(
     )
 
 
-def most_rows(selector: Selector, count: int) -> int:
+def max_rows(selector: Selector, count: int) -> int:
     """Returns the most windows that a selector returns for `count` slots."""
-    return selector.most_rows(count) if isinstance(selector, NodeLocalSelector) else count
+    return selector.max_rows(count) if isinstance(selector, NodeLocalSelector) else count

@@ -27,9 +27,10 @@ def _close_all() -> None:
 class Prefetcher(Generic[T]):
     """Makes items 0, 1, 2, ... ahead of their consumer.
 
-    A thread or the consumer makes the next item, whichever is free: the consumer does not sleep while an item waits to
-    be made. To sleep and be woken costs about as much as a small batch, so a consumer that only waits is slower than a
-    consumer without threads. An exception is handed over like an item.
+    The next item is made by whichever is free: a thread, or the consumer inside `get`. So the consumer never sleeps
+    while an item can be started. Sleeping and waking up costs about as much as a small batch: a consumer that only
+    waited would be slower than a consumer without threads. If `make` raises an exception, `get` raises it at the turn
+    of that item.
 
     Args:
         make: item number -> item; called from the threads and from `get`.
@@ -41,15 +42,15 @@ class Prefetcher(Generic[T]):
     def __init__(self, make: Callable[[int], T], count: int | None, depth: int, threads: int) -> None:
         self._make = make
         self._count = count
-        self._limit = depth + threads + 1  # every maker may have one item in progress
+        self._limit = depth + threads + 1  # each thread and the consumer may have one item in progress
         self._process = os.getpid()
         self._closed = False
-        # Re-entrant: a garbage collection may close this while its own thread holds the lock.
+        # A re-entrant lock: a garbage collection may call `close` in a thread that holds the lock.
         self._changed = threading.Condition()
-        self._holders = 0
+        self._pauses = 0  # contexts of `paused` that are open
         self._ready: dict[int, T | BaseException] = {}
-        self._begun = 0  # items that are made or in progress
-        self._taken = 0
+        self._started = 0  # items that are made or in progress; the number of the next item
+        self._taken = 0  # items that the consumer has taken
         self._threads = [
             threading.Thread(target=self._run, name=f"gear-prefetch-{k}", daemon=True) for k in range(threads)
         ]
@@ -57,15 +58,15 @@ class Prefetcher(Generic[T]):
         for thread in self._threads:
             thread.start()
 
-    def _begin(self) -> int | None:
-        """Returns the next item to make, or None if no item may be started.
+    def _start_next(self) -> int | None:
+        """Returns the number of the next item to make, or None if no item may be started.
 
         The caller holds the lock.
         """
-        item = self._begun
-        if self._holders or item >= self._taken + self._limit or (self._count is not None and item >= self._count):
+        item = self._started
+        if self._pauses or item >= self._taken + self._limit or (self._count is not None and item >= self._count):
             return None
-        self._begun = item + 1
+        self._started = item + 1
         return item
 
     def _finish(self, item: int, result: T | BaseException) -> None:
@@ -76,7 +77,7 @@ class Prefetcher(Generic[T]):
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (item := self._begin()) is None and not self._closed:
+                while (item := self._start_next()) is None and not self._closed:
                     self._changed.wait()
                 if self._closed or item is None:
                     return
@@ -85,14 +86,15 @@ class Prefetcher(Generic[T]):
             except BaseException as error:  # the consumer raises it
                 result = error
             self._finish(item, result)
-            del result  # a waiting thread must not keep a batch's memory
+            del result  # a thread that waits must not keep a batch's memory
 
     def get(self, item: int) -> T:
-        """Returns item number `item`. The consumer asks for items in order.
+        """Returns item number `item`. The consumer must take items in order.
 
         Raises:
-            Exception: `make` raised it.
-            InvalidArgumentError: the process was forked after this was made, so no thread makes items.
+            Exception: any error that `make` raised for this item.
+            InvalidArgumentError: this process is a forked child of the process that made the prefetcher. The child has
+                none of its threads.
         """
         if os.getpid() != self._process:
             raise InvalidArgumentError(
@@ -106,39 +108,40 @@ class Prefetcher(Generic[T]):
                     self._taken = item + 1
                     self._changed.notify_all()
                     break
-                own = self._begin()
-                if own is None:
+                # The item is not ready. The consumer makes the next item, if there is one, instead of waiting.
+                number = self._start_next()
+                if number is None:
                     self._changed.wait()
                     continue
             try:
-                made: T | BaseException = self._make(own)
-            except Exception as error:  # raised when its turn comes
-                made = error
-            self._finish(own, made)
+                outcome: T | BaseException = self._make(number)
+            except Exception as error:  # raised when the consumer takes item `number`
+                outcome = error
+            self._finish(number, outcome)
         if isinstance(result, BaseException):
             raise result
         return result
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[int]:
-        """Starts no item inside the context; gives the number of the next item."""
-        # Not the lock itself: inside the context, a garbage collection may close this.
+    def paused(self) -> Iterator[int]:
+        """Returns a context in which no item is started. Its value is the number of the next item."""
+        # A counter, not the lock: inside the context, a garbage collection may call `close`, which joins the threads.
         with self._changed:
-            self._holders += 1
-            begun = self._begun
+            self._pauses += 1
+            next_item = self._started
         try:
-            yield begun
+            yield next_item
         finally:
             with self._changed:
-                self._holders -= 1
+                self._pauses -= 1
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the threads; drops items that are ready."""
-        # An iterator that lives at interpreter exit closes again, when this module's names are gone.
+        """Ends the threads, and drops items that are ready."""
+        # An iterator that lives at interpreter exit calls `close` again, when this module's names are gone.
         if self._closed:
             return
-        # A forked child has none of the threads, and its copy of the lock may be held for ever.
+        # A forked child has none of the threads, and its copy of the lock may stay locked for ever.
         if os.getpid() != self._process:
             self._closed = True
             return
@@ -146,7 +149,7 @@ class Prefetcher(Generic[T]):
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
-            # A garbage collection may close this in its own thread, which ends when it returns.
+            # A garbage collection may call this in one of the threads, which ends after this call.
             if thread is not threading.current_thread():
                 thread.join()
         self._ready.clear()

@@ -29,7 +29,7 @@ from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.mixture import Mixture
-from gear_data.loaders.node_local import most_rows
+from gear_data.loaders.node_local import max_rows
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.shared_state import SharedResumeState
 from gear_data.loaders.state import check_state, make_state, position_unknown
@@ -38,7 +38,7 @@ from gear_data.loaders.window_source import make_window_source
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.samplers.weighted import WeightedSelector
 
-#: After an update of weights, `windows` knows this many steps behind the next step.
+#: After an update of weights, the weights of this many steps before the next step are kept, for `windows`.
 _STEPS_KEPT = 1024
 
 
@@ -47,9 +47,9 @@ class SequenceLoader(IterableDataset[Batch]):
 
     The batches are the same for any number of ranks and workers, and for any prefetch depth.
 
-    An iteration starts at step 0, or, once, at the step of a loaded state. So a second `for batch in loader` gives the
-    same batches in the same order, also with `sampler="shuffle"` and `epochs=1`. For n epochs with an order each, give
-    `epochs=n`, or no end.
+    An iteration starts at step 0. Only the first iteration after `load_state_dict` starts at the state's step. So a
+    second `for batch in loader` gives the same batches in the same order, also with `sampler="shuffle"` and `epochs=1`.
+    For n epochs in different orders, give `epochs=n`, or no end.
 
     Inside a `DataLoader(loader, batch_size=None, num_workers=n)`, worker k builds every n-th step, starting with the
     k-th. The DataLoader puts them in order.
@@ -57,7 +57,7 @@ class SequenceLoader(IterableDataset[Batch]):
     Args:
         dataset: the dataset, or a `Mixture` of datasets.
         batch_size: windows of a global batch. Rank r of w gets the rows [r * B // w, (r + 1) * B // w).
-        context: the most steps of a sequence.
+        context: the most steps of a window; the length of padded sequences.
         preset: names, padding and dtypes of the batch: a name of `PRESETS`, or a `BatchFormat`.
         sampler: `uniform` (a window starts at a step drawn from all steps), `shuffle` (every step once an epoch),
             `fifo`, or an instance: `Uniform`, `Weighted`, `TopK`, `Fifo`, `Shuffle`.
@@ -83,7 +83,7 @@ class SequenceLoader(IterableDataset[Batch]):
             batches are built in groups, and then a few more are kept.
         steps: number of batches; None: no end.
         epochs: end after the number of batches in this many passes over all windows. With `shuffle` and `fifo` the last
-            batch may be short.
+            batch may have fewer rows.
         preset_options: fields of the preset to change, for example {"side": "right"}; see `BatchFormat`.
         stride: only every stride-th step of an episode is the anchor of a window.
         anchor: position of the anchor in its window. `start`: the window starts there. `end`: it ends there. `random`:
@@ -168,11 +168,11 @@ class SequenceLoader(IterableDataset[Batch]):
         self._position = NextStep()
         # Whether a state was loaded and this process did not iterate since.
         self._loaded = False
-        # The state that a DataLoader's worker loaded: (step, whether it is the worker's own).
+        # In a DataLoader's worker, the loaded state: (step, whether the state was saved in a worker).
         self._worker_state: tuple[int, bool] | None = None
         self._shared = SharedResumeState()
         self._meter = Meter(len(self._components))
-        # Iterators whose batches a thread builds ahead.
+        # Iterators with a prefetch thread; `update_weights` pauses them.
         self._ahead: weakref.WeakSet[BatchIterator] = weakref.WeakSet()
 
     def _end(self) -> tuple[int | None, int]:
@@ -193,7 +193,7 @@ class SequenceLoader(IterableDataset[Batch]):
         return self._steps
 
     def __bool__(self) -> bool:
-        # Else Python asks for the length, and a loader without end has none.
+        # Without this, `bool(loader)` would call `__len__`, which raises TypeError for a loader without end.
         return True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -212,9 +212,9 @@ class SequenceLoader(IterableDataset[Batch]):
         self.__dict__.update(state, _ahead=weakref.WeakSet())
 
     def _shared_state(self) -> SharedResumeState:
-        """Returns the shared state.
+        """Returns the resume state that this process shares with the DataLoader's workers.
 
-        A forked process that is not a DataLoader's worker gets its own.
+        A forked process that is not a DataLoader's worker gets a separate state.
         """
         if not self._shared.reaches(get_worker_info()):
             self._shared = SharedResumeState(self._position.next_step if self._loaded else None)
@@ -261,21 +261,22 @@ class SequenceLoader(IterableDataset[Batch]):
         self._loaded, self._worker_state = False, None
         stride = 1
         if worker is not None:
-            # The DataLoader always asks worker 0 first: worker k builds the steps first + k, first + k + n, ... A state
-            # that was saved in a worker has the worker's own next step.
+            # The DataLoader always takes the first batch from worker 0. So worker k of n builds the steps first + k,
+            # first + k + n, ... A state that was saved in a worker has the worker's own next step.
             stride = worker.num_workers
             first += 0 if own else worker.id
         self._position.next_step = first
         prefetch = self._config.prefetch
         rows = self._rows()
-        windows = -(-most_rows(self._components[0].selector, self.batch_size) // rows.world_size)
+        windows = -(-max_rows(self._components[0].selector, self.batch_size) // rows.world_size)
         batch_bytes = windows * max(component.row_bytes for component in self._components)
         remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
         group = group_size(batch_bytes, remote=remote) if prefetch else 1
         builder = self._builders.make(
             self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
-            most_rows=windows, at_once=group, in_worker=worker is not None,
-            # Enough for the batches that are ready, in progress and with the consumer; else each would be allocated.
+            max_rows=windows, max_batches=group, in_worker=worker is not None,
+            # Enough buffers for the batches that are ready, in progress and with the consumer. With fewer, the builder
+            # would allocate memory for every batch.
             keep=IDLE_BUFFERS + prefetch + 4 * group,
         )  # fmt: skip
         batches = BatchIterator(
@@ -298,9 +299,9 @@ class SequenceLoader(IterableDataset[Batch]):
 
         The new weights hold from a step after every batch that is already built. So no existing batch changes.
 
-        Earlier steps keep their weights: a second pass from step 0 goes through the same versions again. If weights
-        change, make one endless pass (or continue with `load_state_dict(state_dict())`): the loader keeps the weights
-        of the last 1,024 steps, and refuses a pass that needs older ones.
+        Earlier steps keep their weights: a second pass from step 0 uses the same versions again. But the loader keeps
+        the weights of the last 1,024 steps only, and refuses a pass that needs older weights. So make one pass without
+        end if weights change, or continue with `load_state_dict(state_dict())`.
 
         If torch.distributed is initialised, every rank calls this with its own updates. All ranks apply all updates, in
         the order of the ranks, from the same step on.
@@ -321,26 +322,25 @@ class SequenceLoader(IterableDataset[Batch]):
         """
         selector = check_updatable(self._components, dataset, self._shared_state())
         with contextlib.ExitStack() as stack:
-            # No batch starts until the update is in place.
+            # Prefetch threads start no batch until the update is in place.
             soonest = max(
                 self._position.next_step,
-                self._source.step_of(dataset, selector.soonest),
-                *(stack.enter_context(batches.held()) for batches in list(self._ahead)),
+                self._source.loader_step(dataset, selector.soonest),
+                *(stack.enter_context(batches.paused()) for batches in list(self._ahead)),
             )
             (ids, weights), first_step = agree_on_update(
                 episode_ids, values, from_step, soonest, all_ranks=self._config.rank is None
             )
-            selector.update(self._source.own_step(dataset, first_step), ids, weights)
+            selector.update(self._source.selector_step(dataset, first_step), ids, weights)
             oldest = max(0, self._position.next_step - _STEPS_KEPT)
-            selector.compact(self._source.own_step(dataset, oldest))
+            selector.compact(self._source.selector_step(dataset, oldest))
         return first_step
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the iteration: the next step, and changed weights.
 
-        It also has the facts on which the meaning of the step depends.
-
-        The state is JSON-able, and valid for any number of ranks and workers. A state that torchdata's
+        The state also names everything that the meaning of the step depends on, such as the dataset's fingerprint and
+        the seed. It is JSON-able, and valid for any number of ranks and workers. A state that torchdata's
         StatefulDataLoader saves inside a DataLoader's worker has the worker's own next step; only that worker loads it.
 
         Raises:
@@ -372,7 +372,7 @@ class SequenceLoader(IterableDataset[Batch]):
         self._shared_state().load(step)
 
     def _identity(self) -> dict[str, Any]:
-        """Returns the facts on which the windows of a step depend, JSON-able."""
+        """Returns everything that the windows of a step depend on, JSON-able."""
         names = [component.sampler for component in self._components]
         return {
             "fingerprint": self.dataset.fingerprint,
@@ -407,8 +407,7 @@ class SequenceLoader(IterableDataset[Batch]):
     def metrics(self) -> dict[str, Any]:
         """Returns counts and rates since the loader was made.
 
-        See `gear_data.loaders.metrics.Meter.result`.
-
-        With a `Weighted` sampler they include `effective_sample_size` and `raised_weights`, lists for a mixture.
+        `gear_data.loaders.metrics.Meter.result` describes them. With a `Weighted` sampler, the result also has
+        `effective_sample_size` and `raised_weights`; for a mixture these are lists.
         """
         return {**self._meter.result(), **weight_metrics([each.selector for each in self._components])}

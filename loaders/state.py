@@ -1,4 +1,4 @@
-"""State of a loader: the next step, and the facts on which its batches depend."""
+"""The state of a loader: the next step, and everything that the step's meaning depends on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _VERSION = 2
 
 
 def make_state(step: int, identity: Mapping[str, Any], weights: Sequence[Any]) -> dict[str, Any]:
-    """Makes a state, JSON-able.
+    """Returns the state of a loader, JSON-able.
 
     Args:
         step: the next step.
-        identity: the facts on which the meaning of a step depends.
+        identity: everything that the meaning of a step depends on, such as the seed; see `SequenceLoader`.
         weights: for each dataset its changed weights, or None if they did not change.
     """
     changed = list(weights) if any(saved is not None for saved in weights) else None
@@ -25,6 +25,10 @@ def make_state(step: int, identity: Mapping[str, Any], weights: Sequence[Any]) -
 
 def check_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[int, bool]:
     """Checks a state against this loader.
+
+    Args:
+        state: the result of `make_state`, maybe of another process.
+        identity: this loader's identity, see `make_state`.
 
     Returns:
         The step of the state, and whether the state belongs to one DataLoader worker.

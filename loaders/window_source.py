@@ -19,22 +19,25 @@ class WindowSource(Protocol):
     """Samples the windows of any step."""
 
     def sample(self, step: int, count: int) -> Windows:
-        """Samples the windows of the batch `step`, which has `count` slots."""
+        """Samples the windows of the global batch of a step.
+
+        Args:
+            step: the loader's step.
+            count: slots of the batch. A node-local selector returns fewer windows than slots.
+        """
 
     def turn(self, step: int) -> tuple[int | None, int]:
-        """Returns the dataset of a step's batch, and its selector's step.
+        """Returns (dataset, selector step) of a step's batch.
 
-        The dataset is None if the batch has windows of several datasets.
+        The dataset is the number of the batch's only dataset; None if the batch has windows of several datasets. The
+        selector step is the argument `step` of the selectors' `select`.
         """
 
-    def own_step(self, dataset: int, step: int) -> int:
-        """Converts a step of the loader to a step of one dataset's selector."""
+    def selector_step(self, dataset: int, step: int) -> int:
+        """Converts a step of the loader to the step of one dataset's selector."""
 
-    def step_of(self, dataset: int, own_step: int) -> int:
-        """Returns the first step at which a dataset's selector is at `own_step`.
-
-        The selector may also be past `own_step`.
-        """
+    def loader_step(self, dataset: int, selector_step: int) -> int:
+        """Returns the first step of the loader at which a dataset's selector is at `selector_step` or later."""
 
     def epoch_slots(self, epochs: int) -> int | None:
         """Returns the exact number of windows in `epochs` epochs.
@@ -43,10 +46,7 @@ class WindowSource(Protocol):
         """
 
     def identity(self) -> dict[str, Any]:
-        """Returns the facts on which the windows depend, JSON-able.
-
-        The seed and the datasets are not among them.
-        """
+        """Returns everything that the windows depend on, except the seed and the datasets; JSON-able."""
 
 
 class SingleSource:
@@ -61,11 +61,11 @@ class SingleSource:
     def turn(self, step: int) -> tuple[int | None, int]:
         return 0, step
 
-    def own_step(self, dataset: int, step: int) -> int:
+    def selector_step(self, dataset: int, step: int) -> int:
         return step
 
-    def step_of(self, dataset: int, own_step: int) -> int:
-        return own_step
+    def loader_step(self, dataset: int, selector_step: int) -> int:
+        return selector_step
 
     def epoch_slots(self, epochs: int) -> int | None:
         return self._selector.epoch_slots(epochs)
@@ -85,19 +85,19 @@ class AlternatingMixture:
         self._cycle = cycle
 
     def sample(self, step: int, count: int) -> Windows:
-        number, own_step = self._cycle.turn(step)
-        windows = self._selectors[number].select(own_step, count, own_step * count)
+        number, selector_step = self._cycle.turn(step)
+        windows = self._selectors[number].select(selector_step, count, selector_step * count)
         windows.source = number
         return windows
 
     def turn(self, step: int) -> tuple[int | None, int]:
         return self._cycle.turn(step)
 
-    def own_step(self, dataset: int, step: int) -> int:
+    def selector_step(self, dataset: int, step: int) -> int:
         return self._cycle.count_before(dataset, step)
 
-    def step_of(self, dataset: int, own_step: int) -> int:
-        return self._cycle.turn_after(dataset, own_step)
+    def loader_step(self, dataset: int, selector_step: int) -> int:
+        return self._cycle.turn_after(dataset, selector_step)
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None
@@ -135,11 +135,11 @@ class InterleavedMixture:
     def turn(self, step: int) -> tuple[int | None, int]:
         return None, step
 
-    def own_step(self, dataset: int, step: int) -> int:
+    def selector_step(self, dataset: int, step: int) -> int:
         return step
 
-    def step_of(self, dataset: int, own_step: int) -> int:
-        return own_step
+    def loader_step(self, dataset: int, selector_step: int) -> int:
+        return selector_step
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None

@@ -1,7 +1,7 @@
 """Memory for batches: buffers that a pool lends and uses again.
 
 A lease ends when the last array over its buffer is gone, in whatever thread that happens. Arrays, tensors and views of
-them keep the lease alive, so no consumer can see its batch overwritten.
+them keep the lease alive, so the memory of a batch is never overwritten while a consumer holds it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ IDLE_BUFFERS = 8
 class _Memory(np.ndarray[Any, Any]):
     """The memory of a buffer: uint8 [size], aligned to `ALIGNMENT`.
 
-    It is a separate class, because NumPy skips bases of one class. Without it, a view of a lease would have the owner
-    of the memory as its base, and would not keep the lease alive.
+    NumPy collapses the chain of bases of a view while the bases have the same class. This separate class stops that.
+    Otherwise, a view of a lease would have the owner of the memory as its base, and would not keep the lease alive.
     """
 
 
@@ -42,9 +42,9 @@ class _Lease(np.ndarray[Any, Any]):
 
 
 class BufferPool(Generic[T]):
-    """Buffers of one size, last in first out.
+    """Buffers of one size, lent last in, first out.
 
-    The buffer used last is still in the cache.
+    The buffer that was used last is probably still in the processor's cache.
 
     Args:
         size: bytes of a buffer.
@@ -85,11 +85,9 @@ class BufferPool(Generic[T]):
 
 
 def pooled_memory(leased: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-    """Returns the whole buffer behind a lease.
+    """Returns the whole buffer behind a lease, or None.
 
-    It is the same array for every lease of the buffer.
-
-    Returns None if the pool does not use the memory again.
+    The result is the same array for every lease of the buffer. It is None if the pool does not use the memory again.
     """
     lease: Any = leased.base
     return lease.buffer[0] if isinstance(lease, _Lease) else None

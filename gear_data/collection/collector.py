@@ -1,7 +1,7 @@
 """Collector: fills padded batches in one call to a `ColumnReader`.
 
-A batch lies in one leased buffer. The pool uses the buffer again when the last array over it is gone, so no consumer
-can see its batch overwritten.
+A batch lies in one leased buffer. The pool uses the buffer again when the last array over it is gone, so the memory of
+a batch is never overwritten while a consumer holds it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gear_data.collection.plan import BatchPlan, CollectSource
 from gear_data.collection.reader import OutputBuffers
 from gear_data.selection.windows import Int64Array, Windows
 
+#: `OutputBuffers.row_of_window` if window b fills row b.
 _IN_ORDER: Int64Array = np.empty(0, np.int64)
 
 
@@ -37,8 +38,10 @@ class Collector:
     """Fills batches of given outputs. Safe to call from several threads.
 
     Args:
-        sources, rows, batches: see `BatchPlan`; batches with fewer rows are allowed.
-        reuse: see `BufferPool`.
+        sources: the datasets of a batch, one or several; see `BatchPlan`.
+        rows: the most windows of a batch.
+        batches: the most batches of one call of `collect_together`.
+        reuse: whether the memory of a batch is used again after the batch is gone; see `BufferPool`.
 
     Raises:
         InvalidArgumentError, UnsupportedColumnError: see `BatchPlan`.
@@ -53,7 +56,7 @@ class Collector:
         self._arrays = [(each.key, each.shape, each.dtype, each.offset) for each in self._plan.arrays]
 
     def _output_buffers(self, memory: npt.NDArray[np.uint8]) -> OutputBuffers:
-        """Returns the outputs of one buffer; they serve all batches in the buffer."""
+        """Returns the `OutputBuffers` of a new buffer. Every lease of the buffer comes with them."""
         addresses = self._plan.offsets + memory.ctypes.data
         valid = np.empty(self._batches, np.int64)
         return OutputBuffers(self._plan.plans[0], addresses, _IN_ORDER, 1, valid, memory if self._reuse else None)
@@ -63,21 +66,19 @@ class Collector:
         memory, buffers = self._pool.lease()
         rows = len(windows.start)
         if isinstance(windows.source, int):
-            buffers.per = rows or 1
+            buffers.windows_per_batch = rows or 1
             self._readers[0].read(windows, buffers)
             valid_bytes = int(buffers.valid[0])
         else:
             valid_bytes = self._read_joined(windows, windows.source, buffers)
         arrays = {}
+        # Every array keeps the lease of the buffer alive.
         for key, shape, dtype, offset in self._arrays:
             arrays[key] = np.ndarray((rows, *shape), dtype, memory, offset)
         return CollectedBatch(arrays, rows * self._plan.row_bytes, valid_bytes)
 
     def _read_joined(self, windows: Windows, source: Int64Array, buffers: OutputBuffers) -> int:
-        """Reads row i from dataset number source[i]; returns the valid bytes.
-
-        `source` is int64 [B].
-        """
+        """Reads window i from dataset number source[i], int64 [B]; returns the valid bytes."""
         valid_bytes = 0
         for number in np.unique(source).tolist():
             rows = np.flatnonzero(source == number)
@@ -93,12 +94,12 @@ class Collector:
         The batches share a buffer. The pool uses the buffer again when all of them are gone.
 
         Args:
-            windows: of all batches, one batch after another, all of one size.
+            windows: the windows of all batches, one batch after another. All batches have the same size.
             batches: number of batches.
         """
         memory, buffers = self._pool.lease()
         rows = len(windows) // batches
-        buffers.per = rows or 1
+        buffers.windows_per_batch = rows or 1
         self._readers[0].read(windows, buffers)
         plan = self._plan
         return [

@@ -35,7 +35,13 @@ _AFFINE_ELEMENTS = 1024
 
 @dataclass(frozen=True)
 class CollectSource:
-    """One dataset of a batch: its reader, its columns and its outputs."""
+    """One dataset from which batches are collected.
+
+    Attributes:
+        reader: reads the dataset's columns.
+        schema: the columns.
+        outputs: the arrays of a batch.
+    """
 
     reader: ColumnReader
     schema: Schema
@@ -62,7 +68,9 @@ class ArrayLayout:
 
 
 class BatchPlan:
-    """The plan by which kernels fill batches, and the layout of a buffer.
+    """The plan by which kernels fill batches, and the layout of a batch's buffer.
+
+    The plan is made once for each iteration of a loader, so that a batch costs no work in Python for each output.
 
     Args:
         sources: one for each dataset. Their outputs have the same keys, widths, shapes and dtypes (`check_alike`).
@@ -75,10 +83,10 @@ class BatchPlan:
         arrays: the layout of each output.
         offsets: int64 [outputs], the first byte of each array in a buffer.
         size: bytes of a buffer.
-        row_bytes: bytes of one row of all arrays.
+        row_bytes: bytes of one row, summed over all arrays.
 
     Raises:
-        InvalidArgumentError: a batch would be too large.
+        InvalidArgumentError: a batch would have more than 1 TiB.
         UnsupportedColumnError: an output cannot be computed from its column.
     """
 
@@ -101,7 +109,7 @@ class BatchPlan:
     def _plan(self, source: CollectSource) -> OutputPlanArray:
         """Returns OUTPUT_PLAN [outputs]."""
         plan = np.zeros(len(source.outputs), OUTPUT_PLAN)
-        alike: dict[tuple[int, ...], int] = {}
+        first_with_spans: dict[tuple[int, ...], int] = {}
         for index, (record, output) in enumerate(zip(plan, source.outputs, strict=True)):
             self._fill_steps(record, output, source)
             if output.column:
@@ -113,7 +121,7 @@ class BatchPlan:
                 record["kind"] = KIND_CONSTANT
                 record["valid"] = self._template(output, output.valid, constant=True)
             located = record[["first", "width", "pad_left", "within", "shift"]].tolist()
-            record["like"] = alike.setdefault((*located, int(record["finals"] != 0)), index)
+            record["same_spans_as"] = first_with_spans.setdefault((*located, int(record["finals"] != 0)), index)
         return plan
 
     def _fill_steps(self, record: Any, output: Output, source: CollectSource) -> None:
@@ -142,7 +150,11 @@ class BatchPlan:
         source_type = str(spec.storage_dtype)
         out_type = output.half or output.dtype
         if source_type not in SOURCE_TYPES or out_type not in OUT_TYPES:
-            raise UnsupportedColumnError(f"cannot be turned from {spec.dtype} into {out_type}", column=spec.name)
+            raise UnsupportedColumnError(
+                f"cannot be converted from {spec.dtype} to {out_type}",
+                column=spec.name,
+                hint=f"choose one of the dtypes {', '.join(OUT_TYPES)}, or leave the column out",
+            )
         record["elements"] = spec.size
         record["source_type"] = SOURCE_TYPES.index(source_type)
         record["out_type"] = OUT_TYPES.index(out_type)
@@ -152,7 +164,8 @@ class BatchPlan:
             record["horizon"] = len(output.discounts)
             return
         record["kind"] = KIND_CONVERT
-        # Repeated for several rows: a long loop over elements lets the kernel use vector instructions.
+        # The means and scales are repeated for several rows, so that the kernel's loop over elements is long. The
+        # compiler then uses vector instructions.
         repeats = max(1, min(output.width, _AFFINE_ELEMENTS // spec.size))
         affine = np.empty((2, repeats, spec.size))
         affine[0] = 0.0 if output.mean is None else np.ravel(output.mean)

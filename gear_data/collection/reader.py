@@ -1,4 +1,8 @@
-"""ColumnReader: the interface between a batch and the columns' memory."""
+"""ColumnReader: the interface between the collector and the columns' memory.
+
+`gear_data.residency.reader.ShardReader` reads this process's memory, and
+`gear_data.cluster.client.reader.ClusterReader` also reads other nodes.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +21,21 @@ from gear_data.selection.windows import Int64Array, Windows
 class OutputBuffers:
     """The memory that a reader fills, and the plan it follows.
 
-    See `gear_data.kernels.cpu.collect.collect`.
+    The kernel `gear_data.kernels.cpu.collect.collect` takes the same arguments.
 
     Attributes:
         plan: OUTPUT_PLAN [outputs], see `gear_data.kernels.output_plan`.
-        addresses: int64 [outputs].
-        rows: int64 [B], the output row of each window; empty: window b goes to row b.
-        per: windows of one batch, if the read fills several batches.
-        valid: int64 [batches], filled with each batch's bytes of valid steps.
-        memory: the whole buffer that holds the outputs, if other batches use it again; else None.
+        addresses: int64 [outputs], the address of each array.
+        row_of_window: int64 [B], the row of the arrays that each window fills; empty: window b fills row b.
+        windows_per_batch: windows of one batch; one read may fill several batches.
+        valid: int64 [batches], receives the bytes of valid steps of each batch.
+        memory: the whole buffer that holds the arrays, if the pool uses the buffer again; else None.
     """
 
     plan: OutputPlanArray
     addresses: Int64Array
-    rows: Int64Array
-    per: int
+    row_of_window: Int64Array
+    windows_per_batch: int
     valid: Int64Array
     memory: npt.NDArray[np.uint8] | None = None
 
@@ -40,7 +44,7 @@ class ColumnReader(Protocol):
     """Reads windows of columns, from this process's memory or from another node."""
 
     def read(self, windows: Windows, buffers: OutputBuffers) -> None:
-        """Fills the buffers with the windows' steps."""
+        """Fills the buffers' arrays with the steps of these windows, and `buffers.valid`."""
 
     def final_address(self, column: str) -> int:
         """Returns the address of a column's final observations, or 0 if it has none.
@@ -49,7 +53,11 @@ class ColumnReader(Protocol):
         """
 
     def values(self, column: int, windows: Windows) -> pa.ChunkedArray:
-        """Reads a column of variable length, given by its index in the schema.
+        """Reads a column of variable length.
+
+        Args:
+            column: the column's index in the schema.
+            windows: the windows.
 
         Returns:
             One chunk of valid steps for each window. A reader may put several windows into one chunk.

@@ -1,4 +1,4 @@
-"""OverlayShards: shards with one column from other shards."""
+"""OverlayShards: shards with one column from other shards, such as a sidecar's returns-to-go."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from gear_data.storage.mapped_shards import ShardLease
 class OverlayShards:
     """Shards with one column from other shards.
 
-    The column replaces one of their own columns, or is appended.
-
     Args:
-        shards: the shards with the other columns.
-        index: the column's index. The number of columns of `shards` appends the column.
+        shards: the shards with all other columns.
+        index: index of the column that is replaced. If it equals the number of columns of `shards`, a column is added.
         other: shards with one column, and with the same steps.
     """
 

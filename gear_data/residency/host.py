@@ -22,8 +22,9 @@ from gear_data.storage.mapped_shards import MappedShards
 from gear_data.storage.variable_columns import OFFSET_BYTES
 
 _ALIGNMENT = 256
-#: Bytes of a thread's task, and bytes that a thread copies at a time, which stay in the cache.
+#: Bytes of one task of a thread.
 _PIECE = 64 << 20
+#: Bytes that a thread copies at a time; they stay in the cache.
 _CHUNK = 256 << 10
 _THREADS = 4
 
@@ -103,9 +104,9 @@ def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_CopyRan
 
 
 def _key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad: frozenset[str]) -> str:
-    """Returns a key for a copy.
+    """Returns the key of a copy, a hash.
 
-    Another folder, other checksums, rewritten files or other columns change the key.
+    A copy of another folder, of files with other checksums, of rewritten files, or of other columns has another key.
     """
     digest = xxhash.xxh3_128(json.dumps(schema.to_json()).encode())
     for shard in shards:
@@ -143,13 +144,21 @@ def _copy(descriptor: int, files: DatasetFiles, piece: _CopyRange) -> int:
             except OSError as error:
                 raise CorruptShardError(f"cannot be read: {error.strerror}", file=name) from error
             if not count:
-                raise CorruptShardError("the file ends before its columns", file=name, hint="restore it")
+                raise CorruptShardError(
+                    f"the file ends at byte {piece.start + done}, before the end of its columns",
+                    file=name,
+                    hint="restore the file, or convert the dataset again",
+                )
             try:
-                # Not through a mapping: there, a lack of memory is a signal that ends the process.
+                # `pwrite`, not a mapping: a write to a mapping without memory ends the process by a signal.
                 written = os.pwrite(descriptor, chunk[:count], piece.target + done)
             except OSError as error:
                 if error.errno not in (errno.ENOMEM, errno.ENOSPC):
                     raise
-                raise HostMemoryError("memory ran out while the columns were loaded", file=name) from error
+                raise HostMemoryError(
+                    "memory ran out while the columns were loaded",
+                    file=name,
+                    hint="use residency='mmap', which makes no copy",
+                ) from error
             done += written
     return piece.count

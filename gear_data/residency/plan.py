@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gear_data.schema import Schema
 from gear_data.selection.windows import Float64Array, Int64Array
 
-#: From the fastest to the slowest. A plan's `tier` holds indices of these.
+#: The tiers, from the fastest to the slowest. `ResidencyPlan.tier` holds indices of this tuple.
 TIERS = ("device", "pinned", "disk")
 
 #: Contiguous episodes of a shard form an extent of up to _EXTENT_BYTES; extents of a small dataset are smaller, so that

@@ -23,7 +23,7 @@ Finals = Callable[[], tuple[Int64Array, dict[str, npt.NDArray[Any]]]]
 
 
 class ShardReader:
-    """A `ColumnReader` over mapped shards.
+    """A `ColumnReader` over mapped shards. `read` makes one call of the collecting kernel.
 
     Args:
         shards: the mapped shards.
@@ -54,14 +54,14 @@ class ShardReader:
         if shards.all_mapped:
             addresses = shards.addresses
         else:
-            # Held until the end: another thread may release a shard of a remote dataset that nobody holds.
+            # The lease is held until `read` returns: another thread may unmap a shard that no lease holds.
             lease = shards.lease(np.unique(self.shard[windows.episode_id]).tolist())
             addresses = lease.addresses
         self._collect(
             windows.episode_id,
             windows.start,
             windows.length,
-            buffers.rows,
+            buffers.row_of_window,
             self.shard,
             self.start,
             self.length,
@@ -69,7 +69,7 @@ class ShardReader:
             addresses,
             buffers.plan,
             buffers.addresses,
-            buffers.per,
+            buffers.windows_per_batch,
             buffers.valid,
         )
 
@@ -94,13 +94,13 @@ class ShardReader:
         first = self.start[windows.episode_id] + windows.start
         arrays = {shard: self.shards.values(shard, column) for shard in np.unique(shards).tolist()}
         spans = list(zip(shards.tolist(), first.tolist(), (first + windows.length).tolist(), strict=True))
-        # Validated all at once: one window at a time takes three times as long.
+        # All windows are validated at once: one window at a time takes three times as long.
         chunks = pa.chunked_array([arrays[shard][begin:end] for shard, begin, end in spans])
         try:
             chunks.validate(full=True)
         except pa.ArrowInvalid:
             for shard, begin, end in spans:
-                self.shards.column(shard, column, begin, end)  # raises for the damaged span, and names its place
+                self.shards.column(shard, column, begin, end)  # raises an error that names the damaged span
             raise
         return chunks
 
@@ -111,7 +111,7 @@ class ShardReader:
     def stage(self, rows: Sequence[StagedRows], staging: StagingBuffer) -> None:
         """Gathers rows into a staging buffer: see `StagingReader`."""
         wanted = np.unique(np.concatenate([each.shard[each.count > 0] for each in rows]))
-        # Held until the end: another thread may release a shard of a remote dataset.
+        # The lease is held until `stage` returns: another thread may unmap a shard that no lease holds.
         lease = self.shards.lease(wanted.tolist())
         for each in rows:
             some = each.count > 0

@@ -44,12 +44,15 @@ class CachedShards(MappedShards):
         self._noted: dict[int, float] = {}
 
     def touch(self, shard: int) -> pa.Buffer:
-        """Maps a shard, as long as the buffer lives. Safe to call from several threads."""
+        """Returns the buffer of a shard, which stays mapped as long as the buffer lives.
+
+        Safe to call from several threads.
+        """
         buffer = self._buffers.get(shard)
         if buffer is None:
             buffer = self._buffers.setdefault(shard, self._map_shard(shard))
             self._noted[shard] = time.monotonic()
-            # The cache may have removed files for this one; a mapping of a removed file would keep the disk full.
+            # To fetch this file, the cache may have removed others. A mapping of a removed file keeps its disk space.
             for mapped in list(self._buffers):
                 if not self._files.holds(self._shards[mapped].entry):
                     self._buffers.pop(mapped, None)
@@ -66,7 +69,7 @@ class CachedShards(MappedShards):
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
         buffers = [self.touch(shard) for shard in shards]
-        # Rows of other shards stay uninitialised: nobody reads them.
+        # The addresses of other shards stay uninitialised, because no window of the lease's holder reads them.
         addresses = np.empty(self.addresses.shape, np.int64)
         for shard, buffer in zip(shards, buffers, strict=True):
             addresses[shard] = self._addresses_in(shard, buffer)

@@ -1,9 +1,8 @@
 """The rows of its episode that a window reads.
 
-These rows are staged if no kernel can read them in place.
-
-Staged rows are packed. The collecting kernel then treats each window as an episode whose rows lie there. So the same
-code computes casts, padding, final observations and sums for all rows.
+These rows are staged (copied to memory that the kernel reads) if the kernel cannot read them in place. The copies are
+packed. The collecting kernel then treats each window as an episode whose rows lie in the copies. So the same code
+computes casts, padding, final observations and sums for all rows.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ from gear_data.selection.windows import Int64Array, Windows
 
 @dataclass(frozen=True)
 class RowRange:
-    """The rows of its episode that an output reads.
+    """The rows of its episode that an output reads for a window.
 
-    See `gear_data.collection.output.Output`.
+    Attributes:
+        first, width, within, shift: see `Output`, where `within` is `within_window`.
+        horizon: number of rows that are summed for each step; 1 without discounts.
     """
 
     first: int
@@ -34,9 +35,13 @@ class RowRange:
 
 @dataclass(frozen=True)
 class ColumnReads:
-    """Columns of which the same rows are read.
+    """A group of columns of which the same rows are read.
 
-    The rows extend from the first to the last row that any output reads.
+    For each window, the rows extend from the first to the last row that any output reads.
+
+    Attributes:
+        columns: indices of the columns in the schema.
+        ranges: the rows that the outputs read.
     """
 
     columns: tuple[int, ...]
@@ -45,7 +50,9 @@ class ColumnReads:
     def rows(self, windows: Windows, total: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns (first row, number of rows) that each window reads, int64 [B] each.
 
-        total: int64 [B], the steps of each window's episode.
+        Args:
+            windows: B windows.
+            total: int64 [B], the steps of each window's episode.
         """
         low, count = np.empty((2, len(total)), np.int64)
         cpu.row_ranges.read_rows(windows.start, windows.length, total, self._ranges, low, count)

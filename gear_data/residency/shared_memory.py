@@ -64,7 +64,7 @@ def is_segment(descriptor: int, key: str, size: int) -> bool:
 def map_segment(descriptor: int) -> pa.Buffer:
     """Maps a segment as a read-only buffer.
 
-    The buffer owns the descriptor, and keeps it open as long as it lives.
+    The buffer owns the descriptor: the descriptor stays open as long as the buffer lives.
     """
     try:
         # Opened again: before Linux 6.7, a descriptor that was opened for writing cannot map a sealed file as shared,

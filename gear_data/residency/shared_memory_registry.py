@@ -47,7 +47,7 @@ class Holder:
     def is_alive(self) -> bool:
         """Returns whether the process lives and has the segment open.
 
-        True if this process may not look.
+        Returns True if this process is not permitted to check.
         """
         try:
             return _start_time(self.pid) == self.started and os.stat(self.path).st_ino == self.inode
@@ -81,7 +81,8 @@ def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
         if descriptor is None:
             if holders or any(path != rows for path in folder.glob(f"{key}-*.json")):
                 _log.warning(
-                    "this process cannot reach another copy in shared memory, which may exist; it makes its own"
+                    "another process may hold a copy in shared memory, but this process cannot open it, and makes a "
+                    "copy of its own"
                 )
             descriptor = create()
         own = Holder(os.getpid(), _start_time(os.getpid()), descriptor, os.fstat(descriptor).st_ino)
@@ -102,7 +103,7 @@ def _reach(holders: list[Holder], key: str, size: int) -> int | None:
             descriptor = os.open(holder.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             continue
-        # The row is not proof enough: check that the open file is the segment before anything maps it.
+        # The row may be outdated: check that the open file is the segment before anything maps it.
         if os.fstat(descriptor).st_ino == holder.inode and is_segment(descriptor, key, size):
             return descriptor
         os.close(descriptor)

@@ -14,9 +14,8 @@ from gear_data.storage.episode_block import offsets_of
 class Anchors:
     """The anchor steps of k episodes, in order.
 
-    Each window is positioned by an anchor step.
-
-    If every step is an anchor, only the offsets are stored.
+    Each window is positioned by an anchor step. If every step is an anchor, `prefix` is the array `offsets` itself, and
+    takes no memory.
 
     Args:
         lengths: int64 [k], steps of each episode.
@@ -49,10 +48,10 @@ class Anchors:
         self.eligible = eligible
         if eligible is not None:
             lengths = np.ascontiguousarray(lengths, np.int64)
-            if not rule.every_step():
+            if not rule.all_steps_are_anchors():
                 self.eligible = eligible = _on_grid(eligible, self.first, lengths, rule)
             self.prefix = offsets_of(eligible.counts(self.first, lengths))
-        elif rule.every_step():
+        elif rule.all_steps_are_anchors():
             self.prefix = self.offsets
         else:
             self.prefix = offsets_of(rule.anchor_counts(lengths))
@@ -68,12 +67,14 @@ class Anchors:
         return int(self.prefix[-1])
 
     def counts(self) -> Int64Array:
-        """Returns the anchors of each episode, int64 [k]."""
+        """Returns the number of anchors of each episode, int64 [k]."""
         return np.diff(self.prefix)
 
     def _no_anchor(self, lengths: Int64Array) -> InvalidArgumentError:
         if not len(lengths):
-            return InvalidArgumentError("there is no episode to draw from")
+            return InvalidArgumentError(
+                "there is no episode to draw from", hint="the dataset or view is empty: select at least one episode"
+            )
         if not self.rule.short and lengths.max() < self.rule.context:
             return InvalidArgumentError(
                 f"no episode has the {self.rule.context} steps of the context; the longest has {lengths.max()}",

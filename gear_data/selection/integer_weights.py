@@ -1,6 +1,6 @@
 """Integer weights, whose sums are exact in any order.
 
-So every split of the episodes, and every machine, draws the same windows.
+With them, the drawn windows are the same for every machine, and for every division of the episodes into parts.
 
 A positive weight w becomes the integer q = max(1, rint(w u)), for each of the episode's c anchors (c = 1 if a draw
 selects an episode). The scale u is a power of two such that the total Q, the sum of c q, is at least 2^60 and below
@@ -67,7 +67,7 @@ def int_weight_scale(
         weights: float64 [k], finite, not negative.
         prefix: int64 [k + 1], anchors before each episode; an episode without anchors has the integer weight 0.
         by_anchor: True: a weight applies to each anchor of an episode; False: to the episode.
-        parts: slices of 0..k-1, in order, that are processed separately; None: one part. The scale does not depend on
+        parts: consecutive slices of 0..k-1 that are processed separately; None: one part. The scale does not depend on
             the parts.
         run: applies a function to the parts. The kernels release the GIL, so a thread pool's `map` uses all threads.
 

@@ -19,8 +19,8 @@ _SMALL_GUIDE = 256
 class PrefixTable:
     """Running sums, and a guide table over them (Chen and Asau, 1974).
 
-    The guide gives the episode of every 2^shift-th point, so a search takes a step or two. It takes at most four bytes
-    for each episode.
+    The guide gives the episode of every 2^shift-th point, so a search takes one or two steps. The guide takes at most
+    four bytes for each episode.
 
     Args:
         prefix: int64 [k + 1], the integer weight before each episode, from 0; the total is at least 1.
@@ -32,7 +32,8 @@ class PrefixTable:
     def __init__(self, prefix: Int64Array) -> None:
         if len(prefix) - 1 > _MAX_EPISODES:
             raise InvalidArgumentError(
-                f"{len(prefix) - 1} episodes are more than the {_MAX_EPISODES} that a table can hold"
+                f"the dataset has {len(prefix) - 1} episodes, more than the {_MAX_EPISODES} that a sampler supports",
+                hint="select fewer episodes",
             )
         self.prefix = prefix
         last, entries = int(prefix[-1]) - 1, max(len(prefix) - 1, _SMALL_GUIDE)

@@ -43,15 +43,14 @@ class StepMask:
         words = _no_words(num_steps)
         for first, flags in blocks:
             if first < 0 or first + len(flags) > num_steps:
-                raise InvalidArgumentError(f"steps {first} to {first + len(flags)} are not among the {num_steps}")
+                raise InvalidArgumentError(
+                    f"a block has the steps {first} to {first + len(flags) - 1}, and the dataset has {num_steps} steps"
+                )
             cpu.step_mask.set_flags(words, first, np.ascontiguousarray(flags).view(np.uint8))
         return cls(num_steps, words)
 
     def __and__(self, other: StepMask) -> StepMask:
-        """Returns the steps that satisfy both conditions.
-
-        Both masks must be of one dataset.
-        """
+        """Returns the mask of the steps that satisfy both conditions. Both masks must be of one dataset."""
         return StepMask(self.num_steps, self.words & other.words)
 
     @property
@@ -60,18 +59,19 @@ class StepMask:
         return int(self.ranks[-1])
 
     def flags(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Returns whether each step from first to last satisfies the condition.
-
-        The result is bool [last - first].
-        """
+        """Returns bool [last - first]: whether each of the steps first to last - 1 satisfies the condition."""
         word = first // 64
         bits = np.unpackbits(self.words[word : -(-last // 64)].view(np.uint8), bitorder="little")
         return bits[first - word * 64 : last - word * 64].view(np.bool_)
 
     def counts(self, first: Int64Array, lengths: Int64Array) -> Int64Array:
-        """Counts the steps that satisfy the condition in ranges of steps.
+        """Counts the steps that satisfy the condition in k ranges of steps.
 
-        The result is int64 [k], for the ranges first[i] to first[i] + lengths[i].
+        Args:
+            first, lengths: int64 [k]; range i is the steps first[i] to first[i] + lengths[i] - 1.
+
+        Returns:
+            int64 [k].
         """
         out = np.empty(len(lengths), np.int64)
         cpu.step_mask.counts_between(self.words, self.ranks, first, lengths, out)
@@ -84,9 +84,9 @@ class StepMask:
         return digest.hexdigest()
 
     def anchors(self, offsets: Int64Array, rule: WindowRule, mode: str) -> StepMask:
-        """Returns the anchor steps whose windows satisfy the condition.
+        """Returns the mask of the anchor steps whose windows satisfy the condition.
 
-        Steps off the rule's stride are not removed.
+        The result may have steps that the rule's stride skips; `Anchors` removes them.
 
         Args:
             offsets: int64 [n + 1]; episode e is steps offsets[e] to offsets[e + 1] of the dataset.

@@ -1,6 +1,6 @@
 """Cycle: deals turns to parts so that every part has its share at any time.
 
-Mixtures of datasets use it.
+The parts are the datasets of a mixture, or the nodes of a node-local selection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_CYCLE = 1 << 20
 
 
 class Cycle:
-    """Turns 0, 1, 2, ... dealt to m parts. Looking up turn t costs O(1).
+    """Turns 0, 1, 2, ... dealt to m parts, such as the datasets of a mixture. Looking up a turn costs O(1).
 
     After any number t of turns, each part has its share of them to within less than one turn: |turns - t * share| <=
     1 - 1 / (2 m - 2) (Tijdeman, "The chairman assignment problem", 1980).
@@ -49,29 +49,26 @@ class Cycle:
         """Returns the turns of each part in a cycle."""
         return [int(count) for count in self._turns]
 
-    def turn(self, turn: int) -> tuple[int, int]:
-        """Returns (the part that has this turn, the part's turns before it)."""
-        cycle, position = divmod(turn, self.length)
+    def turn(self, number: int) -> tuple[int, int]:
+        """Returns (part, count): the part that has turn `number`, and that part's number of earlier turns."""
+        cycle, position = divmod(number, self.length)
         part = int(self._order[position])
         return part, cycle * int(self._turns[part]) + int(self._before[position])
 
-    def count_before(self, part: int, turn: int) -> int:
-        """Returns the number of turns of a part before `turn`."""
-        cycle, position = divmod(turn, self.length)
+    def count_before(self, part: int, number: int) -> int:
+        """Returns the number of turns that a part has before turn `number`."""
+        cycle, position = divmod(number, self.length)
         return cycle * int(self._turns[part]) + int(np.count_nonzero(self._order[:position] == part))
 
     def turn_after(self, part: int, count: int) -> int:
-        """Returns the first turn before which a part has had `count` turns."""
+        """Returns the smallest turn before which a part has `count` turns: the inverse of `count_before`."""
         if count == 0:
             return 0
         cycle, position = divmod(count - 1, int(self._turns[part]))
         return cycle * self.length + int(np.flatnonzero(self._order == part)[position]) + 1
 
     def turns(self, first: int, count: int) -> tuple[Int64Array, Int64Array]:
-        """Returns the results of `turn` for the turns first to first + count.
-
-        Both results are int64 [count].
-        """
+        """Returns the results of `turn` for the turns first to first + count - 1, int64 [count] each."""
         cycle, position = np.divmod(first + np.arange(count), self.length)
         part = self._order[position]
         return part, cycle * self._turns[part] + self._before[position]

@@ -18,6 +18,9 @@ from gear_data.errors import InvalidArgumentError, StateMismatchError
 from gear_data.selection.weight_tree import WeightTree
 from gear_data.selection.windows import Float64Array, Int64Array
 
+#: The hint for a state that cannot be loaded.
+_OTHER_STATE = "load a state that a loader of the same dataset saved, unchanged"
+
 
 @dataclass(frozen=True)
 class _Update:
@@ -31,10 +34,10 @@ class _Update:
 class WeightHistory:
     """A tree of weights that can be moved to the version of any step.
 
-    Version v holds the first v updates. `compact` folds old updates into the base; earlier steps are then no longer
-    available.
+    Version v holds the first v updates. `compact` folds old updates into the base, the weights before all kept updates;
+    earlier steps are then no longer available.
 
-    Not thread-safe: the caller holds a lock from `go_to` until it has drawn.
+    Not thread-safe: the caller must hold a lock from `go_to` until the windows are drawn.
 
     Args:
         initial: float64 [k], the weights of version 0; not changed.
@@ -56,7 +59,7 @@ class WeightHistory:
     def _updates_at(self, step: int) -> int:
         if step < self._first_step:
             raise InvalidArgumentError(
-                f"the weights of step {step} are no longer kept: step {self._first_step} is the first that is",
+                f"the weights of step {step} are no longer kept; the earliest step with weights is {self._first_step}",
                 hint="continue the current iteration, or load a saved state",
             )
         return bisect.bisect_right(self._updates, step, key=lambda update: update.from_step)
@@ -73,20 +76,20 @@ class WeightHistory:
         """Returns the number of updates that hold at a step.
 
         Raises:
-            InvalidArgumentError: a step before the folded updates' end.
+            InvalidArgumentError: the weights of the step are no longer available.
         """
         return self._folded + self._updates_at(step)
 
     def go_to(self, step: int) -> None:
-        """Moves the tree to a step.
+        """Moves the tree to the weights of a step.
 
         Raises:
-            InvalidArgumentError: a step before the folded updates' end.
+            InvalidArgumentError: the weights of the step are no longer available.
         """
         self._move(self._updates_at(step))
 
     def go_to_last(self) -> None:
-        """Moves the tree to the last update."""
+        """Moves the tree to the weights after the last update."""
         self._move(len(self._updates))
 
     def _move(self, target: int) -> None:
@@ -120,7 +123,8 @@ class WeightHistory:
         """
         if from_step < self.soonest:
             raise InvalidArgumentError(
-                f"from_step is {from_step}, but weights are already set from step {self.soonest} on"
+                f"from_step is {from_step}, but weights are already set from step {self.soonest} on",
+                hint=f"give from_step={self.soonest} or more",
             )
         self.go_to_last()
         old = self.tree.exponent
@@ -191,12 +195,14 @@ class WeightHistory:
             ]
             exponent, folded, first_step = int(state["exponent"]), int(state["folded"]), int(state["first_step"])
         except (KeyError, TypeError, ValueError) as error:
-            raise StateMismatchError(f"the state of the weights is malformed: {error}") from error
+            raise StateMismatchError(
+                f"the state of the weights is malformed: {type(error).__name__}: {error}", hint=_OTHER_STATE
+            ) from error
         count = len(self._initial)
         for numbers, weights in [(rows, values), *(update[1:] for update in updates)]:
             inside = len(numbers) == len(weights) and ((numbers >= 0) & (numbers < count)).all()
             if not (inside and (weights >= 0).all() and np.isfinite(weights).all()):
-                raise StateMismatchError(f"the state of the weights does not fit {count} episodes")
+                raise StateMismatchError(f"the state of the weights does not fit {count} episodes", hint=_OTHER_STATE)
         self._begin(rows, values, exponent, folded, first_step)
         for update in updates:
             self.update(*update)

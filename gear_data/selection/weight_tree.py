@@ -69,11 +69,12 @@ class WeightTree:
     def put(self, rows: Int64Array, values: Float64Array) -> tuple[Float64Array, bool]:
         """Sets the weights of the episodes with indices `rows`, int64 [m].
 
-        The last value of an episode counts.
+        If an index occurs twice, its last value counts.
 
         Returns:
-            The replaced weights, float64 [m]; putting them back in reverse order undoes the change. And whether the
-            total is in its range; if not, call `rescale` before the next draw.
+            (before, in_range). `before`, float64 [m], holds the replaced weights; setting them again in reverse order
+            undoes the change. `in_range` is False if the total left its range; then call `rescale` before the next
+            draw.
         """
         before = np.empty(len(rows), np.float64)
         total = float(self.total)

@@ -16,17 +16,15 @@ from gear_data.selection.windows import ANCHORS, Float64Array, Int64Array, Windo
 
 
 class IntWeightTable(Protocol):
-    """The episodes' integer weights, in a form that kernels search.
+    """The episodes' integer weights, in a form that kernels can search.
 
-    This is a `PrefixTable` or a `WeightTree`.
-
-    An episode without an anchor has the weight 0.
+    `PrefixTable` and `WeightTree` implement it. An episode without an anchor has the weight 0.
     """
 
     def plan_fields(self) -> dict[str, int | npt.NDArray[Any]]:
-        """Returns the fields of WINDOW_PLAN that describe the table.
+        """Returns field of WINDOW_PLAN -> value, for the fields that describe the table.
 
-        An array stands for its address.
+        For a field that holds an address, the value is the array.
         """
 
     def shares(self) -> Float64Array:
@@ -51,8 +49,8 @@ class WindowSampler:
         probability: whether drawn windows carry their probability; not with WITHIN_OFFSET.
 
     Attributes:
-        rows: rows of a draw: 3, or 4 with the probability.
-        distinct: see above.
+        rows: rows of the array that a draw fills: 3, or 4 with the probability.
+        distinct: whether no episode occurs twice in one batch.
         arrays: field of WINDOW_PLAN -> the array whose address it holds.
     """
 
@@ -116,8 +114,8 @@ class SamplingPlan:
 
     Attributes:
         sampler: the window sampler.
-        order: order(epoch, first, count) -> the points at positions first to first + count of an epoch; None: every
-            slot draws a point.
+        order: order(epoch, first, count) -> the points at positions first to first + count - 1 of an epoch; None:
+            every slot draws a point.
         total: points of an epoch, if there is an order.
     """
 
@@ -128,7 +126,7 @@ class SamplingPlan:
     def spans(self, position: int, count: int) -> Iterator[tuple[int, int, int]]:
         """Yields (epoch, first position in the epoch, count) for a range of slots.
 
-        The slots are position to position + count.
+        The slots are position to position + count - 1, counted over all epochs.
         """
         last = position + count
         while position < last:

@@ -17,8 +17,9 @@ Float64Array = npt.NDArray[np.float64]
 ANCHORS = ("start", "end", "random")
 
 
-# Not frozen, like all values that are built for every batch: building a frozen dataclass takes several times as long,
-# because its fields are set through `object.__setattr__`. Nothing changes them.
+# Not frozen, like all dataclasses that are built for every batch. Building a frozen dataclass takes several times as
+# long, because its fields are set through `object.__setattr__`. Treat the fields as constants after the window source
+# has set `source`.
 @dataclass(slots=True)
 class Windows:
     """B windows, each array [B].
@@ -27,9 +28,11 @@ class Windows:
         episode_id: int64, the episode.
         start: int64, the window's first step in the episode.
         length: int64, valid steps, at most the context; fewer if the episode ends or begins inside the window.
-        probability: float64, the probability of drawing the window's anchor step in one slot; without replacement, in
-            the first slot. 1 / (probability * number of anchors) is the importance weight. None: drawn without weights.
-        source: the number of the windows' dataset in a mixture; int64 [B] if the windows are of several datasets.
+        probability: float64, the probability of drawing the window's anchor step in one slot (without replacement: in
+            the first slot). 1 / (probability * number of anchors) is the importance weight. None: the windows were
+            drawn without weights.
+        source: the number of the windows' dataset in a mixture, 0 without a mixture; int64 [B] if the windows are of
+            several datasets.
     """
 
     episode_id: Int64Array
@@ -75,7 +78,7 @@ class WindowRule:
     def __post_init__(self) -> None:
         for name, value in (("context", self.context), ("stride", self.stride)):
             if value < 1:
-                raise InvalidArgumentError(f"{name} is {value}, not 1 or more")
+                raise InvalidArgumentError(f"{name} is {value}; it must be at least 1")
         if self.anchor not in ANCHORS:
             raise unknown_name("anchor", self.anchor, ANCHORS)
 
@@ -84,12 +87,12 @@ class WindowRule:
         """The first step of an episode that can be an anchor."""
         return self.context - 1 if self.anchor == "end" and not self.short else 0
 
-    def every_step(self) -> bool:
-        """Returns whether all steps of all episodes are anchors."""
+    def all_steps_are_anchors(self) -> bool:
+        """Returns whether every step of every episode is an anchor."""
         return self.stride == 1 and self.short
 
     def anchor_counts(self, lengths: Int64Array) -> Int64Array:
-        """Returns the anchors of episodes of these lengths, int64 [k]."""
+        """Returns the number of anchors of episodes of these lengths, int64 [k]."""
         if self.short:
             return -(-lengths // self.stride)
         last = lengths if self.anchor == "random" else lengths - self.context + 1

@@ -1,8 +1,8 @@
 """The CPU collector: one serial `nogil` call fills every output of a batch.
 
-For each output, the kernel locates the steps of all windows, then writes the valid rows of each window and pads the
-others. The kernel does not use `prange`: a child forked after `prange` dies, and a busy core stalls `prange` by
-milliseconds. Prefetch threads run batches in parallel instead.
+For each output, the kernel first locates the valid rows of all windows (`locate`). Then, window by window, it writes
+the valid rows and pads the other rows. The kernel does not use `prange`: a child forked after `prange` dies, and a busy
+core stalls `prange` by milliseconds. Prefetch threads run batches in parallel instead.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _MAX_LINES = 16
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def locate(output, episode, start, length, total, finals, spans):  # type: ignore[no-untyped-def]
+def locate(output, episode, start, length, episode_steps, finals, spans):  # type: ignore[no-untyped-def]
     """Fills `spans`, SPAN [B], with the valid rows of each window in an output.
 
     Args:
         output: a record of OUTPUT_PLAN.
-        total: int64 [B], steps of each window's episode.
+        episode_steps: int64 [B], steps of each window's episode.
         episode, start, length, finals: see `collect`.
     """
-    wanted, width, pad_left, within = output.first, output.width, output.pad_left, output.within
+    offset, width, pad_left, within = output.first, output.width, output.pad_left, output.within
     shift, has_finals = output.shift, output.finals != 0
     for b in range(len(episode)):
-        first = start[b] + wanted
+        first = start[b] + offset
         if within:
             low, high = max(first, start[b]), min(first + width, start[b] + length[b])
         else:
-            low, high = max(first, np.int64(0)), min(first + width, total[b])
+            low, high = max(first, np.int64(0)), min(first + width, episode_steps[b])
         final, missing = np.int64(-1), np.int64(0)
-        if shift > 0 and high == total[b] and high > low:
+        if shift > 0 and high == episode_steps[b] and high > low:
             if has_finals:
                 final = finals[episode[b]]
             if final < 0:
@@ -73,7 +73,7 @@ def locate(output, episode, start, length, total, finals, spans):  # type: ignor
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _copy_or_convert(output, source, target, rows):  # type: ignore[no-untyped-def]
     if output.kind == KIND_COPY:
-        # The reader may have put the rows into their place already.
+        # A reader of another node may have written the rows to the output already.
         if source != target:
             memcpy(target, source, np.uint64(rows * output.out_bytes))
     else:
@@ -86,8 +86,8 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
 
     Args:
         output, span: records of OUTPUT_PLAN and SPAN.
-        source, target: addresses of the first row in the column and in the output.
-        left: steps of the episode from the window's first valid step.
+        source, target: addresses of the first valid row, in the column and in the output.
+        left: number of steps from the first valid step to the episode's end.
     """
     if output.kind == KIND_DISCOUNTED:
         sum_discounted_rows(output, source, target, span.count, left)
@@ -104,42 +104,48 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def count_valid(episode, start, length, lengths, finals, plan, per, valid):  # type: ignore[no-untyped-def]
-    """Fills `valid` like `collect`, with the same arguments, and writes nothing else."""
+def count_valid(episode, start, length, lengths, finals, plan, windows_per_batch, valid):  # type: ignore[no-untyped-def]
+    """Fills `valid` like `collect`, from the same arguments, and writes no output."""
     count = len(episode)
-    total = lengths[episode]
+    episode_steps = lengths[episode]
     valid[:] = 0
     spans = np.empty(count, SPAN)
     located = np.int64(-1)
     for k in range(len(plan)):
         output = plan[k]
-        if output.like != located:
-            located = output.like
-            locate(output, episode, start, length, total, finals, spans)
+        if output.same_spans_as != located:
+            located = output.same_spans_as
+            locate(output, episode, start, length, episode_steps, finals, spans)
         for b in range(count):
-            valid[b // per] += spans[b].count * output.out_bytes
+            valid[b // windows_per_batch] += spans[b].count * output.out_bytes
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def collect(episode, start, length, rows_of, shards, bases, lengths, finals, addresses, plan, outputs, per, valid):  # type: ignore[no-untyped-def]
-    """Fills every output of one or more batches. The caller guarantees the addresses.
+def collect(  # type: ignore[no-untyped-def]
+    episode, start, length, row_of_window, shards, bases, lengths, finals, addresses, plan, outputs, windows_per_batch,
+    valid,
+):  # fmt: skip
+    """Fills every output of one or more batches.
 
-    Nothing is checked here.
+    The kernel checks nothing. The caller guarantees that all addresses are valid.
 
     Args:
-        episode, start, length: int64 [B], each window's episode, its first step there, and its steps.
-        rows_of: int64 [B], the batch row of each window; empty: window b goes to row b.
-        shards, bases, lengths: int64 [episodes], each episode's shard, the row there of its first step, and its steps.
-        finals: int64 [episodes], the row of each episode's final observation, -1 without; empty: no episode has one.
-        addresses: int64 [shards, columns], the first byte of each column. The shard of every window must be mapped.
+        episode, start, length: int64 [B], each window's episode, its first step in the episode, and its steps.
+        row_of_window: int64 [B], the row that each window fills; empty: window b fills row b.
+        shards, bases, lengths: int64 [episodes], each episode's shard, the row of its first step in the shard, and its
+            steps.
+        finals: int64 [episodes], the row of each episode's final observation, -1 if it has none; empty: no episode has
+            one.
+        addresses: int64 [shards, columns], the address of each column's first byte. The shard of every window must be
+            mapped.
         plan: OUTPUT_PLAN [outputs].
-        outputs: int64 [outputs], addresses of arrays [batch rows, width, out_bytes].
-        per: windows of one batch.
+        outputs: int64 [outputs], addresses of arrays [rows, width, out_bytes].
+        windows_per_batch: windows of one batch.
         valid: int64 [batches], receives the bytes of valid rows of each batch.
     """
     count = len(episode)
-    # Looked up once for a window, not once for a window and output: a large episode table is not in the cache.
-    shard, base, total = shards[episode], bases[episode], lengths[episode]
+    # Looked up once for each window, not again for each output: a large episode table is not in the cache.
+    shard, base, episode_steps = shards[episode], bases[episode], lengths[episode]
     valid[:] = 0
     spans = np.empty(count, SPAN)
     located = np.int64(-1)
@@ -148,10 +154,10 @@ def collect(episode, start, length, rows_of, shards, bases, lengths, finals, add
         kind, column, row_bytes, source_bytes = output.kind, output.column, output.out_bytes, output.source_bytes
         width = output.width
         window_bytes = width * row_bytes
-        if output.like != located:
-            # Most outputs share the spans of the output before.
-            located = output.like
-            locate(output, episode, start, length, total, finals, spans)
+        if output.same_spans_as != located:
+            # Most outputs have the same spans as the output before them.
+            located = output.same_spans_as
+            locate(output, episode, start, length, episode_steps, finals, spans)
         reads_column = kind in COLUMN_KINDS
         # Windows are scattered: without prefetching, each begins with a wait for memory.
         lines = min((width * source_bytes + 63) // 64, _MAX_LINES) if reads_column else 0
@@ -162,13 +168,13 @@ def collect(episode, start, length, rows_of, shards, bases, lengths, finals, add
                 for i in range(lines):
                     prefetch(line + 64 * i)
             span = spans[b]
-            out = outputs[k] + (rows_of[b] if len(rows_of) else b) * window_bytes
+            out = outputs[k] + (row_of_window[b] if len(row_of_window) else b) * window_bytes
             target = out + span.head * row_bytes
             if span.count > 0:
-                valid[b // per] += span.count * row_bytes
+                valid[b // windows_per_batch] += span.count * row_bytes
                 if reads_column:
                     source = addresses[shard[b], column] + (base[b] + span.first + output.shift) * source_bytes
-                    _write_column(output, span, source, target, total[b] - span.first)
+                    _write_column(output, span, source, target, episode_steps[b] - span.first)
                 elif kind == KIND_TIMESTEP:
                     write_timesteps(output.out_type, target, span.count, span.first + output.origin)
                 else:

@@ -42,7 +42,7 @@ def _converter(source: str, out: str) -> Any:
     def convert(source_address, out_address, count, affine_address, period):  # type: ignore[no-untyped-def]
         mean = carray(pointer(affine_address), (period,), np.float64)
         scale = carray(pointer(affine_address + 8 * period), (period,), np.float64)
-        # Every round gets views that start at index 0: LLVM does not vectorise an index that is a sum.
+        # Each round makes views that start at index 0, because LLVM does not vectorise a loop over a sum of indices.
         for first in range(0, count, period):
             length = min(period, count - first)
             values = carray(pointer(source_address + first * source_bytes), (length,), source_type)
@@ -158,7 +158,10 @@ def round_to_bfloat16(values, out):  # type: ignore[no-untyped-def]
 def convert_rows(output, source, target, rows):  # type: ignore[no-untyped-def]
     """Converts rows of a column to an output of KIND_CONVERT.
 
-    output: a record of OUTPUT_PLAN.
+    Args:
+        output: a record of OUTPUT_PLAN.
+        source, target: addresses of the first row, in the column and in the output.
+        rows: number of rows.
     """
     elements, affine, out_type = output.elements, output.affine, output.out_type
     count, period = rows * elements, output.affine_rows * elements
@@ -167,7 +170,7 @@ def convert_rows(output, source, target, rows):  # type: ignore[no-untyped-def]
     elif out_type == _FLOAT64:
         _to_float64(output.source_type, source, target, count, affine, period)
     else:
-        # Through float32, in pieces that stay in the cache.
+        # First to float32, then to half precision, in pieces that stay in the cache.
         item = output.source_bytes // elements
         piece = np.empty(period, np.float32)
         for first in range(0, count, period):

@@ -1,4 +1,4 @@
-"""Copies of scattered runs of bytes into one."""
+"""Gathering: copies scattered runs of bytes into contiguous memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Weights to integers, for a part of the episodes at a time.
+"""Conversion of weights to integers, for a part of the episodes at a time.
 
-See `gear_data.selection.integer_weights`.
+`gear_data.selection.integer_weights` defines the conversion. In all functions: `weights` is float64 [k]; `prefix` is
+int64 [k + 1], anchors before each episode; `by_anchor` says whether a weight applies to each anchor of an episode;
+low * high is the scale; the part has the episodes `first` to `last` - 1.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ def int_weight(weight, low, high):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def bounds(weights, prefix, by_anchor, first, last):  # type: ignore[no-untyped-def]
-    """Returns (largest weight, anchors or episodes, episodes).
+    """Returns (largest weight, units, episodes) of a part.
 
-    Only positive weights of episodes with an anchor count.
+    Only episodes with an anchor and a positive weight count. The units are their anchors if `by_anchor`, else the
+    episodes.
     """
     largest, units, episodes = 0.0, 0, 0
     for i in range(first, last):
@@ -45,7 +48,7 @@ def sums(weights, prefix, by_anchor, low, high, first, last):  # type: ignore[no
 
 @njit(nogil=True, cache=True)
 def fill_prefix(weights, prefix, by_anchor, low, high, first, last, base, out):  # type: ignore[no-untyped-def]
-    """out[i + 1] = base + the integer weights of the part up to episode i."""
+    """Sets out[i + 1] = base + the sum of the integer weights of episodes first to i."""
     total = base
     for i in range(first, last):
         anchors = prefix[i + 1] - prefix[i]

@@ -21,7 +21,7 @@ from gear_data.common.private_folder import process_folder, user_folder
 def _ensure_cache_folder() -> None:
     """Sets a cache folder if neither the package nor the home folder is writable.
 
-    Else Numba refuses `cache=True`.
+    Without a writable folder, Numba refuses `cache=True`.
     """
     if numba.config.CACHE_DIR:
         return
@@ -59,7 +59,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
         line = builder.inttoptr(arguments[0], cgutils.voidptr_t)
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t] + [ir.IntType(32)] * 3)
         hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # A read, kept in all cache levels, of the data cache.
+        # Arguments of llvm.prefetch: 0 is a read, 3 keeps the line in all cache levels, 1 is the data cache.
         builder.call(hint, [line, cgutils.int32_t(0), cgutils.int32_t(3), cgutils.int32_t(1)])
         return context.get_dummy_value()
 

@@ -93,7 +93,7 @@ def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def draw_words(seed, domain, step, out):  # type: ignore[no-untyped-def]
-    """out[i] = the bits of word64 for slot i of `step`, attempt 0, as int64.
+    """Sets out[i] = the bits of word64 for slot i of `step`, attempt 0, as int64.
 
     LLVM vectorises this loop.
     """
@@ -103,7 +103,7 @@ def draw_words(seed, domain, step, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def draw_below(seed, domain, step, bound, out):  # type: ignore[no-untyped-def]
-    """out[i] = `below` for slot i of `step`."""
+    """Sets out[i] = below(seed, domain, step, i, bound). out: int64 [B]."""
     draw_words(seed, domain, step, out)
     size = uint64(bound)
     threshold = (uint64(0) - size) % size
@@ -140,9 +140,9 @@ def _mix(value, key):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def permuted(first, keys, size, out):  # type: ignore[no-untyped-def]
-    """Permutes: out[i] = the image of first + i under a permutation of 0..size-1.
+    """Sets out[i] = the image of first + i under a permutation of 0..size-1.
 
-    The keys determine the permutation. Nothing is stored.
+    The keys determine the permutation. No table of the permutation is stored.
 
     The permutation is a Feistel network over the smallest power of two that holds `size`, applied until the image is
     below `size` (Black and Rogaway, 2002). With an odd number of bits, the halves differ by one bit and swap widths

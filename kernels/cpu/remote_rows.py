@@ -7,20 +7,23 @@ from numba import njit
 
 from gear_data.kernels.cpu.native import memcpy, prefetch
 
-#: Errors that `find_shards` and `check_rows` return.
+#: Errors that `find_shards` and `check_rows` return: no such shard, a shard of another node, rows that do not exist.
 NO_SHARD, NOT_HERE, NO_ROWS = -1, -2, -3
+#: The kernel prefetches the rows of the span this many spans ahead.
 _AHEAD = 4
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def find_shards(shard, here, places):  # type: ignore[no-untyped-def]
-    """places[i] = here[shard[i]] for the shards of spans, int64 [N] each.
+    """Finds this node's index of each span's shard.
 
     Args:
+        shard: int64 [N], the shard of each span; may have any values.
         here: int64 [shards], each shard's index on this node; -1 for a shard of another node.
+        places: int64 [N], receives here[shard[i]].
 
     Returns:
-        0, or NO_SHARD or NOT_HERE; places[0] is then the shard at fault.
+        0, or NO_SHARD or NOT_HERE; then places[0] is the number of the wrong shard.
     """
     for i in range(len(shard)):
         if shard[i] < 0 or shard[i] >= len(here):
@@ -35,11 +38,12 @@ def find_shards(shard, here, places):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def check_rows(places, first, count, steps):  # type: ignore[no-untyped-def]
-    """Counts the rows of spans.
+    """Counts the rows of all spans, and checks that they exist.
 
-    Span i has count[i] rows from first[i] on, in the shard places[i], which has steps[places[i]] rows.
-
-    first and count, int64 [N], may have any values.
+    Args:
+        places: int64 [N], the index on this node of each span's shard.
+        first, count: int64 [N], each span's first row and number of rows; may have any values.
+        steps: int64 [shards of this node], rows of each shard.
 
     Returns:
         The number of rows, or NO_ROWS if a shard lacks some of them.

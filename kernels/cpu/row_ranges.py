@@ -1,9 +1,8 @@
 """The rows that windows read, and their addresses after staging.
 
-Staging copies rows that no kernel can read in place.
-
-Staged rows are packed. `gear_data.kernels.cpu.collect.collect` then treats each window as an episode of its own. The
-address of a column is where the episode's first row would be, even if that row was not staged.
+Staging copies rows that the collecting kernel cannot read in place; the copies are packed. The kernel
+(`gear_data.kernels.cpu.collect.collect`) then treats window b as if it were episode b. The address of a column is the
+address that the episode's first row would have, even if that row was not staged.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def read_rows(start, length, total, ranges, low, count):  # type: ignore[no-unty
 
     Args:
         start, length, total: int64 [B], each window's first step, its steps, and its episode's steps.
-        ranges: int64 [outputs, 5].
+        ranges: int64 [outputs, 5], with the columns FIRST to HORIZON.
         low, count: int64 [B], receive the first row and the number of rows.
     """
     for b in range(len(start)):
@@ -55,21 +54,22 @@ def read_rows(start, length, total, ranges, low, count):  # type: ignore[no-unty
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def to_episodes(addresses, columns, row_bytes, start, count, away):  # type: ignore[no-untyped-def]
-    """Turns addresses of shards' columns into addresses of episodes' first rows.
+def to_episodes(addresses, columns, row_bytes, start, count, missing):  # type: ignore[no-untyped-def]
+    """Turns addresses of shards' columns into addresses of the first rows of the windows' episodes.
 
     Args:
         addresses: int64 [B, columns of the dataset]; 0 for a column that is not in this process's memory.
         columns, row_bytes: int64 [C], the columns that are read, and the bytes of a row of each.
         start: int64 [B], the shard's row of each episode's first step.
-        count: int64 [B], rows that are read; set to 0 if all columns of a window are here.
-        away: bool [C], all False; set for a column that is not here for some window.
+        count: int64 [B], rows that each window reads; set to 0 if all columns of the window are in this process's
+            memory.
+        missing: bool [C], all False; set to True for a column that some window lacks in this process's memory.
     """
     for b in range(len(start)):
         all_here = True
         for k in range(len(columns)):
             if addresses[b, columns[k]] == 0:
-                away[k] = True
+                missing[k] = True
                 all_here = False
             addresses[b, columns[k]] += start[b] * row_bytes[k]
         if all_here:

@@ -83,7 +83,7 @@ def set_flags(words, first, flags):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def running_counts(words, ranks):  # type: ignore[no-untyped-def]
-    """ranks[b] = set bits before block b; the last entry counts all set bits."""
+    """Sets ranks[b] = the number of set bits before block b; the last entry counts all set bits."""
     total = np.int64(0)
     for block in range(len(ranks)):
         ranks[block] = total
@@ -93,14 +93,14 @@ def running_counts(words, ranks):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def counts_between(words, ranks, first, lengths, out):  # type: ignore[no-untyped-def]
-    """out[i] = set bits among first[i] to first[i] + lengths[i]."""
+    """Sets out[i] = the number of set bits among first[i] to first[i] + lengths[i] - 1."""
     for i in range(len(lengths)):
         out[i] = rank(words, ranks, first[i] + lengths[i]) - rank(words, ranks, first[i])
 
 
 @njit(nogil=True, cache=True)
 def keep_grid(words, first, lengths, origin, stride, counts, out):  # type: ignore[no-untyped-def]
-    """Copies the bits of each episode that lie on the anchors' grid to `out`.
+    """Copies to `out` only the bits that lie on the grid of their episode's anchors.
 
     The grid of episode i is first[i] + origin + j * stride, for j below counts[i].
     """
@@ -133,7 +133,7 @@ def every_step_holds(words, offsets, context, backwards, out):  # type: ignore[n
         run = context
         for i in range(last - first):
             place = first + i if backwards else last - 1 - i
-            # Steps outside the episode count as set: the run starts full.
+            # Steps outside the episode count as set, so the run starts with its full length.
             run = min(run + 1, context) if bit(words, place) else 0
             if run == context:
                 out[place >> 6] |= uint64(1) << uint64(place & 63)

@@ -1,6 +1,4 @@
-"""A 16-ary tree of integer sums over episodes.
-
-Draws and updates take a few reads each.
+"""A 16-ary tree of integer sums over episodes, in which a draw or an update reads only a few nodes.
 
 Node i of a level is the sum of nodes 16 i to 16 i + 15 of the level below. Level 0 holds the episodes' integer weights;
 the last level is one node. All levels are in one array. Each level begins at a multiple of 16 and is padded with zeros
@@ -47,9 +45,11 @@ def fill_leaves(weights, prefix, by_anchor, low, high, nodes):  # type: ignore[n
 
 @njit(nogil=True, cache=True)
 def squares(nodes, count):  # type: ignore[no-untyped-def]
-    """Returns (the sum of squares of level 0, as float64.
+    """Returns (the sum of squares, as float64; the number of positive nodes) of level 0.
 
-    The number of positive nodes).
+    Args:
+        nodes: int64, the tree.
+        count: number of episodes: nodes 0 to count - 1 of level 0.
     """
     total, positive = 0.0, 0
     for i in range(count):
@@ -60,11 +60,20 @@ def squares(nodes, count):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, before):  # type: ignore[no-untyped-def]
-    """Sets the weights of some episodes; before[i] = the replaced weight.
-
-    The last value of an episode counts.
+    """Sets the weights of some episodes, and updates the tree.
 
     An integer weight is at most 2^63 - 1. The caller rebuilds a tree whose total does not fit 63 bits.
+
+    Args:
+        weights: float64 [k], changed in place.
+        prefix: int64 [k + 1], anchors before each episode.
+        by_anchor: whether a weight applies to each anchor of an episode.
+        low, high: the factors of the scale, see `gear_data.selection.integer_weights.scale_factors`.
+        rows: int64 [m], indices of episodes; if an index occurs twice, its last value counts.
+        values: float64 [m], the new weights.
+        starts: int64 [levels], the first node of each level.
+        nodes: int64, the tree, changed in place.
+        before: float64 [m], receives the replaced weights.
 
     Returns:
         The changes of (the total, as float64; the sum of squares; the number of positive integer weights).
@@ -72,7 +81,7 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
     deltas = np.empty(len(rows), np.int64)
     total, square, positive = 0.0, 0.0, np.int64(0)
     for ahead in range(len(rows) + _AHEAD):
-        # A few at a time, because the processor keeps only a few cache misses in flight.
+        # The loop prefetches _AHEAD updates ahead, not all at once: the processor handles few cache misses at a time.
         if ahead < len(rows):
             prefetch(weights.ctypes.data + 8 * rows[ahead])
             prefetch(prefix.ctypes.data + 8 * rows[ahead])
@@ -105,7 +114,10 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
 def find(address, starts, out):  # type: ignore[no-untyped-def]
     """Finds the episodes of the points out[1].
 
-    out[0] receives the episode, out[2] the point's offset in the episode's interval.
+    Args:
+        address: address of the tree's nodes.
+        starts: int64 [levels], the first node of each level.
+        out: int64 [3 or more, B]. out[0] receives the episodes, out[2] the points' offsets in the episodes' intervals.
     """
     count = out.shape[1]
     nodes = carray(pointer(address), (1 << 40,), np.int64)

@@ -4,8 +4,8 @@ The kernel draws points, finds their episodes, finds the anchors, and cuts the w
 
 Everything that stays the same between batches is in one record, WINDOW_PLAN of `gear_data.kernels.window_plan`. The
 kernels take its address, because unpacking an array argument takes Numba as long as twenty draws. Each function loops
-over all slots and prefetches the cache lines that the next function reads, so that draws from a table larger than the
-caches wait together.
+over all slots, and first prefetches the memory that it will read for all of them. So the cache misses of all slots
+overlap, if the tables are larger than the caches.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gear_data.kernels.window_plan import (
 
 #: After this many rejected repeats a slot draws from the weight that the earlier slots left.
 MAX_REPEATS = 32
-#: Tables of fewer episodes fit the cache and are not prefetched.
+#: Tables of fewer episodes fit in the cache, and are not prefetched.
 _CACHED_EPISODES = 4096
 
 
@@ -52,7 +52,7 @@ def _record(address):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def fill_guide(prefix, shift, guide):  # type: ignore[no-untyped-def]
-    """guide[b] = the episode of point b << shift.
+    """Fills the guide of a `PrefixTable`: guide[b] = the episode of point b << shift.
 
     The last entry is the episode of the last point.
     """
@@ -103,7 +103,7 @@ def _int_weight_of(plan, episode):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def _add(table, number):  # type: ignore[no-untyped-def]
-    """Adds a number to an open hash table. Returns whether the number is new."""
+    """Adds a number to a hash table with open addressing. Returns whether the number is new."""
     place = (uint64(number) * uint64(0x9E3779B97F4A7C15)) >> uint64(20)
     while True:
         place &= uint64(len(table) - 1)
@@ -119,10 +119,10 @@ def _add(table, number):  # type: ignore[no-untyped-def]
 def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
     """Draws again for every slot whose episode an earlier slot has.
 
-    This is successive sampling: each slot draws in proportion to the weight that is left. A slot takes the first point
-    of a free episode from a stream of its own, counted by the attempt. After MAX_REPEATS repeats the slot draws once
-    from the free points, laid end to end. The distribution is the same, and the time is bounded even if few episodes
-    hold most of the weight.
+    This is successive sampling: each slot draws in proportion to the weights of the episodes that no earlier slot has.
+    Each slot has a separate stream of random points, counted by `attempt`, and takes the first point of a free episode.
+    After MAX_REPEATS points of taken episodes, the slot draws once from the free points, laid end to end. The
+    distribution is the same, and the time is bounded even if few episodes hold most of the weight.
     """
     count, seed, domain = out.shape[1], uint64(plan.seed), uint64(plan.domain)
     size = 4
@@ -169,11 +169,10 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
-    """Finds the anchors of offsets out[2] in episodes out[0].
+    """Finds the anchors that the points' offsets out[2] select in the episodes out[0].
 
-    out[1] receives the anchor's step.
-
-    If `out` has a fourth row, it receives the anchors' probabilities as float64.
+    out[1] receives the anchors' steps in their episodes. If `out` has a fourth row, it receives the anchors'
+    probabilities as float64.
     """
     count, episodes, within = out.shape[1], plan.episodes, plan.within
     counts = _int64s(plan.counts, episodes + 1)
@@ -223,9 +222,9 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
-    """Cuts windows from episodes out[0] and anchors out[1].
+    """Cuts the windows of the anchors out[1] from the episodes out[0].
 
-    out[0:3] receives the episode id, the first step, and the length.
+    out[0:3] receives the episode ids, the windows' first steps, and their lengths.
     """
     count, context, anchor = out.shape[1], plan.context, plan.anchor
     offsets = _int64s(plan.offsets, plan.episodes + 1)

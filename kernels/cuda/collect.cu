@@ -47,7 +47,7 @@ struct OutputPlan {
     i64 affine_rows, origin, shift;
     const u8 *finals;
     const double *discounts;
-    i64 horizon, like;
+    i64 horizon, same_spans_as;
 };
 static_assert(sizeof(OutputPlan) == 22 * sizeof(i64), "a record of OUTPUT_PLAN");
 
@@ -94,7 +94,7 @@ __device__ void copy_alike(u32 lane, u8 *target, const u8 *source, i64 count) {
     Word *to = (Word *)(target + head);
     // Starts at the line of the first word.
     for (i64 at = (i64)lane - (i64)(((u64)from & (LINE - 1)) >> 4); at - (i64)lane < words; at += UNROLL * LANES) {
-        // Zeroed, or the compiler would keep the words of the round before for lanes that load nothing.
+        // Zeroed. Otherwise the compiler would keep the words of the previous round for lanes that load nothing.
         Word held[UNROLL] = {};
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
@@ -276,7 +276,7 @@ __device__ __noinline__ void convert(const OutputPlan &plan, u32 lane, u8 *stage
                                      i64 first, i64 count) {
     const double *mean = plan.affine, *scale = plan.affine + plan.affine_rows * plan.elements;
     i64 elements = plan.elements, type = plan.out_type;
-    // The column of the lane's element, updated without a division for each element.
+    // The index of the lane's element in its row, updated without a division for each element.
     i64 column = (first + lane) % elements, stride = LANES % elements;
     source += first * sizeof(T);
     while (count > 0) {
@@ -375,8 +375,8 @@ __device__ void element_rows(const OutputPlan &plan, u32 lane, u8 *target, const
     }
 }
 
-// Fills the bytes first to last of a part whose rows are not plain copies. Inlined, it would cost the plain copy
-// registers.
+// Fills the bytes first to last of a part whose rows are not plain copies. Not inlined, because the plain copy would
+// then need more registers.
 __device__ __noinline__ void make_rows(const OutputPlan &plan, u32 lane, u8 *stage, u8 *target, const u8 *source,
                                        i64 first, i64 last, i64 step, i64 left, bool repeat) {
     if (plan.kind == TIMESTEP) {
@@ -400,7 +400,8 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
                            i64 lo, i64 hi, i64 left) {
     i64 head = span.head, rows = span.count, end = head + rows, padding = plan.padding;
     bool reads = plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED;
-    // blank: the first valid row is a fill, because no step precedes it. final: the last row is a final observation.
+    // blank: the first valid row holds the fill, because no step precedes it. final: the last valid row is a final
+    // observation.
     i64 blank = rows > 0 && reads && plan.shift < 0 && span.first == 0, final = rows > 0 && reads && span.final >= 0;
     // The parts, in order: 0 padding, 1 the blank row, 2 rows of steps, 3 the final observation, 4 padding. Most pieces
     // lie in part 2 only.
@@ -442,16 +443,16 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
 // Fills every output of one or more batches.
 //
 // The arguments are the arrays of gear_data.kernels.cpu.collect.collect, on the device, with these differences:
-//   rows_of: 0: window b goes to row b. finals: 0: no output has final observations.
+//   row_of_window: 0: window b fills row b. finals: 0: no output has final observations.
 //   count, columns, outputs_count: the numbers of windows, of columns of `addresses`, and of outputs.
 //   pieces: [outputs + 1], pieces of a window before each output; an output has ceil((width * out_bytes + 127) / 8192).
 //   valid: zeros, to which the bytes of valid rows are added; 0: not counted.
 // A block has at most 512 threads, a multiple of 32. Any number of blocks does the work; fewer blocks use fewer
 // multiprocessors. Columns, templates and outputs begin at multiples of their elements' sizes.
 extern "C" __global__ void __launch_bounds__(512, 2)
-gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *rows_of, i64 count,
+gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *row_of_window, i64 count,
              const i64 *shards, const i64 *bases, const i64 *lengths, const i64 *finals, const i64 *addresses,
-             i64 columns, const OutputPlan *plans, i64 outputs_count, const i64 *outputs, const i64 *pieces, i64 per,
+             i64 columns, const OutputPlan *plans, i64 outputs_count, const i64 *outputs, const i64 *pieces, i64 windows_per_batch,
              u64 *valid) {
     __shared__ Word stages[MAX_WARPS][STAGE / sizeof(Word) + 1];
     u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
@@ -474,12 +475,12 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
                 bytes += locate(plans[i], start[b], length[b], total, e, finals).count * plans[i].out_bytes;
             }
             for (u32 apart = LANES / 2; apart; apart /= 2) bytes += __shfl_xor_sync(0xFFFFFFFF, bytes, apart);
-            if (lane == 0) atomicAdd(valid + b / per, bytes);
+            if (lane == 0) atomicAdd(valid + b / windows_per_batch, bytes);
         }
         const OutputPlan &plan = plans[k];
         i64 size = plan.width * plan.out_bytes, at = (number - pieces[k]) * PIECE;
         Span span = locate(plan, start[b], length[b], total, e, finals);
-        u8 *out = (u8 *)outputs[k] + (rows_of ? rows_of[b] : b) * size;
+        u8 *out = (u8 *)outputs[k] + (row_of_window ? row_of_window[b] : b) * size;
         u64 source = 0;
         i64 phase = 0;
         if (span.count && (plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED)) {

@@ -1,8 +1,9 @@
 """Filters on a GPU, by Polars' GPU engine: cuDF (package `cudf-polars`).
 
-The GPU evaluates only comparisons and logic over columns and constants. Nothing is rounded there, so both engines
-select the same rows. All other expressions run on the CPU: the engine's arithmetic and sums may differ from the CPU's
-in the last bit, and its regular expressions and its order of NaN do differ (NaN > 1 is false there, true in Polars).
+The GPU evaluates only comparisons and logic over columns and constants. Such expressions round nothing, so both engines
+select the same rows. All other expressions run on the CPU. The GPU engine's arithmetic and sums may differ from the
+CPU's in the last bit. Its regular expressions differ, and so does its order of NaN: NaN > 1 is false on the GPU, and
+true on the CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _PREDICATES = {"Not", "IsNull", "IsNotNull", "IsFinite", "IsInfinite", "IsNan", 
                "AllHorizontal", "AnyHorizontal"}  # fmt: skip
 _TEXT_PREDICATES = {"StartsWith", "EndsWith"}
 
-#: Expressions that run on the CPU, and lines that were logged: a filter of steps comes here block by block.
+#: Expressions that run on the CPU, and lines that were logged. Without these sets, a filter of steps would try the GPU
+#: and log a line for every block.
 _cpu_expressions: set[str] = set()
 _logged: set[str] = set()
 
@@ -37,8 +39,9 @@ def true_values(frame: pl.DataFrame, expression: pl.Expr, columns: list[str]) ->
     """Evaluates a Boolean expression over these columns of a frame on a GPU.
 
     Returns:
-        Bool [rows], with nulls; None if the CPU must evaluate the expression. That is so without a GPU and with few
-        rows; and if cuDF is missing or cannot evaluate it, which is logged once.
+        Bool [rows], with nulls; None if the CPU must evaluate the expression. Reasons are: there is no GPU, the frame
+        has fewer than `MIN_ROWS` rows, cuDF is not installed, or cuDF cannot evaluate the expression exactly. The last
+        two reasons are logged once.
     """
     if not columns or len(frame) < MIN_ROWS or not gpu_count():
         return None

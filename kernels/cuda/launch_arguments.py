@@ -160,8 +160,8 @@ def collect(
     windows: WindowRows,
     outputs: int,
     *,
-    rows_of: int = 0,
-    per: int = 1,
+    row_of_window: int = 0,
+    windows_per_batch: int = 1,
     valid: int = 0,
 ) -> None:
     """Fills every output of one or more batches in one launch.
@@ -170,15 +170,15 @@ def collect(
         launcher: launches the kernel.
         tables, plan, windows: the inputs.
         outputs: int64 [outputs], addresses of arrays [batch rows, width, out_bytes].
-        rows_of: int64 [count], the batch row of each window; 0: window b goes to row b.
-        per: windows of one batch.
+        row_of_window: int64 [count], the row that each window fills; 0: window b fills row b.
+        windows_per_batch: windows of one batch.
         valid: uint64 [batches], zeros, to which the bytes of valid rows of each batch are added; 0: not counted.
     """
     _launch(
         launcher, "gear_collect", windows.count * plan.pieces_per_window * _LANES,
-        windows.episode, windows.start, windows.length, rows_of, windows.count,
+        windows.episode, windows.start, windows.length, row_of_window, windows.count,
         tables.shards, tables.bases, tables.lengths, tables.finals, tables.addresses, tables.columns,
-        plan.plan, plan.outputs, outputs, plan.pieces, per, valid,
+        plan.plan, plan.outputs, outputs, plan.pieces, windows_per_batch, valid,
     )  # fmt: skip
 
 
@@ -226,9 +226,8 @@ def in_order(launcher: Launcher, first: int, out: int, count: int) -> None:
 def permuted(launcher: Launcher, seed: int, epoch: int, first: int, size: int, out: int, count: int) -> None:
     """Writes a part of an epoch's permutation of 0 to size - 1.
 
-    The positions first to first + count go to int64 [count].
-
-    For sizes of 2^16 and more; see `shuffled`.
+    The images of the positions first to first + count - 1 go to `out`, int64 [count]. For sizes of 2^16 and more;
+    `shuffled` serves smaller sizes.
     """
     _launch(launcher, "gear_permuted", count, seed, epoch, first, size, out, count)
 
@@ -284,9 +283,11 @@ def weight_bounds(launcher: Launcher, rows: WeightRows, out: int) -> None:
 
 
 def int_weight_sums(launcher: Launcher, rows: WeightRows, factors: tuple[float, float], out: int) -> None:
-    """Sums integer weights. out: int64 [2], zeros.
+    """Sums integer weights.
 
-    Receives the total, and the number of episodes raised to 1.
+    Args:
+        launcher, rows, factors: see above.
+        out: int64 [2], zeros; receives the total, and the number of episodes whose weight was raised to 1.
     """
     arguments = rows.weights, rows.prefix, rows.by_anchor, *_bits(factors), rows.count, out
     _launch(launcher, "gear_int_weight_sums", rows.count, *arguments)
@@ -329,9 +330,9 @@ def fill_guide(launcher: Launcher, prefix: int, episodes: int, shift: int, guide
 
 
 def largest(launcher: Launcher, values: int, prefix: int, count: int, state: int, sums: int, chosen: int) -> None:
-    """Marks the k largest values that are not NaN, of episodes with an anchor.
+    """Marks the k largest values of episodes with an anchor. NaN is never marked.
 
-    Ties go to the first episode.
+    Of equal values, the first ones in order are marked.
 
     Args:
         launcher, sums: see above.
@@ -378,7 +379,7 @@ class TreeAddresses:
     levels: int
 
 
-#: For weights in a prefix table, whose running sums are computed again after an update.
+#: No tree: the weights are in a prefix table, and the caller computes its running sums again after an update.
 NO_TREE = TreeAddresses(0, 0, 0)
 
 

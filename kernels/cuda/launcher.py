@@ -62,7 +62,7 @@ def cuda_errors(doing: str) -> Iterator[None]:
 def _no_memory(doing: str, error: Exception) -> DeviceMemoryError:
     return DeviceMemoryError(
         f"{doing}: {_first_line(error)}",
-        hint="set a smaller budget of device memory, use a smaller batch or fewer columns, or end other GPU processes",
+        hint="give a smaller budget of device memory, a smaller batch or fewer columns, or end other GPU processes",
     )
 
 
@@ -99,7 +99,7 @@ class CudaLauncher:
 
     def __init__(self, device: int = 0, sm_budget: float = 1.0) -> None:
         if not 0 < sm_budget <= 1:
-            raise InvalidArgumentError(f"sm_budget is {sm_budget}, not above 0 and at most 1")
+            raise InvalidArgumentError(f"sm_budget is {sm_budget}; it must be above 0 and at most 1")
         cupy = import_extra("cupy", "gpu")
         with cuda_errors(f"CUDA device {device}"):
             self._device = cupy.cuda.Device(device)

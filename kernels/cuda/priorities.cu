@@ -1,7 +1,7 @@
 // The tables that draws search, built and updated on a GPU: integer weights with their running sums and guide, trees of
-// sums, and the episodes with the largest values. The integers are the same as those of
-// gear_data.kernels.cpu.integer_weights, gear_data.kernels.cpu.weight_tree and gear_data.selection.samplers.topk. See
-// gear_data.selection.integer_weights for the scale.
+// sums, and the episodes with the largest values. The integers equal the results of
+// gear_data.kernels.cpu.integer_weights, gear_data.kernels.cpu.weight_tree and gear_data.selection.samplers.topk.
+// gear_data.selection.integer_weights defines the scale.
 //
 // weights: float64 [count]. prefix: int64 [count + 1], anchors before each episode. by_anchor: 1 if a weight applies to
 // each anchor. low, high: the bits of two float64, whose product is the scale. Memory that sums are added to must be 0.
@@ -73,7 +73,7 @@ struct Weights {
     double low, high;
 
     __device__ i64 anchors(i64 i) const { return prefix[i + 1] - prefix[i]; }
-    // The number of draws' units that an episode's weight applies to.
+    // The number of units that an episode's weight applies to: its anchors, or 1.
     __device__ i64 units(i64 anchors) const { return by_anchor ? anchors : 1; }
     __device__ double rounded(double weight) const { return rint(__dmul_rn(__dmul_rn(weight, low), high)); }
 

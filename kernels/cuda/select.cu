@@ -1,5 +1,5 @@
-// Selection on a GPU: the windows of a batch, one thread for each slot. The integers are the same as those of
-// gear_data.kernels.cpu.windows.
+// Selection on a GPU: the windows of a batch, one thread for each slot. The integers equal the
+// results of gear_data.kernels.cpu.windows.
 //
 // A plan holds addresses that the device can read. Its tables are copied to the device, or built by priorities.cu.
 // Slots are independent, except in draws without replacement. These take three launches: gear_draw_episodes,
@@ -309,8 +309,8 @@ extern "C" __global__ void gear_draw_episodes(const WindowPlan *plan, i64 step, 
 // Draws again every slot of gear_draw_episodes' result whose episode an earlier slot has. One block of any number of
 // warps. table: [2 * size], working memory; size: a power of two, at least 4 * count.
 //
-// The result is that of going through all slots in order. A slot whose episode no earlier slot has stays as it is, so
-// the kernel goes through the other slots only, and through slots that a new draw of an earlier slot displaces.
+// The result equals a loop over all slots in order. A slot keeps its episode if no earlier slot has the episode. So the
+// kernel visits only the other slots, and the slots that lose their episode to a new draw of an earlier slot.
 extern "C" __global__ void gear_make_distinct(const WindowPlan *plan, i64 step, i64 *out, i64 count, u64 *table,
                                               i64 size) {
     Holders holders = {table, table + size, (u64)size - 1};

@@ -150,23 +150,23 @@ class BuilderFactory:
 
     def make(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
-        *, most_rows: int, at_once: int, keep: int, in_worker: bool,
+        *, max_rows: int, max_batches: int, keep: int, in_worker: bool,
     ) -> BatchBuilder:  # fmt: skip
         """Makes a builder.
 
         A DataLoader's worker builds on the CPU, in memory that it passes on.
 
         Args:
-            components, source, rows, postprocess, most_rows, at_once: see `CpuBatchBuilder`.
+            components, source, rows, postprocess, max_rows, max_batches: see `CpuBatchBuilder`.
             keep: see `DeviceBatchBuilder`.
             in_worker: whether this process is a DataLoader's worker.
         """
         if self.backend == "cuda" and not in_worker:
             return DeviceBatchBuilder(
-                components, source, rows, postprocess, joined=self.joined, most_rows=most_rows, at_once=at_once,
+                components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
                 device=self.device, sm_budget=self.sm_budget, keep=keep, pin=self.pin,
             )  # fmt: skip
         return CpuBatchBuilder(
-            components, source, rows, postprocess, joined=self.joined, most_rows=most_rows, at_once=at_once,
+            components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
             reuse=not in_worker, device=self.device, pin=self.pin,
         )  # fmt: skip

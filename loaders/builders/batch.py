@@ -1,4 +1,4 @@
-"""BatchBuilder: the interface that makes the batch of any step, and its result."""
+"""BatchBuilder: the interface that builds the batch of any step, and its result."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Transform = Callable[[Batch, np.random.Generator], Batch]
 
 @dataclass(slots=True)  # not frozen: see Windows
 class BuiltBatch:
-    """A batch, and the facts for the loader's metrics.
+    """A batch, and the numbers for the loader's metrics.
 
     Attributes:
         batch: this rank's rows.
-        windows: number of rows.
+        rows: number of rows; each row is one window.
         padded_bytes, valid_bytes: bytes with and without padding. A device counts valid bytes later.
-        sources: int64 [datasets], the windows of each dataset of a mixture; None without a mixture.
-        deliver: called with the batch in the consumer's thread, returns the batch for the consumer; None: the batch
-            is ready.
+        dataset_counts: int64 [datasets], the number of rows from each dataset of a mixture; None without a mixture.
+        deliver: deliver(batch) returns the batch for the consumer; `BatchIterator` calls it in the consumer's thread.
+            None: the consumer gets `batch` itself.
     """
 
     batch: Batch
-    windows: int
+    rows: int
     padded_bytes: int
     valid_bytes: int | DeferredCount
-    sources: Int64Array | None = None
+    dataset_counts: Int64Array | None = None
     deliver: Callable[[Batch], Batch] | None = None
 
 
@@ -46,7 +46,7 @@ class BatchBuilder(Protocol):
     """
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
-        """Builds the batches of these steps."""
+        """Returns the batches of these steps, in order."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RankRows:
 
     @property
     def whole(self) -> bool:
-        """Whether the rank has all windows of every batch."""
+        """Whether the rank has all rows of every batch, so that no batch needs slicing."""
         return self.world_size == 1 and self.last_rows == self.batch_size
 
     def count(self, step: int) -> int:
@@ -79,6 +79,12 @@ class RankRows:
         return self.last_rows if self.steps is not None and step == self.steps - 1 else self.batch_size
 
     def bounds(self, step: int, windows: int) -> tuple[int, int]:
-        """Returns (first, last + 1) of the rank's rows among a step's windows."""
+        """Returns (first, last + 1) of the rank's rows among a step's windows.
+
+        Args:
+            step: the batch's step.
+            windows: number of windows that were sampled. This is the number of slots of the global batch, or less with
+                `decentralized` selection.
+        """
         total = min(self.count(step), windows)
         return self.rank * total // self.world_size, (self.rank + 1) * total // self.world_size

@@ -27,8 +27,8 @@ class CpuBatchBuilder:
         rows: the rows of this rank.
         postprocess: applied to each batch of tensors.
         joined: whether one batch has windows of several datasets.
-        most_rows: the most windows of a batch.
-        at_once: the most batches in one call of `build`.
+        max_rows: the most rows of a batch of this rank.
+        max_batches: the most steps in one call of `build`.
         reuse: whether the memory of a batch is used again after the batch is gone; see `BufferPool`.
         device: device of the consumer's tensors.
         pin: whether batches are copied there through pinned memory.
@@ -36,7 +36,7 @@ class CpuBatchBuilder:
 
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
-        *, joined: bool, most_rows: int, at_once: int, reuse: bool, device: torch.device, pin: bool,
+        *, joined: bool, max_rows: int, max_batches: int, reuse: bool, device: torch.device, pin: bool,
     ) -> None:  # fmt: skip
         self.source = source
         self.postprocess = postprocess
@@ -45,7 +45,7 @@ class CpuBatchBuilder:
         self._facts = SourceFacts(components, source)
         sources = [component.collect_source() for component in components]
         groups = [sources] if joined else [[each] for each in sources]
-        self.collectors = [Collector(group, most_rows, batches=at_once, reuse=reuse) for group in groups]
+        self.collectors = [Collector(group, max_rows, batches=max_batches, reuse=reuse) for group in groups]
         # NumPy has no bfloat16: the collector writes its bits as uint16.
         self._bfloat16 = [[o.key for o in component.outputs if o.half == "bfloat16"] for component in components]
         self._deliver = functools.partial(to_device, device=device, pin=pin) if pin or device.type != "cpu" else None
@@ -59,8 +59,9 @@ class CpuBatchBuilder:
             windows = self.source.sample(step, self._slots)
             if not self._whole:
                 windows = self._own_rows(step, windows)
-            arrays = self.collectors[windows.source if isinstance(windows.source, int) else 0](windows)
-            batches.append(self._finished(step, windows, arrays))
+            # Each dataset has a collector, or one collector serves all datasets of joined batches.
+            collected = self.collectors[windows.source if isinstance(windows.source, int) else 0](windows)
+            batches.append(self._finished(step, windows, collected))
         return batches
 
     def _own_rows(self, step: int, windows: Windows) -> Windows:
@@ -69,11 +70,11 @@ class CpuBatchBuilder:
         return windows[first:last]
 
     def _build_together(self, steps: Sequence[int]) -> list[BuiltBatch]:
-        """Builds batches with one read.
+        """Builds several batches with one read.
 
-        The batches must be of one dataset and of one number of rows; else each is built separately.
-
-        The kernel then runs longer without the interpreter lock, and other nodes get one request for all batches.
+        One read is possible if all batches are of one dataset and have the same number of rows. Otherwise each batch is
+        built separately. With one read, the kernel runs longer without the interpreter lock, and other nodes get one
+        request for all batches.
         """
         windows = [self.source.sample(step, self._slots) for step in steps]
         if not self._whole:
@@ -93,12 +94,14 @@ class CpuBatchBuilder:
         for key in self._bfloat16[windows.source if isinstance(windows.source, int) else 0]:
             batch[key] = batch[key].view(torch.bfloat16)
         facts = sampled_facts(windows)
-        sources = None
+        dataset_counts = None
         if not self._facts.empty:
             facts.update(self._facts(step, windows.source, len(windows)))
-            sources = self._facts.counts(facts)
+            dataset_counts = self._facts.counts(facts)
         for key, values in facts.items():
             batch[key] = torch.from_numpy(values)
         if not self.postprocess.is_identity:
             batch = self.postprocess(step, windows, batch)
-        return BuiltBatch(batch, len(windows), collected.padded_bytes, collected.valid_bytes, sources, self._deliver)
+        return BuiltBatch(
+            batch, len(windows), collected.padded_bytes, collected.valid_bytes, dataset_counts, self._deliver
+        )

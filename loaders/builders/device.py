@@ -69,8 +69,8 @@ class DeviceBatchBuilder:
         rows: the rows of this rank.
         postprocess: applied to each batch of tensors.
         joined: whether one batch has windows of several datasets.
-        most_rows: the most windows of a batch.
-        at_once: the most batches in one call of `build`.
+        max_rows: the most windows of a batch.
+        max_batches: the most batches in one call of `build`.
         device: a CUDA device.
         sm_budget: the share of its multiprocessors that collecting takes.
         keep: number of buffers that are kept for reuse.
@@ -82,7 +82,7 @@ class DeviceBatchBuilder:
 
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
-        *, joined: bool, most_rows: int, at_once: int, device: torch.device, sm_budget: float, keep: int, pin: bool,
+        *, joined: bool, max_rows: int, max_batches: int, device: torch.device, sm_budget: float, keep: int, pin: bool,
     ) -> None:  # fmt: skip
         self.source = source
         self.postprocess = postprocess
@@ -97,10 +97,10 @@ class DeviceBatchBuilder:
         ]
         # One collector for each dataset, or one for all that are joined.
         groups = [list(range(len(components)))] if joined else [[number] for number in range(len(components))]
-        self._plans = [BatchPlan([collect_sources[i] for i in group], most_rows, at_once) for group in groups]
+        self._plans = [BatchPlan([collect_sources[i] for i in group], max_rows, max_batches) for group in groups]
         self.collectors = [
             DeviceCollector(
-                [sources[i] for i in group], plan, most_rows * at_once, device=device_number(device),
+                [sources[i] for i in group], plan, max_rows * max_batches, device=device_number(device),
                 sm_budget=sm_budget, keep=keep, slots=slots,
                 sampling_plan=_sampling_plan([components[i] for i in group], slots),
             )
@@ -146,7 +146,7 @@ class DeviceBatchBuilder:
         )
         kinds = {name: "f" if name == "probability" else "i" for name in collected.facts}
         built = self._tensors(number, collected, rows, kinds)[0]
-        built.sources = self._facts.counts(facts)
+        built.dataset_counts = self._facts.counts(facts)
         return built
 
     def _collect(self, steps: Sequence[int]) -> list[BuiltBatch]:
@@ -168,7 +168,7 @@ class DeviceBatchBuilder:
         kinds = {name: values.dtype.kind for name, values in together.items()}
         batches = self._tensors(number, collected, len(windows[0]), kinds)
         for step, each, own, built in zip(steps, windows, facts, batches, strict=True):
-            built.sources = self._facts.counts(own)
+            built.dataset_counts = self._facts.counts(own)
             if not self.postprocess.is_identity:
                 built.batch = self.postprocess(step, each, built.batch)
         return batches

@@ -10,7 +10,7 @@ from gear_data.selection.windows import Windows
 
 
 def concatenated(windows: Sequence[Windows]) -> Windows:
-    """Returns the windows of several batches of one dataset as one."""
+    """Returns the windows of several batches of one dataset, one batch after another."""
     return Windows(
         np.concatenate([each.episode_id for each in windows]),
         np.concatenate([each.start for each in windows]),
@@ -20,11 +20,10 @@ def concatenated(windows: Sequence[Windows]) -> Windows:
 
 
 def are_alike(windows: Sequence[Windows]) -> bool:
-    """Returns whether one read can collect the batches.
+    """Returns whether one read can collect these batches.
 
-    They must be of one dataset, and of one number of rows.
-
-    A short last batch is collected separately: this rank may have another number of rows in it.
+    The batches must be of one dataset, and have the same number of rows. A short last batch is collected separately,
+    because this rank may have another number of rows in it.
     """
     first, rows = windows[0].source, len(windows[0])
     return isinstance(first, int) and all(

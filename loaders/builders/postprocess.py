@@ -49,13 +49,13 @@ class Postprocessor:
         self._components = components
         self._config = config
         self._variable = VariableColumns(components, config.context, config.decoders)
-        #: Whether a batch leaves `__call__` as it came.
+        #: Whether `__call__` returns every batch unchanged, so that the builder can skip the call.
         self.is_identity = config.transform is None and not any(
             component.variable or component.postprocess for component in components
         )
 
     def __call__(self, step: int, windows: Windows, batch: Batch) -> Batch:
-        """Returns the batch of a step, whose windows are given."""
+        """Postprocesses the batch of a step, which was collected from `windows`, and returns the result."""
         config = self._config
         component = self._components[windows.source if isinstance(windows.source, int) else 0]
         if component.variable:
@@ -63,7 +63,7 @@ class Postprocessor:
         if component.postprocess is not None:
             batch = component.postprocess(batch)
             if config.half is not None:
-                # The collector rounds other batches; this preset needs float32 until here.
+                # The collector rounds the batches of other presets. This preset's postprocessing needs float32.
                 cast = functools.partial(torch.Tensor.to, dtype=config.half)
                 floats = component.float_keys()
                 batch = {key: map_tensors(value, cast) if key in floats else value for key, value in batch.items()}

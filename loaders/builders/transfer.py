@@ -15,6 +15,8 @@ def to_device(batch: Batch, device: torch.device, *, pin: bool) -> Batch:
     """Copies a batch of the CPU to a device.
 
     Args:
+        batch: tensors of the CPU.
+        device: the device; for `cpu`, the tensors are only pinned.
         pin: True copies through pinned memory, so that the CPU continues during the copy.
     """
     if pin:

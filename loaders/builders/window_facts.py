@@ -1,6 +1,6 @@
-"""Numbers that come with the windows of a batch.
+"""Window facts: the numbers that a batch has for each of its windows.
 
-They are counts of valid steps, probabilities, versions of weights, and numbers of datasets.
+The keys are `valid_count`, `probability`, `weights_version` and `source`, each if it applies.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.samplers.weighted import WeightedSelector
 from gear_data.selection.windows import Int64Array, Windows
 
-#: Numbers that come with every window: name -> int64 or float64 [B].
+#: Key of the batch -> one number for each window, int64 or float64 [B].
 WindowFacts = dict[str, npt.NDArray[np.int64] | npt.NDArray[np.float64]]
 
 
 class SourceFacts:
-    """The dataset, and the version of the weights, of each window.
+    """Returns the dataset, and the version of the weights, of each window.
 
     Args:
         components: the loader's datasets.
         source: the source of windows.
 
     Attributes:
-        empty: whether batches have no such numbers.
+        empty: whether batches have neither number: one dataset, whose sampler has no weights.
     """
 
     def __init__(self, components: Sequence[LoaderComponent], source: WindowSource) -> None:
@@ -44,8 +44,9 @@ class SourceFacts:
         """Returns `weights_version` and `source` of a batch, each if it applies.
 
         Args:
-            source: the number of the windows' dataset; int64 [B] if they are of several.
-            rows: B.
+            step: the batch's step.
+            source: the number of the windows' dataset; int64 [B] if the windows are of several datasets.
+            rows: B, the number of windows.
         """
         facts: WindowFacts = {}
         if self._weighted and (not isinstance(source, int) or source in self._weighted):
@@ -55,9 +56,9 @@ class SourceFacts:
         return facts
 
     def counts(self, facts: WindowFacts) -> Int64Array | None:
-        """Returns the windows of each dataset, int64 [datasets].
+        """Returns the number of windows of each dataset, int64 [datasets]; None without a mixture.
 
-        Returns None without a mixture.
+        facts: the result of `__call__`.
         """
         return np.bincount(facts["source"], minlength=self._datasets) if self._datasets > 1 else None
 

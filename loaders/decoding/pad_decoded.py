@@ -38,7 +38,7 @@ def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[st
     Args:
         column: the decoded column.
         key: its key in the batch.
-        decoded: an array or tensor [n, ...], a list of n values, or a mapping of names to such.
+        decoded: an array or tensor [n, ...], a list of n values, or a mapping of names to such arrays or lists.
         steps: positions of the valid steps.
 
     Returns:
@@ -80,7 +80,7 @@ def _tensor(value: Any, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise InvalidArgumentError(f"a {type(value).__name__}")
     found = len(value) if not isinstance(value, torch.Tensor) or value.ndim else 1
     if found != count:
-        raise InvalidArgumentError(f"{found} things for {count} steps")
+        raise InvalidArgumentError(f"{found} values for {count} steps")
     if isinstance(value, torch.Tensor):
         return value, None
     if all(isinstance(item, list | tuple) for item in value):
@@ -99,12 +99,12 @@ def _from_arrays(value: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | Non
     arrays = [item if isinstance(item, torch.Tensor) else torch.from_numpy(np.array(item)) for item in value]
     dtypes = sorted({str(array.dtype).removeprefix("torch.") for array in arrays})
     if len(dtypes) > 1:
-        raise InvalidArgumentError(f"arrays of unlike dtype: {', '.join(dtypes)}")
+        raise InvalidArgumentError(f"arrays of different dtypes: {', '.join(dtypes)}")
     if all(array.ndim == 1 for array in arrays):
         return _ragged(torch.cat(arrays), torch.tensor([len(array) for array in arrays]))
     shapes = sorted({tuple(array.shape) for array in arrays})
     if len(shapes) > 1:
-        raise InvalidArgumentError(f"arrays of unlike shape: {', '.join(map(str, shapes))}")
+        raise InvalidArgumentError(f"arrays of different shapes: {', '.join(map(str, shapes))}")
     return torch.stack(arrays), None
 
 

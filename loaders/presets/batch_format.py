@@ -69,8 +69,8 @@ class BatchFormat:
     Attributes:
         name: name in messages and records.
         required_columns: columns that every dataset must have; first in the batch.
-        roles: all columns of these roles are the format's own too (see `gear_data.schema.Role`). None: all columns of
-            the dataset are, and a request's `columns` selects among them instead of adding to them.
+        roles: roles (`gear_data.schema.Role`) whose columns all belong to the format, too. None: all columns of the
+            dataset belong to it, and the loader's `columns` selects columns instead of adding them.
         keys: column -> key in the batch.
         source_names: True gives columns without an entry in `keys` the names that they had in the source.
         sequences: roles whose columns are sequences. Columns of other roles have only the window's first step,

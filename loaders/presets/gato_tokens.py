@@ -43,7 +43,7 @@ def add_tokens(
         batch: key -> tensor [B, K, ...], and `valid_count` int64 [B].
         tokens: vocabulary and form.
         observations, actions: keys of [B, K] or [B, K, n]. Floats are continuous, integers and booleans are discrete.
-        sequences: keys of [B, K, ...] whose valid steps are the window's.
+        sequences: further keys of [B, K, ...], whose valid steps are the window's; ragged tokens make them lists, too.
         pad_left: whether padding is on the left.
         mask_key: the key of the mask, or None.
 
@@ -90,7 +90,7 @@ def _encode(values: npt.NDArray[Any], tokens: Tokens, role: Role, key: str) -> n
     if values.dtype.kind != "f":
         if values.size and (values.min() < 0 or values.max() >= tokens.bins):
             raise InvalidArgumentError(
-                f"a discrete value is outside 0 to {tokens.bins - 1}",
+                f"discrete values are {values.min()} to {values.max()}, and tokens have 0 to {tokens.bins - 1}",
                 column=key,
                 hint="choose more bins with preset_options={'tokens': {'bins': ...}}, or convert the column to float",
             )
@@ -98,7 +98,9 @@ def _encode(values: npt.NDArray[Any], tokens: Tokens, role: Role, key: str) -> n
     # In float64, like the reference: a bin must not depend on the column's precision.
     values = values.astype(np.float64)
     if np.isnan(values).any():
-        raise NonFiniteError("a value is NaN, which has no token", column=key)
+        raise NonFiniteError(
+            "a value is NaN, which has no token", column=key, hint="replace NaN in the source, and convert it again"
+        )
     if role.value in tokens.companded:
         scale = math.log(tokens.max_value * tokens.mu + 1.0)
         values = np.sign(values) * np.log(np.abs(values) * tokens.mu + 1.0) / scale

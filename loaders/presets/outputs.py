@@ -71,7 +71,7 @@ class _BatchColumn:
         spec: the column that is read.
         name: the requested name: `spec.name`, or `next_` and `spec.name`.
         key: key in the batch.
-        own: whether it is the batch format's own.
+        own: whether the batch format itself has the column, and a request did not add it.
     """
 
     spec: ColumnSpec
@@ -113,10 +113,14 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
     used = {item.spec.name for item in numeric}
     for name in request.offsets:
         if request.schema[name].variable_length:
-            raise InvalidArgumentError("a column of text or bytes has no offsets", column=name)
+            raise InvalidArgumentError(
+                "a column of text or bytes cannot have offsets", column=name, hint="leave it out of offsets"
+            )
         if name not in used:
             raise InvalidArgumentError(
-                f"offsets name a column that preset '{batch_format.name}' does not put in the batch", column=name
+                f"offsets name a column that preset '{batch_format.name}' does not put in the batch",
+                column=name,
+                hint="add it with columns=, or leave it out of offsets",
             )
     return outputs
 
@@ -206,7 +210,11 @@ def _batch_column(
     if name not in schema and base != name and base in schema:
         spec = schema[base]
         if spec.variable_length:
-            raise InvalidArgumentError("a column of text or bytes has no column of the next step", column=base)
+            raise InvalidArgumentError(
+                f"'{name}' is the next step of a column of text or bytes, which is not supported",
+                column=base,
+                hint="leave it out of columns",
+            )
         return _BatchColumn(spec, name, name, own or base in own_names)
     spec = schema[name]
     key = spec.source if batch_format.source_names and spec.source is not None else name
@@ -216,7 +224,7 @@ def _batch_column(
 def _column(batch_format: BatchFormat, request: BatchRequest, item: _BatchColumn) -> Output:
     """Returns the output of a column.
 
-    An element of standard deviation 0 becomes 0, if nothing is added to the deviation.
+    If the column is normalised, an element of standard deviation 0 becomes 0, unless `std_epsilon` is added to it.
     """
     spec = item.spec
     if item.own and batch_format.vectors and len(spec.shape) > 1:
@@ -351,7 +359,7 @@ def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequ
     for key, column in named:
         if key in keys:
             raise InvalidArgumentError(
-                f"preset '{batch_format.name}' would put two things under the key '{key}'",
+                f"preset '{batch_format.name}' would give two arrays of the batch the key '{key}'",
                 column=column,
                 hint="name each column once, and convert with --rename where a column has the name of another key",
             )

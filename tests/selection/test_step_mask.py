@@ -66,7 +66,7 @@ def test_steps_of_no_block_do_not_satisfy():
     mask = StepMask.from_blocks(10, [(3, np.array([True, False, True]))])
     assert np.flatnonzero(mask.flags(0, 10)).tolist() == [3, 5]
     for first in (-1, 8):
-        with pytest.raises(InvalidArgumentError, match="not among the 10"):
+        with pytest.raises(InvalidArgumentError, match="and the dataset has 10 steps"):
             StepMask.from_blocks(10, [(first, np.ones(3, np.bool_))])
 
 

@@ -168,8 +168,8 @@ class ClusterReader:
                 self._point(batch, remote, result, targets)
                 self._fill(batch, result.spans)
         self._collect.count_valid(
-            batch.numbers, windows.start, windows.length, batch.total, batch.finals, buffers.plan, buffers.per,
-            buffers.valid,
+            batch.numbers, windows.start, windows.length, batch.total, batch.finals, buffers.plan,
+            buffers.windows_per_batch, buffers.valid,
         )  # fmt: skip
         del lease
 
@@ -240,7 +240,7 @@ class ClusterReader:
             spans,
             windows.start[spans],
             windows.length[spans],
-            buffers.rows[spans] if len(buffers.rows) else spans,
+            buffers.row_of_window[spans] if len(buffers.row_of_window) else spans,
             batch.numbers,
             batch.zeros,
             batch.total,

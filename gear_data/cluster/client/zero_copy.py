@@ -40,6 +40,6 @@ def row_targets(
     """
     first, width, pad_left, row_bytes = buffers.plan[["first", "width", "pad_left", "out_bytes"]][output].tolist()
     padding = width - count if pad_left else low - (windows.start + first)
-    rows = buffers.rows if len(buffers.rows) else np.arange(len(windows))
+    rows = buffers.row_of_window if len(buffers.row_of_window) else np.arange(len(windows))
     targets: Int64Array = buffers.addresses[output] + (rows * width + padding) * row_bytes
     return targets

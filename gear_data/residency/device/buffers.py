@@ -175,16 +175,11 @@ class DevicePool:
         return BatchLease(buffer, self)
 
     def drop(self, buffer: BatchBuffer) -> None:
-        """Takes a buffer back.
-
-        No object of this process refers to its arrays, but a device may still read them.
-        """
+        """Takes back a buffer, whose arrays no object of this process refers to. A device may still read them."""
         self._dropped.append(buffer)
 
     def release(self, runtime: Any, stream: int) -> None:
-        """Releases dropped buffers after everything that is now in a stream.
-
-        Released buffers are used again.
+        """Makes dropped buffers available again, after all work that is now in a stream.
 
         Args:
             runtime: CuPy's module `cuda.runtime`.
@@ -198,9 +193,9 @@ class DevicePool:
 
 
 class BatchLease:
-    """A lent buffer. Arrays over the buffer hold the lease.
+    """A lent buffer.
 
-    When the last of them dies, the pool gets it back.
+    Arrays over the buffer hold the lease. When the last of these arrays dies, the buffer goes back to the pool.
     """
 
     __slots__ = ("_pool", "buffer")

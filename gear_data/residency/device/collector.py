@@ -26,7 +26,7 @@ from gear_data.residency.device.window_sampler import DeviceWindowSampler
 from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Int64Array, Windows
 
-#: The most numbers that accompany a row of a batch: see `DeviceCollector.collect`.
+#: The most keys of the argument `facts` of `DeviceCollector.collect`.
 MAX_FACTS = 4
 
 
@@ -34,13 +34,11 @@ MAX_FACTS = 4
 class DeviceBatches:
     """Batches in device memory, in the layout of a `BatchPlan`.
 
-    Complete after the event `collected`.
-
     Attributes:
         array: uint8, a CuPy array of the buffer. Its memory is not used again while the array, or a view of it, lives.
-        facts: name -> offset of its numbers in the buffer.
+        facts: key of the window facts -> offset of its numbers in the buffer.
         valid_bytes: bytes of each batch without padding.
-        collected: an event.
+        collected: the event after which the batches are complete.
     """
 
     array: Any
@@ -54,7 +52,7 @@ class DeviceCollector:
 
     Safe to call from several threads.
 
-    The stream waits for nothing but the last use of a buffer.
+    The only work that the stream waits for is the last use of a buffer.
 
     Args:
         sources: for each dataset, the reader of rows that kernels cannot read in place, and the columns that they can.
@@ -122,7 +120,7 @@ class DeviceCollector:
         Args:
             windows: of all batches, one batch after another, all of one size.
             source: int64 [B], the number of each window's dataset; None: all windows are of the first dataset.
-            facts: name -> int64 or float64 [B], at most `MAX_FACTS`, uploaded with the windows.
+            facts: key -> int64 or float64 [B], at most `MAX_FACTS` keys, uploaded with the windows.
             batches: number of batches.
         """
         valid = np.zeros(batches, np.int64)
@@ -150,7 +148,7 @@ class DeviceCollector:
     ) -> DeviceBatches:
         """Draws the windows of a batch on the device, and collects them.
 
-        The facts of the result are the given ones, `valid_count` and `probability`.
+        The `facts` of the result has the keys of the argument, `valid_count`, and for weighted windows `probability`.
 
         Args:
             sampler: this collector's sampler.

@@ -35,7 +35,7 @@ class DeviceColumns:
     An extent is a range of rows of a shard. No episode lies in two extents.
 
     Attributes:
-        shard, first, last: int64 [extents], rows first to last of a shard, ascending.
+        shard, first, last: int64 [extents], each extent's shard, first row, and last row + 1; ascending.
         addresses: int64 [extents, columns], the address of each column's row `first`; 0: the device cannot read it.
         device: the number of the device whose memory holds some of the columns; None: any device can read them.
         held: objects that own the memory.
@@ -118,7 +118,8 @@ class DeviceCopy:
             try:
                 memory = RegisteredMemory(self._shards.touch(0))
             except (DeviceError, HostMemoryError) as error:
-                # Drivers report too little memory even if pages cannot be pinned for other reasons.
+                # HostMemoryError, too: drivers report too little memory also if pages cannot be pinned for other
+                # reasons.
                 _log.warning("%s; this process makes its own pinned copy", error.message)
             else:
                 addresses = np.where(self._shards.addresses, self._shards.addresses + memory.shift, 0)
@@ -205,7 +206,7 @@ def find_extents(
     """Finds the extent of each episode, int64 [episodes].
 
     Args:
-        extents: int64 [extents] each: shard, first row, last row, ascending.
+        extents: (shard, first row, last row + 1), int64 [extents] each, ascending.
         shard, start, length: int64 [episodes], each episode's shard, the row there of its first step, and its steps.
 
     Raises:

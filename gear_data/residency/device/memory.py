@@ -27,8 +27,6 @@ _REGISTER_READ_ONLY = 1 | 2 | 8
 TO_DEVICE, TO_HOST = 1, 2
 #: Bytes of columns that are copied at a time.
 PIECE_BYTES = 32 << 20
-
-
 #: The hint for too little host memory.
 _TIERED = "use ds.place(ds.residency_plan(...)): columns that do not fit stay on disk"
 
@@ -124,7 +122,7 @@ class RegisteredMemory:
 
 @contextlib.contextmanager
 def _host_errors(doing: str) -> Iterator[None]:
-    """Like `cuda_errors`, but too little memory is an error of the host's memory."""
+    """Like `cuda_errors`, but too little memory raises HostMemoryError."""
     try:
         with cuda_errors(doing):
             yield

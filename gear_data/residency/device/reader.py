@@ -28,12 +28,12 @@ class LaunchArguments:
     Attributes:
         tables: the episode table's columns.
         windows: the windows.
-        rows_of: int64 [B], the batch row of each window; 0: window b goes to row b.
+        row_of_window: int64 [B], the row that each window fills; 0: window b fills row b.
     """
 
     tables: launches.EpisodeTables
     windows: launches.WindowRows
-    rows_of: int
+    row_of_window: int
 
 
 class DeviceReader:
@@ -107,21 +107,28 @@ class DeviceReader:
         )
         self._plan_tables = launches.PlanTables(at_plan, len(plan), at_pieces, int(pieces[-1]))
 
-    def count_valid(self, windows: Windows, per: int, valid: Int64Array) -> None:
+    def count_valid(self, windows: Windows, windows_per_batch: int, valid: Int64Array) -> None:
         """Counts the bytes of valid rows.
 
         Args:
-            windows: of all batches.
-            per: windows of one batch.
+            windows: the windows of all batches, one batch after another.
+            windows_per_batch: windows of one batch.
             valid: int64 [batches], receives the bytes of each batch.
         """
         reader = self._reader
         cpu.collect.count_valid(
-            windows.episode_id, windows.start, windows.length, reader.length, reader.final_rows, self._plan, per, valid
+            windows.episode_id,
+            windows.start,
+            windows.length,
+            reader.length,
+            reader.final_rows,
+            self._plan,
+            windows_per_batch,
+            valid,
         )
 
     def prepare(
-        self, windows: Windows, rows_of: Int64Array | None, upload: UploadBuffer, staging: StagingBuffer
+        self, windows: Windows, row_of_window: Int64Array | None, upload: UploadBuffer, staging: StagingBuffer
     ) -> LaunchArguments:
         """Prepares a launch for windows.
 
@@ -129,10 +136,10 @@ class DeviceReader:
 
         Args:
             windows: of this dataset.
-            rows_of: int64 [B], the batch row of each window; None: window b goes to row b.
+            row_of_window: int64 [B], the row that each window fills; None: window b fills row b.
             upload, staging: the buffers of the batch.
         """
-        at_rows = 0 if rows_of is None else upload.put(rows_of)
+        at_rows = 0 if row_of_window is None else upload.put(row_of_window)
         start, length = upload.put(windows.start), upload.put(windows.length)
         count = len(windows)
         if not self.reads_in_place:
@@ -199,8 +206,8 @@ class DeviceReader:
             valid: address of a number, 0, to which the bytes of valid rows are added; 0: not counted.
         """
         launches.collect(
-            launcher, arguments.tables, self._plan_tables, arguments.windows, outputs, rows_of=arguments.rows_of,
-            per=max(1, arguments.windows.count), valid=valid,
+            launcher, arguments.tables, self._plan_tables, arguments.windows, outputs,
+            row_of_window=arguments.row_of_window, windows_per_batch=max(1, arguments.windows.count), valid=valid,
         )  # fmt: skip
 
 

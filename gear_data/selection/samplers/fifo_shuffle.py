@@ -38,9 +38,10 @@ class Fifo:
 class Shuffle:
     """Selects every anchor once an epoch, in a new order every epoch.
 
-    Batches run across the ends of epochs.
+    A batch may hold the end of one epoch and the beginning of the next.
 
-    The order is a keyed permutation computed in place (a Feistel network), so 10^11 anchors take no memory.
+    The order is a keyed permutation that is computed position by position (a Feistel network), so 10^11 anchors take no
+    memory.
     """
 
     name = "shuffle"

@@ -28,8 +28,8 @@ class Candidates:
 
     Attributes:
         anchors: the steps that position windows.
-        evaluate: evaluate(expression, name) -> float64 [k], the value of an expression for the episode of each anchor
-            table row, null as NaN. `name` names the value in errors.
+        evaluate: evaluate(expression, name) -> float64 [k], the value of an expression for each of the anchors' k
+            episodes, null as NaN. `name` names the value in errors.
     """
 
     anchors: Anchors
@@ -47,13 +47,14 @@ class Selector(Protocol):
         Args:
             step: the batch's step.
             count: slots of the batch.
-            position: slots before slot 0; for samplers that go through the anchors in an order.
+            position: number of this selector's slots in all earlier batches. Samplers that go through the anchors in an
+                order use it.
         """
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
         """Returns the plan by which a device draws batches of `count` slots.
 
-        Returns None if only `select` can.
+        Returns None if only `select` can draw them.
         """
 
     def epoch_slots(self, epochs: int) -> int | None:
@@ -71,10 +72,7 @@ class Selector(Protocol):
         """
 
     def identity(self) -> dict[str, Any]:
-        """Returns everything else that the windows depend on, JSON-able.
-
-        The seed and the anchors are not included.
-        """
+        """Returns everything that the windows depend on, except the seed and the anchors; JSON-able."""
 
 
 class Sampler(Protocol):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class TopK:
     """Draws uniformly from the k episodes with the largest value of an expression.
 
-    Ties go to the first in order.
+    Of episodes with the same value, the first ones in the order of the dataset are taken.
 
     Attributes:
         expression: over the episode table, a Polars expression or SQL.

@@ -173,9 +173,8 @@ class WeightedSelector:
     def effective_sample_size(self) -> float:
         """Returns 1 / the sum of the squared probabilities of the episodes.
 
-        The probabilities are computed from the last weights.
-
-        Draws from this many episodes of equal weight would vary as much.
+        The probabilities are those after the last update. Draws from this many episodes of equal weight would have the
+        same variance.
         """
         with self._lock:
             if self._history is None:
@@ -204,7 +203,10 @@ class WeightedSelector:
         """
         rows, weights = self._rows(np.asarray(ids)), np.array(values, np.float64)
         if rows.shape != weights.shape:
-            raise InvalidArgumentError(f"{rows.shape} episode ids, but {weights.shape} weights")
+            raise InvalidArgumentError(
+                f"the update has {rows.shape} episode ids, but {weights.shape} weights",
+                hint="give one weight for each episode id",
+            )
         check_weights(weights, "weight", np.asarray(ids, np.int64))
         with self._lock:
             self._start_history().update(from_step, rows, weights)
@@ -221,7 +223,11 @@ class WeightedSelector:
         return self._history
 
     def _rows(self, ids: npt.NDArray[Any]) -> Int64Array:
-        """Returns the indices of episodes among the anchors' episodes."""
+        """Returns int64 [m], the index of each episode id among the anchors' episodes.
+
+        Raises:
+            InvalidArgumentError: `ids` is not an integer array [m], or an id is unknown.
+        """
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise InvalidArgumentError(f"episode ids are {ids.dtype} {list(ids.shape)}, not integers [m]")
         ids = ids.astype(np.int64)
@@ -232,7 +238,11 @@ class WeightedSelector:
             found = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
             rows, known = order[found], sorted_ids[found] == ids
         if not known.all():
-            raise InvalidArgumentError(f"there is no episode {ids[np.argmin(known)]} here", row=int(np.argmin(known)))
+            raise InvalidArgumentError(
+                f"there is no episode {ids[np.argmin(known)]} in the dataset or view",
+                row=int(np.argmin(known)),
+                hint="give ids of the loader's dataset; a view keeps the ids of the whole dataset",
+            )
         return rows
 
     @cached_property

@@ -46,7 +46,7 @@ class Launch:
     #: Bytes from a multiple of `align` to each column's first byte. Columns of a mapped Arrow file may be at 8.
     offset: int = 0
     align: int = 256
-    rows_of: tuple[int, ...] | None = None
+    row_of_window: tuple[int, ...] | None = None
 
 
 @dataclass
@@ -92,13 +92,13 @@ class Columns:
     def values(self, column: int, windows: Windows) -> Any:
         raise NotImplementedError
 
-    def read(self, windows: Windows, places: OutputBuffers) -> None:
+    def read(self, windows: Windows, buffers: OutputBuffers) -> None:
         cpu.collect.collect(
-            windows.episode_id, windows.start, windows.length, places.rows, self.shards, self.bases,
-            np.array(self.lengths, np.int64), self.finals, self.addresses, places.plan, places.addresses, places.per,
-            places.valid,
+            windows.episode_id, windows.start, windows.length, buffers.row_of_window, self.shards, self.bases,
+            np.array(self.lengths, np.int64), self.finals, self.addresses, buffers.plan, buffers.addresses,
+            buffers.windows_per_batch, buffers.valid,
         )  # fmt: skip
-        self._read_on_device(windows, places)
+        self._read_on_device(windows, buffers)
 
     def _put(self, array: np.ndarray) -> int:
         return self.runner.put(array)
@@ -111,22 +111,24 @@ class Columns:
         raw[self.launch.offset :] = array.reshape(-1).view(np.uint8)
         return self.runner.put(raw, align=self.launch.align) + self.launch.offset
 
-    def _read_on_device(self, windows: Windows, places: OutputBuffers) -> None:
-        plan = places.plan.copy()
-        for buffer in plan_buffers(places.plan):
+    def _read_on_device(self, windows: Windows, buffers: OutputBuffers) -> None:
+        plan = buffers.plan.copy()
+        for buffer in plan_buffers(buffers.plan):
             plan[buffer.field][buffer.output] = self._put_bytes(buffer.address, buffer.nbytes)
         for number, output in enumerate(self.outputs):
-            if places.plan["finals"][number]:
+            if buffers.plan["finals"][number]:
                 column = self.final_columns[output.source if output.column else str(output.mask_column)]
                 plan["finals"][number] = self._put_column(column)
         addresses = np.array([[self._put_column(array) for array in shard] for shard in self.columns], np.int64)
-        rows = len(windows) if self.launch.rows_of is None else max(self.launch.rows_of, default=-1) + 1
+        rows = len(windows) if self.launch.row_of_window is None else max(self.launch.row_of_window, default=-1) + 1
         # Bytes that the kernel does not write stay 0xA5.
         targets = [
             self._put(np.full(rows * output.width * output.step_bytes, 0xA5, np.uint8)) for output in self.outputs
         ]
-        rows_of = 0 if self.launch.rows_of is None else self._put(np.array(self.launch.rows_of, np.int64))
-        valid = self._put(np.zeros(len(places.valid), np.uint64))
+        row_of_window = (
+            0 if self.launch.row_of_window is None else self._put(np.array(self.launch.row_of_window, np.int64))
+        )
+        valid = self._put(np.zeros(len(buffers.valid), np.uint64))
         pieces = piece_counts(plan)
         self.runner.blocks = self.launch.blocks
         collect(
@@ -138,14 +140,14 @@ class Columns:
             PlanTables(self._put(plan), len(plan), self._put(pieces), int(pieces[-1])),
             WindowRows(*map(self._put, (windows.episode_id, windows.start, windows.length)), len(windows)),
             self._put(np.array(targets, np.int64)),
-            rows_of=rows_of,
-            per=places.per,
+            row_of_window=row_of_window,
+            windows_per_batch=buffers.windows_per_batch,
             valid=valid,
         )
         for output, address in zip(self.outputs, targets, strict=True):
             shape = (rows, *output.shape) if output.squeeze_time else (rows, output.width, *output.shape)
             self.got[output.key] = self.runner.get(address, shape, output.array_dtype)
-        self.got_valid = self.runner.get(valid, len(places.valid), np.int64).tolist()
+        self.got_valid = self.runner.get(valid, len(buffers.valid), np.int64).tolist()
 
 
 def values(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
@@ -174,14 +176,14 @@ def check(columns: Columns, outputs: list[Output], rows: list[tuple[int, int, in
             collected = collector.collect_together(windows, batches)
     finally:
         columns.runner.clear()
-    per = len(rows) // batches
+    windows_per_batch = len(rows) // batches
     for number, batch in enumerate(collected):
         assert columns.got_valid[number] == batch.valid_bytes
         for key, expected in batch.arrays.items():
             got = columns.got[key]
-            if columns.launch.rows_of is not None:
-                got = got[list(columns.launch.rows_of)]
-            got = got[number * per : (number + 1) * per]
+            if columns.launch.row_of_window is not None:
+                got = got[list(columns.launch.row_of_window)]
+            got = got[number * windows_per_batch : (number + 1) * windows_per_batch]
             assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
             same = got.tobytes() == expected.tobytes()
             assert same, f"{key}\n{np.argwhere(got != expected)[:5]}\n{got}\n{expected}"
@@ -252,8 +254,8 @@ def batches(draw: Any) -> tuple[dict[str, Any], list[Output], list[tuple[int, in
             mask_column=draw(st.sampled_from([None, "x0"])), fill=draw(st.sampled_from([0, 1])),
         )
     )  # fmt: skip
-    places = [(e, s) for e, length in enumerate(lengths) for s in range(length)]
-    drawn = draw(st.lists(st.sampled_from(places), min_size=2, max_size=8))
+    buffers = [(e, s) for e, length in enumerate(lengths) for s in range(length)]
+    drawn = draw(st.lists(st.sampled_from(buffers), min_size=2, max_size=8))
     context = draw(st.integers(1, 20))
     columns = {
         "specs": specs,
@@ -388,7 +390,7 @@ class CollectChecks:
 
     def test_rows_go_where_they_are_sent(self, runner: Runner) -> None:
         lengths = [4, 9]
-        launch = Launch(rows_of=(3, 0, 2))
+        launch = Launch(row_of_window=(3, 0, 2))
         columns = Columns(runner, {"x": ("float32", (11,))}, lengths, [0, 1], launch)
         columns.outputs = (Output("x", "x", "float32", (11,), 0, 6),)
         windows = Windows(*np.array([[0, 1, 1], [1, 0, 5], [3, 6, 4]], np.int64))
@@ -398,10 +400,10 @@ class CollectChecks:
         batch = collector(windows)
         plan = collector._plan.plans[0]
         memory = np.zeros((4, 6, 11), np.float32)
-        places = OutputBuffers(
-            plan, np.array([memory.ctypes.data]), np.array(launch.rows_of, np.int64), 3, np.zeros(1, np.int64)
+        buffers = OutputBuffers(
+            plan, np.array([memory.ctypes.data]), np.array(launch.row_of_window, np.int64), 3, np.zeros(1, np.int64)
         )
-        columns.read(windows, places)
+        columns.read(windows, buffers)
         runner.clear()
         assert columns.got["x"][[3, 0, 2]].tobytes() == batch.arrays["x"].tobytes() == memory[[3, 0, 2]].tobytes()
         assert (columns.got["x"][1].view(np.uint8) == 0xA5).all()
