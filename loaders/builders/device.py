@@ -126,7 +126,7 @@ class DeviceBatchBuilder:
 
         Returns None if the CPU has to sample them.
         """
-        dataset, own_step = self.source.turn(step)
+        dataset, selector_step = self.source.turn(step)
         sampler = None if dataset is None else self.collectors[dataset].sampler
         if dataset is None or sampler is None:
             return None
@@ -135,7 +135,7 @@ class DeviceBatchBuilder:
         plan = self._components[dataset].selector.sampling_plan(slots)
         if plan is None or plan.sampler is not sampler.plan.sampler:
             return None
-        return DeferredWindows(dataset, sampler, own_step, own_step * slots, *self._rows.bounds(step, slots))
+        return DeferredWindows(dataset, sampler, selector_step, selector_step * slots, *self._rows.bounds(step, slots))
 
     def _sample_and_collect(self, step: int, deferred: DeferredWindows) -> BuiltBatch:
         """Builds a batch whose windows the device samples."""

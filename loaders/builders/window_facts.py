@@ -67,12 +67,12 @@ class SourceFacts:
 
         The result is int64 [B], with 0 for datasets without weights.
         """
-        own_step = self._source.turn(step)[1]
+        selector_step = self._source.turn(step)[1]
         versions = np.zeros(rows, np.int64)
         for number, selector in self._weighted.items():
             chosen = source == number
             if np.any(chosen):
-                versions[chosen] = selector.version(own_step)
+                versions[chosen] = selector.version(selector_step)
         return versions
 
 

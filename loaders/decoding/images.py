@@ -19,8 +19,8 @@ from gear_data.errors import CorruptSourceError, InvalidArgumentError, Unsupport
 
 #: Called by one thread at a time with the texts (str) or bytes of all valid steps of a batch. Returns one value for
 #: each step: an array [n, ...], a list of n numbers or arrays, or a mapping of names to such arrays or lists (as
-#: HuggingFace's tokenizers do). It may raise a `GearError` with a `row`, an index of the list; the loader then raises the error
-#: with the episode and the step of that row.
+#: HuggingFace's tokenizers do). It may raise a `GearError` with a `row`, an index of the list. The loader then raises
+#: the error with the episode and the step of that row.
 Decoder = Callable[[list[Any]], Any]
 
 _CHOICES: dict[str, tuple[object, ...]] = {

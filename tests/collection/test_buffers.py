@@ -71,12 +71,12 @@ def tensors(batch):
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_consumer_that_writes_in_its_batch_changes_no_other(dataset, fresh, preset, prefetch):
+def test_writing_to_a_batch_changes_no_other_batch(dataset, fresh, preset, prefetch):
     options = {**OPTIONS, "preset": preset, "steps": 50}
     expected = [[t.clone() for t in tensors(batch)] for batch in SequenceLoader(dataset, prefetch=0, **options)]
     for batch, clean in zip(SequenceLoader(dataset, prefetch=prefetch, **options), expected, strict=True):
         for tensor, wanted in zip(tensors(batch), clean, strict=True):
-            # One after the other: nor do two tensors of a batch share memory.
+            # One tensor after the other, because two tensors of a batch must not share memory either.
             assert torch.equal(tensor, wanted)
             tensor.fill_(1)
 
@@ -116,8 +116,8 @@ def test_dropped_buffers_are_used_again(dataset, prefetch, monkeypatch):
 
     monkeypatch.setattr(np, "empty", counted)
     assert sum(1 for _ in loader) == 300
-    # Inline: one in use while the next is made. Ahead: when the consumer empties a deep queue at once, the pool keeps
-    # eight buffers and lets the others go.
+    # Inline: one buffer is in use while the next batch is made. With prefetching: if the consumer empties a deep
+    # queue at once, the pool keeps eight buffers and frees the others.
     assert 1 <= len(allocated) <= (2 if prefetch == 0 else 75)
 
 

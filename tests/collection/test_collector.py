@@ -30,7 +30,7 @@ COLUMNS = {f"x.{dtype}.{'-'.join(map(str, shape)) or 'one'}": (dtype, shape) for
 
 
 def values(dtype, shape, rng):
-    """Numbers over the dtype's whole range."""
+    """Returns numbers over the dtype's whole range."""
     kind = np.dtype(dtype)
     if kind.kind == "b":
         return rng.integers(0, 2, shape).astype(np.bool_)
@@ -54,7 +54,7 @@ def wide_episodes():
 
 @pytest.fixture(scope="module")
 def wide(wide_episodes, tmp_path_factory):
-    """Every dtype in every shape, a few episodes a shard."""
+    """A dataset with every dtype in every shape, and a few episodes in each shard."""
     dataset = feed_data.convert_episodes(wide_episodes, tmp_path_factory.mktemp("wide") / "dataset", shard_bytes=1024)
     assert dataset.episodes["shard"].n_unique() > 5
     assert {dataset.schema[name].dtype for name in COLUMNS} == set(DTYPES)
@@ -162,7 +162,7 @@ def test_a_matrix_is_normalised_by_one_number_or_by_one_an_element(wide, wide_ep
 
 
 def test_half_precision_keeps_zeros_subnormals_infinities_and_nan(make_dataset):
-    """Every one of the 65,536 values there are."""
+    """Checks all 65,536 values of float16."""
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 16)
     dataset = make_dataset([{"x": every, "rewards": np.zeros(len(every), np.float32)}])
     windows = [(0, start, 64) for start in range(0, len(every), 64)]
@@ -174,7 +174,7 @@ def test_half_precision_keeps_zeros_subnormals_infinities_and_nan(make_dataset):
         assert np.array_equal(np.signbit(got.reshape(expected.shape))[known], np.signbit(expected)[known])
 
 
-def test_what_cannot_be_computed_is_refused_by_column(wide):
+def test_outputs_that_cannot_be_computed_are_refused(wide):
     for name, out in (("x.float32.3", "int32"), ("x.int8.one", "uint8"), ("x.float64.one", "int16")):
         with pytest.raises(UnsupportedColumnError) as error:
             Collector(

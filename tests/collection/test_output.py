@@ -72,7 +72,7 @@ def expected(output: Output, episodes: list[dict[str, np.ndarray]], windows: lis
         steps = [s for s in range(start + output.first, start + output.first + output.width) if low <= s < high]
         valid = [(s, step_value(output, episodes[e], s)) for s in steps]
         valid = [(s, value) for s, value in valid if value is not None]
-        # A missing last row is the last position on either side: the other rows keep their positions.
+        # A missing last row leaves the last position empty on either side, so the other rows keep their positions.
         place = output.width - len(steps) if output.pad_left else (valid[0][0] if valid else 0) - start - output.first
         row = [output.fill] * output.width
         for j, (_, value) in enumerate(valid):
@@ -159,7 +159,7 @@ def test_any_output_equals_a_loop(dataset, episodes, data):
             np.testing.assert_allclose(arrays[output.key], wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_following_rows_without_final_observations_are_padding(make_dataset):
+def test_next_steps_without_final_observations_are_padding(make_dataset):
     episode = {"observations": np.arange(6, dtype=np.float32).reshape(3, 2), "rewards": np.ones(3, np.float32)}
     dataset = make_dataset([episode])
     outputs = [

@@ -13,8 +13,8 @@ import gear_data
 from gear_data import SequenceLoader
 from gear_data.kernels import cpu
 
-MOST_FRAMES = 6
-MOST_CALLS = 30
+MAX_FRAMES = 6
+MAX_CALLS = 30
 
 
 def frames_of(batches: Any) -> list[tuple[int, str]]:
@@ -50,7 +50,7 @@ def test_few_frames_and_calls_lead_to_the_kernel(dataset, preset, options):
         next(batches)
     calls = frames_of(batches)
     kernel = cpu.collect.collect.py_func.__name__
-    assert max(depth for depth, name in calls if name == kernel) <= MOST_FRAMES, calls
-    assert len(calls) <= MOST_CALLS, calls
+    assert max(depth for depth, name in calls if name == kernel) <= MAX_FRAMES, calls
+    assert len(calls) <= MAX_CALLS, calls
     if not options:
-        assert max(depth for depth, _ in calls) <= MOST_FRAMES, calls
+        assert max(depth for depth, _ in calls) <= MAX_FRAMES, calls

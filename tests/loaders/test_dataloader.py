@@ -58,7 +58,7 @@ def test_kept_batches_of_spawned_workers_are_the_inline_ones(dataset, workers):
 @pytest.mark.parametrize("sampler", ["uniform", "shuffle", "fifo"])
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 def test_the_end_of_epochs(dataset, sampler, workers):
-    """138 steps a time: neither a whole number of batches, nor of batches a worker."""
+    """Each epoch has 138 steps: not a whole number of batches, and the workers have unequal numbers of batches."""
     options = {"sampler": sampler, "epochs": 2}
     loader = SequenceLoader(dataset, **OPTIONS, **options)
     batches = through(loader, workers)
@@ -70,7 +70,7 @@ def test_fewer_steps_than_workers(dataset):
     same(list(through(SequenceLoader(dataset, steps=2, **OPTIONS), 4)), inline(dataset, 2))
 
 
-def test_transforms_in_workers_draw_what_they_draw_inline(dataset):
+def test_transforms_draw_the_same_in_workers_and_inline(dataset):
     loader = SequenceLoader(dataset, steps=9, transform=feed_data.add_noise, **OPTIONS)
     expected = inline(dataset, 9, transform=feed_data.add_noise)
     assert len({tuple(batch["noise"].tolist()) for batch in expected}) == 9
@@ -86,7 +86,7 @@ def test_forking_while_prefetch_threads_run(dataset):
     iterator.close()
 
 
-def test_every_pass_over_a_dataloader_starts_anew(dataset):
+def test_every_pass_over_a_dataloader_starts_at_step_0(dataset):
     expected = inline(dataset, 8)
     batches = through(SequenceLoader(dataset, steps=8, **OPTIONS), 2, persistent_workers=True)
     same(list(batches), expected)
@@ -95,7 +95,7 @@ def test_every_pass_over_a_dataloader_starts_anew(dataset):
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("done", [1, 7, 8])
-def test_a_state_is_good_for_any_number_of_workers(dataset, workers, done):
+def test_a_state_is_valid_for_any_number_of_workers(dataset, workers, done):
     loader = SequenceLoader(dataset, **OPTIONS)
     iterator = iter(loader)
     for _ in range(done):
@@ -122,7 +122,7 @@ def test_a_loaded_state_is_for_one_pass(dataset, workers, start, persistent):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_loaded_state_is_for_one_pass_also_where_passes_are_seeded_alike(dataset, persistent):
+def test_a_loaded_state_is_for_one_pass_even_if_passes_have_one_seed(dataset, persistent):
     loader = SequenceLoader(dataset, steps=12, **OPTIONS)
     loader.load_state_dict({**loader.state_dict(), "step": 7})
     batches = through(loader, 3, persistent_workers=persistent)
@@ -146,7 +146,7 @@ def test_states_loaded_between_passes(dataset, persistent):
     same(list(batches), expected)
 
 
-def test_a_state_is_used_up_by_workers_or_inline_whichever_comes_first(dataset):
+def test_the_first_pass_uses_the_state_in_workers_or_inline(dataset):
     expected = inline(dataset, 9)
     loader = SequenceLoader(dataset, steps=9, **OPTIONS)
     state = loader.state_dict()
@@ -159,7 +159,7 @@ def test_a_state_is_used_up_by_workers_or_inline_whichever_comes_first(dataset):
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_processes_that_are_no_workers_do_not_use_up_each_others_state(dataset, start):
+def test_processes_that_are_not_workers_do_not_share_a_state(dataset, start):
     loader = SequenceLoader(dataset, steps=9, **OPTIONS)
     loader.load_state_dict({**loader.state_dict(), "step": 4})
     context = torch.multiprocessing.get_context(start)
@@ -173,7 +173,7 @@ def test_processes_that_are_no_workers_do_not_use_up_each_others_state(dataset, 
     assert len(list(loader)) == 5
 
 
-def test_the_state_is_not_told_once_workers_have_iterated(dataset):
+def test_no_state_is_returned_after_workers_iterated(dataset):
     loader = SequenceLoader(dataset, steps=6, **OPTIONS)
     state = loader.state_dict()
     list(through(loader, 1))
@@ -217,7 +217,7 @@ def test_stateful_dataloader_resumes_in_the_middle(dataset, workers, done):
     same(list(resumed), expected[done:])
 
 
-def test_a_worker_takes_no_other_workers_state(dataset, monkeypatch):
+def test_a_worker_refuses_the_state_of_another_worker(dataset, monkeypatch):
     loader = SequenceLoader(dataset, **OPTIONS)
     state = {**loader.state_dict(), "worker": [1, 2]}
     with pytest.raises(StateMismatchError, match="worker"):

@@ -67,7 +67,7 @@ def test_counts_go_on_over_several_iterations(dataset):
     assert (loader.metrics()["batches"], loader.metrics()["windows"]) == (6, 60)
 
 
-def test_the_short_last_batch_counts_what_it_holds(dataset):
+def test_the_short_last_batch_counts_only_its_rows(dataset):
     loader = SequenceLoader(dataset, batch_size=50, context=5, sampler="shuffle", epochs=1)
     assert len(list(itertools.islice(loader, 5))) == 3
     assert loader.metrics()["windows"] == dataset.num_steps == 138

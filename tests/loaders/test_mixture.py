@@ -20,7 +20,7 @@ from tests.support.feed import reference as ref
 from tests.support.feed.batches import same, take
 
 CONTEXT, BATCH = 6, 7
-#: Of one width and of another; only the first has integers, only the third has images.
+#: Datasets with observations of different widths; only the first has integers, only the third has images.
 LENGTHS = [[7, 1, 23, 40, 2], [12, 5, 33], [9, 3, 17, 8]]
 PROPORTIONS = [0.5, 0.3, 0.2]
 
@@ -52,13 +52,13 @@ def datasets(tmp_path_factory):
 
 
 def grouped(datasets, **options):
-    """Three datasets of unlike schema, by turns."""
+    """Three datasets with different schemas; each batch has windows of one dataset."""
     mixture = Mixture(list(zip(datasets, PROPORTIONS, strict=True)))
     return SequenceLoader(mixture, **{"batch_size": BATCH, "context": CONTEXT, "seed": 4, **options})
 
 
 def joined(datasets, **options):
-    """Two datasets of like observations in every batch."""
+    """Two datasets with observations of one shape; each batch has windows of both."""
     mixture = Mixture([(datasets[0], 3), (datasets[1], 2)], join=True)
     return SequenceLoader(mixture, **{"batch_size": BATCH, "context": CONTEXT, "seed": 4, **options})
 
@@ -157,7 +157,7 @@ def test_proportions_of_windows_are_exact_at_any_time(datasets):
 
 @pytest.mark.parametrize("sampler", ["fifo", "shuffle"])
 @both
-def test_every_dataset_has_epochs_of_its_own(datasets, make, sampler):
+def test_every_dataset_has_separate_epochs(datasets, make, sampler):
     """A dataset's anchors come in order, each once an epoch, in any turns."""
     loader = make(datasets, sampler=sampler)
     seen = [[] for _ in LENGTHS]
@@ -171,7 +171,7 @@ def test_every_dataset_has_epochs_of_its_own(datasets, make, sampler):
             assert (epoch if sampler == "fifo" else sorted(epoch)) == anchors
 
 
-def test_a_dataset_draws_by_turns_what_it_draws_in_another_mixture(datasets):
+def test_windows_of_a_dataset_do_not_depend_on_the_mixture(datasets):
     """The windows of a dataset's n-th turn do not depend on other datasets."""
 
     def own(mixture, count):
@@ -197,7 +197,7 @@ def test_one_dataset_twice_does_not_draw_the_same_windows(datasets, make):
 
 
 @both
-def test_normalising_by_each_datasets_own_statistics(datasets, make):
+def test_each_dataset_is_normalised_by_its_statistics(datasets, make):
     loader = make(datasets, normalize=True, columns=["observations"])
     for step, batch in enumerate(take(loader, 10)):
         for row, (number, (episode, start, length)) in enumerate(windows_of(loader, step)):
@@ -208,7 +208,7 @@ def test_normalising_by_each_datasets_own_statistics(datasets, make):
 
 
 @pytest.mark.parametrize("join", [False, True])
-def test_options_of_a_datasets_own(datasets, join):
+def test_options_of_single_datasets(datasets, join):
     mean = np.arange(4.0)
     mixture = Mixture(
         [
@@ -237,7 +237,7 @@ def test_options_of_a_datasets_own(datasets, join):
 
 
 @both
-def test_probabilities_are_those_of_the_windows_own_dataset(datasets, make):
+def test_probabilities_come_from_the_dataset_of_the_window(datasets, make):
     loader = make(datasets, sampler=Weighted("length", by="step"))
     for step, batch in enumerate(take(loader, 10)):
         for row, (number, (episode, *_)) in enumerate(windows_of(loader, step)):
@@ -247,7 +247,7 @@ def test_probabilities_are_those_of_the_windows_own_dataset(datasets, make):
     assert len(loader.metrics()["effective_sample_size"]) == len(loader.dataset.components)
 
 
-def test_where_one_dataset_alone_has_weights(datasets):
+def test_a_mixture_in_which_only_one_dataset_has_weights(datasets):
     weighted = {"sampler": Weighted(pl.lit(1.0))}
     mixture = Mixture([(datasets[0], 1), (datasets[1], 1, weighted)])
     for batch in take(SequenceLoader(mixture, BATCH, context=CONTEXT), 6):
@@ -255,7 +255,7 @@ def test_where_one_dataset_alone_has_weights(datasets):
         assert batch.keys() & drawn == (drawn if batch["source"][0] == 1 else set())
 
 
-def test_views_mix_as_datasets_do(datasets):
+def test_mixtures_of_views(datasets):
     view = datasets[0].filter("length > 6").filter_steps(pl.col("rewards") > 0)
     mixture = Mixture([(view, 1), (datasets[1], 1)], join=True)
     loader = SequenceLoader(mixture, BATCH, context=CONTEXT)
@@ -294,7 +294,7 @@ def test_dataloader_workers_change_nothing(datasets, make, workers):
 
 @pytest.mark.parametrize("done", [0, 1, 11])
 @both
-def test_a_resumed_loader_goes_on_where_the_other_stopped(datasets, make, done):
+def test_a_resumed_loader_continues_at_the_saved_step(datasets, make, done):
     for sampler in (Uniform(by="episode"), Shuffle(), Fifo(), Weighted("length", replacement=False)):
         options = {"sampler": sampler, "batch_size": 2}
         expected = take(make(datasets, **options), 20)
@@ -322,7 +322,7 @@ def test_a_state_of_another_mixture_is_refused(datasets):
     SequenceLoader(Mixture([(a, 0.1), (b, 0.2)]), BATCH, context=CONTEXT).load_state_dict(state)
 
 
-def test_the_record_has_each_datasets_own(datasets):
+def test_the_spec_has_the_options_of_each_dataset(datasets):
     spec = json.loads(json.dumps(grouped(datasets, normalize=True).spec()))
     assert [list(part["normalize"]) for part in spec["datasets"]] == [["observations"]] * 3
     assert spec["turns"] == [5, 3, 2]
@@ -380,7 +380,7 @@ def test_columns_that_one_dataset_lacks_are_refused(datasets):
 
 
 @pytest.mark.parametrize("wrong", [None, "path", 3, []])
-def test_what_is_no_dataset_is_refused(wrong):
+def test_other_types_than_datasets_are_refused(wrong):
     with pytest.raises(InvalidArgumentError, match="Dataset or a Mixture"):
         SequenceLoader(wrong)
 

@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 
 def as_node(folder, node, nodes, ranks=1, rank=0, budget=None, view=lambda dataset: dataset):
-    """The dataset as a rank has it that joined with others."""
+    """Returns the dataset as a rank of a run with several nodes opens it."""
     dataset = gear_data.open(folder)
     names = [f"node-{number}" for number in range(nodes)]
     placement, owners = dataset.placement(names, budget=budget), dataset.placement(names)
@@ -64,14 +64,14 @@ def together(folder, nodes, steps, budget=None, **options):
     ]
 
 
-def test_one_node_draws_what_all_draw(folder):
+def test_one_node_draws_the_windows_of_centralized_selection(folder):
     alone = SequenceLoader(gear_data.open(folder), BATCH, context=5, seed=3)
     assert together(folder, 1, 20) == [drawn(alone, 20)]
 
 
 @pytest.mark.parametrize("budget", [None, 1 << 20])
 @pytest.mark.parametrize("sampler", ["uniform", "weighted", "weighted-step", "uniform-episode", "topk"])
-def test_nodes_draw_as_one(folder, sampler, budget):
+def test_nodes_together_draw_like_one_sampler(folder, sampler, budget):
     made = {**feed_data.EVERY_SAMPLER, "topk": TopK("length", 5)}[sampler]
     nodes, steps = 3, 600
     found = together(folder, nodes, steps, budget, sampler=made)
@@ -87,13 +87,13 @@ def test_nodes_draw_as_one(folder, sampler, budget):
     assert not counts[shares == 0].any()
     expected = shares[shares > 0] * steps * BATCH
     chi_square = float(((counts[shares > 0] - expected) ** 2 / expected).sum())
-    # Less than any but one in a million of such draws has, by the cube root normal approximation (Wilson-Hilferty).
+    # Only one in a million of such draws has a larger value, by the cube root normal approximation (Wilson-Hilferty).
     freedom = np.count_nonzero(shares) - 1
     assert ((chi_square / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / np.sqrt(2 / (9 * freedom)) < 4.8
 
 
 def test_nodes_draw_different_numbers(folder):
-    """Else the same slots would be early, or late, in the episodes of all."""
+    """With equal numbers, the same slots of all nodes would be early, or late, in their episodes."""
     starts = []
     for node in range(2):
         loader = SequenceLoader(
@@ -114,7 +114,7 @@ def test_an_epoch_has_every_window_once(folder):
     assert sorted(windows) == [(e, s) for e, length in enumerate(LENGTHS) for s in range(length)]
 
 
-def test_probabilities_are_those_of_all(folder):
+def test_probabilities_are_of_the_whole_dataset(folder):
     sampler = Weighted("exp(length / 15)")
     alone = SequenceLoader(gear_data.open(folder), 500, context=5, sampler=sampler, steps=4, prefetch=0)
     known = {}
@@ -141,7 +141,7 @@ def test_ranks_divide_the_rows_of_their_node(folder):
 
 
 def test_views_and_their_statistics(folder):
-    """No node gives filtered episodes.
+    """No node draws episodes that the view leaves out.
 
     Values are normalised by the statistics of all nodes' episodes.
     """
@@ -165,7 +165,7 @@ def test_states(folder):
             other.load_state_dict(state)
 
 
-def test_what_cannot_be(folder):
+def test_invalid_arguments_are_refused(folder):
     own = as_node(folder, 0, 2)
     with pytest.raises(UnknownNameError, match="centralised"):
         SequenceLoader(own, selection="centralised")

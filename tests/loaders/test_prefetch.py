@@ -66,12 +66,12 @@ def test_no_more_than_depth_items_are_ahead_of_the_consumer(depth, threads):
         with lock:
             taken = item + 1
     prefetcher.close()
-    # get(item) hands the leave back just before `taken` is counted up: one more may be on its way.
+    # `get` lets another item start before this loop counts `taken` up, so one more item may be ahead.
     assert worst <= depth + threads - 1 + 1
 
 
 @every_shape
-def test_an_error_comes_in_its_turn(depth, threads):
+def test_an_error_is_raised_at_the_turn_of_its_item(depth, threads):
     def make(item):
         if item == 5:
             raise KeyError("item 5")
@@ -88,7 +88,7 @@ class Stop(BaseException):
     pass
 
 
-def test_what_is_no_exception_is_handed_over_too():
+def test_a_base_exception_is_handed_over():
     def make(item):
         raise Stop
 
@@ -124,7 +124,7 @@ def test_closing_twice_and_after_the_end_is_fine():
     prefetcher.close()
 
 
-def test_closing_waits_for_what_is_being_made():
+def test_closing_waits_for_items_in_progress():
     started, let_go, finished = threading.Event(), threading.Event(), []
 
     def make(item):
@@ -144,7 +144,7 @@ def test_closing_waits_for_what_is_being_made():
 
 
 class Item:
-    """Says when it dies."""
+    """Records when it is freed."""
 
     living: set[int] = set()  # noqa: RUF012
 
@@ -156,7 +156,7 @@ class Item:
         self.living.discard(self.number)
 
 
-def test_an_item_is_let_go_once_it_was_handed_over():
+def test_an_item_is_released_after_it_is_handed_over():
     prefetcher = Prefetcher(Item, 40, 2, 2)
     for item in range(40):
         prefetcher.get(item)
@@ -167,7 +167,7 @@ def test_an_item_is_let_go_once_it_was_handed_over():
     assert not Item.living
 
 
-def test_the_interpreter_ends_while_items_are_being_made():
+def test_the_interpreter_ends_while_items_are_in_progress():
     code = (
         "import time\n"
         "from gear_data.loaders.prefetch import Prefetcher\n"
@@ -190,7 +190,7 @@ def test_an_iterator_alive_at_exit_ends_quietly(dataset):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_is_told_to_make_its_own_iterator(dataset):
+def test_a_forked_child_must_make_a_new_iterator(dataset):
     context = multiprocessing.get_context("fork")
     received, sent = context.Pipe(duplex=False)
     loader = SequenceLoader(dataset, 2, context=3)

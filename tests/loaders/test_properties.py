@@ -247,7 +247,7 @@ def check_probability(batch, windows, case, by):
 
 @given(loaders())
 @settings(max_examples=300)
-def test_batches_are_what_plain_loops_give(datasets, drawn):
+def test_batches_equal_plain_loops(datasets, drawn):
     kind, view, arguments = drawn
     lengths = KINDS[kind][0]
     try:
@@ -294,7 +294,7 @@ def test_batches_are_what_plain_loops_give(datasets, drawn):
 
 @given(st.integers(0, len(KINDS) - 1), st.sampled_from(["all", "long", "rewarded"]), st.integers(1, 9), st.data())
 @settings(max_examples=25)
-def test_every_anchor_comes_once_an_epoch(datasets, kind, view, batch_size, data):
+def test_every_anchor_occurs_once_an_epoch(datasets, kind, view, batch_size, data):
     dataset, ids, flags, mode = view_of(datasets[kind], kind, view)
     rule = {
         "context": data.draw(st.integers(1, 7)),

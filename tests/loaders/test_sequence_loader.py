@@ -51,7 +51,7 @@ def test_prefetching_changes_nothing(dataset, sampler, prefetch):
 
 
 @pytest.mark.parametrize("sampler", ref.WINDOWS)
-def test_windows_say_what_is_in_the_batch(dataset, episodes, sampler):
+def test_windows_describe_the_rows_of_the_batch(dataset, episodes, sampler):
     lengths = [len(episode["rewards"]) for episode in episodes]
     loader = SequenceLoader(dataset, batch_size=12, context=6, sampler=sampler, seed=2**40 + 1)
     for step, batch in enumerate(take(loader, 5)):
@@ -74,7 +74,7 @@ def test_windows_are_global_on_every_rank(dataset):
 
 
 @pytest.mark.parametrize("step", [-1, 1.0, "1", None, True])
-def test_windows_of_no_step_are_refused(dataset, step):
+def test_windows_of_invalid_steps_are_refused(dataset, step):
     with pytest.raises(InvalidArgumentError, match="step"):
         SequenceLoader(dataset, **OPTIONS).windows(step)
 
@@ -87,7 +87,7 @@ def test_windows_past_the_end_are_refused(dataset):
             past.windows(3)
 
 
-def test_every_iteration_starts_anew(dataset):
+def test_every_iteration_starts_at_step_0(dataset):
     loader = SequenceLoader(dataset, steps=4, **OPTIONS)
     first = take(loader, 9)
     assert len(first) == 4
@@ -115,7 +115,7 @@ def test_every_loader_is_true(dataset, options):
 
 
 def test_a_second_pass_has_the_order_of_the_first(dataset):
-    """Only epochs=n gives every epoch another order, as documented."""
+    """As documented, only epochs=n gives every epoch a different order."""
     options = {**OPTIONS, "sampler": "shuffle", "batch_size": 23}
     loader = SequenceLoader(dataset, epochs=1, **options)
     first = take(loader, 99)
@@ -178,7 +178,7 @@ def test_transform_gets_a_generator_of_the_seed_and_the_step(dataset, prefetch, 
     assert np.array_equal(noise, [numpy_noise(2**64 - 1, step) for step in range(6)])
 
 
-def test_transform_is_given_the_whole_batch_and_its_result_is_the_batch(dataset):
+def test_transform_gets_the_whole_batch_and_returns_the_result(dataset):
     seen = []
 
     def transform(batch, rng):
@@ -235,7 +235,7 @@ def test_an_abandoned_iterator_leaves_no_thread(dataset):
     assert not prefetching()
 
 
-def test_several_iterators_at_once_do_not_disturb_each_other(dataset):
+def test_simultaneous_iterators_are_independent(dataset):
     expected = take(SequenceLoader(dataset, **OPTIONS), 12)
     loaders = [SequenceLoader(dataset, prefetch=prefetch, **OPTIONS) for prefetch in (0, 1, 2)]
     together = zip(*loaders, strict=True)
@@ -265,7 +265,7 @@ def test_two_loaders_in_two_threads(dataset):
 @every_sampler
 @pytest.mark.parametrize("done", [0, 1, 4, 17])
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (8, 0), (2, 3)])
-def test_a_resumed_loader_goes_on_where_the_other_stopped(dataset, sampler, done, before, after):
+def test_a_resumed_loader_continues_at_the_saved_step(dataset, sampler, done, before, after):
     options = {**OPTIONS, "sampler": sampler}
     expected = take(SequenceLoader(dataset, prefetch=0, **options), 20)
     loader = SequenceLoader(dataset, prefetch=before, **options)
@@ -292,7 +292,7 @@ def test_the_state_counts_batches_handed_out(dataset):
     assert loader.state_dict()["step"] == 5
 
 
-def test_resuming_at_the_end_gives_nothing_and_then_starts_anew(dataset):
+def test_resuming_at_the_end_gives_no_batch_and_then_starts_at_step_0(dataset):
     loader = SequenceLoader(dataset, steps=5, **OPTIONS)
     expected = take(loader, 9)
     resumed = SequenceLoader(dataset, steps=5, **OPTIONS)
@@ -311,7 +311,7 @@ def test_resuming_in_the_middle_of_epochs(dataset):
     same(take(resumed, 99), expected[20:])
 
 
-def test_a_state_goes_through_pickled_and_copied_loaders(dataset):
+def test_pickled_and_copied_loaders_keep_the_state(dataset):
     expected = take(SequenceLoader(dataset, **OPTIONS), 6)
     loader = SequenceLoader(dataset, **OPTIONS)
     loader.load_state_dict({**loader.state_dict(), "step": 2})
@@ -320,7 +320,7 @@ def test_a_state_goes_through_pickled_and_copied_loaders(dataset):
         same(take(twin, 4), expected[2:])
 
 
-def test_numpy_integers_are_as_good_as_plain_ones(dataset):
+def test_numpy_integers_are_accepted(dataset):
     plain = SequenceLoader(dataset, steps=3, **OPTIONS)
     numbers = {name: np.int64(OPTIONS[name]) for name in ("batch_size", "context", "seed")}
     loader = SequenceLoader(dataset, preset=OPTIONS["preset"], steps=np.int64(3), prefetch=np.int32(1), **numbers)

@@ -27,9 +27,9 @@ from tests.support.feed import data as feed_data
 from tests.support.feed import reference as ref
 from tests.support.feed.batches import clones, same, take
 
-LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5]  # of the fixture `dataset`
+LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5]  # episodes of the fixture `dataset`
 OPTIONS = {"batch_size": 10, "context": 6, "seed": 3, "columns": ["rewards"]}
-#: Episode 3 is a third of all, and goes; episode 1 comes.
+#: The update removes episode 3, which is a third of all draws, and adds episode 1.
 IDS, VALUES = [3, 1, 3], [7.0, 300.0, 0.0]
 by_both = pytest.mark.parametrize("by", ["episode", "step"])
 
@@ -52,13 +52,13 @@ def versions(batches):
 @pytest.mark.parametrize("prefetch", [0, 2, 8])
 @pytest.mark.parametrize("consumed", [0, 1, 5, 17])
 @by_both
-def test_an_update_holds_beyond_every_batch_made_ahead(dataset, by, prefetch, consumed):
+def test_an_update_holds_after_all_prefetched_batches(dataset, by, prefetch, consumed):
     never = take(weighted(dataset, by, prefetch=0), 60)
     loader = weighted(dataset, by, prefetch=prefetch)
     iterator = iter(loader)
     batches = clones(itertools.islice(iterator, consumed))
     first = loader.update_weights(IDS, VALUES)
-    # After the batches that are ready or in progress. Batches are built in groups of four here.
+    # The update holds after the batches that are ready or in progress. Batches are built in groups of four here.
     assert consumed <= first <= consumed + (prefetch + 4 * 4 if prefetch else 0)
     batches += clones(itertools.islice(iterator, 60 - consumed))
     iterator.close()
@@ -77,7 +77,7 @@ def test_an_update_holds_beyond_every_batch_made_ahead(dataset, by, prefetch, co
     assert all(1 in episodes for episodes in drawn[first:]) == (by == "episode")
 
 
-def test_before_anything_is_made_an_update_holds_from_the_first_step(dataset):
+def test_an_update_before_the_first_batch_holds_from_the_first_step(dataset):
     loader = weighted(dataset)
     assert loader.update_weights(IDS, VALUES) == 0
     assert versions(take(loader, 3)) == [1] * 3
@@ -86,7 +86,7 @@ def test_before_anything_is_made_an_update_holds_from_the_first_step(dataset):
     assert resumed.update_weights(IDS, VALUES) == 7
 
 
-def test_an_update_holds_beyond_every_iteration_under_way(dataset):
+def test_an_update_holds_after_the_batches_of_all_iterations(dataset):
     expected = take(weighted(dataset), 40)
     loader = weighted(dataset)
     ahead, behind = iter(loader), iter(loader)
@@ -112,7 +112,7 @@ def test_an_update_holds_beyond_every_iteration_under_way(dataset):
     by=st.sampled_from(["episode", "step"]),
     replacement=st.booleans(),
 )
-def test_any_updates_give_what_they_give_when_known_before(dataset, changes, prefetch, by, replacement):
+def test_updates_during_a_pass_equal_updates_before_it(dataset, changes, prefetch, by, replacement):
     sampler = Weighted("length + 1", by=by, replacement=replacement)
     options = {**OPTIONS, "batch_size": 3, "sampler": sampler}
     loader, before = (SequenceLoader(dataset, **options, prefetch=depth) for depth in (prefetch, 0))
@@ -120,7 +120,7 @@ def test_any_updates_give_what_they_give_when_known_before(dataset, changes, pre
     batches, steps = [], []
     for consume, update in changes:
         batches += clones(itertools.islice(iterator, consume))
-        # Without replacement three episodes have to be left.
+        # Without replacement, three episodes must keep a positive weight.
         ids, values = [e for e, _ in update if e > 2], [v for e, v in update if e > 2]
         steps.append(loader.update_weights(ids, values))
         assert before.update_weights(ids, values, from_step=steps[-1]) == steps[-1] >= len(batches)
@@ -130,7 +130,7 @@ def test_any_updates_give_what_they_give_when_known_before(dataset, changes, pre
     iterator.close()
 
 
-def test_a_step_to_hold_from(dataset):
+def test_from_step(dataset):
     loader = weighted(dataset, prefetch=2)
     iterator = iter(loader)
     list(itertools.islice(iterator, 5))
@@ -148,7 +148,7 @@ def test_a_step_to_hold_from(dataset):
     assert loader.update_weights([0], [1.0], from_step=1000) == 1000
 
 
-def test_a_pass_begun_anew_repeats_the_changes_of_the_first(dataset):
+def test_a_second_pass_repeats_the_updates_of_the_first(dataset):
     loader = weighted(dataset, steps=40)
     iterator = iter(loader)
     batches = clones(itertools.islice(iterator, 25))
@@ -158,7 +158,7 @@ def test_a_pass_begun_anew_repeats_the_changes_of_the_first(dataset):
 
 
 class Collecting:
-    """Episode ids, in whose making garbage is collected."""
+    """Episode ids whose conversion to an array runs a garbage collection."""
 
     def __array__(self, dtype=None, copy=None):
         gc.collect()
@@ -342,7 +342,7 @@ def test_workers_cannot_update(dataset):
     assert "inside a DataLoader's worker" in said
 
 
-def test_workers_have_the_updates_made_before_them_and_no_later_ones(dataset):
+def test_workers_have_only_the_updates_before_their_start(dataset):
     inline = weighted(dataset, steps=9)
     inline.update_weights(IDS, VALUES, from_step=4)
     loader = weighted(dataset, steps=9)

@@ -97,7 +97,7 @@ def test_text_and_bytes_are_there_too(tmp_path: Path, sources: Any) -> None:
     assert [ds.episode(i)["texts"].tolist() for i in range(3)] == texts
 
 
-def test_what_is_read_outlives_the_dataset_and_all_is_given_back(rollouts: list[Any], rollouts_path: Path) -> None:
+def test_arrays_outlive_the_dataset_and_all_memory_is_freed(rollouts: list[Any], rollouts_path: Path) -> None:
     before = open_files()
     ds = gear_data.open(rollouts_path, residency="host")
     values = ds.episode(3)["observations"]
@@ -111,7 +111,7 @@ def test_what_is_read_outlives_the_dataset_and_all_is_given_back(rollouts: list[
     assert open_files() == before
 
 
-def test_opened_twice_it_is_one_copy_and_given_back_it_is_found_no_more(rollouts_path: Path) -> None:
+def test_two_datasets_share_one_copy_until_both_are_closed(rollouts_path: Path) -> None:
     first = gear_data.open(rollouts_path, residency="host")
     second = gear_data.open(str(rollouts_path), residency="host")
     (before,) = inodes()
@@ -126,14 +126,16 @@ def test_opened_twice_it_is_one_copy_and_given_back_it_is_found_no_more(rollouts
     check_same(fourth, gear_data.open(rollouts_path))
 
 
-def test_datasets_do_not_meet(rollouts_path: Path, tmp_path: Path) -> None:
+def test_different_datasets_have_different_copies(rollouts_path: Path, tmp_path: Path) -> None:
     """A copy with the same files and checksums is another dataset, too."""
     shutil.copytree(rollouts_path, tmp_path / "copy")
     kept = [gear_data.open(path, residency="host") for path in (rollouts_path, tmp_path / "copy")]
     assert len(inodes()) == len(kept)
 
 
-def test_users_do_not_meet(rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_users_have_different_copies(
+    rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each user has a separate folder, as far as one user can check."""
     kept = [gear_data.open(rollouts_path, residency="host")]
     (tmp_path / "another").mkdir()
@@ -161,7 +163,7 @@ def test_another_dataset_in_the_same_place(tmp_path: Path, sources: Any) -> None
     assert len(inodes()) == 2
 
 
-def test_shards_written_anew_under_the_old_manifest_are_read_anew(rollouts_path: Path, tmp_path: Path) -> None:
+def test_shards_rewritten_under_the_old_manifest_are_read_again(rollouts_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "dataset"
     shutil.copytree(rollouts_path, path)
     old = gear_data.open(path, residency="host")
@@ -253,7 +255,7 @@ def test_a_holder_is_found(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [unsealed, a_file, shorter, lambda: make("other")])
-def test_what_is_open_there_must_be_the_segment(
+def test_the_open_file_must_be_the_segment(
     runtime: Path, other: Callable[[], int], caplog: pytest.LogCaptureFixture
 ) -> None:
     descriptor = other()
@@ -282,7 +284,7 @@ def test_a_row_must_fit_a_living_process(runtime: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[[1, 2]]", '[["a", "b", "c", "d"]]', "7", "\x00"])
-def test_damaged_rows_are_no_rows(runtime: Path, text: str) -> None:
+def test_damaged_rows_are_ignored(runtime: Path, text: str) -> None:
     os.close(find_or_create("key", SIZE, make))
     (path,) = registry(runtime).glob("key-*.json")
     path.write_text(text)
@@ -306,9 +308,7 @@ def test_a_holder_in_another_pid_namespace(
         os.close(number)
 
 
-def test_a_registry_that_cannot_be_written_costs_the_sharing_alone(
-    runtime: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_writable_registry_copies_are_not_shared(runtime: Path, caplog: pytest.LogCaptureFixture) -> None:
     os.close(find_or_create("key", SIZE, make))
     (path,) = registry(runtime).glob("key-*.json")
     path.unlink()
@@ -361,7 +361,7 @@ def test_a_shard_cut_short_while_it_is_loaded(rollouts_path: Path, tmp_path: Pat
     assert open_files() == before
 
 
-def test_the_seals_are_what_this_system_calls_them(runtime: Path) -> None:
+def test_the_seals_have_the_values_of_linux(runtime: Path) -> None:
     """Values of linux/fcntl.h: shrink 2, grow 4, write 8, and no further seal 1."""
     descriptor = make()
     assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == 1 | 2 | 4 | 8

@@ -67,7 +67,7 @@ def start(rollouts_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def said(process: subprocess.Popen[str]) -> list[str]:
+def next_words(process: subprocess.Popen[str]) -> list[str]:
     """Returns the words of the next line that a process prints."""
     if process.stdout is None:
         raise RuntimeError("its output is not read here")
@@ -95,7 +95,7 @@ def holders(inode: str) -> list[int]:
 def test_one_copy_as_long_as_any_process_lives(start: Start, runtime: Path) -> None:
     # If several processes start at the same time, one loads.
     processes = [start() for _ in range(3)]
-    copies = [said(process) for process in processes]
+    copies = [next_words(process) for process in processes]
     assert copies == copies[:1] * 3
     inode, rewards = copies[0]
     assert set(holders(inode)) == {process.pid for process in processes}
@@ -103,19 +103,19 @@ def test_one_copy_as_long_as_any_process_lives(start: Start, runtime: Path) -> N
     creator = json.loads(rows.read_text())[0][0]
     kill(next(process for process in processes if process.pid == creator))
     processes.append(start())
-    assert said(processes[-1]) == copies[0]
+    assert next_words(processes[-1]) == copies[0]
     for process in processes:
         kill(process)
     assert holders(inode) == []
     # The rows of the ended processes lead nowhere.
-    later = said(start())
+    later = next_words(start())
     assert later[0] != inode
     assert later[1] == rewards
 
 
-def test_one_that_is_killed_while_it_loads(start: Start) -> None:
+def test_a_process_killed_while_it_loads(start: Start) -> None:
     stuck = start(STUCK)
-    assert said(stuck) == ["loading"]
+    assert next_words(stuck) == ["loading"]
     waiting = start()
     deadline = time.monotonic() + 30
     # Waits until the process waits for the lock.
@@ -124,7 +124,7 @@ def test_one_that_is_killed_while_it_loads(start: Start) -> None:
         time.sleep(0.02)
     assert waiting.poll() is None
     kill(stuck)
-    assert len(said(waiting)) == 2
+    assert len(next_words(waiting)) == 2
 
 
 def _blocked(pid: int) -> bool:

@@ -38,7 +38,7 @@ def extents_of_episodes(ds: Any, plan: ResidencyPlan) -> list[int]:
 
 @pytest.mark.parametrize("budgets", [(0, 0), (1000, 0), (0, 700), (900, 1300), (10**9, 0), (10**6, 10**6)])
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_a_plan_is_what_a_plain_loop_finds(rollouts_path: Path, budgets: tuple[int, int], weight: str) -> None:
+def test_a_plan_equals_a_plain_loop(rollouts_path: Path, budgets: tuple[int, int], weight: str) -> None:
     ds = gear_data.open(rollouts_path)
     expression, value = WEIGHTS[weight]
     plan = ds.residency_plan(*budgets, sampler=Weighted(expression, by="step"))
@@ -70,7 +70,7 @@ def test_a_plan_is_what_a_plain_loop_finds(rollouts_path: Path, budgets: tuple[i
     assert {tier: plan.read_share(tier) for tier in TIERS} == pytest.approx(read)
 
 
-def test_what_is_not_read_stays_on_disk(rollouts_path: Path) -> None:
+def test_columns_that_are_not_read_stay_on_disk(rollouts_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     view = ds.filter("episode_id < 10")
     plan = view.residency_plan(10**9, 0, columns=["observations", "actions"])

@@ -53,7 +53,7 @@ def test_rows_are_those_from_the_first_to_the_last_that_any_output_reads(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_addresses_lead_to_rows_here_and_to_rows_that_were_brought(seed: int) -> None:
+def test_addresses_lead_to_local_rows_and_to_staged_rows(seed: int) -> None:
     """Every row that a window reads is at its address, staged or not."""
     rng = np.random.default_rng(seed)
     batch, columns, row_bytes = 6, np.array([2, 0]), np.array([8, 4])

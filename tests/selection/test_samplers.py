@@ -173,7 +173,7 @@ def test_one_episode_of_one_step(name):
     assert rows(bind(MEMBERS[name][0], whole([1]), 0, [2.0]).select(3, 4, 12)) == [(0, 0, 1)] * 4
 
 
-def test_samplers_go_by_name():
+def test_samplers_can_be_given_by_name():
     assert as_sampler("uniform") == Uniform()
     assert as_sampler("shuffle") == Shuffle()
     sampler = TopK("v", 3)
@@ -198,7 +198,7 @@ def test_wrong_arguments_of_samplers():
         TopK("v", 0)
 
 
-def test_a_sampler_with_an_expression_of_polars_travels():
+def test_a_sampler_with_a_polars_expression_can_be_pickled():
     sampler = pickle.loads(pickle.dumps(Weighted(pl.col("return") + 1, by="step")))
     assert isinstance(sampler.expression, pl.Expr)
     assert str(sampler.expression) == str(pl.col("return") + 1)
@@ -278,7 +278,7 @@ def test_two_shuffles_do_not_share_their_orders():
             assert rows(selector.select(step, 4, 4 * step)) == ref.shuffle_windows(seed, step, 4, sizes[i], CONTEXT)
 
 
-def test_topk_takes_the_largest_and_of_equals_the_first():
+def test_topk_takes_the_largest_values_and_the_first_of_equal_ones():
     case = whole([4] * 6, 2)
     values = [2.0, 9.0, float("nan"), 9.0, 9.0, -1.0]
     selector = bind(TopK("v", 2), case, 0, values)
@@ -295,7 +295,7 @@ def test_topk_leaves_out_episodes_without_a_window():
 
 
 @every_sampler
-def test_shares_are_what_is_drawn_in_the_long_run(name):
+def test_shares_equal_the_drawn_shares_in_the_long_run(name):
     case = whole()
     values = [3.0, 0.0, 1.0, 7.25, 3.0, 5.0, 0.5, 3.0, 2.0]
     selector = bind(MEMBERS[name][0], case, 11, values)

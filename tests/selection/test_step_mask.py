@@ -112,7 +112,7 @@ def test_no_anchor_at_all_is_an_error_that_says_why():
         anchors([], WindowRule(2))
 
 
-def test_where_every_step_is_an_anchor_nothing_is_copied():
+def test_if_every_step_is_an_anchor_nothing_is_copied():
     offsets = np.array([0, 3, 8, 9])
     plain = Anchors(np.diff(offsets), offsets, None, None, WindowRule(20))
     assert plain.prefix is offsets

@@ -143,7 +143,7 @@ LENGTHS_OF_SIX = [4, 9, 1, 12, 3, 30]
 
 
 @pytest.mark.parametrize("by", ["step", "episode"])
-def test_anchors_come_in_proportion(by):
+def test_anchors_are_drawn_in_proportion(by):
     draws, batch = 200, 1000
     for sampler, weights in (
         (Uniform(by), [1.0] * 6),
@@ -168,7 +168,7 @@ def test_anchors_come_in_proportion(by):
         check_fit(counts, probability * draws * batch)
 
 
-def test_a_million_episodes_with_weights_of_24_decades_come_in_proportion():
+def test_a_million_episodes_with_weights_of_24_decades_are_drawn_in_proportion():
     size, batch, steps = 1_000_000, 4096, 100
     rng = np.random.default_rng(8)
     # Many episodes of medium weight hold most of the total; the others are hardly ever drawn.
@@ -208,7 +208,7 @@ def test_drawing_without_replacement_is_successive_sampling(weights):
 
 
 @pytest.mark.parametrize("by", ["step", "episode"])
-def test_without_replacement_no_episode_comes_twice(by):
+def test_without_replacement_no_episode_occurs_twice(by):
     rng = np.random.default_rng(2)
     weights = 10.0 ** rng.uniform(-12, 12, 3000)
     selector = weighted(weights, rng.integers(1, 9, 3000), by=by, replacement=False)

@@ -45,7 +45,7 @@ def test_processes_of_a_user_share_one_private_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("planted", ["open to others", "of another user", "a link", "a file"])
-def test_a_folder_that_others_could_have_filled_is_not_used(planted: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_private_is_not_used(planted: str, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     name = temporary / f"gear-data-numba-{os.geteuid()}"

@@ -103,7 +103,7 @@ def test_images_of_other_modes():
     ],
 )
 @pytest.mark.parametrize("channels", ["first", "last"])
-def test_bad_images_are_placed(tmp_path, damage, kind, problem, channels):
+def test_errors_of_bad_images_name_their_row(tmp_path, damage, kind, problem, channels):
     episodes = data.make_episodes([1, 3])
     episodes[1][IMAGE][2] = damage(episodes[1][IMAGE][2])
     ds = data.convert(episodes, tmp_path / "d")
@@ -127,6 +127,6 @@ def test_bad_images_are_placed(tmp_path, damage, kind, problem, channels):
         {"size": (1.5, 2)},
     ],
 )
-def test_options_there_are_not(options):
+def test_unknown_options_are_refused(options):
     with pytest.raises(InvalidArgumentError, match=next(iter(options))):
         ImageDecoder(**options)

@@ -94,7 +94,7 @@ def test_ranks_have_their_rows(dataset):
 
 
 def test_a_rank_without_rows_has_the_same_keys(dataset):
-    """40 steps in batches of 39: the last has one row, and rank 0 of 2 none of it."""
+    """40 steps in batches of 39: the last batch has one row, and rank 0 of 2 has none."""
     decoders = {TEXT: data.word_mapping, IMAGE: ImageDecoder()}
     options = {**OPTIONS, "batch_size": 39, "sampler": "shuffle", "epochs": 1, "decoders": decoders}
     last = [list(SequenceLoader(dataset, rank=rank, world_size=2, **options))[-1] for rank in range(2)]
@@ -106,7 +106,7 @@ def test_a_rank_without_rows_has_the_same_keys(dataset):
     assert texts == []
 
 
-def test_where_the_preset_takes_the_first_step_alone(dataset):
+def test_presets_that_take_only_the_first_step(dataset):
     loader = SequenceLoader(dataset, preset="lerobot", **OPTIONS)
     decoded = SequenceLoader(dataset, preset="lerobot", decoders={TEXT: data.words, IMAGE: ImageDecoder()}, **OPTIONS)
     for step, (batch, other) in enumerate(zip(itertools.islice(loader, 3), decoded, strict=False)):
@@ -255,7 +255,7 @@ def test_texts_without_a_token_keep_the_dtype(dataset):
         (lambda texts: {"": texts}, "no tensor holds"),
     ],
 )
-def test_what_cannot_be_padded_is_refused(dataset, decoder, problem):
+def test_values_that_cannot_be_padded_are_refused(dataset, decoder, problem):
     loader = SequenceLoader(dataset, decoders={TEXT: decoder}, **OPTIONS)
     with pytest.raises(InvalidArgumentError, match=problem) as caught:
         next(iter(loader))
@@ -281,7 +281,7 @@ def test_decoders_for_other_columns_are_refused(dataset):
         SequenceLoader(dataset, decoders={TEXT: "bert-base-uncased"}, **OPTIONS)
 
 
-def test_a_decoders_error_says_which_step(dataset):
+def test_an_error_of_a_decoder_names_the_step(dataset):
     def decoder(texts):
         raise CorruptSourceError("no", row=5, hint="do")
 
@@ -378,7 +378,7 @@ def test_a_joined_mixture(dataset, others):
     assert TEXT not in next(iter(SequenceLoader(Mixture([(dataset, 2), (bare, 1)], join=True), **OPTIONS)))
 
 
-def test_a_joined_error_says_which_dataset(dataset, others):
+def test_an_error_in_a_joined_batch_names_the_dataset(dataset, others):
     def decoder(texts):
         raise CorruptSourceError("no", row=len(texts) - 1)
 

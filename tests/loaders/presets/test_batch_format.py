@@ -83,7 +83,7 @@ def flat(batch):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("padding", ["fill", "first", "edge"])
 @pytest.mark.parametrize(("context", "anchor"), [(1, "start"), (7, "end"), (64, "start")])
-def test_every_preset_has_the_valid_steps_where_it_says_and_the_padding_it_says(
+def test_every_preset_puts_valid_steps_and_padding_as_its_fields_say(
     dataset, episodes, preset, side, padding, context, anchor
 ):
     """Checks normalised rows, padding, the mask and the count."""
@@ -138,7 +138,7 @@ def test_every_preset_has_the_valid_steps_where_it_says_and_the_padding_it_says(
 
 
 @every_preset
-def test_a_window_is_the_same_whatever_else_is_in_the_batch(dataset, preset):
+def test_a_window_does_not_depend_on_the_rest_of_the_batch(dataset, preset):
     whole = flat(first_batch(dataset, preset=preset)[0])
     ragged = any("[" in key for key in whole)
     for rank in range(5):
@@ -153,7 +153,7 @@ def test_a_window_is_the_same_whatever_else_is_in_the_batch(dataset, preset):
 
 
 @every_preset
-def test_conventions_and_what_finishes_them_travel_to_other_processes(dataset, preset):
+def test_batch_formats_and_their_postprocessing_can_be_pickled(dataset, preset):
     convention = PRESETS[preset]
     assert pickle.loads(pickle.dumps(convention)) == convention
     request = BatchRequest(dataset.schema, CONTEXT, None, {}, {}, None)
@@ -266,7 +266,7 @@ def test_gato_equals_the_published_rules(games):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_gato_padded_is_the_lists_and_padding(games, side):
+def test_padded_gato_equals_the_lists_with_padding(games, side):
     dataset, _ = games
     lists, _ = first_batch(dataset, preset="gato")
     options = {"tokens": {"ragged": False, "padding": 7}, "side": side}
@@ -313,7 +313,7 @@ def test_gato_leaves_images_beside_the_tokens_and_adds_columns_as_lists(make_dat
         assert len(batch["tokens"][row]) == n * (4 + 1 + 3)
 
 
-def test_gato_refuses_what_has_no_token(make_dataset, episodes):
+def test_gato_refuses_values_without_a_token(make_dataset, episodes):
     low = make_dataset([{**e, "actions": np.full(len(e["rewards"]), -1)} for e in episodes])
     high = make_dataset([{**e, "actions": np.full(len(e["rewards"]), 1024)} for e in episodes])
     for dataset in (low, high):

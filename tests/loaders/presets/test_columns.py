@@ -40,7 +40,7 @@ def test_offsets_give_a_column_its_own_steps(dataset, episodes, preset, span):
     assert {start - lengths[episode] for episode, start, _ in windows} >= {-1, -2}
 
 
-def test_offsets_leave_the_other_columns_and_the_windows_alone(dataset):
+def test_offsets_change_no_other_column_and_no_window(dataset):
     plain, windows = first_batch(dataset)
     batch, same = first_batch(dataset, offsets={"observations": (-1, 1), "actions": (0, 16)})
     assert same == windows
@@ -130,7 +130,7 @@ def test_normalising_other_dtypes_and_matrices(make_dataset, episodes, dtype, sh
     np.testing.assert_allclose(batch["observations"].numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_true_means_float_observations_alone(make_dataset, episodes):
+def test_true_means_only_float_observations(make_dataset, episodes):
     changed = [
         {**e, "observations.image": (e["observations"] * 9).astype(np.uint8), "observations.depth": e["observations"]}
         for e in episodes
@@ -159,7 +159,7 @@ def test_columns_is_a_list_not_a_name(dataset):
         SequenceLoader(dataset, columns="rewards")
 
 
-def test_an_opened_folder_gives_what_the_dataset_gave(dataset):
+def test_an_opened_folder_gives_the_batches_of_the_dataset(dataset):
     again = gear_data.open(dataset.path)
     one, other = first_batch(dataset)[0], first_batch(again)[0]
     assert all(torch.equal(one[key], other[key]) for key in one)

@@ -31,7 +31,7 @@ def test_decision_transformer_equals_the_published_collator(dataset, episodes, c
     assert any(length < context for _, _, length in windows) or context == 1
 
 
-def test_padding_is_exactly_what_the_collator_writes(dataset):
+def test_padding_equals_the_padding_of_the_collator(dataset):
     batch, windows = first_batch(dataset, preset="decision_transformer", normalize=True)
     row = next(i for i, (_, _, length) in enumerate(windows) if length < CONTEXT)
     padding = batch["attention_mask"][row] == 0
@@ -60,7 +60,7 @@ def test_decision_transformer_takes_any_number(make_dataset, episodes, dtype):
     assert np.array_equal(batch["states"].numpy(), expected.astype(np.float32))
 
 
-def test_decision_transformer_adds_the_columns_asked_for(make_dataset, episodes):
+def test_decision_transformer_adds_requested_columns(make_dataset, episodes):
     dataset = make_dataset([{**e, "infos.qpos": e["actions"] * 2} for e in episodes])
     batch, windows = first_batch(dataset, preset="decision_transformer", columns=["infos.qpos", "truncated"])
     qpos = [2.0 * actions for actions in column(episodes, "actions")]
@@ -83,7 +83,7 @@ def test_decision_transformer_adds_the_columns_asked_for(make_dataset, episodes)
     ("kept", "missing"),
     [(["observations", "actions"], ["rewards", "returns_to_go"]), (["actions", "rewards"], ["observations"])],
 )
-def test_what_a_dataset_lacks_is_named(make_dataset, episodes, kept, missing):
+def test_a_missing_column_is_named(make_dataset, episodes, kept, missing):
     dataset = make_dataset([{name: episode[name] for name in kept} for episode in episodes])
     with pytest.raises(MissingColumnError) as error:
         SequenceLoader(dataset, preset="decision_transformer")
@@ -128,7 +128,7 @@ def test_the_model_predicts_the_same_with_padding_as_without(model, dataset, nor
             torch.testing.assert_close(prediction[row, 12 - length :], alone[key][0], rtol=1e-4, atol=1e-5)
 
 
-def test_the_model_takes_the_batch_as_it_comes(model, dataset):
+def test_the_model_takes_the_batch_unchanged(model, dataset):
     batch, _ = first_batch(dataset, preset="decision_transformer", batch_size=8)
     with torch.no_grad():
         result = model(**batch)
@@ -136,7 +136,7 @@ def test_the_model_takes_the_batch_as_it_comes(model, dataset):
     assert torch.isfinite(result.action_preds[batch["attention_mask"].bool()]).all()
 
 
-def test_normalising_for_decision_transformer_scales_what_the_preset_scales(dataset, episodes):
+def test_decision_transformer_normalises_before_it_scales_returns(dataset, episodes):
     batch, windows = first_batch(
         dataset, preset="decision_transformer", normalize={"returns_to_go": (50.0, 4.0), "actions": (0.5, 2.0)}
     )

@@ -1,4 +1,4 @@
-"""Columns of the following step, and n-step returns, in every preset."""
+"""Columns of the next step, and n-step returns, in every preset."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def with_finals(tmp_path_factory):
 
 
 def aligned(values, windows, side):
-    """Right-padded rows as they stand on that side."""
+    """Moves right-padded rows to the side of the preset's padding."""
     if side == "right":
         return values
     return np.stack([np.roll(row, CONTEXT - n, 0) for row, (_, _, n) in zip(values, windows, strict=True)])
@@ -84,7 +84,7 @@ def test_without_final_observations_the_last_step_has_none(dataset, episodes):
     assert np.array_equal(batch["next_observations_mask"].numpy(), there)
 
 
-def test_the_following_step_is_normalised_as_its_column_is(with_finals):
+def test_the_next_step_is_normalised_like_its_column(with_finals):
     dataset, episodes, finals = with_finals
     columns = ["observations", "next_observations"]
     batch, windows = first_batch(dataset, columns=columns, normalize={"observations": (2.0, 4.0)})
@@ -93,7 +93,7 @@ def test_the_following_step_is_normalised_as_its_column_is(with_finals):
     np.testing.assert_allclose(batch["next_observations"].numpy(), rows, rtol=1e-6, atol=1e-7)
 
 
-def test_lerobot_gives_the_next_frame_alone(with_finals):
+def test_lerobot_gives_only_the_next_frame(with_finals):
     dataset, episodes, finals = with_finals
     batch, windows = first_batch(dataset, preset="lerobot", columns=["next_observations", "actions"])
     for row, (episode, start, _) in enumerate(windows):
@@ -112,7 +112,7 @@ def test_a_column_with_next_in_its_own_name_is_itself(make_dataset, episodes):
         assert "next_rewards_mask" not in batch
 
 
-def test_next_of_no_column_is_refused(dataset):
+def test_next_of_an_unknown_column_is_refused(dataset):
     with pytest.raises(UnknownNameError) as error:
         SequenceLoader(dataset, columns=["next_acton"])
     assert error.value.column == "next_acton"
@@ -160,6 +160,6 @@ def test_n_step_needs_rewards(make_dataset, episodes):
     assert error.value.column == "rewards"
 
 
-def test_nothing_more_comes_without_being_asked_for(dataset):
+def test_batches_have_no_extra_keys_by_default(dataset):
     assert not any(key.startswith(("next_", "n_step")) for key in first_batch(dataset)[0])
     assert isinstance(first_batch(dataset, n_step=2)[0]["n_step_returns"], torch.Tensor)

@@ -170,7 +170,7 @@ def played(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_field_changes_what_it_says_and_nothing_else(played, name):
+def test_a_field_changes_only_the_keys_it_describes(played, name):
     change = CHANGES[name]
     plain, windows = first_batch(played, preset=change.preset, **change.options)
     options = {**change.options, "preset_options": {name: change.value}}
@@ -190,7 +190,7 @@ def test_every_field_is_tested():
     assert set(CHANGES) == {item.name for item in dataclasses.fields(BatchFormat)}
 
 
-def test_vectors_refuses_images_and_else_takes_them(make_dataset, episodes):
+def test_vectors_refuses_images(make_dataset, episodes):
     dataset = make_dataset([{**e, "observations": e["observations"].reshape(-1, 2, 2)} for e in episodes])
     with pytest.raises(InvalidArgumentError) as error:
         first_batch(dataset, preset="corl")
@@ -200,7 +200,7 @@ def test_vectors_refuses_images_and_else_takes_them(make_dataset, episodes):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_options_over_a_preset_are_written_down(name):
+def test_batch_formats_with_options_survive_json(name):
     convention = resolve_preset(name, {"side": "left", "fill": {"rewards": 2}})
     assert convention.fill == {**PRESETS[name].fill, "rewards": 2.0}
     data = json.loads(json.dumps(convention.to_json()))
@@ -260,6 +260,6 @@ def test_options_of_the_wrong_kind_are_refused(options):
 
 
 @pytest.mark.parametrize("preset", [None, 3, PRESETS, Tokens()])
-def test_a_preset_is_a_name_or_a_convention(preset):
+def test_a_preset_is_a_name_or_a_batch_format(preset):
     with pytest.raises(InvalidArgumentError, match="decision_transformer"):
         resolve_preset(preset)

@@ -91,7 +91,7 @@ def test_raw_equals_plain_python(dataset, episodes):
     assert set(batch) == {*dataset.schema.names, "mask", "timesteps", "valid_count"}
 
 
-def test_raw_gives_the_columns_asked_for(dataset):
+def test_raw_gives_the_requested_columns(dataset):
     whole, _ = first_batch(dataset)
     batch, _ = first_batch(dataset, columns=["rewards", "observations"])
     assert set(batch) == {"rewards", "observations", "mask", "timesteps", "valid_count"}
@@ -100,7 +100,7 @@ def test_raw_gives_the_columns_asked_for(dataset):
     assert set(empty) == {"mask", "timesteps", "valid_count"}
 
 
-def test_raw_refuses_a_column_that_would_hide_a_key_of_every_batch(make_dataset, episodes):
+def test_raw_refuses_a_column_with_the_name_of_a_key_of_every_batch(make_dataset, episodes):
     dataset = make_dataset([{**episode, "mask": episode["rewards"]} for episode in episodes])
     with pytest.raises(InvalidArgumentError) as error:
         SequenceLoader(dataset)
@@ -109,7 +109,7 @@ def test_raw_refuses_a_column_that_would_hide_a_key_of_every_batch(make_dataset,
 
 
 @pytest.mark.parametrize("columns", [["rewards", "rewards"], ["valid_count"]])
-def test_no_two_things_share_a_key(make_dataset, episodes, columns):
+def test_no_two_arrays_share_a_key(make_dataset, episodes, columns):
     dataset = make_dataset([{**episode, "valid_count": episode["rewards"]} for episode in episodes])
     for preset in PRESETS:
         with pytest.raises(InvalidArgumentError) as error:
@@ -159,7 +159,7 @@ def test_a_column_that_a_preset_needs_is_named(make_dataset, episodes, preset):
     assert f"'{preset}'" in error.value.message and "observations" in error.value.hint
 
 
-def test_a_convention_of_ones_own(dataset, episodes):
+def test_a_custom_batch_format(dataset, episodes):
     mine = BatchFormat(
         name="mine", required_columns=("actions",), keys={"actions": "a"}, mask_key="ok", timesteps_key=None
     )

@@ -119,7 +119,7 @@ def test_the_cpu_draws_after_an_update_of_weights(gpu: StandInGpu, path: Path) -
 
 @every_order
 @pytest.mark.parametrize("residency", ["device", "tiered"])
-def test_memory_is_used_again_and_given_back(gpu: StandInGpu, path: Path, residency: str) -> None:
+def test_memory_is_reused_and_freed(gpu: StandInGpu, path: Path, residency: str) -> None:
     ds = RESIDENCIES[residency](path)
     held, pinned, before = gpu.cupy.taken, gpu.cupy.pinned, gpu.cupy.allocations
     loader = iter(on_gpu(ds))
@@ -164,7 +164,7 @@ class TestPinned:
         del ds
 
     @pytest.mark.parametrize("status", [801, 2, None])
-    def test_a_driver_that_does_not_register_costs_a_copy(
+    def test_without_registration_a_copy_is_made(
         self, status: int | None, gpu: StandInGpu, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The driver refuses, reports too little memory, or gives no device address."""
@@ -192,7 +192,7 @@ def test_too_little_host_memory(gpu: StandInGpu, path: Path, monkeypatch: pytest
 
 
 @every_order
-def test_what_is_sent_in_pieces_arrives_whole(gpu: StandInGpu) -> None:
+def test_columns_sent_in_pieces_arrive_whole(gpu: StandInGpu) -> None:
     sender = Uploader(64)
     given = [np.arange(count, dtype=np.uint8) for count in (1, 64, 200, 65)]
     buffers = [DeviceBuffer(len(values)) for values in given]
@@ -217,7 +217,7 @@ def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, f
     ("options", "reason"),
     [({"preset": "gato"}, "makes tokens"), ({"transform": lambda batch, rng: batch}, "transform=")],
 )
-def test_what_the_cpu_makes_is_said(
+def test_batches_that_the_cpu_makes_are_logged(
     gpu: StandInGpu, path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -272,7 +272,7 @@ class TestArguments:
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_pickled_where_there_is_no_gpu(gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickling_without_a_gpu(gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pinned", "device", "tiered"):
         data = pickle.dumps(RESIDENCIES[name](path).with_discount(0.5))
         with monkeypatch.context() as patch:

@@ -315,7 +315,7 @@ class CollectChecks:
         outputs.append(converted("same", "x", (256,), "float32", 0, 32, mean=np.zeros(1), scale=np.ones(1)))
         check(columns, outputs, [(0, 0, 32)])
 
-    def test_every_half_there_is(self, runner: Runner) -> None:
+    def test_every_float16_value(self, runner: Runner) -> None:
         columns = Columns(runner, {"x": ("float16", (64,))}, [1024], [0], Launch(3))
         columns.columns[0][0][:] = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 64)
         outputs = [converted(out, "x", (64,), out, 0, 1024) for out in ("float32", "float64", "bfloat16")]
@@ -388,7 +388,7 @@ class CollectChecks:
         ]  # fmt: skip
         check(columns, outputs, windows_of(lengths, 6))
 
-    def test_rows_go_where_they_are_sent(self, runner: Runner) -> None:
+    def test_windows_fill_the_given_rows(self, runner: Runner) -> None:
         lengths = [4, 9]
         launch = Launch(row_of_window=(3, 0, 2))
         columns = Columns(runner, {"x": ("float32", (11,))}, lengths, [0, 1], launch)

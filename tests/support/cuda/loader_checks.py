@@ -272,7 +272,7 @@ class LoaderChecks:
         gpu.finish()
         same(got, expected)
 
-    def test_the_cpu_reads_as_before(self, gpu: GpuUnderTest, folder: Path) -> None:
+    def test_the_cpu_still_reads_the_columns(self, gpu: GpuUnderTest, folder: Path) -> None:
         path = convert(11, folder / "one")
         plain = gear_data.open(path)
         for name in ("pinned", "device", "tiered"):

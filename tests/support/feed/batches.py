@@ -22,7 +22,7 @@ def clones(batches: Iterable[Batch]) -> list[Batch]:
 
 
 def take(batches: Iterable[Batch], count: int) -> list[Batch]:
-    """The first batches of a pass, which is closed then."""
+    """Returns the first batches of a pass, and closes the pass."""
     iterator: Any = iter(batches)
     taken = clones(itertools.islice(iterator, count))
     # A DataLoader's iterator has nothing to close.

@@ -58,7 +58,7 @@ class Case:
             return True
         before = sum(self.lengths[:episode])
         if self.anchor == "random":
-            # The samplers themselves take the mask as one of anchors.
+            # The samplers take this mask of steps as a mask of anchors.
             return self.flags[before + a]
         _, start, length = self.window(episode, a)
         inside = self.flags[before + start : before + start + length]

@@ -68,7 +68,7 @@ def words(texts):
 
 
 def word_mapping(texts):
-    """The same as tokenizers give it, and a number a text."""
+    """The same as a mapping, as tokenizers return it, and one number for each text."""
     ids = words(texts)
     return {
         "input_ids": ids,
@@ -78,7 +78,7 @@ def word_mapping(texts):
 
 
 class Alone:
-    """`words`, which fails where two threads call it at once."""
+    """The decoder `words`, which fails if two threads call it at the same time."""
 
     def __init__(self):
         self._inside = False
