@@ -124,7 +124,10 @@ class Prefetcher(Generic[T]):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[int]:
-        """Returns a context in which no item is started. Its value is the number of the next item."""
+        """Returns a context in which no item is started.
+
+        The context's value is the number of the next item.
+        """
         # A counter, not the lock: inside the context, a garbage collection may call `close`, which joins the threads.
         with self._changed:
             self._pauses += 1

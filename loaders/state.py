@@ -1,4 +1,4 @@
-"""The state of a loader: the next step, and everything that the step's meaning depends on."""
+"""The state of a loader: the next step, and what its meaning depends on."""
 
 from __future__ import annotations
 

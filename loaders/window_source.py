@@ -37,7 +37,7 @@ class WindowSource(Protocol):
         """Converts a step of the loader to the step of one dataset's selector."""
 
     def loader_step(self, dataset: int, selector_step: int) -> int:
-        """Returns the first step of the loader at which a dataset's selector is at `selector_step` or later."""
+        """Returns the first loader step with a selector step of at least `selector_step`."""
 
     def epoch_slots(self, epochs: int) -> int | None:
         """Returns the exact number of windows in `epochs` epochs.
@@ -46,7 +46,10 @@ class WindowSource(Protocol):
         """
 
     def identity(self) -> dict[str, Any]:
-        """Returns everything that the windows depend on, except the seed and the datasets; JSON-able."""
+        """Returns everything else that the windows depend on, JSON-able.
+
+        The seed and the datasets are not included.
+        """
 
 
 class SingleSource:

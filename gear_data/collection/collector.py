@@ -56,7 +56,7 @@ class Collector:
         self._arrays = [(each.key, each.shape, each.dtype, each.offset) for each in self._plan.arrays]
 
     def _output_buffers(self, memory: npt.NDArray[np.uint8]) -> OutputBuffers:
-        """Returns the `OutputBuffers` of a new buffer. Every lease of the buffer comes with them."""
+        """Returns the `OutputBuffers` that come with every lease of a new buffer."""
         addresses = self._plan.offsets + memory.ctypes.data
         valid = np.empty(self._batches, np.int64)
         return OutputBuffers(self._plan.plans[0], addresses, _IN_ORDER, 1, valid, memory if self._reuse else None)
@@ -78,7 +78,7 @@ class Collector:
         return CollectedBatch(arrays, rows * self._plan.row_bytes, valid_bytes)
 
     def _read_joined(self, windows: Windows, source: Int64Array, buffers: OutputBuffers) -> int:
-        """Reads window i from dataset number source[i], int64 [B]; returns the valid bytes."""
+        """Reads window i from dataset source[i], int64 [B]; returns the valid bytes."""
         valid_bytes = 0
         for number in np.unique(source).tolist():
             rows = np.flatnonzero(source == number)

@@ -1,4 +1,4 @@
-"""OverlayShards: shards with one column from other shards, such as a sidecar's returns-to-go."""
+"""OverlayShards: shards with one column from others, such as a sidecar's."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ Finals = Callable[[], tuple[Int64Array, dict[str, npt.NDArray[Any]]]]
 
 
 class ShardReader:
-    """A `ColumnReader` over mapped shards. `read` makes one call of the collecting kernel.
+    """A `ColumnReader` over mapped shards.
+
+    `read` makes one call of the collecting kernel.
 
     Args:
         shards: the mapped shards.

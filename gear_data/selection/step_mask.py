@@ -50,7 +50,10 @@ class StepMask:
         return cls(num_steps, words)
 
     def __and__(self, other: StepMask) -> StepMask:
-        """Returns the mask of the steps that satisfy both conditions. Both masks must be of one dataset."""
+        """Returns the mask of the steps that satisfy both conditions.
+
+        Both masks must be of one dataset.
+        """
         return StepMask(self.num_steps, self.words & other.words)
 
     @property
@@ -59,7 +62,10 @@ class StepMask:
         return int(self.ranks[-1])
 
     def flags(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Returns bool [last - first]: whether each of the steps first to last - 1 satisfies the condition."""
+        """Returns whether each of the steps first to last - 1 satisfies the condition.
+
+        The result is bool [last - first].
+        """
         word = first // 64
         bits = np.unpackbits(self.words[word : -(-last // 64)].view(np.uint8), bitorder="little")
         return bits[first - word * 64 : last - word * 64].view(np.bool_)

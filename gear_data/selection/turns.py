@@ -20,7 +20,7 @@ MAX_CYCLE = 1 << 20
 
 
 class Cycle:
-    """Turns 0, 1, 2, ... dealt to m parts, such as the datasets of a mixture. Looking up a turn costs O(1).
+    """Turns 0, 1, 2, ... dealt to m parts. Looking up a turn costs O(1).
 
     After any number t of turns, each part has its share of them to within less than one turn: |turns - t * share| <=
     1 - 1 / (2 m - 2) (Tijdeman, "The chairman assignment problem", 1980).
@@ -50,7 +50,7 @@ class Cycle:
         return [int(count) for count in self._turns]
 
     def turn(self, number: int) -> tuple[int, int]:
-        """Returns (part, count): the part that has turn `number`, and that part's number of earlier turns."""
+        """Returns (the part that has turn `number`, the part's number of earlier turns)."""
         cycle, position = divmod(number, self.length)
         part = int(self._order[position])
         return part, cycle * int(self._turns[part]) + int(self._before[position])
@@ -61,14 +61,20 @@ class Cycle:
         return cycle * int(self._turns[part]) + int(np.count_nonzero(self._order[:position] == part))
 
     def turn_after(self, part: int, count: int) -> int:
-        """Returns the smallest turn before which a part has `count` turns: the inverse of `count_before`."""
+        """Returns the smallest turn before which a part has `count` turns.
+
+        This is the inverse of `count_before`.
+        """
         if count == 0:
             return 0
         cycle, position = divmod(count - 1, int(self._turns[part]))
         return cycle * self.length + int(np.flatnonzero(self._order == part)[position]) + 1
 
     def turns(self, first: int, count: int) -> tuple[Int64Array, Int64Array]:
-        """Returns the results of `turn` for the turns first to first + count - 1, int64 [count] each."""
+        """Returns the results of `turn` for the turns first to first + count - 1.
+
+        Both results are int64 [count].
+        """
         cycle, position = np.divmod(first + np.arange(count), self.length)
         part = self._order[position]
         return part, cycle * self._turns[part] + self._before[position]

@@ -55,7 +55,7 @@ def read_rows(start, length, total, ranges, low, count):  # type: ignore[no-unty
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def to_episodes(addresses, columns, row_bytes, start, count, missing):  # type: ignore[no-untyped-def]
-    """Turns addresses of shards' columns into addresses of the first rows of the windows' episodes.
+    """Turns addresses of columns into addresses of the episodes' first rows.
 
     Args:
         addresses: int64 [B, columns of the dataset]; 0 for a column that is not in this process's memory.

@@ -83,7 +83,10 @@ def set_flags(words, first, flags):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def running_counts(words, ranks):  # type: ignore[no-untyped-def]
-    """Sets ranks[b] = the number of set bits before block b; the last entry counts all set bits."""
+    """Sets ranks[b] = the number of set bits before block b.
+
+    The last entry counts all set bits.
+    """
     total = np.int64(0)
     for block in range(len(ranks)):
         ranks[block] = total
@@ -93,7 +96,7 @@ def running_counts(words, ranks):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def counts_between(words, ranks, first, lengths, out):  # type: ignore[no-untyped-def]
-    """Sets out[i] = the number of set bits among first[i] to first[i] + lengths[i] - 1."""
+    """Sets out[i] = the number of set bits from first[i] on, among lengths[i] bits."""
     for i in range(len(lengths)):
         out[i] = rank(words, ranks, first[i] + lengths[i]) - rank(words, ranks, first[i])
 

@@ -1,4 +1,6 @@
-"""A 16-ary tree of integer sums over episodes, in which a draw or an update reads only a few nodes.
+"""A 16-ary tree of integer sums over episodes.
+
+A draw or an update accesses only a few nodes of each level.
 
 Node i of a level is the sum of nodes 16 i to 16 i + 15 of the level below. Level 0 holds the episodes' integer weights;
 the last level is one node. All levels are in one array. Each level begins at a multiple of 16 and is padded with zeros
@@ -45,7 +47,7 @@ def fill_leaves(weights, prefix, by_anchor, low, high, nodes):  # type: ignore[n
 
 @njit(nogil=True, cache=True)
 def squares(nodes, count):  # type: ignore[no-untyped-def]
-    """Returns (the sum of squares, as float64; the number of positive nodes) of level 0.
+    """Returns (sum of squares, as float64; number of positive nodes) of level 0.
 
     Args:
         nodes: int64, the tree.

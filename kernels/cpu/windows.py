@@ -103,7 +103,7 @@ def _int_weight_of(plan, episode):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def _add(table, number):  # type: ignore[no-untyped-def]
-    """Adds a number to a hash table with open addressing. Returns whether the number is new."""
+    """Adds a number to an open-addressing hash table; returns whether it is new."""
     place = (uint64(number) * uint64(0x9E3779B97F4A7C15)) >> uint64(20)
     while True:
         place &= uint64(len(table) - 1)

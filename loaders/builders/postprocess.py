@@ -55,7 +55,10 @@ class Postprocessor:
         )
 
     def __call__(self, step: int, windows: Windows, batch: Batch) -> Batch:
-        """Postprocesses the batch of a step, which was collected from `windows`, and returns the result."""
+        """Returns the postprocessed batch of a step.
+
+        `batch` was collected from `windows`, and may be changed in place.
+        """
         config = self._config
         component = self._components[windows.source if isinstance(windows.source, int) else 0]
         if component.variable:

@@ -56,7 +56,7 @@ class SourceFacts:
         return facts
 
     def counts(self, facts: WindowFacts) -> Int64Array | None:
-        """Returns the number of windows of each dataset, int64 [datasets]; None without a mixture.
+        """Returns the windows of each dataset, int64 [datasets]; None without a mixture.
 
         facts: the result of `__call__`.
         """

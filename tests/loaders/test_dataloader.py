@@ -58,7 +58,10 @@ def test_kept_batches_of_spawned_workers_are_the_inline_ones(dataset, workers):
 @pytest.mark.parametrize("sampler", ["uniform", "shuffle", "fifo"])
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 def test_the_end_of_epochs(dataset, sampler, workers):
-    """Each epoch has 138 steps: not a whole number of batches, and the workers have unequal numbers of batches."""
+    """Each epoch has 138 steps, which is not a whole number of batches.
+
+    The workers have unequal numbers of batches.
+    """
     options = {"sampler": sampler, "epochs": 2}
     loader = SequenceLoader(dataset, **OPTIONS, **options)
     batches = through(loader, workers)

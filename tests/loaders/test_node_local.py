@@ -93,7 +93,7 @@ def test_nodes_together_draw_like_one_sampler(folder, sampler, budget):
 
 
 def test_nodes_draw_different_numbers(folder):
-    """With equal numbers, the same slots of all nodes would be early, or late, in their episodes."""
+    """Equal numbers would put the same slots of all nodes early (or late)."""
     starts = []
     for node in range(2):
         loader = SequenceLoader(

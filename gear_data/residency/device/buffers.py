@@ -175,7 +175,10 @@ class DevicePool:
         return BatchLease(buffer, self)
 
     def drop(self, buffer: BatchBuffer) -> None:
-        """Takes back a buffer, whose arrays no object of this process refers to. A device may still read them."""
+        """Takes a buffer back.
+
+        No object of this process refers to the buffer's arrays, but a device may still read them.
+        """
         self._dropped.append(buffer)
 
     def release(self, runtime: Any, stream: int) -> None:

@@ -72,7 +72,10 @@ class Selector(Protocol):
         """
 
     def identity(self) -> dict[str, Any]:
-        """Returns everything that the windows depend on, except the seed and the anchors; JSON-able."""
+        """Returns everything else that the windows depend on, JSON-able.
+
+        The seed and the anchors are not included.
+        """
 
 
 class Sampler(Protocol):
