@@ -10,12 +10,13 @@ from gear_data.loaders.builders.batch import Batch, BatchBuilder, BuiltBatch
 from gear_data.loaders.metrics import Meter
 from gear_data.loaders.prefetch import Prefetcher
 
-#: Small batches are built in groups, so that threads meet less often: a group has at most this many bytes and batches.
+#: Small batches are built in groups, so that threads synchronise less often. A group has at most this many bytes and
+#: batches.
 _GROUP_BYTES, _GROUP_BATCHES = 2 << 20, 4
 #: A read from other nodes costs much more. With these groups, 256 x 20 steps of Hopper took three quarters of the time,
 #: and 256 x 100 steps seven tenths.
 _REMOTE_GROUP_BYTES, _REMOTE_GROUP_BATCHES = 8 << 20, 8
-#: The last step of an endless iteration.
+#: The end of an iteration without end, larger than any step.
 _NO_END = 1 << 62
 
 
@@ -42,7 +43,7 @@ class NextStep:
 class BatchIterator(Iterator[Batch]):
     """Iterates over a loader's batches, in order.
 
-    Close it, or its prefetch thread lives as long as it does.
+    `close` ends the prefetch thread. Otherwise the thread lives until the iterator is garbage-collected.
 
     Args:
         builder: builds the batches.
@@ -50,7 +51,7 @@ class BatchIterator(Iterator[Batch]):
         count: number of batches; None: no end.
         group: number of batches that are built in one call.
         prefetch: number of batches that are kept ready, built in a thread; 0: a batch is built when it is taken.
-        position: receives the next step of the iteration.
+        position: receives the step after each batch that `__next__` returns.
         meter: counts the batches.
     """
 
@@ -75,7 +76,7 @@ class BatchIterator(Iterator[Batch]):
         if self._closed or taken == self._count:
             self.close()
             raise StopIteration
-        asked = time.perf_counter()
+        began = time.perf_counter()
         try:
             if not self._ready:
                 if self._prefetcher is None:
@@ -87,19 +88,19 @@ class BatchIterator(Iterator[Batch]):
         except BaseException:
             self.close()
             raise
-        self._meter.add(built, time.perf_counter() - asked)
+        self._meter.add(built, time.perf_counter() - began)
         self._taken = taken + 1
         self._position.next_step = self._steps[taken] + self._steps.step
-        # No attribute holds the batch, so its memory is free as soon as the consumer drops it.
+        # No attribute refers to the batch, so its memory is free as soon as the consumer drops the batch.
         return batch
 
     def __del__(self) -> None:
         self.close()
 
     def _start(self) -> None:
-        """Starts the iteration at its first batch.
+        """Starts the clock and the prefetch thread.
 
-        It does not start earlier, because a process may be forked between `iter` and `next`.
+        The first `__next__` calls this, not `__init__`: a process may be forked between `iter` and `next`.
         """
         self._started = True
         self._meter.start()
@@ -107,27 +108,28 @@ class BatchIterator(Iterator[Batch]):
             steps, group, build = self._steps, self._group, self._builder.build
             groups = None if self._count is None else -(-self._count // group)
 
-            # Without a reference to the iterator: a circle of references would keep memory until a garbage collection.
+            # This function must not refer to the iterator: the cycle would keep memory until a garbage collection.
             def build_group(number: int) -> list[BuiltBatch]:
                 return build(steps[number * group : (number + 1) * group])
 
-            # One thread, and the consumer where it would wait: a second thread contends with both for the interpreter.
+            # One thread is enough, because the consumer builds, too, instead of waiting. A second thread would contend
+            # with both for the interpreter lock.
             self._prefetcher = Prefetcher(build_group, groups, -(-self._depth // group), threads=1)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[int]:
-        """Starts no batch in a thread inside the context.
+    def paused(self) -> Iterator[int]:
+        """Returns a context in which no batch is started.
 
-        Gives the first step that is not started.
+        The context's value is the first step whose batch is not started; 0 without a prefetch thread.
         """
         if self._prefetcher is None:
             yield 0
             return
-        with self._prefetcher.held() as begun:
-            yield self._steps.start + begun * self._group * self._steps.step
+        with self._prefetcher.paused() as next_group:
+            yield self._steps.start + next_group * self._group * self._steps.step
 
     def close(self) -> None:
-        """Ends the thread; drops batches that are ready."""
+        """Ends the prefetch thread, and drops batches that are ready."""
         self._closed = True
         self._ready.clear()
         if self._prefetcher is not None:

@@ -64,9 +64,11 @@ def write_timesteps(out_type, out, rows, first):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def pad_window(output, span, out):  # type: ignore[no-untyped-def]
-    """Fills the rows of a window before and after the valid ones.
+    """Writes the padding rows of a window, before and after its valid rows.
 
-    out: address of the window's first row.
+    Args:
+        output, span: records of OUTPUT_PLAN and SPAN.
+        out: address of the window's first row.
     """
     row_bytes, head, count = output.out_bytes, span.head, span.count
     tail = output.width - head - count

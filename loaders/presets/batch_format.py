@@ -1,6 +1,6 @@
-"""BatchFormat: a batch convention as one frozen dataclass.
+"""BatchFormat: the keys, dtypes, shapes and padding of a batch, as a value.
 
-Every way in which published loaders differ is a field. `registry` holds the presets.
+Published loaders differ in many details; each detail is a field. `registry` holds the presets.
 """
 
 from __future__ import annotations
