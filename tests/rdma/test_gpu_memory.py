@@ -166,7 +166,7 @@ def test_without_rdma_the_cpu_collects(folder, gpu, serve, world, caplog):
     remote = gear_data.open(f"gear://{serve(transport='flight')}")
     with caplog.at_level(logging.WARNING, "gear_data"):
         on_gpu(remote)
-    assert "steps come from other machines, and not by RDMA" in caplog.text
+    assert "other machines send the steps, and not by RDMA" in caplog.text
 
 
 @pytest.mark.parametrize(
