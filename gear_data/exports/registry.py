@@ -1,4 +1,7 @@
-"""Export of datasets and views: the public `export`, and the table of formats."""
+"""Export of datasets and views: the public `export`, and the table of formats.
+
+To add a format, write a module with its exporter, and list it in `EXPORTERS`.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def map_segment(descriptor: int) -> pa.Buffer:
     except BaseException:
         os.close(descriptor)
         raise
-    # Other processes reach the segment through the descriptor: see `registry`.
+    # Other processes reach the segment through the descriptor: see `shared_memory_registry`.
     weakref.finalize(mapping, os.close, descriptor)
     return pa.py_buffer(mapping)
 

@@ -81,7 +81,7 @@ class ShardServer:
 
     def __init__(self, files: DatasetFiles, shards: Sequence[int] | None = None, residency: str = "mmap") -> None:
         # Loads the kernels here, so that no request waits for Numba.
-        self._packing = cpu.packing
+        self._kernels = cpu.remote_rows
         self.files = files
         self.manifest = files.manifest()
         self.identity = dataset_identity(self.manifest)
@@ -173,8 +173,8 @@ class ShardServer:
                 if not 0 <= column < len(self._schema):
                     raise NodeRefusedError(f"has no column {column}; the columns are 0 to {len(self._schema) - 1}")
         shards = np.empty_like(request.shard)
-        problem = self._packing.find_shards(request.shard, self._index, shards)
-        if problem == self._packing.NO_SHARD:
+        problem = self._kernels.find_shards(request.shard, self._index, shards)
+        if problem == self._kernels.NO_SHARD:
             raise NodeRefusedError(
                 f"received a request for an unknown shard; the shards are 0 to {len(self._index) - 1}"
             )
@@ -182,7 +182,7 @@ class ShardServer:
             raise NodeRefusedError(f"does not serve shard {int(shards[0])}")
         total = 0
         for group in request.groups:
-            rows = int(self._packing.check_rows(shards, group.first, group.count, self._steps))
+            rows = int(self._kernels.check_rows(shards, group.first, group.count, self._steps))
             if rows < 0:
                 raise NodeRefusedError("received a request for rows that the shard does not have")
             total += sum(rows * int(self._row_bytes[column]) for column in group.columns)
@@ -239,7 +239,7 @@ class ShardServer:
                 else:
                     next(targets)  # such a column has two parts
             arrays = np.array(columns, np.int64), np.array(addresses, np.int64)
-            self._packing.pack_rows(shards, group.first, group.count, lease.addresses, self._row_bytes, *arrays)
+            self._kernels.pack_rows(shards, group.first, group.count, lease.addresses, self._row_bytes, *arrays)
         return Response(np.array(sizes, np.int64), data)
 
     def file_chunk(self, name: str, offset: int) -> bytes:
