@@ -92,7 +92,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "no peer returns some shards, in a training run",
-        "client.retry:Retries.wait",
+        "client.retry_policy:Retries.wait",
         _NODE_TIMEOUT,
         "The client retries until this time has passed since the first failure, then raises the last error.",
     ),
@@ -142,7 +142,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a peer serves another dataset than before, or than the others",
-        "client.directory:ShardDirectory.update",
+        "client.shard_directory:ShardDirectory.update",
         None,
         "NodeRefusedError; its spans are read from a replica.",
     ),
@@ -162,7 +162,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "offsets of text, read by RDMA, are damaged",
-        "rdma.values:ValueSpans.locate",
+        "rdma.variable_ranges:ValueSpans.locate",
         None,
         "CorruptShardError before any value is read; the spans are read from a replica.",
     ),

@@ -77,7 +77,7 @@ def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: CupyStandI
 
 
 def test_every_launched_kernel_exists_and_every_kernel_is_launched() -> None:
-    launched = set(re.findall(r'"(gear_\w+)"', (KERNELS / "launches.py").read_text()))
+    launched = set(re.findall(r'"(gear_\w+)"', (KERNELS / "launch_arguments.py").read_text()))
     declared = {name for path in KERNELS.glob("*.cu") for name in cuda.kernel_names(path.read_text())}
     # gear_philox exists only for the known answers of Philox.
     assert declared - launched == {"gear_philox"}
