@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import gear_data
-from gear_data.cli.arguments import add_command, add_dataset, names, print_json, renaming, size
+from gear_data.cli.arguments import add_command, names, print_json, renaming, size
 from gear_data.common.progress import format_bytes, pluralize
 
 
@@ -114,7 +114,7 @@ def _lint(options: argparse.Namespace) -> int:
 def _add_repair(commands: Any) -> None:
     summary = "rebuild the damaged shards of a dataset from its source"
     parser = add_command(commands, "repair", _repair, summary, "gear-data repair hopper/ --source hopper.parquet")
-    add_dataset(parser)
+    parser.add_argument("dataset", metavar="DATASET", help="folder of a GEAR dataset")
     help = "source that the dataset was converted from"
     parser.add_argument("--source", required=True, metavar="SRC", help=help)
 
