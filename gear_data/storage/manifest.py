@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +26,10 @@ MANIFEST_NAME = "manifest.json"
 
 #: Remedy for a manifest that cannot be used.
 _RESTORE = "restore manifest.json, or convert again"
+
+
+#: Place of the checksum in a text that has no checksum yet.
+_NO_CHECKSUM = '"checksum": ""'
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ class _HeaderRecord(msgspec.Struct, frozen=True):
 class _ManifestRecord(msgspec.Struct, frozen=True):
     """The other fields of manifest.json. See `Manifest`."""
 
+    checksum: str
     episodes: Count
     steps: Count
     fingerprint: str
@@ -157,9 +163,19 @@ class Manifest:
 
     def to_text(self) -> str:
         """Returns the text of manifest.json."""
+        text = self._text_without_checksum()
+        return text.replace(_NO_CHECKSUM, f'"checksum": "{text_checksum(text)}"', 1)
+
+    @cached_property
+    def checksum(self) -> str:
+        """`text_checksum` of the text that was read, or of `to_text` if no text was read."""
+        return text_checksum(self._text_without_checksum())
+
+    def _text_without_checksum(self) -> str:
         document = {
             "format": "gear",
             "version": FORMAT_VERSION,
+            "checksum": "",
             "episodes": self.episodes,
             "steps": self.steps,
             "fingerprint": self.fingerprint,
@@ -181,11 +197,12 @@ class Manifest:
         Raises:
             DatasetNotFoundError: the folder is missing or has no manifest.
             VersionError: a newer gear-data wrote the manifest.
-            ManifestError: the manifest is malformed, contradicts itself, or lists a file outside the folder.
+            ManifestError: the manifest is malformed, does not match its checksum, contradicts itself, or lists a file
+                outside the folder.
         """
         path = folder / MANIFEST_NAME
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_bytes().decode("utf-8")  # `read_text` would convert the ends of lines
         except FileNotFoundError as error:
             unfinished = (folder / ".progress").exists()
             raise not_a_dataset(str(folder), exists=folder.exists(), unfinished=unfinished) from error
@@ -213,6 +230,7 @@ class Manifest:
                 file=name,
                 hint="upgrade gear-data",
             )
+        _check_checksum(text, data, name)
         record = check_json(data, _ManifestRecord, error=ManifestError, file=name, hint=_RESTORE)
         try:
             schema = Schema.from_records(record.schema)
@@ -231,6 +249,7 @@ class Manifest:
             findings=record.findings,
         )
         manifest._check(name)
+        vars(manifest)["checksum"] = record.checksum
         return manifest
 
     def _check(self, name: str) -> None:
@@ -272,6 +291,33 @@ class Manifest:
                         column=column.name,
                         hint=_RESTORE,
                     )
+
+
+def text_checksum(text: str, checksum: str = "") -> str:
+    """Returns the checksum of a manifest's text.
+
+    It is xxh3-128 of the text in UTF-8 whose key `checksum` has the value "".
+
+    Args:
+        text: text of manifest.json.
+        checksum: the value of its key `checksum`.
+    """
+    return f"xxh3-128:{xxhash.xxh3_128(text.replace(checksum, '', 1).encode()).hexdigest()}"
+
+
+def _check_checksum(text: str, data: dict[str, Any], name: str) -> None:
+    """Checks the checksum of a manifest.
+
+    No later field is looked at before: a changed byte may be valid JSON of another meaning.
+    """
+    stored = data.get("checksum")
+    if not isinstance(stored, str):
+        raise ManifestError("it has no checksum of itself", file=name, hint=_RESTORE)
+    found = text_checksum(text, stored)
+    if found != stored:
+        raise ManifestError(
+            f"its bytes were changed: their checksum is {found}, it says {stored!r:.80}", file=name, hint=_RESTORE
+        )
 
 
 def check_inside(name: str, manifest: str) -> None:

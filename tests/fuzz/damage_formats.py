@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from tests.support.manifests import signed
+
 #: Counts, sizes and offsets that often break readers.
 INTEGERS = (0, 1, -1, 255, 1 << 15, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1)
 _DTYPES = (np.uint8, np.int64, np.float16, np.float64, np.complex128, "S3", ">f4", np.dtype([("a", "f4")]))
@@ -362,5 +364,5 @@ def settle(path: Path) -> bool:
             entry |= {"bytes": len(data), "checksum": f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}"}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
-    path.write_text(json.dumps(manifest))
+    path.write_text(signed(manifest))
     return True

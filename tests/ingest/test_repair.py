@@ -25,6 +25,7 @@ from gear_data.errors import (
     ManifestError,
     SourceChangedError,
 )
+from tests.support.manifests import edited_manifest
 
 
 def _flip(path: Path) -> None:
@@ -115,10 +116,8 @@ def test_repair_needs_intact_tables(dataset: Path, source: Path) -> None:
     ids=str,
 )
 def test_repair_needs_provenance(provenance: dict[str, Any], dataset: Path, source: Path) -> None:
-    path = dataset / "manifest.json"
-    data = json.loads(path.read_text())
-    data["provenance"] = {**data["provenance"], **provenance} if provenance else {}
-    path.write_text(json.dumps(data))
+    with edited_manifest(dataset) as data:
+        data["provenance"] = {**data["provenance"], **provenance} if provenance else {}
     _flip(sorted((dataset / "shards").iterdir())[1])
     with pytest.raises(ManifestError, match="provenance"):
         gear_data.repair(dataset, source)

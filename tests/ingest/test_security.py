@@ -20,6 +20,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import CorruptSourceError, ManifestError, UnknownFormatError, UnsupportedColumnError
+from tests.support.manifests import signed
 
 
 class Payload:
@@ -294,9 +295,9 @@ def test_a_manifest_cannot_name_files_outside(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **steps())
     gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
     path = tmp_path / "out/manifest.json"
-    whole = path.read_text()
-    file = json.loads(whole)["shards"][0]["file"]
+    data = json.loads(path.read_text())
     for outside in ("../a.npz", str(tmp_path / "a.npz"), "shards/../../a.npz"):
-        path.write_text(whole.replace(json.dumps(file), json.dumps(outside)))
-        with pytest.raises(ManifestError):
+        data["shards"][0]["file"] = outside
+        path.write_text(signed(data))
+        with pytest.raises(ManifestError, match="outside"):
             gear_data.open(tmp_path / "out").episode(0)

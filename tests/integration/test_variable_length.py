@@ -39,6 +39,7 @@ from gear_data.ingest.convert import ConvertReport
 from gear_data.schema import ColumnSpec
 from gear_data.storage.atomic import checksum
 from gear_data.storage.writing.shard_writer import ShardWriter
+from tests.support.manifests import edited_manifest
 
 _WORDS = ["", "go to the red ball", "größer", "漢字", "\N{SLIGHTLY SMILING FACE}", "nul\0inside\0", "x" * 300]
 #: An episode is its steps: (text, image bytes, reward).
@@ -571,12 +572,10 @@ def _sign(dataset: Path, file: str) -> None:
 
     An attacker who changes the file would do the same.
     """
-    path = dataset / "manifest.json"
-    data = json.loads(path.read_text())
-    for entry in data["shards"]:
-        if entry["file"] == file:
-            entry.update(checksum=checksum(dataset / file))
-    path.write_text(json.dumps(data))
+    with edited_manifest(dataset) as data:
+        for entry in data["shards"]:
+            if entry["file"] == file:
+                entry.update(checksum=checksum(dataset / file))
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 40, -(1 << 62)])
@@ -636,19 +635,15 @@ def test_changed_text_is_found(dataset: Path) -> None:
     ],
 )
 def test_a_manifest_with_buffers_outside_the_file(change: Callable[[Any], Any], dataset: Path) -> None:
-    path = dataset / "manifest.json"
-    data = json.loads(path.read_text())
-    change(data["shards"][1])
-    path.write_text(json.dumps(data))
+    with edited_manifest(dataset) as data:
+        change(data["shards"][1])
     with pytest.raises(ManifestError):
         gear_data.open(dataset)
 
 
 @pytest.mark.parametrize("change", [{"shape": [3]}, {"has_final": True}, {"dtype": "text"}, {"dtype": ["string"]}])
 def test_a_manifest_with_an_invalid_column(change: dict[str, Any], dataset: Path) -> None:
-    path = dataset / "manifest.json"
-    data = json.loads(path.read_text())
-    next(column for column in data["schema"] if column["name"] == "texts").update(change)
-    path.write_text(json.dumps(data))
+    with edited_manifest(dataset) as data:
+        next(column for column in data["schema"] if column["name"] == "texts").update(change)
     with pytest.raises(ManifestError):
         gear_data.open(dataset)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 import gear_data
 from gear_data.errors import CorruptShardError, DatasetNotFoundError, GearError, ManifestError, VersionError
+from tests.support.manifests import edited_manifest, signed
 
 
 @pytest.fixture
@@ -27,10 +31,8 @@ def edit(dataset: Path) -> Callable[[Callable[[dict[str, Any]], Any]], Path]:
     """Changes the manifest of `dataset` in place."""
 
     def change(action: Callable[[dict[str, Any]], Any]) -> Path:
-        path = dataset / "manifest.json"
-        data = json.loads(path.read_text())
-        action(data)
-        path.write_text(json.dumps(data))
+        with edited_manifest(dataset) as data:
+            action(data)
         return dataset
 
     return change
@@ -54,6 +56,73 @@ def test_save_and_load(rollouts_path: Path, tmp_path: Path) -> None:
     manifest = gear_data.open(rollouts_path).manifest
     (tmp_path / "manifest.json").write_text(manifest.to_text())
     assert (tmp_path / "manifest.json").read_bytes() == (rollouts_path / "manifest.json").read_bytes()
+
+
+def test_the_checksum_is_simple_to_compute(rollouts_path: Path) -> None:
+    """The three lines of docs/explanation/shard-format.md."""
+    text = (rollouts_path / "manifest.json").read_bytes().decode()
+    stored = json.loads(text)["checksum"]
+    found = "xxh3-128:" + xxhash.xxh3_128_hexdigest(text.replace(stored, "", 1).encode())
+    assert found == stored
+    manifest = gear_data.open(rollouts_path).manifest
+    assert manifest.checksum == stored
+    assert pickle.loads(pickle.dumps(manifest)).checksum == stored
+    changed = replace(manifest, provenance={})
+    assert changed.checksum == json.loads(changed.to_text())["checksum"] != stored
+
+
+def test_a_flipped_bit_is_never_served(dataset: Path) -> None:
+    """Flips a bit of every byte of the statistics, and bits anywhere."""
+    path = dataset / "manifest.json"
+    whole = path.read_bytes()
+    rng = random.Random(12)
+    statistics = range(whole.index(b'"statistics"'), whole.index(b'"provenance"'))
+    places = [*statistics, *rng.sample(range(len(whole)), 600)]
+    for place in places:
+        data = bytearray(whole)
+        data[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        with pytest.raises((ManifestError, VersionError)) as error:
+            gear_data.open(dataset)
+        assert error.value.file == str(path)
+        assert error.value.hint
+
+
+@pytest.mark.parametrize("end", ["x", "{}", "\n", " ", "\0"])
+def test_a_text_after_the_manifest(end: str, dataset: Path) -> None:
+    with (dataset / "manifest.json").open("a") as file:
+        file.write(end)
+    with pytest.raises(ManifestError):
+        gear_data.open(dataset)
+
+
+@pytest.mark.parametrize("value", [None, 7, "", "xxh3-128:", ["x"], "xxh3-128:" + "0" * 32])
+def test_another_checksum(value: Any, dataset: Path) -> None:
+    path = dataset / "manifest.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"checksum": value}))
+    with pytest.raises(ManifestError, match="checksum") as error:
+        gear_data.open(dataset)
+    assert error.value.hint is not None and "restore manifest.json" in error.value.hint
+    path.write_text(json.dumps(data | {"checksum": value, "version": 2}))
+    with pytest.raises(VersionError):
+        gear_data.open(dataset)
+
+
+def test_a_manifest_without_a_checksum(dataset: Path) -> None:
+    path = dataset / "manifest.json"
+    data = json.loads(path.read_text())
+    del data["checksum"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match="it has no checksum of itself"):
+        gear_data.open(dataset)
+
+
+def test_a_repeated_key_is_a_changed_text(dataset: Path) -> None:
+    path = dataset / "manifest.json"
+    path.write_text(path.read_text().replace('"steps"', '"steps": 1,\n "steps"', 1))
+    with pytest.raises(ManifestError, match="its bytes were changed"):
+        gear_data.open(dataset)
 
 
 def test_no_dataset(tmp_path: Path) -> None:
@@ -170,7 +239,7 @@ def test_a_broken_manifest_is_a_gear_error_or_harmless(dataset: Path) -> None:
                 del inner[place[-1]]
             else:
                 inner[place[-1]] = value
-            path.write_text(json.dumps(data))
+            path.write_text(signed(data))
             try:
                 _use(dataset)
             except GearError:

@@ -21,6 +21,7 @@ import pytest
 import gear_data
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
 from gear_data.storage import sidecar
+from tests.support.manifests import edited_manifest
 
 
 @pytest.fixture
@@ -106,9 +107,8 @@ def test_several_rewards_per_step_are_refused(tmp_path: Path, rollouts: list[Any
 @pytest.mark.parametrize("discount", [0.9, 1])
 def test_the_column_is_added_if_missing(path: Path, rollouts: list[Any], discount: float) -> None:
     """Datasets of other writers may have no derived column."""
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["schema"] = [column for column in manifest["schema"] if column["name"] != "returns_to_go"]
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    with edited_manifest(path) as manifest:
+        manifest["schema"] = [column for column in manifest["schema"] if column["name"] != "returns_to_go"]
     ds = gear_data.open(path)
     assert "returns_to_go" not in ds.schema
     check_returns(ds.with_discount(discount), rollouts, discount)
@@ -291,10 +291,9 @@ def test_batches_use_the_sidecar(path: Path, rollouts: list[Any]) -> None:
 
 
 def test_an_episode_table_that_does_not_fit_the_shards(path: Path) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
-    first, second = manifest["shards"][:2]
-    first["episodes"], second["episodes"] = second["episodes"] + 1, first["episodes"] - 1
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    with edited_manifest(path) as manifest:
+        first, second = manifest["shards"][:2]
+        first["episodes"], second["episodes"] = second["episodes"] + 1, first["episodes"] - 1
     with pytest.raises(ManifestError, match="does not fit shard"):
         gear_data.open(path).with_discount(0.9)
 

@@ -15,6 +15,7 @@ import pytest
 import gear_data
 from gear_data.storage.arrow_files import read_table, write_ipc
 from gear_data.storage.atomic import checksum
+from tests.support.manifests import edited_manifest
 
 
 @pytest.fixture
@@ -32,12 +33,10 @@ def _failed(dataset: Path) -> dict[str, str]:
 
 def _sign(dataset: Path, file: str) -> None:
     """Updates the size and checksum of a changed file in the manifest."""
-    path = dataset / "manifest.json"
-    data = json.loads(path.read_text())
-    for entry in (*data["shards"], *data["tables"].values()):
-        if entry["file"] == file:
-            entry.update(bytes=(dataset / file).stat().st_size, checksum=checksum(dataset / file))
-    path.write_text(json.dumps(data))
+    with edited_manifest(dataset) as data:
+        for entry in (*data["shards"], *data["tables"].values()):
+            if entry["file"] == file:
+                entry.update(bytes=(dataset / file).stat().st_size, checksum=checksum(dataset / file))
 
 
 def test_an_intact_dataset(dataset: Path) -> None:
@@ -193,10 +192,8 @@ def test_changed_final_observations(dataset: Path) -> None:
 
 
 def test_changed_buffer_offsets(dataset: Path) -> None:
-    path = dataset / "manifest.json"
-    data = json.loads(path.read_text())
-    data["shards"][1]["buffers"]["actions"] += 8
-    path.write_text(json.dumps(data))
+    with edited_manifest(dataset) as data:
+        data["shards"][1]["buffers"]["actions"] += 8
     failed = _failed(dataset)
     assert list(failed) == ["shards/000001.arrow"]
     assert "buffer offsets differ from the manifest" in failed["shards/000001.arrow"]

@@ -20,6 +20,7 @@ from gear_data.errors import (
     RemoteError,
 )
 from gear_data.storage.remote.range_reader import filesystem_of
+from tests.support.manifests import signed
 from tests.support.remote import check_equal_batches, upload
 
 
@@ -156,7 +157,7 @@ def test_a_manifest_cannot_name_files_outside_its_folder(name: str, remote: str,
     filesystem, place = filesystem_of(remote)
     manifest = json.loads(filesystem.cat_file(f"{place}/manifest.json"))
     manifest["shards"][0]["file"] = name
-    filesystem.pipe_file(f"{place}/manifest.json", json.dumps(manifest).encode())
+    filesystem.pipe_file(f"{place}/manifest.json", signed(manifest).encode())
     with pytest.raises((ManifestError, CorruptShardError), match=r"outside the dataset's folder|the file is missing"):
         gear_data.open(remote)
 
