@@ -1,12 +1,13 @@
 # make demo   install, then run all three jobs on generated rollouts
 # make test   install, then run all checks and tests
 # make docs   build the documentation and check it
+# make chaos  kill, damage and interrupt for MINUTES=10, with SEED=1 as in that run
 # make gpu    run the GPU tests and the GPU benchmark
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs site gpu clean
+.PHONY: demo test lint docs site chaos gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
@@ -27,6 +28,10 @@ docs: site
 
 site: $(VENV)/installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+MINUTES ?= 10
+chaos: $(VENV)/installed-test
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 gpu:
 	PYTHON=$(PYTHON) scripts/gpu_check.sh

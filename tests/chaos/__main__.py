@@ -1,0 +1,63 @@
+"""Runs the harnesses: `make chaos MINUTES=10 SEED=1`, or `python -m tests.chaos`.
+
+Prints the seed, a Markdown table of counts, and every failure. The exit status is 1 if there is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import sys
+import threading
+import time
+
+from gear_data.common.progress import progress_bar
+from tests.chaos.result import ChaosResult, Limit, markdown, run_in_own_process
+
+#: Modules of tests.chaos with a function `run(seed, limit) -> ChaosResult`.
+HARNESSES = ("kills",)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10, help="time for all harnesses together; default 10")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="default random")
+    parser.add_argument("--only", action="append", choices=HARNESSES, help="run only this harness; may be repeated")
+    parser.add_argument("--runs", type=int, help="run only this number of cases of each harness")
+    options = parser.parse_args()
+    names = options.only or HARNESSES
+    print(f"seed {options.seed}", flush=True)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    limit = Limit(60 * options.minutes / len(names), options.runs)
+    results = [_run(name, options.seed, limit) for name in names]
+    print(markdown(results))
+    for result in results:
+        for failure in result.failures:
+            print(f"FAILED --only {result.harness} --seed {result.seed}: {failure}")
+    return 1 if any(result.failures for result in results) else 0
+
+
+def _run(name: str, seed: int, limit: Limit) -> ChaosResult:
+    """Runs a harness; a progress bar on a terminal shows its time."""
+    harness = importlib.import_module(f"tests.chaos.{name}")
+    started = time.monotonic()
+    ended = threading.Event()
+    with progress_bar(round(limit.seconds), name, "s", None) as bar:
+
+        def tick() -> None:
+            while not ended.wait(1):
+                bar.update(max(0, min(round(time.monotonic() - started), bar.total) - bar.n))
+
+        ticker = threading.Thread(target=tick, daemon=True)
+        ticker.start()
+        try:
+            return run_in_own_process(harness, seed, limit)
+        finally:
+            ended.set()
+            ticker.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

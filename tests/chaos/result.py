@@ -1,0 +1,76 @@
+"""The outcome of one harness, and the limit of its run."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context, set_start_method
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Limit:
+    """End of a run: seconds, or a number of cases."""
+
+    seconds: float = float("inf")
+    runs: int | None = None
+
+    def numbers(self) -> Iterator[int]:
+        """Gives the numbers of the cases to run: 0, 1, ... There is at least one."""
+        end = time.monotonic() + self.seconds
+        number = 0
+        while number == 0 or ((self.runs is None or number < self.runs) and time.monotonic() < end):
+            yield number
+            number += 1
+
+
+@dataclass(frozen=True)
+class ChaosResult:
+    """What a harness tried, and what failed.
+
+    A case is a function of (harness, seed, number of the case), so each failure names the seed and the number.
+    """
+
+    harness: str
+    seed: int
+    runs: int
+    #: Kind of case -> number of runs.
+    tried: Mapping[str, int]
+    #: One line each, with the number of the case.
+    failures: tuple[str, ...] = ()
+    #: Kind of case that this machine does not allow -> reason.
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_in_own_process(harness: ModuleType, seed: int, limit: Limit) -> ChaosResult:
+    """Runs a harness in a fresh process, which may fork: it has no threads.
+
+    A harness that ends with an error, or takes the process with it, is a failure.
+    """
+    name = harness.__name__.rpartition(".")[2]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            result: ChaosResult = pool.submit(_run, harness.__name__, seed, limit).result()
+        except Exception as error:
+            return ChaosResult(name, seed, 0, {}, (f"the harness ended with {type(error).__name__}: {error}",))
+    return result
+
+
+def _run(module: str, seed: int, limit: Limit) -> ChaosResult:
+    # A process that was spawned has spawn as its default, and gives its semaphores (tqdm's, too) names in /dev/shm.
+    set_start_method("fork", force=True)
+    result: ChaosResult = importlib.import_module(module).run(seed, limit)
+    return result
+
+
+def markdown(results: list[ChaosResult]) -> str:
+    """Returns the table of the results, as the README shows it."""
+    lines = ["| harness | what was done | runs | failures |", "|---|---|---:|---:|"]
+    for result in results:
+        done = ", ".join(f"{kind} {count:,}" for kind, count in result.tried.items())
+        missing = "".join(f"; not run: {kind} ({reason})" for kind, reason in result.skipped.items())
+        lines.append(f"| {result.harness} | {done}{missing} | {result.runs:,} | {len(result.failures):,} |")
+    return "\n".join(lines)

@@ -1,0 +1,12 @@
+"""Runs the harness of kills briefly. `make chaos` runs it for longer."""
+
+from __future__ import annotations
+
+from tests.chaos import kills
+from tests.chaos.result import Limit, run_in_own_process
+
+
+def test_killed_jobs_leave_nothing_half_done() -> None:
+    result = run_in_own_process(kills, seed=1, limit=Limit(runs=12))
+    assert not result.failures, "\n".join(result.failures)
+    assert result.runs == 12 or result.skipped
