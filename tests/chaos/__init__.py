@@ -1,1 +1,4 @@
-"""Harnesses that break things on purpose. CONTRIBUTING.md says where a new one goes."""
+"""Harnesses that break things on purpose.
+
+CONTRIBUTING.md says where a new one goes.
+"""

@@ -1,4 +1,6 @@
-"""SIGKILL in every write path: before one of its file operations, or at a random moment.
+"""SIGKILL in every write path.
+
+The kill comes before one of the file operations of the path, or at a random moment.
 
 After the kill the destination is missing, is refused with a hint, or is whole. The same job, run again as the
 documentation says, leaves the files that an unkilled run leaves, byte for byte, and nothing else: no temporary file,
@@ -46,7 +48,10 @@ class Whole:
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
-    """Kills write paths in turn: at a random operation, and every fourth time at a random moment."""
+    """Kills write paths in turn.
+
+    Three of four kills come before a random file operation, the others at a random moment.
+    """
     if (reason := refusal()) is not None:
         return ChaosResult("kills", seed, 0, {}, skipped={"all": reason})
     warm_up()
@@ -68,7 +73,10 @@ def run(seed: int, limit: Limit) -> ChaosResult:
 
 
 def run_whole(path: WritePath, work: Path) -> Whole:
-    """Runs a write path once without a fault. Its folder is always the same, because manifests name their sources."""
+    """Runs a write path once without a fault.
+
+    The folder is always the same, because manifests name their sources.
+    """
     template = work / f"{path.name}.template"
     template.mkdir()
     run_quietly(lambda: path.prepare(template), template)

@@ -29,7 +29,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class ChaosResult:
-    """What a harness tried, and what failed.
+    """Outcome of a harness: counts of its cases, and failures.
 
     A case is a function of (harness, seed, number of the case), so each failure names the seed and the number.
     """
@@ -68,7 +68,7 @@ def _run(module: str, seed: int, limit: Limit) -> ChaosResult:
 
 def markdown(results: list[ChaosResult]) -> str:
     """Returns the table of the results, as the README shows it."""
-    lines = ["| harness | what was done | runs | failures |", "|---|---|---:|---:|"]
+    lines = ["| harness | cases | runs | failures |", "|---|---|---:|---:|"]
     for result in results:
         done = ", ".join(f"{kind} {count:,}" for kind, count in result.tried.items())
         missing = "".join(f"; not run: {kind} ({reason})" for kind, reason in result.skipped.items())

@@ -1,6 +1,6 @@
-"""Processes whose file operations a supervisor sees one by one, and lets pass, fails, cuts short or answers with SIGKILL.
+"""Processes whose file operations a supervisor sees one by one.
 
-A seccomp filter stops each system call that changes files, in all threads and child processes, also in C++ code, and
+The supervisor lets an operation pass, lets it fail, cuts it short, or answers with SIGKILL. A seccomp filter stops each system call that changes files, in all threads and child processes, also in C++ code, and
 asks the supervisor (`man 2 seccomp_unotify`). This takes no compiler, no privileges and no change of the program.
 """
 
@@ -84,7 +84,7 @@ PLAIN_WRITES = frozenset(("write", "pwrite"))
 
 
 class Answer(Enum):
-    """What happens at a system call, apart from an error number."""
+    """Answer to a system call, apart from an error number."""
 
     PASS = "pass"
     #: The main process is killed before the call, and so is the process that makes the call.
@@ -151,7 +151,7 @@ def supervise(
     kill_after: float | None = None,
     time_limit: float = 60,
 ) -> Ended:
-    """Runs `body` in a forked process, and answers each of its calls that changes a file below a folder.
+    """Runs `body` in a forked process, and answers its file operations.
 
     The calling process must have one thread.
 
@@ -292,7 +292,10 @@ class _Supervisor:
             fcntl.ioctl(self._listener, _SEND, bytearray(struct.pack("QqiI", id_, value, error, flags)))
 
     def _file(self, pid: int, kind: str, argument: int, folder: int | None) -> str | None:
-        """Returns the path below the watched folder of a call's file; None if it is elsewhere."""
+        """Returns the path of a call's file below the watched folder.
+
+        It is None if the file is elsewhere.
+        """
         try:
             if kind == "fd":
                 path = os.readlink(f"/proc/{pid}/fd/{argument}")
@@ -308,7 +311,10 @@ class _Supervisor:
 
 
 def _write_half(pid: int, name: str, arguments: tuple[int, ...]) -> int:
-    """Writes the first half of the bytes of a write, as the kernel does on a full disk; returns their number."""
+    """Writes the first half of the bytes of a write, and returns their number.
+
+    The kernel does so on a full disk.
+    """
     status = Path(f"/proc/{pid}/status").read_text()  # `pid` may be a thread, which has no pidfd
     target = os.pidfd_open(int(status.partition("Tgid:")[2].split()[0]))
     descriptor = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, target, arguments[0], 0)

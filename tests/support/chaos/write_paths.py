@@ -19,10 +19,12 @@ OPTIONS: dict[str, Any] = {"shard_bytes": 1024, "progress": False}
 
 @dataclass(frozen=True)
 class WritePath:
-    """A job that writes files below a folder. Each function gets the folder, and runs in a process of its own.
+    """A job that writes files below a folder.
+
+    Each function gets the folder, and runs in a separate process.
 
     Attributes:
-        name: What the job does.
+        name: Name of the job.
         prepare: Writes the inputs of the job.
         run: Does the job.
         again: Does the job after it was killed or failed, as the documentation says.
@@ -38,7 +40,10 @@ class WritePath:
 
 
 def warm_up() -> None:
-    """Imports the modules that the jobs need, so that a fork has them. Nothing here may start a thread."""
+    """Imports the modules that the jobs need, so that a fork has them.
+
+    Nothing here may start a thread.
+    """
     for module in (
         "h5py",
         "pandas",
