@@ -1,7 +1,8 @@
 """Processes whose file operations a supervisor sees one by one.
 
-The supervisor lets an operation pass, lets it fail, cuts it short, or answers with SIGKILL. A seccomp filter stops each system call that changes files, in all threads and child processes, also in C++ code, and
-asks the supervisor (`man 2 seccomp_unotify`). This takes no compiler, no privileges and no change of the program.
+The supervisor lets an operation pass, lets it fail, cuts it short, or answers with SIGKILL. A seccomp filter stops each
+system call that changes files and asks the supervisor (`man 2 seccomp_unotify`). It sees all threads and child
+processes, and C++ code too. It takes no compiler, no privileges and no change of the program.
 """
 
 from __future__ import annotations
