@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 
+from gear_data.common.file_lock import sole_writer
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.errors import (
     CorruptShardError,
+    DestinationExistsError,
     InvalidArgumentError,
     ManifestError,
     SourceChangedError,
@@ -79,6 +81,7 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
 
     Raises:
         InvalidArgumentError: `path` is a URL.
+        DestinationExistsError: Another process is repairing the dataset.
         CorruptShardError: The table of episodes or of final observations is damaged. Rebuilding needs both.
         ManifestError: The manifest cannot be read, or does not record the origin of its shards.
         SourceChangedError: The source no longer has the episodes of the dataset.
@@ -93,6 +96,18 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
         )
     folder = Path(place)
     manifest = Manifest.load(folder)
+    try:
+        with sole_writer(folder):
+            return _repair(folder, manifest, source, progress)
+    except BlockingIOError as error:
+        raise DestinationExistsError(
+            "another process is repairing this dataset", file=place, hint="wait until it has finished"
+        ) from error
+
+
+def _repair(folder: Path, manifest: Manifest, source: Any, progress: bool | None) -> RepairReport:
+    for path in [*folder.glob(".*.tmp"), *folder.glob("shards/.*.tmp")]:
+        path.unlink(missing_ok=True)  # left by a repair that was killed
     bad = {check.file: check.error for check in verify(folder, progress=progress).shards if not check.ok}
     for entry in manifest.tables.values():
         if entry.file in bad:

@@ -240,4 +240,4 @@ def _contents(manifest: Manifest) -> str:
 @cache
 def _temporary_folder(contents: str, name: str) -> Path:
     """Returns one folder per process for the sidecar of these contents."""
-    return process_folder(f"gear-data-{name}")
+    return process_folder() / name

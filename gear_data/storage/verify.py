@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gear_data.common.paths import is_remote, plain_path
+from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, GearError, RemoteError, StorageFullError, UnwritableError
 from gear_data.storage.arrow_files import array_values, buffer_offsets
@@ -65,8 +66,10 @@ def verify(path: str | os.PathLike[str], *, progress: bool | None = None) -> Ver
         GearError: the manifest cannot be used, or a server cannot be reached. Damaged files are not raised but
             reported.
     """
+    if not is_remote(plain_path(path)):
+        return _verify(open_files(path), progress)
     # The files of a remote dataset are fetched again, one by one. Cached files were checked when they were fetched.
-    with tempfile.TemporaryDirectory(prefix="gear-data-") as scratch:
+    with scratch_folder() as scratch:
         return _verify(open_files(path, cache_dir=scratch, cache_bytes=0), progress)
 
 

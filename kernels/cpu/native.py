@@ -41,7 +41,7 @@ def _cache_folder() -> Path:
     try:
         return user_folder("gear-data-numba")
     except OSError:
-        return process_folder("gear-data-numba")
+        return process_folder()
 
 
 _ensure_cache_folder()

@@ -18,8 +18,10 @@ from pathlib import Path
 
 from tests.chaos.result import ChaosResult, Limit
 from tests.support.chaos.system_calls import Answer, Call, Ended, refusal, supervise
-from tests.support.chaos.write_paths import WRITE_PATHS, WritePath, warm_up
-from tests.support.checks import folder_contents
+from tests.support.chaos.write_paths import WRITE_PATHS, WritePath, inside, warm_up
+
+#: Rows of processes with host memory, which the next process removes. They have the numbers of processes.
+_HOST_REGISTRY = "tmp/gear-data-host-"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,14 @@ class Whole:
         for call in self.calls:
             groups.setdefault((call.name, call.file), []).append(call.number)
         return list(groups.values())
+
+    def half_written(self, case: Path) -> str | None:
+        """Returns a file of a case that has neither its first nor its last contents, under its final name."""
+        before, found = contents(self.template), contents(case)
+        for file, data in self.contents.items():
+            if file in found and found[file] not in (data, before.get(file)):
+                return file
+        return None
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
@@ -77,12 +87,14 @@ def run_whole(path: WritePath, work: Path) -> Whole:
 
     The folder is always the same, because manifests name their sources.
     """
-    template = work / f"{path.name}.template"
-    template.mkdir()
-    run_quietly(lambda: path.prepare(template), template)
-    case = copy_case(template, work / "case")
-    ended = run_quietly(lambda: path.run(case), case)
-    return Whole(path, template, folder_contents(case), ended.calls, ended.seconds)
+    template, case = work / f"{path.name}.template", work / "case"
+    shutil.rmtree(case, ignore_errors=True)
+    case.mkdir()
+    run_quietly(inside(case, path.prepare), case)
+    case.rename(template)
+    copy_case(template, case)
+    ended = run_quietly(inside(case, path.run), case)
+    return Whole(path, template, contents(case), ended.calls, ended.seconds)
 
 
 def run_quietly(body: object, folder: Path) -> Ended:
@@ -108,7 +120,7 @@ def _kill(whole: Whole, case: Path, rng: random.Random, *, moment: bool) -> str 
     if moment:
         seconds = rng.uniform(0, whole.seconds)
         at = f"after {seconds:.4f} s"
-        ended = supervise(lambda: path.run(case), case, log, kill_after=seconds)
+        ended = supervise(inside(case, path.run), case, log, kill_after=seconds)
     else:
         place = rng.choice(rng.choice(whole.points()))
         at = f"before {whole.calls[place]}"
@@ -116,7 +128,7 @@ def _kill(whole: Whole, case: Path, rng: random.Random, *, moment: bool) -> str 
         def answer(call: Call) -> Answer:
             return Answer.KILL if call.number == place else Answer.PASS
 
-        ended = supervise(lambda: path.run(case), case, log, answer)
+        ended = supervise(inside(case, path.run), case, log, answer)
     what = f"{path.name}, killed {at}"
     if ended.status not in (0, -9):
         return f"{what}: exit status {ended.status}: {last_line(ended.output)}"
@@ -124,16 +136,27 @@ def _kill(whole: Whole, case: Path, rng: random.Random, *, moment: bool) -> str 
         return f"{what}: a process outlived the killed one"
     if "Traceback" in ended.output:
         return f"{what}: printed a traceback: {last_line(ended.output)}"
+    if (file := whole.half_written(case)) is not None:
+        return f"{what}: {file} is half-written"
     found = supervise(lambda: path.check(case), case, log)
     if found.status != 0:
         return f"{what}: {last_line(found.output)}"
     if found.calls:
         return f"{what}: looking at the folder changed it: {found.calls[0]}"
-    again = supervise(lambda: path.again(case), case, log)
+    again = supervise(inside(case, path.again), case, log)
     if again.status != 0:
         return f"{what}; the next run failed: {last_line(again.output)}"
-    difference = contents_differ(whole.contents, folder_contents(case))
+    difference = contents_differ(whole.contents, contents(case))
     return f"{what}; after the next run, {difference}" if difference else None
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns name -> contents of all files in a folder, and of its subfolders, which have none."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in folder.rglob("*")
+        if _HOST_REGISTRY not in str(path)
+    }
 
 
 def contents_differ(expected: dict[str, bytes], found: dict[str, bytes]) -> str | None:

@@ -18,8 +18,10 @@ import pytest
 
 import gear_data
 from gear_data.cli import main
+from gear_data.common.file_lock import sole_writer
 from gear_data.errors import (
     CorruptShardError,
+    DestinationExistsError,
     EmptySourceError,
     InvalidArgumentError,
     ManifestError,
@@ -213,3 +215,18 @@ def test_ranks_agree_on_what_is_left_out(dataset: Path, tmp_path: Path) -> None:
     assert ranks[0] == ranks[1]
     shard = gear_data.open(dataset).episodes["shard"].to_numpy()
     assert ranks[0][1] == np.flatnonzero(~np.isin(shard, [1, 2])).tolist()
+
+
+def test_files_of_a_killed_repair_are_removed(source: Path, dataset: Path, sources: Any) -> None:
+    before = sources.folder_contents(dataset)
+    _flip(min((dataset / "shards").iterdir()))
+    (dataset / "shards/.000000.arrow.123.tmp").write_bytes(b"half")
+    (dataset / ".manifest.json.123.tmp").write_bytes(b"half")
+    gear_data.repair(dataset, source)
+    assert sources.folder_contents(dataset) == before
+
+
+def test_two_repairs_at_once_are_refused(source: Path, dataset: Path) -> None:
+    with sole_writer(dataset), pytest.raises(DestinationExistsError, match="another process is repairing"):
+        gear_data.repair(dataset, source)
+    assert gear_data.repair(dataset, source).shards == ()

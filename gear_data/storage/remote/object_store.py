@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from gear_data.common.paths import is_remote, join
+from gear_data.common.private_folder import scratch_folder
 from gear_data.common.retry import with_retries
 from gear_data.errors import RemoteError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
@@ -45,8 +46,9 @@ class ObjectStore:
     @contextmanager
     def writing(self, file: str) -> Iterator[Path]:
         url = join(self.name, file)
-        with tempfile.TemporaryDirectory(prefix="gear-data-") as folder:
-            path = Path(folder, Path(file).name)
+        with ExitStack() as stack:
+            with typed_write_errors(Path(tempfile.gettempdir())):
+                path = stack.enter_context(scratch_folder()) / Path(file).name
             with typed_write_errors(path):
                 yield path
             try:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import gear_data
-from gear_data.errors import DatasetNotFoundError, ResumeError
+from gear_data.errors import DatasetNotFoundError, DestinationExistsError, ResumeError
+from tests.support.chaos import object_folder
 from tests.support.rollouts import make_rollouts, write_d4rl
 
 #: Small shards, so that a small source gives several.
 OPTIONS: dict[str, Any] = {"shard_bytes": 1024, "progress": False}
+
+Job = Callable[[Path], object]
+
+
+def _ignore(folder: Path) -> None:
+    """Does nothing."""
 
 
 @dataclass(frozen=True)
 class WritePath:
     """A job that writes files below a folder.
 
-    Each function gets the folder, and runs in a separate process.
+    Each function gets the folder, and runs in a separate process (`inside`).
 
     Attributes:
         name: Name of the job.
@@ -33,10 +46,10 @@ class WritePath:
     """
 
     name: str
-    prepare: Callable[[Path], object]
-    run: Callable[[Path], object]
-    again: Callable[[Path], object]
-    check: Callable[[Path], object]
+    prepare: Job
+    run: Job
+    again: Job
+    check: Job = _ignore
 
 
 def warm_up() -> None:
@@ -44,26 +57,44 @@ def warm_up() -> None:
 
     Nothing here may start a thread.
     """
-    for module in (
-        "h5py",
-        "pandas",
-        "pyarrow.pandas_compat",
-        "pyarrow.parquet",
-        "gear_data.ingest.convert",
-        "gear_data.dataset.open",
-    ):
+    modules = ("h5py", "pandas", "torch", "datasets", "pyarrow.pandas_compat", "pyarrow.parquet", "safetensors.numpy")
+    ours = ("ingest.convert", "ingest.repair", "dataset.open", "exports.registry", "exports.batches", "storage.verify")
+    for module in (*modules, *(f"gear_data.{name}" for name in ours), "gear_data.loaders.sequence_loader"):
         importlib.import_module(module)
     from gear_data.ingest.sources.registry import known_formats
 
     known_formats()
+    object_folder.register()
+
+
+def inside(folder: Path, job: Job) -> Callable[[], object]:
+    """Returns a function that does a job with its temporary files and caches below its folder."""
+
+    def body() -> object:
+        for name in ("tmp", "cache"):
+            (folder / name).mkdir(exist_ok=True)
+        os.environ |= {"TMPDIR": str(folder / "tmp"), "GEAR_DATA_CACHE": str(folder / "cache")}
+        tempfile.tempdir = str(folder / "tmp")
+        return job(folder)
+
+    return body
+
+
+# Conversions.
 
 
 def _source(folder: Path) -> None:
-    write_d4rl(folder / "source.hdf5", make_rollouts(9, seed=3))
+    rollouts = make_rollouts(12, seed=3)
+    for i in range(3):
+        write_d4rl(folder / "source" / f"{i}.hdf5", rollouts[4 * i : 4 * i + 4])
 
 
-def _convert(folder: Path, **options: Any) -> None:
-    gear_data.convert(folder / "source.hdf5", folder / "data", **OPTIONS, **options)
+def _convert(folder: Path, place: str = "", **options: Any) -> None:
+    if options.get("jobs", 1) > 1:  # a task per file, so that there is a task for each worker
+        for name, module in list(sys.modules.items()):
+            if name.startswith("gear_data.ingest.") and hasattr(module, "UNIT_BYTES"):
+                module.UNIT_BYTES = 1
+    gear_data.convert(folder / "source", f"{place}{folder / 'data'}", **OPTIONS, **options)
 
 
 def _resume(folder: Path, **options: Any) -> None:
@@ -75,23 +106,142 @@ def _resume(folder: Path, **options: Any) -> None:
         _convert(folder, overwrite=True, **options)
 
 
-def _whole_or_refused(folder: Path) -> None:
+def _half_converted(folder: Path) -> None:
+    """Writes a source, and a conversion of it that ended at the second shard."""
+    from gear_data.storage.writing.shard_writer import ShardWriter
+
+    _source(folder)
+    write = ShardWriter._write_shard
+
+    def fail(writer: ShardWriter, **kwargs: Any) -> Any:
+        if writer.finished_shards == 2:
+            raise KeyboardInterrupt
+        return write(writer, **kwargs)
+
+    ShardWriter._write_shard = fail  # type: ignore[method-assign]  # in a process that ends here
+    with suppress(KeyboardInterrupt):
+        _convert(folder)
+    if not (folder / "data/.progress/options.json").exists():
+        raise RuntimeError("the conversion kept no shard to continue from")
+
+
+def _whole_or_refused(folder: Path, place: str = "") -> None:
     """Checks that the dataset is whole, or that its error says what to do."""
     try:
-        gear_data.open(folder / "data")
+        gear_data.open(f"{place}{folder / 'data'}")
     except DatasetNotFoundError as error:
         if not error.hint:
             raise RuntimeError(f"the error has no hint: {error}") from error
-        if (folder / "data" / "manifest.json").exists():
+        if (folder / "data/manifest.json").exists():
             raise RuntimeError("there is a manifest") from error
         return
-    if not gear_data.verify(folder / "data", progress=False).ok:
-        raise RuntimeError("the dataset opens and does not verify")
+    _whole(folder)
 
+
+def _whole(folder: Path) -> None:
+    report = gear_data.verify(folder / "data", progress=False)
+    if not report.ok:
+        raise RuntimeError(f"the dataset opens and does not verify: {[f.error for f in report.files if not f.ok]}")
+
+
+# Jobs that read a dataset.
+
+
+def _dataset(folder: Path) -> None:
+    _source(folder)
+    _convert(folder)
+
+
+def _other_dataset(folder: Path) -> None:
+    """Writes a dataset of another source than `source`."""
+    _source(folder)
+    write_d4rl(folder / "other.hdf5", make_rollouts(6, seed=4))
+    gear_data.convert(folder / "other.hdf5", folder / "data", **OPTIONS)
+
+
+def _damaged(folder: Path) -> None:
+    _dataset(folder)
+    shards = sorted((folder / "data/shards").iterdir())
+    shards[0].unlink()
+    shards[1].write_bytes(b"x" + shards[1].read_bytes()[1:])
+    shards[2].write_bytes(shards[2].read_bytes()[:-1])
+
+
+def _repair(folder: Path) -> None:
+    gear_data.repair(folder / "data", folder / "source", progress=False)
+
+
+def _verify(folder: Path) -> None:
+    gear_data.verify(folder / "data", progress=False)
+
+
+def _export(folder: Path, format: str, name: str, **options: Any) -> None:
+    gear_data.export(gear_data.open(folder / "data"), folder / name, format, progress=False, **options)
+
+
+def _batches(folder: Path) -> None:
+    loader = gear_data.SequenceLoader(gear_data.open(folder / "data"), batch_size=4, context=3, prefetch=0)
+    gear_data.export_batches(loader, folder / "batches", batches=3, progress=False)
+
+
+def _unless_done(folder: Path, job: Job) -> None:
+    """Does a job whose destination may be complete already. It is complete or missing."""
+    with suppress(DestinationExistsError):
+        job(folder)
+
+
+def _read(folder: Path, place: str = "", residency: str = "mmap") -> None:
+    """Reads all values, and compares the rewards with the source."""
+    dataset = gear_data.open(f"{place}{folder / 'data'}", residency=residency)
+    for episode, rollout in zip(dataset, make_rollouts(12, seed=3), strict=True):
+        np.testing.assert_array_equal(episode["rewards"], rollout.columns["rewards"])
+
+
+def _discounted(folder: Path) -> None:
+    """Reads batches with another discount than the stored one, which needs a sidecar."""
+    dataset = gear_data.open(folder / "data")
+    loader = gear_data.SequenceLoader(dataset, batch_size=4, context=3, discount=0.5, prefetch=0, steps=2)
+    for batch in loader:
+        if not np.isfinite(np.asarray(batch["returns_to_go"])).all():
+            raise RuntimeError("return-to-go is not finite")
+
+
+def _exports() -> tuple[WritePath, ...]:
+    names = {"parquet": "out", "d4rl": "out.hdf5", "npz": "out.npz", "minari": "out-v0", "lerobot": "out"}
+    paths = []
+    for format, name in names.items():
+        job = partial(_export, format=format, name=name, **({"fps": 50} if format == "lerobot" else {}))
+        paths.append(WritePath(f"export as {format}", _dataset, job, partial(_unless_done, job=job)))
+    return tuple(paths)
+
+
+_BUCKET = f"{object_folder.PROTOCOL}://"
 
 WRITE_PATHS = (
     WritePath("convert", _source, _convert, _resume, _whole_or_refused),
     WritePath(
         "convert with 2 workers", _source, partial(_convert, jobs=2), partial(_resume, jobs=2), _whole_or_refused
     ),
+    WritePath("convert --resume", _half_converted, _resume, _resume, _whole_or_refused),
+    WritePath(
+        "convert --overwrite",
+        _other_dataset,
+        partial(_convert, overwrite=True),
+        partial(_convert, overwrite=True),
+        _whole,
+    ),
+    WritePath(
+        "convert to a bucket",
+        _source,
+        partial(_convert, place=_BUCKET),
+        partial(_resume, place=_BUCKET),
+        partial(_whole_or_refused, place=_BUCKET),
+    ),
+    WritePath("repair", _damaged, _repair, _repair),
+    WritePath("verify", _dataset, _verify, _verify, _whole),
+    *_exports(),
+    WritePath("export of batches", _dataset, _batches, partial(_unless_done, job=_batches)),
+    WritePath("sidecar", _dataset, _discounted, _discounted, _whole),
+    WritePath("cache of a bucket", _dataset, partial(_read, place=_BUCKET), partial(_read, place=_BUCKET)),
+    WritePath("host memory", _dataset, partial(_read, residency="host"), partial(_read, residency="host"), _whole),
 )

@@ -1,0 +1,64 @@
+"""Tests scratch folders, also of processes that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gear_data.common.private_folder import scratch_folder
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+_HOLDER = """
+import sys
+from gear_data.common.private_folder import scratch_folder
+with scratch_folder() as folder:
+    (folder / "data").write_bytes(b"data")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_scratch_folder_is_private_and_removed_at_the_end() -> None:
+    with scratch_folder() as first, scratch_folder() as second:
+        assert first != second
+        assert first.stat().st_mode & 0o777 == 0o700
+        (first / "data").write_bytes(b"data")
+    assert not first.exists()
+    assert not second.exists()
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(temporary: Path) -> None:
+    command = [sys.executable, "-c", _HOLDER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        folder = Path(process.stdout.readline().strip())  # type: ignore[union-attr]
+        with scratch_folder():
+            assert (folder / "data").exists()
+        process.send_signal(signal.SIGKILL)
+    assert (folder / "data").exists()
+    with scratch_folder() as other:
+        assert list(temporary.iterdir()) == [other]
+
+
+def test_other_folders_are_left_in_peace(temporary: Path) -> None:
+    kept = [temporary / "gear-data-scratch-of-mine", temporary / "gear-data-abcd1234"]
+    for path in kept:
+        path.mkdir()
+    link = temporary / "gear-data-scratch-abcd1234"
+    link.symlink_to(kept[0])
+    with scratch_folder():
+        pass
+    assert sorted(temporary.iterdir()) == sorted([*kept, link])
+    assert os.readlink(link) == str(kept[0])
