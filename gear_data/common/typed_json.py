@@ -38,7 +38,7 @@ def parse_json(
     """
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as reason:
+    except (ValueError, RecursionError, MemoryError) as reason:
         raise error(f"not a JSON document: {type(reason).__name__}: {reason}", file=file, hint=hint) from reason
     return check_json(data, record, error=error, file=file, hint=hint)
 

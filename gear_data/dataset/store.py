@@ -189,14 +189,7 @@ class DatasetStore:
     def episode_table(self) -> Any:
         """Episode table as a `pyarrow.Table`, mapped from its file."""
         with self.files.local(self.manifest.tables["episodes"]) as path:
-            table = read_episodes(path)
-        if len(table) != self.manifest.episodes:
-            raise ManifestError(
-                f"the episode table has {len(table)} rows, the manifest {self.manifest.episodes} episodes",
-                file=self._table_name,
-                hint=_RESTORE_TABLE,
-            )
-        return table
+            return read_episodes(path, self.manifest)
 
     @property
     def _table_name(self) -> str:
@@ -324,7 +317,7 @@ class DatasetStore:
         if entry is None:
             return np.empty(0, np.int64), {}
         with self.files.local(entry) as path:
-            table = read_finals(path, self.schema)
+            table = read_finals(path, self.manifest)
         columns = {}
         for column in self.schema.final_columns:
             values = array_values(table.column(column.name).combine_chunks()).view(column.numpy_dtype)

@@ -118,7 +118,7 @@ def _repair(folder: Path, manifest: Manifest, source: Any, progress: bool | None
     if not damaged:
         return RepairReport((), 0)
     opened = _open_source(manifest, folder, source)
-    contents = read_episodes(folder / manifest.tables["episodes"].file).column("content").to_pylist()
+    contents = read_episodes(folder / manifest.tables["episodes"].file, manifest).column("content").to_pylist()
     first = [0]
     for shard in manifest.shards:
         first.append(first[-1] + shard.episodes)

@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
+from gear_data.common.regular_files import open_regular
 from gear_data.errors import CorruptShardError
 from gear_data.schema import Schema
+from gear_data.storage.arrow_footer import check_blocks
 from gear_data.storage.variable_columns import VariableBuffers, value_offsets
 
+#: Size of a table that is hashed before any other check. Hashing a terabyte, such as a sparse file, takes minutes.
+_HASHED_AT_ONCE = 1 << 30
 #: Remedy for a table that cannot be used.
 _RESTORE = "restore the table, or convert again"
 
@@ -42,17 +47,32 @@ def write_ipc(path: Path, data: pa.Table | pa.RecordBatch) -> None:
         writer.write(data)
 
 
-def read_table(path: Path) -> pa.Table:
-    """Maps the table of an Arrow IPC file.
+def read_table(path: Path, checksum: str) -> pa.Table:
+    """Maps the table of an Arrow IPC file and checks its bytes.
+
+    Args:
+        path: the file.
+        checksum: its checksum in the manifest.
 
     Raises:
-        CorruptShardError: the file cannot be read, or is not a valid Arrow IPC file.
+        CorruptShardError: the file cannot be read, has another checksum, or is not a valid Arrow IPC file.
     """
     try:
-        with pa.memory_map(str(path)) as source:
-            return parse_table(source.read_buffer(), str(path))
+        with open_regular(path), pa.memory_map(str(path)) as source:
+            data = source.read_buffer()
     except OSError as error:
         raise CorruptShardError(f"cannot be read: {error}", file=str(path), hint=_RESTORE) from error
+    if data.size > _HASHED_AT_ONCE:
+        check_blocks(data, str(path), _RESTORE)
+    # The mapped bytes themselves are hashed, at the speed of memory: they are the bytes that are used.
+    found = f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}"
+    if found != checksum:
+        raise CorruptShardError(
+            f"its checksum is {found}, the manifest says {checksum}",
+            file=str(path),
+            hint=f"its bytes were changed: {_RESTORE}",
+        )
+    return parse_table(data, str(path))
 
 
 def parse_table(data: bytes | pa.Buffer, name: str) -> pa.Table:
@@ -63,8 +83,9 @@ def parse_table(data: bytes | pa.Buffer, name: str) -> pa.Table:
         name: name of the file, for errors.
 
     Raises:
-        CorruptShardError: the bytes are not a valid Arrow IPC file.
+        CorruptShardError: the bytes are not a valid, uncompressed Arrow IPC file.
     """
+    check_blocks(pa.py_buffer(data), name, _RESTORE)
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         # Without this check, dictionary indices out of range would crash later readers.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import xxhash
 
+from gear_data.common.regular_files import open_regular
 from gear_data.errors import GearError, StorageFullError, UnwritableError, is_disk_full
 
 _CHUNK = 8 << 20
@@ -97,7 +98,7 @@ def swap_folders(first: Path, second: Path) -> None:
 def checksum(path: Path) -> str:
     """Returns xxh3-128 of a file's bytes, as `xxh3-128:HEX`."""
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return f"xxh3-128:{digest.hexdigest()}"

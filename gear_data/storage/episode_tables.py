@@ -17,6 +17,7 @@ from gear_data.errors import CorruptShardError, UnsupportedColumnError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import column_array, read_table
 from gear_data.storage.episode_block import EpisodeBlock
+from gear_data.storage.manifest import Manifest
 
 #: Exceptions of Arrow if no Arrow type holds all values.
 _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
@@ -25,6 +26,26 @@ _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, Ove
 SOURCE_ROW = "\0source_row"
 #: Remedy for metadata of several types.
 _ONE_TYPE = "give all its values one type in the source"
+#: Remedy for a table that cannot be used.
+_RESTORE = "restore the table, or convert again"
+#: Number of ids checked at once.
+_IDS_AT_ONCE = 1 << 16
+#: Type of text columns whose values repeat.
+_ENCODED_TEXT = pa.dictionary(pa.int32(), pa.large_string())
+#: Types of the values of episode metadata, beside lists and structures of these types.
+_METADATA_TYPES = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_temporal,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+)
 #: Columns of every episode table. The episode metadata of the source follows them.
 EPISODE_SCHEMA = pa.schema(
     [
@@ -122,44 +143,98 @@ def final_rows(block: EpisodeBlock, schema: Schema, first_id: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def read_episodes(path: Path) -> pa.Table:
-    """Maps an episode table.
+def read_episodes(path: Path, manifest: Manifest) -> pa.Table:
+    """Maps the episode table of a dataset.
 
     Raises:
-        CorruptShardError: the file is not an episode table.
+        CorruptShardError: the file was changed, or is not the episode table that the manifest describes.
     """
-    table = read_table(path)
-    _check_fields(table, EPISODE_SCHEMA, path)
-    return table
-
-
-def read_finals(path: Path, schema: Schema) -> pa.Table:
-    """Maps a table of final observations.
-
-    Raises:
-        CorruptShardError: the file is not a table of final observations of this schema.
-    """
-    table = read_table(path)
-    fields = [EPISODE_SCHEMA.field("episode_id"), *(column.arrow_field for column in schema.final_columns)]
-    _check_fields(table, pa.schema(fields), path)
-    return table
-
-
-def _check_fields(table: pa.Table, schema: pa.Schema, path: Path) -> None:
-    for field in schema:
-        index = table.schema.get_field_index(field.name)  # -1 also if two columns have this name
-        found = None if index < 0 else table.schema.field(index).type
-        if found is not None and pa.types.is_dictionary(found):
-            found = found.value_type
-        has_nulls = found is not None and not field.nullable and table.column(index).null_count > 0
-        if found != field.type or has_nulls:
-            actual = "is missing or occurs twice" if found is None else f"has type {found}"
+    table = read_table(path, manifest.tables["episodes"].checksum)
+    _check_columns(table, EPISODE_SCHEMA, path)
+    for field in list(table.schema)[len(EPISODE_SCHEMA) :]:
+        if not _is_metadata(field.type):
             raise CorruptShardError(
-                f"must have type {field.type}, but {actual}" + (" and nulls" if has_nulls else ""),
-                file=str(path),
-                column=field.name,
-                hint="restore the table, or convert again",
+                f"episode metadata cannot have type {field.type}", file=str(path), column=field.name, hint=_RESTORE
             )
+    if len(table) != manifest.episodes:
+        raise CorruptShardError(
+            f"has {len(table)} rows, but the manifest has {manifest.episodes} episodes", file=str(path), hint=_RESTORE
+        )
+    ids = table.column("episode_id").to_numpy()
+    for first in range(0, len(ids), _IDS_AT_ONCE):
+        part = ids[first : first + _IDS_AT_ONCE]
+        wrong = part != np.arange(first, first + len(part))
+        if wrong.any():
+            row = first + int(np.argmax(wrong))
+            raise CorruptShardError(
+                f"the ids of episodes must be 0 to {len(ids) - 1}, in order, not {ids[row]}",
+                file=str(path),
+                column="episode_id",
+                row=row,
+                hint=_RESTORE,
+            )
+    return table
+
+
+def read_finals(path: Path, manifest: Manifest) -> pa.Table:
+    """Maps the table of final observations of a dataset.
+
+    Raises:
+        CorruptShardError: the file was changed, or is not the table that the manifest describes.
+    """
+    table = read_table(path, manifest.tables["finals"].checksum)
+    fields = [EPISODE_SCHEMA.field("episode_id"), *(column.arrow_field for column in manifest.schema.final_columns)]
+    _check_columns(table, pa.schema(fields), path)
+    if table.num_columns > len(fields):
+        raise CorruptShardError(
+            "is no column of this table", file=str(path), column=table.column_names[len(fields)], hint=_RESTORE
+        )
+    ids = table.column("episode_id").to_numpy()
+    wrong = (ids < 0) | (ids >= manifest.episodes)
+    wrong[1:] |= ids[1:] <= ids[:-1]
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise CorruptShardError(
+            f"the ids of episodes must ascend from 0 to {manifest.episodes - 1} at most, not be {ids[row]}",
+            file=str(path),
+            column="episode_id",
+            row=row,
+            hint=_RESTORE,
+        )
+    return table
+
+
+def _check_columns(table: pa.Table, schema: pa.Schema, path: Path) -> None:
+    """Checks that a table begins with the columns of a schema. Text may be dictionary-encoded."""
+    names = table.column_names
+    for index, field in enumerate(schema):
+        problem = None
+        if names.count(field.name) != 1:
+            problem = f"occurs {names.count(field.name)} times, not once"
+        elif names[index] != field.name:
+            problem = f"must be column {index}, but is column {names.index(field.name)}"
+        else:
+            found, nulls = table.schema.field(index).type, table.column(index).null_count
+            if found != field.type and not (pa.types.is_large_string(field.type) and found == _ENCODED_TEXT):
+                problem = f"must have type {field.type}, but has type {found}"
+            elif nulls and not field.nullable:
+                problem = f"must have no nulls, but has {nulls}"
+        if problem is not None:
+            raise CorruptShardError(problem, file=str(path), column=field.name, hint=_RESTORE)
+
+
+def _is_metadata(type_: pa.DataType) -> bool:
+    """Returns whether conversion can give episode metadata a type.
+
+    Decoding values of other types, such as runs, may take far more memory than the file has bytes.
+    """
+    if type_ == _ENCODED_TEXT:
+        return True
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return _is_metadata(type_.value_type)
+    if pa.types.is_struct(type_):
+        return all(_is_metadata(field.type) for field in type_)
+    return any(is_type(type_) for is_type in _METADATA_TYPES)
 
 
 def concatenate_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:

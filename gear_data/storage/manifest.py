@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.typed_json import Count, check_json, parse_json
 from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema
@@ -202,7 +203,7 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            text = path.read_bytes().decode("utf-8")  # `read_text` would convert the ends of lines
+            text = read_regular(path, JSON_BYTES).decode("utf-8")
         except FileNotFoundError as error:
             unfinished = (folder / ".progress").exists()
             raise not_a_dataset(str(folder), exists=folder.exists(), unfinished=unfinished) from error
@@ -210,7 +211,7 @@ class Manifest:
             raise DatasetNotFoundError(
                 "is a file, not a dataset folder", file=str(folder), hint=f"name the folder that has {MANIFEST_NAME}"
             ) from error
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, MemoryError) as error:
             raise ManifestError(f"cannot be read: {error}", file=str(path), hint=_RESTORE) from error
         return Manifest.from_text(text, str(path))
 

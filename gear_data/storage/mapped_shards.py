@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,17 @@ def check_size(folder: Path, entry: FileEntry) -> None:
     """Checks that a file exists and has the size in the manifest.
 
     Raises:
-        CorruptShardError: the file is missing or has another size.
+        CorruptShardError: the file is missing, has another size, or is no regular file.
     """
     path = folder / entry.file
     try:
-        size = path.stat().st_size
+        status = path.stat()
     except OSError:
-        size = None
-    check_file_size(str(path), size, entry)
+        check_file_size(str(path), None, entry)
+    else:
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptShardError("it is not a regular file", file=str(path), hint=_REPAIR)
+        check_file_size(str(path), status.st_size, entry)
 
 
 def check_file_size(name: str, size: int | None, entry: FileEntry) -> None:

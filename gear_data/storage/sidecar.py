@@ -28,6 +28,7 @@ import xxhash
 from gear_data.common.file_lock import locked
 from gear_data.common.private_folder import process_folder
 from gear_data.common.progress import progress_bar
+from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.typed_json import parse_json
 from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
 from gear_data.kernels import cpu
@@ -211,7 +212,7 @@ def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
     """
     try:
         path = folder / _DESCRIPTION
-        record = parse_json(path.read_bytes(), _SidecarRecord, error=ManifestError, file=str(path))
+        record = parse_json(read_regular(path, JSON_BYTES), _SidecarRecord, error=ManifestError, file=str(path))
         if record.version != _VERSION or record.contents != contents:
             return None
         shards = tuple(map(ShardEntry.from_record, record.shards))

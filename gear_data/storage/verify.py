@@ -14,8 +14,10 @@ import pyarrow as pa
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
+from gear_data.common.regular_files import open_regular
 from gear_data.errors import CorruptShardError, GearError, RemoteError, StorageFullError, UnwritableError
 from gear_data.storage.arrow_files import array_values, buffer_offsets
+from gear_data.storage.arrow_footer import check_blocks
 from gear_data.storage.atomic import checksum
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.dataset_files import DatasetFiles, open_files
@@ -98,15 +100,11 @@ def _checks(files: DatasetFiles, manifest: Manifest) -> Iterator[tuple[FileEntry
 
     def check_table(name: str, entry: FileEntry) -> None:
         with files.local(entry) as path:
-            _check_bytes(path, entry)
             if name == "episodes":
-                table = read_episodes(path)
-                _validate(table, path)
-                _check_episode_table(table, manifest, path)
+                tables[name] = read_episodes(path, manifest)
+                _check_episode_table(tables[name], manifest, path)
             else:
-                table = read_finals(path, manifest.schema)
-                _validate(table, path)
-            tables[name] = table
+                tables[name] = read_finals(path, manifest)
 
     def check_shard(index: int, shard: ShardEntry) -> None:
         with files.local(shard.entry) as path:
@@ -131,24 +129,7 @@ def _check_bytes(path: Path, entry: FileEntry) -> None:
         )
 
 
-def _validate(data: pa.Table | pa.RecordBatch, path: Path) -> None:
-    try:
-        data.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise CorruptShardError(
-            f"not valid Arrow data: {error}", file=str(path), hint="restore the file, or convert again"
-        ) from error
-
-
 def _check_episode_table(table: pa.Table, manifest: Manifest, path: Path) -> None:
-    if len(table) != manifest.episodes:
-        raise CorruptShardError(
-            f"has {len(table)} rows, but the manifest has {manifest.episodes} episodes", file=str(path), hint=_RESTORE
-        )
-    if not np.array_equal(table.column("episode_id").to_numpy(), np.arange(len(table))):
-        raise CorruptShardError(
-            f"the episode ids are not 0 to {len(table) - 1}", file=str(path), column="episode_id", hint=_RESTORE
-        )
     shard, start, length = (table.column(name).to_numpy() for name in ("shard", "start", "length"))
     if not np.array_equal(shard, np.repeat(np.arange(len(manifest.shards)), [s.episodes for s in manifest.shards])):
         raise CorruptShardError(
@@ -185,16 +166,17 @@ def _shard_rows(manifest: Manifest) -> list[slice]:
 
 def _read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordBatch:
     try:
-        with pa.memory_map(str(path)) as source:
+        with open_regular(path), pa.memory_map(str(path)) as source:
+            check_blocks(source.read_buffer(), str(path), _REPAIR)
             reader = pa.ipc.open_file(source)
             if reader.num_record_batches != 1:
                 raise CorruptShardError(
                     f"has {reader.num_record_batches} record batches, not 1", file=str(path), hint=_REPAIR
                 )
             batch = reader.get_batch(0)
+        batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise CorruptShardError(f"not an Arrow IPC file: {error}", file=str(path), hint=_REPAIR) from error
-    _validate(batch, path)
     if not batch.schema.equals(manifest.schema.to_arrow(), check_metadata=False):
         raise CorruptShardError("its columns differ from the manifest's schema", file=str(path), hint=_REPAIR)
     if len(batch) != shard.steps:

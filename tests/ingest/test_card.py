@@ -20,7 +20,8 @@ from gear_data.storage.manifest import Manifest
 
 
 def write_card(folder: Path) -> str:
-    text = dataset_card(Manifest.load(folder), read_episodes(folder / "episodes.arrow"))
+    manifest = Manifest.load(folder)
+    text = dataset_card(manifest, read_episodes(folder / "episodes.arrow", manifest))
     (folder / CARD_NAME).write_text(text, encoding="utf-8")
     return text
 

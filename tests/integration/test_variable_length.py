@@ -37,9 +37,8 @@ from gear_data.errors import (
 )
 from gear_data.ingest.convert import ConvertReport
 from gear_data.schema import ColumnSpec
-from gear_data.storage.atomic import checksum
 from gear_data.storage.writing.shard_writer import ShardWriter
-from tests.support.manifests import edited_manifest
+from tests.support.manifests import edited_manifest, sign_file
 
 _WORDS = ["", "go to the red ball", "größer", "漢字", "\N{SLIGHTLY SMILING FACE}", "nul\0inside\0", "x" * 300]
 #: An episode is its steps: (text, image bytes, reward).
@@ -567,17 +566,6 @@ def test_columns_of_steps_that_are_refused(name: str, value: Any, tmp_path: Path
 # damaged datasets
 
 
-def _sign(dataset: Path, file: str) -> None:
-    """Updates the manifest to a changed file's checksum.
-
-    An attacker who changes the file would do the same.
-    """
-    with edited_manifest(dataset) as data:
-        for entry in data["shards"]:
-            if entry["file"] == file:
-                entry.update(checksum=checksum(dataset / file))
-
-
 @pytest.mark.parametrize("value", [-1, 1 << 40, -(1 << 62)])
 @pytest.mark.parametrize("place", [0, 3, -1])
 def test_offsets_never_become_addresses(place: int, value: int, dataset: Path) -> None:
@@ -587,7 +575,7 @@ def test_offsets_never_become_addresses(place: int, value: int, dataset: Path) -
     offset = shard.variable["texts"].offsets + 8 * (place % (shard.steps + 1))
     data[offset : offset + 8] = value.to_bytes(8, "little", signed=True)
     (dataset / shard.entry.file).write_bytes(data)
-    _sign(dataset, shard.entry.file)
+    sign_file(dataset, shard.entry.file)
     inside = [i for i, s in enumerate(ds.episodes["shard"]) if s == 1]
     ds = gear_data.open(dataset)
     refused = 0
@@ -613,7 +601,7 @@ def test_changed_text_is_found(dataset: Path) -> None:
     offset = shard.buffers["texts"] + whole[shard.buffers["texts"] :].index(b"ball")
     for new, message in ((b"bell", "content hash"), (b"b\xff\xffl", "not valid Arrow data")):
         (dataset / shard.entry.file).write_bytes(whole[:offset] + new + whole[offset + 4 :])
-        _sign(dataset, shard.entry.file)
+        sign_file(dataset, shard.entry.file)
         failed = [check for check in gear_data.verify(dataset).shards if not check.ok]
         assert [check.file for check in failed] == [shard.entry.file]
         assert message in str(failed[0].error)

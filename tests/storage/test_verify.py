@@ -13,9 +13,7 @@ import pyarrow as pa
 import pytest
 
 import gear_data
-from gear_data.storage.arrow_files import read_table, write_ipc
-from gear_data.storage.atomic import checksum
-from tests.support.manifests import edited_manifest
+from tests.support.manifests import edited_manifest, read_ipc, replace_table, sign_file
 
 
 @pytest.fixture
@@ -29,14 +27,6 @@ def _failed(dataset: Path) -> dict[str, str]:
     assert report.ok is all(check.ok for check in report.shards)
     assert all((check.error is None) is check.ok for check in report.shards)
     return {check.file: str(check.error) for check in report.shards if not check.ok}
-
-
-def _sign(dataset: Path, file: str) -> None:
-    """Updates the size and checksum of a changed file in the manifest."""
-    with edited_manifest(dataset) as data:
-        for entry in (*data["shards"], *data["tables"].values()):
-            if entry["file"] == file:
-                entry.update(bytes=(dataset / file).stat().st_size, checksum=checksum(dataset / file))
 
 
 def test_an_intact_dataset(dataset: Path) -> None:
@@ -71,7 +61,7 @@ def test_a_flipped_bit_with_a_matching_checksum(dataset: Path) -> None:
     data = bytearray((dataset / file).read_bytes())
     data[shard.buffers["actions"] + 8 * (shard.steps - 1)] ^= 1
     (dataset / file).write_bytes(data)
-    _sign(dataset, file)
+    sign_file(dataset, file)
     failed = _failed(dataset)
     assert list(failed) == [file]
     assert "content hash" in failed[file]
@@ -95,7 +85,7 @@ def test_a_truncated_or_missing_shard(cut: int | None, dataset: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"ARROW1\0\0" + b"\0" * 200 + b"ARROW1", b"?" * 5000])
 def test_a_replaced_file_with_a_matching_checksum(file: str, content: bytes, dataset: Path) -> None:
     (dataset / file).write_bytes(content)
-    _sign(dataset, file)
+    sign_file(dataset, file)
     if file.startswith("shards") and len(content) < 5000:  # the buffers are outside the file
         with pytest.raises(gear_data.errors.ManifestError, match=file):
             gear_data.verify(dataset)
@@ -156,10 +146,8 @@ def _as_text(table: pa.Table) -> pa.Table:
 )
 def test_an_episode_table_that_does_not_fit(change: Callable[[pa.Table], pa.Table], dataset: Path) -> None:
     path = dataset / "episodes.arrow"
-    table = change(read_table(path))
-    path.unlink()
-    write_ipc(path, table)
-    _sign(dataset, "episodes.arrow")
+    table = change(read_ipc(path))
+    replace_table(dataset, "episodes.arrow", table)
     assert "episodes.arrow" in _failed(dataset)
     # No value becomes a bad address: opening fails, or the wrong table gives existing rows.
     try:
@@ -172,20 +160,16 @@ def test_an_episode_table_that_does_not_fit(change: Callable[[pa.Table], pa.Tabl
 
 def test_changed_final_observations(dataset: Path) -> None:
     path = dataset / "finals.arrow"
-    table = read_table(path)
+    table = read_ipc(path)
     values = table.column("observations").to_pylist()
     values[-1][0] += 1
     column = pa.array(values, table.schema.field("observations").type)
     table = table.set_column(1, table.schema.field("observations"), column)
-    path.unlink()
-    write_ipc(path, table)
-    _sign(dataset, "finals.arrow")
+    replace_table(dataset, "finals.arrow", table)
     failed = _failed(dataset)
     assert list(failed) == [gear_data.open(dataset).manifest.shards[-1].entry.file]
     table = table.drop_columns(["observations"])
-    path.unlink()
-    write_ipc(path, table)
-    _sign(dataset, "finals.arrow")
+    replace_table(dataset, "finals.arrow", table)
     assert "finals.arrow" in _failed(dataset)
     with pytest.raises(gear_data.GearError, match="observations"):
         gear_data.open(dataset).final(0)

@@ -1,6 +1,6 @@
-"""Changed manifests that are signed again.
+"""Changed manifests and tables that are signed again.
 
-Without the signature every changed manifest would end at the check of its checksum.
+Without the signature every change would end at the check of a checksum.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import xxhash
 
 
@@ -31,3 +32,26 @@ def edited_manifest(folder: Path) -> Iterator[dict[str, Any]]:
     data = json.loads(path.read_text())
     yield data
     path.write_text(signed(data))
+
+
+def sign_file(folder: Path, file: str) -> None:
+    """Writes the size and checksum of a changed file to the manifest."""
+    content = (folder / file).read_bytes()
+    with edited_manifest(folder) as data:
+        for entry in (*data["shards"], *data["tables"].values()):
+            if entry["file"] == file:
+                entry.update(bytes=len(content), checksum=f"xxh3-128:{xxhash.xxh3_128_hexdigest(content)}")
+
+
+def read_ipc(path: Path) -> pa.Table:
+    """Reads an Arrow IPC file, which may be overwritten then."""
+    return pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+
+
+def replace_table(folder: Path, file: str, table: pa.Table, **options: Any) -> None:
+    """Writes and signs a table of a dataset. `options` are of `pyarrow.ipc.IpcWriteOptions`."""
+    (folder / file).unlink(missing_ok=True)  # an opened dataset keeps the old file
+    write = pa.ipc.IpcWriteOptions(**options)
+    with pa.OSFile(str(folder / file), "wb") as sink, pa.ipc.new_file(sink, table.schema, options=write) as writer:
+        writer.write_table(table)
+    sign_file(folder, file)
