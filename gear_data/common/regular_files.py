@@ -10,7 +10,7 @@ import stat
 from typing import BinaryIO
 
 #: Size limit of manifest.json and of other JSON files of a dataset. A manifest of 10^5 shards with 50 columns has
-#: 0.3 GB.
+#: 0.2 GB.
 JSON_BYTES = 1 << 30
 
 _KINDS = {
