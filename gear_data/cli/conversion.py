@@ -40,8 +40,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     help = "file, folder, URL (hf://datasets/..., s3://...) or hub id of the source"
     parser.add_argument("source", metavar="SRC", help=help)
     # A literal list, because reading it from the registry imports every reader and the packages it needs.
-    help = "auto (default), d4rl, episode-rows, lerobot, minari, minari-arrow, npz, numpy, rlds, robomimic, step-rows "
-    help += "or torchrl; docs/reference/formats.md describes each"
+    help = "auto (default), d4rl, episode-rows, lerobot, minari, minari-arrow, npz, numpy, ogbench, rlds, robomimic, "
+    help += "step-rows or torchrl; docs/reference/formats.md describes each"
     parser.add_argument("--format", default="auto", help=help)
     parser.add_argument("--split", help="split of the source, if it has several")
     parser.add_argument("--columns", type=names, metavar="A,B", help="columns to keep, by source or canonical name")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import IO, Any
 
@@ -18,6 +18,7 @@ from gear_data.storage.remote.range_reader import filesystem_of, open_range_read
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".json", ".csv")
 _LFS_POINTER = b"version https://git-lfs"
+_VAL_ARCHIVE = "-val.npz"
 _SPLITS = ("train", "validation", "valid", "val", "test", "dev", "eval")
 
 
@@ -72,6 +73,7 @@ class Location:
         dataset: A HuggingFace dataset object.
         folder: Whether the path or URL is a folder.
         episodes: An iterable of episodes in memory, or a function that returns one.
+        split: The split that the format must choose; None if the files are of one split.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Location:
     dataset: Any = None
     folder: bool = False
     episodes: Any = None
+    split: str | None = None
 
     def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:
         """Returns the files with one of the suffixes, in any case."""
@@ -211,41 +214,62 @@ def _natural_order(file: SourceFile) -> list[Any]:
 
 
 def _choose_split(location: Location, split: str | None) -> Location:
-    """Keeps the Parquet files of one split.
+    """Keeps the files of one split, where their names say which split they are.
 
-    Splits follow the hub's naming: `train-00000-of-00002.parquet`, `train/...`.
+    Parquet follows the hub's naming: `train-00000-of-00002.parquet`, `train/...`. NumPy archives follow OGBench's:
+    `NAME.npz` is train, and `NAME-val.npz` beside it is val. Any other split is for the format to choose.
     """
     if not location.folder:
         return location
     splits: dict[str, list[SourceFile]] = {}
+    archive_folders = _folders_of_split_archives(location.files)
     for file in location.files:
-        if (name := _split_of(file.name)) is not None:
+        path = PurePosixPath(file.name)
+        name = _parquet_split(path) or (_archive_split(path) if path.parent in archive_folders else None)
+        if name is not None:
             splits.setdefault(name, []).append(file)
-    if split is not None:
-        if split not in splits:
-            raise InvalidArgumentError(
-                f"the source has no split '{split}'",
-                file=location.name,
-                hint=f"its splits: {', '.join(sorted(splits)) or 'none'}",
-            )
-        return Location(location.name, tuple(splits[split]), folder=True)
-    if len(splits) > 1:
+    if split is None and len(splits) > 1:
         raise InvalidArgumentError(
             f"the source has several splits: {', '.join(sorted(splits))}",
             file=location.name,
             hint="choose one with --split (split=)",
         )
-    return location
+    if split is None or not splits:
+        return replace(location, split=split)
+    if split not in splits:
+        raise no_such_split(location.name, split, splits)
+    return replace(location, files=tuple(splits[split]))
 
 
-def _split_of(name: str) -> str | None:
-    path = PurePosixPath(name)
+def no_such_split(name: str, split: str, splits: Iterable[str]) -> InvalidArgumentError:
+    """Returns the error for a split that a source does not have."""
+    return InvalidArgumentError(
+        f"the source has no split '{split}'", file=name, hint=f"its splits: {', '.join(sorted(splits)) or 'none'}"
+    )
+
+
+def _parquet_split(path: PurePosixPath) -> str | None:
     if path.suffix != ".parquet":
         return None
     for split in _SPLITS:
         if split in path.parts[:-1] or re.match(rf"{split}([-_.]|$)", path.name):
             return split
     return None
+
+
+def _folders_of_split_archives(files: Iterable[SourceFile]) -> set[PurePosixPath]:
+    """Returns the folders in which an archive `NAME-val.npz` is beside `NAME.npz`."""
+    names = {file.name for file in files}
+    pairs = (
+        name for name in names if name.endswith(_VAL_ARCHIVE) and f"{name.removesuffix(_VAL_ARCHIVE)}.npz" in names
+    )
+    return {PurePosixPath(name).parent for name in pairs}
+
+
+def _archive_split(path: PurePosixPath) -> str | None:
+    if path.suffix != ".npz":
+        return None
+    return "val" if path.name.endswith(_VAL_ARCHIVE) else "train"
 
 
 def _dataset_object(source: Any, split: str | None) -> Location:

@@ -166,7 +166,7 @@ class Format:
         probe: Returns the reason why a location has this format, or None if it does not.
         open: Opens a location of this format.
         priority: Formats are probed in descending priority.
-        uses: The names of the optional `SourceOptions` that this format uses.
+        uses: The names of the optional `SourceOptions` that this format uses; "split" if it chooses a split itself.
         suffixes: The suffixes of the data files that it reads.
     """
 

@@ -34,6 +34,11 @@ class Rollout:
         return len(self.columns["rewards"])
 
     @property
+    def ends(self) -> npt.NDArray[np.bool_]:
+        """bool [T], true at the last step."""
+        return np.arange(len(self)) == len(self) - 1
+
+    @property
     def next_observations(self) -> npt.NDArray[Any]:
         return np.concatenate([self.columns["observations"][1:], self.final[None]])
 

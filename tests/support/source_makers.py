@@ -163,6 +163,22 @@ def npz_imitation(folder: Path, rollouts: Sequence[Rollout]) -> None:
     np.savez(folder / "final.npz", **arrays)
 
 
+def ogbench(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes two files of T + 1 rows an episode; nothing terminates in this layout."""
+    folder.mkdir(parents=True)
+    parts: list[dict[str, Any]] = []
+    for rollout in rollouts:
+        part = {name: np.concatenate([c, np.zeros_like(c[:1])]) for name, c in rollout.columns.items()}
+        part["observations"][-1] = rollout.final
+        part["terminals"] = np.arange(len(rollout) + 1) == len(rollout)
+        parts.append(part)
+    names = ("observations", "actions", "rewards", "terminals")
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
+    state = {"qpos": arrays["observations"][:, :2], "qvel": arrays["observations"][:, 2:]}
+    np.savez_compressed(folder / "cube-single-play-v0-000.npz", **arrays, **state)
+    np.savez(folder / "cube-single-play-v0-001.npz", **arrays, **state)
+
+
 def numpy_folder(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
     for name, values in _flat(rollouts).items():
@@ -249,6 +265,7 @@ MAKERS: dict[str, Maker] = {
     "robomimic": robomimic,
     "npz": npz,
     "npz-imitation": npz_imitation,
+    "ogbench": ogbench,
     "numpy": numpy_folder,
     "torchrl": torchrl,
     "rlds": rlds,

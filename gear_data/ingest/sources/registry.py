@@ -9,7 +9,7 @@ import importlib
 
 from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, no_such_split
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, resolve_structure_columns
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES, EpisodeSource, Format, SourceOptions
@@ -22,6 +22,7 @@ from gear_data.ingest.sources.unrecognised import unrecognised
 _MODULES = (
     "arrays.npy_folder",
     "arrays.npz",
+    "arrays.ogbench",
     "d4rl.reader",
     "robomimic",
     "in_memory",
@@ -92,6 +93,8 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
             raise InvalidArgumentError(
                 f"the format {item.name} does not support {name} ({flag})", file=location.name, hint="leave it out"
             )
+    if location.split is not None and "split" not in item.uses:
+        raise no_such_split(location.name, location.split, ())
     source = item.open(location, options)
     for spec in source.columns:
         if spec.name in SCALAR_COLUMNS and spec.variable_length:

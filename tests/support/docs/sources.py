@@ -26,6 +26,13 @@ def _from_maker(name: str) -> Callable[[Path], None]:
     return lambda path: source_makers.MAKERS[name](path, make_rollouts(9, seed=1)) and None
 
 
+def _ogbench(path: Path) -> None:
+    """Writes the two files of a dataset, train and val."""
+    source_makers.MAKERS["ogbench"](path, make_rollouts(9, seed=1))
+    (path / "cube-single-play-v0-000.npz").rename(path / "cube-single-play-v0.npz")
+    (path / "cube-single-play-v0-001.npz").rename(path / "cube-single-play-v0-val.npz")
+
+
 #: Name in the folder of the example -> the function that creates it.
 SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper": _dataset,
@@ -37,6 +44,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "minari": _from_maker("minari"),
     "lift": _from_maker("robomimic"),
     "imitation": _from_maker("npz-imitation"),
+    "ogbench": _ogbench,
     "arrays": _from_maker("numpy"),
     "images": _from_maker("images"),
 }

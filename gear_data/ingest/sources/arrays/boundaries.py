@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, UnsupportedColumnError
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
+from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.classify import values_at
 from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
 
@@ -107,3 +109,38 @@ def truncated_at_limit(
     for flag in flags:
         truncated[at_limit] &= ~values_at(flag, last_rows[at_limit]).reshape(-1).astype(np.bool_)
     return truncated
+
+
+def without_final_rows(
+    name: str, column: str, starts: npt.NDArray[np.int64], rows: int, options: SourceOptions
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[Finding]]:
+    """Counts the steps of episodes whose last row is only the final observation.
+
+    Args:
+        name: the name of the file, for messages.
+        column: the array that says where episodes are, for messages.
+        starts: int64 [n], the first row of each episode.
+        rows: the number of rows, of which the last episode has the rest.
+        options: the user's options.
+
+    Returns:
+        The first rows and the lengths of the episodes that have a step, and a finding about the others.
+
+    Raises:
+        BadEpisodeError: an episode has no step, and bad episodes are not skipped.
+    """
+    lengths = np.diff(starts, append=rows) - 1
+    empty = np.flatnonzero(lengths < 1)
+    if not len(empty):
+        return starts, lengths, []
+    first_row = int(starts[empty[0]])
+    if not options.skip_bad:
+        raise BadEpisodeError(
+            "the episode has an observation, but no step",
+            file=name,
+            column=column,
+            row=first_row,
+            hint=BAD_EPISODE_HINT,
+        )
+    finding = Finding("bad-episode", "an observation without a step; skipped", len(empty), name, first_row, column)
+    return np.delete(starts, empty), np.delete(lengths, empty), [finding]

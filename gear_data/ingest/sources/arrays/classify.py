@@ -83,6 +83,25 @@ class ClassifiedArrays:
             hint="name the columns to keep with --columns (columns=[...])",
         )
 
+    def next_arrays(self, columns: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+        """Returns {"observations": `next_observations`}, if both arrays exist.
+
+        `next_observations` gives final observations. Raises BadEpisodeError if the two arrays differ in dtype or shape.
+        """
+        next_array, array = self.steps.get(NEXT), columns.get("observations")
+        if next_array is None or array is None:
+            return {}
+        next_dtype, dtype = next_array.column_dtype(NEXT), array.column_dtype("observations")
+        if (next_dtype, next_array.row_shape) != (dtype, array.row_shape):
+            raise BadEpisodeError(
+                f"is {next_array.dtype} {next_array.row_shape}, where 'observations' is {array.dtype} "
+                f"{array.row_shape}",
+                file=self.name,
+                column=self.sources[NEXT],
+                hint="final observations must have the dtype and shape of the others; leave this array out of the file",
+            )
+        return {"observations": next_array}
+
 
 def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> ClassifiedArrays:
     """Assigns a role to every array of a file or folder.

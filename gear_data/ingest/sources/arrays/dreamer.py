@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
+from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.sources.arrays.boundaries import without_final_rows
 from gear_data.ingest.sources.arrays.classify import (
     FIRST,
     ClassifiedArrays,
@@ -64,22 +65,8 @@ def _episode_rows(
         starts = np.concatenate([[0], starts]).astype(np.int64)
         message = "the file begins inside an episode; the rest of the episode is read as an episode"
         findings.append(Finding("episode-cut", message, file=classified.name, row=0))
-    lengths = np.diff(starts, append=rows) - 1
-    empty = np.flatnonzero(lengths < 1)
-    if len(empty):
-        first_row = int(starts[empty[0]])
-        if not options.skip_bad:
-            raise BadEpisodeError(
-                "the episode has an observation, but no step",
-                file=classified.name,
-                column=FIRST,
-                row=first_row,
-                hint=BAD_EPISODE_HINT,
-            )
-        message = "an observation without a step; skipped"
-        findings.append(Finding("bad-episode", message, len(empty), classified.name, first_row, FIRST))
-        starts, lengths = np.delete(starts, empty), np.delete(lengths, empty)
-    return starts, lengths, findings
+    starts, lengths, empty = without_final_rows(classified.name, FIRST, starts, rows, options)
+    return starts, lengths, [*findings, *empty]
 
 
 def _shifted_columns(classified: ClassifiedArrays, starts: npt.NDArray[np.int64]) -> frozenset[str]:

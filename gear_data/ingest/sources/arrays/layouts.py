@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import END_FLAGS
-from gear_data.ingest.pipeline.names import DONES
+from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
+from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.boundaries import (
     lengths_between,
@@ -70,6 +70,7 @@ def build_step_arrays(
         UnsupportedColumnError: an array has a dtype that no column has.
         CorruptSourceError: the file is damaged.
     """
+    _refuse_unclear_terminals(name, arrays, options)
     classified = classify_arrays(name, arrays, options)
     boundaries = classified.boundaries
     if FIRST in boundaries:
@@ -88,6 +89,28 @@ def build_step_arrays(
                 return _padded_arrays(classified, size, lengths, seekable)
             return _arrays_with_lengths(classified, size, lengths, seekable)
     return _flagged_arrays(classified, size, options, whole_source, seekable)
+
+
+def _refuse_unclear_terminals(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> None:
+    """Refuses `terminals` that may be D4RL's or OGBench's.
+
+    OGBench marks the ends of trajectories at a time limit, often in a row that holds only the final observation. D4RL
+    marks terminal steps. Rewards show that the row is a step, unless `masks` beside them mark the terminal states.
+    Another array that says where episodes end settles the question, and so do the user's options.
+    """
+    names = {canonical_name(source) for source in arrays}
+    ends = {"truncated", DONES, FIRST, INDICES, ENDS, *LENGTHS, *EPISODE_COLUMNS}
+    named = (options.episode_column, options.step_column, options.end_column, options.max_episode_steps)
+    if "terminals" not in arrays or names & ends or any(named) or "terminals" in (options.rename or {}):
+        return
+    has_final_row = "observations" in arrays and arrays["observations"].shape[:1] != arrays["terminals"].shape[:1]
+    if "masks" in names or not (has_final_row or names & {"rewards", NEXT}):
+        raise UnknownFormatError(
+            "could mean two things: a terminal step, or the end of a trajectory at a time limit (OGBench)",
+            file=name,
+            column="terminals",
+            hint="give --format ogbench for OGBench's files, or --end-column terminals if these rows are steps",
+        )
 
 
 def _arrays_with_lengths(
@@ -121,7 +144,7 @@ def _arrays_with_lengths(
     if DONES in flags and "terminated" in sources:
         sources[DONES] = sources["terminated"]
     episodes = EpisodeRanges(lengths, starts, starts + np.arange(count), facts, flags, classified.findings)
-    next_arrays = {} if with_final_row else _next_arrays(classified, columns)
+    next_arrays = {} if with_final_row else classified.next_arrays(columns)
     return StepArrays(
         name=classified.name,
         bytes=size,
@@ -204,24 +227,6 @@ def _padded_arrays(
     )
 
 
-def _next_arrays(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """Returns {"observations": `next_observations`}, if both arrays exist.
-
-    `next_observations` gives final observations. Raises BadEpisodeError if the two arrays differ in dtype or shape.
-    """
-    next_array, array = classified.steps.get(NEXT), columns.get("observations")
-    if next_array is None or array is None:
-        return {}
-    if (next_array.column_dtype(NEXT), next_array.row_shape) != (array.column_dtype("observations"), array.row_shape):
-        raise BadEpisodeError(
-            f"is {next_array.dtype} {next_array.row_shape}, where 'observations' is {array.dtype} {array.row_shape}",
-            file=classified.name,
-            column=classified.sources[NEXT],
-            hint="final observations must have the dtype and shape of the others; leave this array out of the file",
-        )
-    return {"observations": next_array}
-
-
 @dataclass(frozen=True)
 class _FlatEpisodes:
     """Flat arrays, and everything that says where their episodes end.
@@ -293,7 +298,7 @@ def _flagged_arrays(
     """
     columns = {name: array for name, array in classified.steps.items() if name != NEXT or classified.keeps_next}
     final_row_columns = _final_row_columns(classified, columns)
-    next_arrays = {} if final_row_columns else _next_arrays(classified, columns)
+    next_arrays = {} if final_row_columns else classified.next_arrays(columns)
     has_ends = bool(final_row_columns or classified.boundaries or next_arrays or {DONES, "truncated"} & columns.keys())
     limit = None if has_ends else options.max_episode_steps
     if whole_source and not has_ends and limit is None:

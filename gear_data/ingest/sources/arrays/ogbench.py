@@ -1,0 +1,225 @@
+"""OGBench's NumPy archives: https://github.com/seohongpark/ogbench.
+
+A trajectory of T steps has T + 1 rows of `observations` and `actions`. `terminals` is 1 in its last row, which holds
+only the final observation: the action there leads nowhere. Nothing terminates; a trajectory ends at a time limit.
+
+Two other forms exist, as `ogbench.load_dataset` and its relabelling for `-singletask` return them. They may have
+`rewards` and `masks`, both about the observation of their row:
+
+- compact: `valids` is 0 in the row of the final observation.
+- regular: T rows with `next_observations`; `terminals` is 1 at the last step.
+
+`NAME.npz` is the split train and `NAME-val.npz` is val; `gear_data.ingest.location` chooses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import BadEpisodeError, GearError, UnknownFormatError
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.location import Location
+from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.sources.arrays.boundaries import lengths_between, without_final_rows
+from gear_data.ingest.sources.arrays.classify import (
+    NEXT,
+    ClassifiedArrays,
+    all_values,
+    classify_arrays,
+    is_observation,
+    scalar_facts,
+)
+from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npz
+from gear_data.ingest.sources.arrays.source import ArraySource
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
+
+_SUFFIX = ".npz"
+_TERMINALS, _VALIDS = "terminals", "valids"
+_REQUIRED = ("observations", "actions", _TERMINALS)
+#: The state of the simulator. `ogbench.load_dataset` reads it only if asked to, and so does this format.
+_ON_REQUEST = ("qpos", "qvel", "button_states")
+#: The files of OGBench: `cube-double-play-v0.npz`, and `NAME-000.npz` of a dataset in several files.
+_FILE_NAME = re.compile(
+    r"(?P<dataset>(visual-)?(pointmaze|antmaze|humanoidmaze|antsoccer|cube|scene|puzzle|powderworld)-.+-v\d+)"
+    r"(-\d+)?(-val)?\.npz"
+)
+
+
+def probe(location: Location) -> str | None:
+    """Returns the reason if the first archive is OGBench's; otherwise None.
+
+    The array `terminals` is no evidence: in other archives its row is a step.
+    """
+    files = location.with_suffix(_SUFFIX)
+    if not files:
+        return None
+    try:
+        names = set(open_npz(files[0]))
+    except GearError:
+        return None  # format npz raises the error
+    if not names.issuperset(_REQUIRED):
+        return None
+    has_state = names.issuperset(("qpos", "qvel")) and not names & {"rewards", "timeouts"}
+    if not (has_state or _VALIDS in names or _dataset(files[0].name)):
+        return None
+    left_out = [name for name in _ON_REQUEST if name in names]
+    note = f"; --columns also reads {', '.join(left_out)}" if left_out else ""
+    return f"OGBench: {files[0].name} has {', '.join(_REQUIRED)}{note}"
+
+
+def open_(location: Location, options: SourceOptions) -> ArraySource:
+    """Opens OGBench's archives of one dataset and split.
+
+    Raises:
+        UnknownFormatError: there is no archive, or there are archives of several datasets.
+    """
+    files = location.with_suffix(_SUFFIX)
+    if not files:
+        raise UnknownFormatError("holds no .npz file", file=location.name, hint="leave --format out")
+    datasets = dict.fromkeys(name for file in files if (name := _dataset(file.name)) is not None)
+    if len(datasets) > 1:
+        raise UnknownFormatError(
+            f"holds several datasets: {', '.join(list(datasets)[:10])}{', ...' if len(datasets) > 10 else ''}",
+            file=location.name,
+            hint=f"convert one at a time: give a file, such as {files[0].name}",
+        )
+
+    def open_arrays(i: int) -> StepArrays:
+        return ogbench_arrays(files[i].name, files[i].size, open_npz(files[i]), options)
+
+    return ArraySource([file.name for file in files], [file.size for file in files], open_arrays, FindingLog())
+
+
+def ogbench_arrays(name: str, size: int, arrays: Mapping[str, StoredArray], options: SourceOptions) -> StepArrays:
+    """Builds the step arrays of one archive, in any of the three forms.
+
+    Raises:
+        UnknownFormatError: the archive lacks an array that OGBench's archives have.
+        BadEpisodeError: arrays have different lengths, a flag is neither 0 nor 1, or a trajectory has no step.
+    """
+    missing = [source for source in _REQUIRED if source not in arrays]
+    if missing:
+        raise UnknownFormatError(
+            f"holds no array '{missing[0]}', which OGBench's files have",
+            file=name,
+            hint=f"its arrays: {', '.join(arrays)}; leave --format out",
+        )
+    requested = {*(options.columns or ()), *(options.rename or {})}
+    wanted = {
+        source: array
+        for source, array in arrays.items()
+        if source != _VALIDS and (source not in _ON_REQUEST or source in requested)
+    }
+    # The row of a set flag is where a time limit ended the trajectory.
+    rename = {_TERMINALS: "truncated", **(options.rename or {})}
+    classified = classify_arrays(name, wanted, replace(options, rename=rename))
+    rows = len(arrays[_TERMINALS])
+    for column, array in classified.steps.items():
+        if len(array) != rows:
+            raise classified.wrong_length(column, rows)
+    columns = {column: array for column, array in classified.steps.items() if column not in ("truncated", NEXT)}
+    if classified.keeps_next:
+        columns[NEXT] = classified.steps[NEXT]
+    if NEXT in arrays and _VALIDS not in arrays:
+        episodes, finals = _regular_episodes(classified, arrays), frozenset[str]()
+        next_arrays = classified.next_arrays(columns)
+    else:
+        episodes = _episodes_with_final_rows(classified, arrays, options)
+        finals, next_arrays = frozenset(filter(is_observation, columns)), {}
+    return StepArrays(
+        name=name,
+        bytes=size,
+        arrays=columns,
+        sources={**classified.sources, "truncated": _TERMINALS},
+        locate=lambda: episodes,
+        final_row_columns=finals,
+        next_arrays=next_arrays,
+        episode_flags=("truncated",),
+    )
+
+
+def _regular_episodes(classified: ClassifiedArrays, arrays: Mapping[str, StoredArray]) -> EpisodeRanges:
+    """Finds the episodes of the regular form, whose rows are all steps."""
+    last_rows = np.flatnonzero(_flags(classified.name, arrays, _TERMINALS))
+    rows, findings = len(arrays[_TERMINALS]), list(classified.findings)
+    if rows and (not len(last_rows) or last_rows[-1] != rows - 1):
+        message = f"the file ends before '{_TERMINALS}' does; read as truncated"
+        first_row = int(last_rows[-1]) + 1 if len(last_rows) else 0
+        findings.append(Finding("unfinished-episode", message, file=classified.name, row=first_row))
+        last_rows = np.append(last_rows, rows - 1)
+    lengths = lengths_between(last_rows + 1)
+    return _truncated_episodes(classified, last_rows + 1 - lengths, lengths, findings)
+
+
+def _episodes_with_final_rows(
+    classified: ClassifiedArrays, arrays: Mapping[str, StoredArray], options: SourceOptions
+) -> EpisodeRanges:
+    """Finds the episodes of the stored and the compact form: T + 1 rows for T steps."""
+    if _VALIDS in arrays:
+        column, is_last = _VALIDS, ~_flags(classified.name, arrays, _VALIDS)
+    else:
+        column, is_last = _TERMINALS, _flags(classified.name, arrays, _TERMINALS)
+    rows, findings = len(is_last), list(classified.findings)
+    starts = np.append(0, np.flatnonzero(is_last) + 1)
+    if starts[-1] == rows:
+        starts = starts[:-1]
+    else:
+        message = "the file ends inside a trajectory; its last row is read as the final observation"
+        findings.append(Finding("unfinished-episode", message, file=classified.name, row=int(starts[-1])))
+    starts, lengths, empty = without_final_rows(classified.name, column, starts, rows, options)
+    return _truncated_episodes(classified, starts, lengths, [*findings, *empty])
+
+
+def _truncated_episodes(
+    classified: ClassifiedArrays,
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    findings: list[Finding],
+) -> EpisodeRanges:
+    facts = scalar_facts(classified, len(lengths))
+    flags = {"truncated": np.ones(len(lengths), np.bool_)}
+    return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=tuple(findings))
+
+
+def _flags(name: str, arrays: Mapping[str, StoredArray], column: str) -> npt.NDArray[np.bool_]:
+    """Reads bool [rows]. Raises BadEpisodeError for any value but 0 and 1."""
+    array, rows = arrays[column], len(arrays[_TERMINALS])
+    if array.shape not in ((rows,), (rows, 1)) or array.dtype.kind not in "biuf":
+        raise BadEpisodeError(
+            f"holds {array.dtype} {array.shape}, not one flag for each of {rows} rows",
+            file=name,
+            column=column,
+            hint="download the file again",
+        )
+    values = all_values(array).reshape(-1)
+    wrong = np.flatnonzero((values != 0) & (values != 1))
+    if len(wrong):
+        raise BadEpisodeError(
+            f"holds {values[wrong[0]]}, but a flag must be 0 or 1",
+            file=name,
+            column=column,
+            row=int(wrong[0]),
+            hint="download the file again",
+        )
+    return values.astype(np.bool_)
+
+
+def _dataset(name: str) -> str | None:
+    """Returns the name of OGBench's dataset that a file belongs to, or None."""
+    match = _FILE_NAME.fullmatch(PurePosixPath(name).name)
+    return match and match["dataset"]
+
+
+FORMAT = Format(
+    name="ogbench",
+    probe=probe,
+    open=open_,
+    priority=13,
+    suffixes=(_SUFFIX,),
+)
