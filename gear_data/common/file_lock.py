@@ -16,29 +16,6 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
-    """Holds the lock of a folder, which leaves no file in it.
-
-    On a file system without such locks, the block runs without one.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        OSError: the folder cannot be opened.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError:
-            pass
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds the lock of a file, and creates the file if it is missing.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gear_data.errors import DestinationExistsError
 from gear_data.storage.atomic import atomic_file, typed_write_errors
+from gear_data.storage.writing.folder_lock import folder_lock
 
 
 def refuse_existing(destination: Path) -> None:
@@ -38,24 +39,36 @@ def atomic_folder(destination: Path) -> Iterator[Path]:
     Renames it to the destination on success, and removes it on failure.
 
     Raises:
-        DestinationExistsError: the destination is not empty.
+        DestinationExistsError: the destination is not empty, or another process is exporting to it.
         StorageFullError: the disk is full.
         UnwritableError: the system refuses the write.
     """
     # If the destination is a link to an empty folder, that folder is filled and the link stays.
     with typed_write_errors(destination):
         destination = destination.resolve()
-        refuse_existing(destination)
-    temporary = destination.with_name(f".{destination.name}.tmp")
-    try:
-        with typed_write_errors(destination):
+    with _reserved(destination) as workspace:
+        temporary = workspace / "data"
+        try:
+            with typed_write_errors(destination):
+                shutil.rmtree(temporary, ignore_errors=True)  # left by an export that was killed
+                temporary.mkdir()
+                yield temporary
+                os.replace(temporary, destination)
+        except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            yield temporary
-            os.replace(temporary, destination)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            raise
+
+
+@contextmanager
+def atomic_new_file(destination: Path) -> Iterator[Path]:
+    """Yields a temporary file.
+
+    Renames it to the destination on success, and removes it on failure.
+
+    Raises the errors of `atomic_folder`.
+    """
+    with _reserved(destination), atomic_file(destination) as temporary:
+        yield temporary
 
 
 @contextmanager
@@ -69,11 +82,21 @@ def atomic_file_or_folder(destination: Path, suffixes: tuple[str, ...], name: st
         suffixes: file suffixes of the format.
         name: name of the file if the destination is a folder.
     """
-    if destination.suffix not in suffixes:
+    if destination.suffix in suffixes:
+        with atomic_new_file(destination) as file:
+            yield file
+    else:
         with atomic_folder(destination) as folder:
             yield folder / name
-        return
+
+
+@contextmanager
+def _reserved(destination: Path) -> Iterator[Path]:
+    """Lets no other export write to the destination, and yields a folder beside it for temporary files."""
     with typed_write_errors(destination):
         refuse_existing(destination)
-    with atomic_file(destination) as temporary:
-        yield temporary
+    workspace = destination.with_name(f".{destination.name}.gear-export")
+    with folder_lock(workspace, name=str(destination), hint="wait until it has finished, or choose another one"):
+        with typed_write_errors(destination):
+            refuse_existing(destination)  # another export may have finished before this one had the lock
+        yield workspace

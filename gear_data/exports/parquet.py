@@ -11,12 +11,11 @@ import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
-from gear_data.exports.destination import atomic_folder, refuse_existing
+from gear_data.exports.destination import atomic_folder, atomic_new_file
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
 from gear_data.exports.metadata import episode_metadata, final_observations
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
 from gear_data.exports.table_writer import TableWriter
-from gear_data.storage.atomic import atomic_file
 from gear_data.storage.episode_block import offsets_of
 
 
@@ -32,8 +31,7 @@ def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) 
     shards = _shard_runs(dataset)
     with progress_bar(dataset.num_steps, "export", "step", options.progress) as bar:
         if destination.suffix == ".parquet":
-            refuse_existing(destination)
-            with atomic_file(destination) as temporary:
+            with atomic_new_file(destination) as temporary:
                 _write(dataset, temporary, shards, bar)
             return exported_files(destination)
         names = [f"data/train-{i:05d}-of-{len(shards):05d}.parquet" for i in range(len(shards))]

@@ -16,7 +16,7 @@ from gear_data.common.paths import plain_path
 from gear_data.common.progress import pluralize, progress_bar
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ResumeError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
-from gear_data.ingest.destination import Target, check_disjoint, choose_target, remove_new_folder_on_error
+from gear_data.ingest.destination import LockedTarget, check_disjoint, choose_target, locked_target
 from gear_data.ingest.engine.protocol import Engine
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, plan_tasks
@@ -30,7 +30,7 @@ from gear_data.storage.atomic import swap_folders
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_text
-from gear_data.storage.writing.progress_files import PROGRESS
+from gear_data.storage.writing.progress_files import LOCK, PROGRESS
 from gear_data.storage.writing.staging import MergedTasks, StagedDataset, TaskResult, difference
 
 MIN_SHARD_BYTES = 1 << 10
@@ -95,6 +95,9 @@ def convert(
 ) -> ConvertReport:
     """Converts a trajectory dataset to GEAR shards.
 
+    Only one process writes to a destination. In a job of several ranks, convert on one rank, or give `resume=True` on
+    all ranks.
+
     Args:
         source: A path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset`
             or `IterableDataset`, or an iterable of episodes in memory (`gear_data.ingest.sources.in_memory`).
@@ -115,7 +118,8 @@ def convert(
         strict: Raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
         overwrite: Replace the GEAR dataset at the destination, once the new one is complete.
         resume: Continue an unfinished conversion of the same source with the same options. If there is none, the
-            conversion starts at the beginning.
+            conversion starts at the beginning. If another process is converting to the destination, wait for that
+            process. So all ranks of a job may convert the same source: one converts, all return the same dataset.
         engine: `local`, or `ray`. Ray uses the cluster that this process is connected to, or the cluster of
             RAY_ADDRESS, or else starts one on this machine. Both engines write the same bytes.
         jobs: The number of processes or Ray tasks that run at once. None uses all cores if the source is large enough.
@@ -126,7 +130,9 @@ def convert(
         The outcome. The dataset's manifest records the same facts.
 
     Raises:
-        GearError: One of its subclasses, with file, column and row. After an error, `open` finds no new dataset at the
+        DestinationExistsError: The destination holds files that must not be replaced, or another process is writing
+            there; the message names that process.
+        GearError: Another subclass, with file, column and row. After an error, `open` finds no new dataset at the
             destination. Finished shards stay there for `resume`; `overwrite` keeps the old dataset instead.
     """
     start = time.perf_counter()
@@ -145,8 +151,10 @@ def convert(
     check_disjoint(location, target.folder)
     path_or_object = plain_path(source) if isinstance(source, str | os.PathLike) else source
     spec = ConversionSpec(path_or_object, split, format, options, keep_encoded, strict, shard_bytes)
-    conversion = Conversion(spec, location, target, resume=resume, engine=engine, jobs=jobs, progress=progress)
-    return _report(conversion.run(), time.perf_counter() - start)
+    with locked_target(target, overwrite, resume) as locked:
+        conversion = Conversion(spec, location, locked, resume=resume, engine=engine, jobs=jobs, progress=progress)
+        manifest = conversion.run()
+    return _report(manifest, time.perf_counter() - start)
 
 
 class Conversion:
@@ -155,7 +163,7 @@ class Conversion:
     Args:
         spec: The source and the options.
         location: The located source.
-        target: The destination.
+        locked: The destination, locked.
         resume: Continue an unfinished conversion at the destination.
         engine: `local` or `ray`.
         jobs: The number of processes or Ray tasks that run at once; None chooses.
@@ -166,7 +174,7 @@ class Conversion:
         self,
         spec: ConversionSpec,
         location: Location,
-        target: Target,
+        locked: LockedTarget,
         *,
         resume: bool,
         engine: str,
@@ -175,8 +183,9 @@ class Conversion:
     ) -> None:
         self._spec = spec
         self._location = location
-        self._target = target
-        self._store = open_file_store(target.staging)
+        self._locked = locked
+        self._target = locked.target
+        self._store = open_file_store(locked.target.staging)
         self._resume = resume
         self._engine_name = engine
         self._jobs = jobs
@@ -185,15 +194,13 @@ class Conversion:
     def run(self) -> Manifest:
         """Converts the source and returns the manifest of the dataset."""
         early, most = self._worker_counts()
-        with WorkerPool(self._spec, self._store.name, most) as pool:
+        with WorkerPool(self._spec, self._store.name, most, self._locked.descriptors) as pool:
             pool.resize(early)  # workers start while this process opens the source
             source, format_name, reason = self._spec.open(self._location, threads=len(os.sched_getaffinity(0)))
             self._spec = replace(self._spec, format=format_name)
             identity = self._identity()
-            if self._resume and self._store.size(MANIFEST_NAME) is not None:
+            if self._resume and (not self._locked.locks or self._store.size(MANIFEST_NAME) is not None):
                 return self._finished_manifest(identity)
-            if self._target.replaces:
-                self._store.remove("")  # left by an earlier overwrite that failed
             tasks = plan_tasks(source.units(), self._spec.shard_bytes)
             with self._staged(source, {**identity, "tasks": [list(task.start) for task in tasks]}) as staged:
                 pool.resize(len(tasks) - 1)
@@ -210,10 +217,10 @@ class Conversion:
                 }
                 manifest = staged.manifest(merged, provenance, findings.to_json())
                 put_text(self._store, CARD_NAME, dataset_card(manifest, merged.episodes))
+                self._locked.check()
                 staged.finish(manifest)
         if self._target.replaces:
             swap_folders(Path(self._target.staging), Path(self._target.folder))
-            self._store.remove("")  # holds the old dataset now
         return manifest
 
     def _worker_counts(self) -> tuple[int, int]:
@@ -251,7 +258,11 @@ class Conversion:
     def _finished_manifest(self, identity: Mapping[str, Any]) -> Manifest:
         """Returns the manifest of a dataset that an earlier run finished."""
         file = f"{self._store.name}/{MANIFEST_NAME}"
-        manifest = Manifest.from_text(self._store.read(MANIFEST_NAME).decode("utf-8", "replace"), file)
+        try:
+            text = self._store.read(MANIFEST_NAME).decode("utf-8", "replace")
+        except FileNotFoundError as error:
+            raise ResumeError("was removed meanwhile", file=file, hint="run the same command again") from error
+        manifest = Manifest.from_text(text, file)
         known = {name: manifest.provenance.get(name) for name in identity}
         change = difference(known, json.loads(json.dumps(identity)))
         if change is not None:
@@ -260,25 +271,24 @@ class Conversion:
                 file=self._store.name,
                 hint="use --overwrite to convert again",
             )
-        self._store.remove(PROGRESS)
+        if self._locked.locks:
+            self._store.clear(PROGRESS, keep=LOCK)
         return manifest
 
     @contextmanager
     def _staged(self, source: EpisodeSource, options: Mapping[str, Any]) -> Iterator[StagedDataset]:
         """Provides the staged dataset, and abandons it if the body fails."""
-        with remove_new_folder_on_error(self._target.staging):
-            staged = StagedDataset(self._store, stored_schema(source), options, resume=self._resume)
-            try:
-                yield staged
-            except BaseException as error:
-                kept = staged.abandon()
-                if self._target.replaces:
-                    self._store.remove("")  # the old dataset stays, and the next run starts from the beginning
-                elif kept and isinstance(error, GearError):
-                    text = f"{pluralize(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: "
-                    text += "--resume continues from there"
-                    error.hint = f"{error.hint}\n  {text}" if error.hint else text
-                raise
+        staged = StagedDataset(self._store, stored_schema(source), options, resume=self._resume)
+        try:
+            yield staged
+        except BaseException as error:
+            kept = staged.abandon()
+            # A failed overwrite keeps the old dataset, and nothing of the new one.
+            if kept and isinstance(error, GearError) and not self._target.replaces:
+                text = f"{pluralize(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: "
+                text += "--resume continues from there"
+                error.hint = f"{error.hint}\n  {text}" if error.hint else text
+            raise
 
     def _engine(self, source: EpisodeSource, pool: WorkerPool) -> Engine:
         if self._engine_name == "ray":

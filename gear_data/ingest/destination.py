@@ -1,8 +1,9 @@
-"""The destination of a conversion: checks before, cleanup after a failure."""
+"""The destination of a conversion: checks, the lock, cleanup after a failure."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.remote.object_store import open_file_store
-from gear_data.storage.writing.file_store import FileStore
-from gear_data.storage.writing.progress_files import PROGRESS
+from gear_data.storage.writing.file_store import FileStore, LocalFileStore
+from gear_data.storage.writing.folder_lock import LOCK_NAME, FolderLock
+from gear_data.storage.writing.progress_files import LOCK, PROGRESS
 
 #: The files that a dataset's folder may hold. The hub adds `.gitattributes`.
 _DATASET_FILES = frozenset(
@@ -49,6 +51,74 @@ class Target:
     def replaces(self) -> bool:
         """Whether a dataset at `folder` will be replaced."""
         return self.staging != self.folder
+
+
+@dataclass(frozen=True)
+class LockedTarget:
+    """A target that no other conversion or repair changes.
+
+    Attributes:
+        target: the target, as it was when it was locked.
+        locks: the locks of its folders.
+    """
+
+    target: Target
+    locks: tuple[FolderLock, ...]
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """File descriptors that worker processes must inherit. See `FolderLock`."""
+        return tuple(descriptor for lock in self.locks for descriptor in lock.descriptors)
+
+    def check(self) -> None:
+        """Checks that this process still holds the locks.
+
+        Raises:
+            UnwritableError, DestinationExistsError: The folder was removed or replaced, or another process took over.
+        """
+        for lock in self.locks:
+            lock.check()
+
+
+@contextmanager
+def locked_target(target: Target, overwrite: bool, resume: bool) -> Iterator[LockedTarget]:
+    """Locks the destination of `choose_target`, and checks it again.
+
+    A conversion that resumes waits for another conversion that holds the lock. A finished dataset that is resumed is
+    not locked: nothing is written to it.
+
+    Raises:
+        DestinationExistsError: Another process is writing there, or the destination holds files that must not be
+            replaced or resumed.
+        UnwritableError: The destination cannot be used.
+    """
+    store = open_file_store(target.folder)
+    if resume and store.size(MANIFEST_NAME) is not None and not store.files(PROGRESS):
+        yield LockedTarget(target, ())
+        return
+    with _remove_new_folders_on_error(target.folder), store.locked(PROGRESS, wait=resume) as lock:
+        # Another process may have changed the destination before this process had the lock.
+        target = choose_target(target.folder, overwrite, resume)
+        if not target.replaces:
+            yield LockedTarget(target, (lock,))
+            return
+        # The staging folder has a lock of its own, which stays with it when it becomes the destination.
+        staging = LocalFileStore(Path(target.staging))
+        with staging.locked(PROGRESS) as staging_lock:
+            staging.clear("", keep=LOCK)  # left by an earlier overwrite that was killed
+            try:
+                yield LockedTarget(target, (lock, staging_lock))
+            finally:
+                remove_dataset(staging)  # the old dataset, or the new one after a failure
+
+
+def remove_dataset(store: LocalFileStore) -> None:
+    """Removes a dataset's folder.
+
+    The manifest is removed first: nobody opens a dataset of which a part is left.
+    """
+    store.remove(MANIFEST_NAME)
+    shutil.rmtree(store.folder, ignore_errors=True)
 
 
 def choose_target(destination: str, overwrite: bool, resume: bool) -> Target:
@@ -96,6 +166,7 @@ def check_disjoint(location: Location, destination: str) -> None:
 
 def _check_remote(store: FileStore, overwrite: bool, resume: bool) -> None:
     files = store.files()
+    files = [name for name in files if name != LOCK]
     if not files or (resume and any(name == MANIFEST_NAME or name.startswith(f"{PROGRESS}/") for name in files)):
         return
     hint = "choose another destination, or remove it"
@@ -119,9 +190,10 @@ def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
         raise DestinationExistsError(
             "the destination is a file, not a folder", file=str(target), hint="choose another destination"
         )
-    if not any(target.iterdir()):
+    unfinished = (target / PROGRESS).is_dir() and any(path.name != LOCK_NAME for path in (target / PROGRESS).iterdir())
+    if not unfinished and all(path.name == PROGRESS for path in target.iterdir()):
         return target
-    is_ours = (target / MANIFEST_NAME).exists() or (target / PROGRESS).exists()
+    is_ours = unfinished or (target / MANIFEST_NAME).exists()
     if resume and is_ours:
         return target
     if overwrite and is_ours and target.is_mount():
@@ -144,19 +216,20 @@ def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
             hint="remove it yourself",
         )
     hint = "choose another destination, or --overwrite" if is_ours else "choose another destination"
-    if not (target / MANIFEST_NAME).exists() and is_ours:
+    if unfinished and not (target / MANIFEST_NAME).exists():
         hint = "it is an unfinished conversion: --resume continues it, --overwrite starts again"
     raise DestinationExistsError("the destination exists and is not empty", file=str(target), hint=hint)
 
 
 @contextmanager
-def remove_new_folder_on_error(folder: str) -> Iterator[None]:
-    """Removes a local folder if the body created it, failed, and left it empty."""
-    existed = os.path.exists(folder)
+def _remove_new_folders_on_error(folder: str) -> Iterator[None]:
+    """Removes a local folder and its parents that the body created, if it failed and left them empty."""
+    path = Path(folder)
+    missing = [] if is_remote(folder) else [each for each in (path, *path.parents) if not each.exists()]
     try:
         yield
     except BaseException:
-        if not existed and not is_remote(folder):
-            with suppress(OSError):
-                os.rmdir(folder)
+        with suppress(OSError):
+            for each in missing:
+                each.rmdir()
         raise

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from gear_data.common.file_lock import sole_writer
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.errors import (
@@ -34,6 +33,8 @@ from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 from gear_data.storage.verify import verify
 from gear_data.storage.writing.file_store import LocalFileStore, put_text
+from gear_data.storage.writing.folder_lock import folder_lock
+from gear_data.storage.writing.progress_files import PROGRESS
 from gear_data.storage.writing.shard_buffer import ShardBuffer
 
 _CONVERT_AGAIN = "convert the source again"
@@ -81,8 +82,8 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
 
     Raises:
         InvalidArgumentError: `path` is a URL.
-        DestinationExistsError: Another process is repairing the dataset.
         CorruptShardError: The table of episodes or of final observations is damaged. Rebuilding needs both.
+        DestinationExistsError: Another process is writing to the dataset, or replaced it meanwhile.
         ManifestError: The manifest cannot be read, or does not record the origin of its shards.
         SourceChangedError: The source no longer has the episodes of the dataset.
         GearError: The source cannot be read.
@@ -96,18 +97,6 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
         )
     folder = Path(place)
     manifest = Manifest.load(folder)
-    try:
-        with sole_writer(folder):
-            return _repair(folder, manifest, source, progress)
-    except BlockingIOError as error:
-        raise DestinationExistsError(
-            "another process is repairing this dataset", file=place, hint="wait until it has finished"
-        ) from error
-
-
-def _repair(folder: Path, manifest: Manifest, source: Any, progress: bool | None) -> RepairReport:
-    for path in [*folder.glob(".*.tmp"), *folder.glob("shards/.*.tmp")]:
-        path.unlink(missing_ok=True)  # left by a repair that was killed
     bad = {check.file: check.error for check in verify(folder, progress=progress).shards if not check.ok}
     for entry in manifest.tables.values():
         if entry.file in bad:
@@ -117,6 +106,20 @@ def _repair(folder: Path, manifest: Manifest, source: Any, progress: bool | None
     damaged = [index for index, shard in enumerate(manifest.shards) if shard.entry.file in bad]
     if not damaged:
         return RepairReport((), 0)
+    hint = "wait until it has finished, then run repair again"
+    with folder_lock(folder / PROGRESS, name=place, hint=hint):
+        if Manifest.load(folder).to_text() != manifest.to_text():
+            raise DestinationExistsError("was replaced or repaired meanwhile", file=place, hint="run repair again")
+        for path in [*folder.glob(".*.tmp"), *folder.glob("shards/.*.tmp")]:
+            path.unlink(missing_ok=True)  # left by a repair that was killed
+        _rebuild(folder, manifest, damaged, source, progress)
+    return RepairReport(
+        tuple(manifest.shards[i].entry.file for i in damaged), sum(manifest.shards[i].episodes for i in damaged)
+    )
+
+
+def _rebuild(folder: Path, manifest: Manifest, damaged: Sequence[int], source: Any, progress: bool | None) -> None:
+    """Rebuilds the shards with the indices `damaged`."""
     opened = _open_source(manifest, folder, source)
     contents = read_episodes(folder / manifest.tables["episodes"].file, manifest).column("content").to_pylist()
     first = [0]
@@ -134,9 +137,6 @@ def _repair(folder: Path, manifest: Manifest, source: Any, progress: bool | None
                     text = replace(manifest, shards=tuple(shards_now)).to_text()
                     put_text(LocalFileStore(folder), MANIFEST_NAME, text)
                 bar.update(manifest.shards[index].steps)
-    return RepairReport(
-        tuple(manifest.shards[i].entry.file for i in damaged), sum(manifest.shards[i].episodes for i in damaged)
-    )
 
 
 def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource:

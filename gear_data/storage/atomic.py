@@ -91,7 +91,11 @@ def swap_folders(first: Path, second: Path) -> None:
     aside = second.with_name(f".{second.name}.gear-old")
     with typed_write_errors(second):
         os.replace(second, aside)
-        os.replace(first, second)
+        try:
+            os.replace(first, second)
+        except OSError:
+            os.replace(aside, second)
+            raise
         os.replace(aside, first)
 
 

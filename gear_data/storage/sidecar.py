@@ -3,8 +3,8 @@
 Each is computed once and stored in the dataset's folder.
 
     DATASET/sidecars/returns_to_go-0.99/
-      sidecar.json    hash of the input, the files, statistics; written last
-      000000.arrow    float32 [steps of shard 0]
+      sidecar.json         hash of the input, the files, statistics; written last
+      HASH-000000.arrow    float32 [steps of shard 0]; HASH is the start of the input's hash
 
 Sidecars are not part of the dataset: its manifest and fingerprint do not include them, and they may be deleted.
 """
@@ -186,7 +186,7 @@ def _compute(folder: Path, episodes: _EpisodeRewards, contents: str, discount: f
             values = np.empty(len(rewards), np.float32)
             cpu.returns.returns_to_go(rewards, lengths, discount, values)
             statistics.update({COLUMN.name: values}, lengths)
-            path = folder / _shard_name(index)
+            path = folder / _shard_name(contents, index)
             with atomic_file(path) as temporary:
                 array = column_array(values, COLUMN.arrow_type)
                 write_ipc(temporary, pa.RecordBatch.from_arrays([array], schema=schema.to_arrow()))
@@ -219,7 +219,8 @@ def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
         statistics = ColumnStatistics.from_record(record.statistics)
         for index, (shard, stored) in enumerate(zip(shards, manifest.shards, strict=True)):
             # Checked before use: the numbers become addresses, and the names are opened.
-            if shard.entry.file != _shard_name(index) or shard.steps != stored.steps or not shard.holds(COLUMN):
+            name = _shard_name(contents, index)
+            if shard.entry.file != name or shard.steps != stored.steps or not shard.holds(COLUMN):
                 return None
             check_size(folder, shard.entry)
     except (OSError, GearError, ValueError):
@@ -227,8 +228,9 @@ def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
     return Sidecar(folder, shards, statistics) if statistics.has_width(1) else None
 
 
-def _shard_name(index: int) -> str:
-    return f"{index:06d}.arrow"
+def _shard_name(contents: str, index: int) -> str:
+    # A process that opened a dataset which was replaced since must not write the files of the new dataset's sidecar.
+    return f"{contents[:16]}-{index:06d}.arrow"
 
 
 def _contents(manifest: Manifest) -> str:

@@ -11,6 +11,7 @@ from gear_data.errors import (
     DestinationExistsError,
     UnknownNameError,
 )
+from tests.support.stopped_process import Stop, stoppable
 
 
 def test_export_refuses_a_destination_that_is_not_empty(rollouts_path: Path, tmp_path: Path) -> None:
@@ -49,3 +50,48 @@ def test_export_refuses_a_mount_point_first(
     with pytest.raises(DestinationExistsError, match="a folder inside it"):
         gear_data.export_batches(loader, tmp_path / "disk", batches=1)
     assert list(tmp_path.rglob("*")) == [tmp_path / "disk"]
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+@pytest.mark.parametrize("after", [False, True])
+def test_two_exports_to_one_destination(after: bool, name: str, rollouts_path: Path, tmp_path: Path) -> None:
+    destination = tmp_path / name
+    with stoppable(_export, rollouts_path, destination, stop=Stop("gear_data.exports.parquet:_write", after)) as first:
+        first.expect("stopped")
+        with pytest.raises(DestinationExistsError, match=f"process {first.pid} on "):
+            _export(rollouts_path, destination)
+        assert first.end()[0] == "done"
+    _check_export(rollouts_path, destination)
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_an_export_before_the_lock_of_another(name: str, rollouts_path: Path, tmp_path: Path) -> None:
+    destination = tmp_path / name
+    with stoppable(
+        _export, rollouts_path, destination, stop=Stop("gear_data.exports.destination:folder_lock")
+    ) as first:
+        first.expect("stopped")
+        _export(rollouts_path, destination)
+        assert isinstance(first.end()[1], DestinationExistsError)
+    _check_export(rollouts_path, destination)
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_a_killed_export_is_cleaned_up_by_the_next(name: str, rollouts_path: Path, tmp_path: Path) -> None:
+    destination = tmp_path / name
+    with stoppable(_export, rollouts_path, destination, stop=Stop("gear_data.exports.parquet:_write", True)) as first:
+        first.expect("stopped")
+        first.kill()
+    assert not destination.exists()
+    _export(rollouts_path, destination)
+    _check_export(rollouts_path, destination)
+
+
+def _export(dataset: Path, destination: Path) -> None:
+    gear_data.export(gear_data.open(dataset), destination)
+
+
+def _check_export(dataset: Path, destination: Path) -> None:
+    assert [path.name for path in destination.parent.iterdir()] == [destination.name]
+    report = gear_data.convert(destination, destination.with_name("again"))
+    assert report.fingerprint == gear_data.open(dataset).fingerprint

@@ -18,7 +18,6 @@ import pytest
 
 import gear_data
 from gear_data.cli import main
-from gear_data.common.file_lock import sole_writer
 from gear_data.errors import (
     CorruptShardError,
     DestinationExistsError,
@@ -27,6 +26,8 @@ from gear_data.errors import (
     ManifestError,
     SourceChangedError,
 )
+from gear_data.storage.writing.file_store import LocalFileStore
+from gear_data.storage.writing.progress_files import PROGRESS
 from tests.support.manifests import edited_manifest
 
 
@@ -227,6 +228,8 @@ def test_files_of_a_killed_repair_are_removed(source: Path, dataset: Path, sourc
 
 
 def test_two_repairs_at_once_are_refused(source: Path, dataset: Path) -> None:
-    with sole_writer(dataset), pytest.raises(DestinationExistsError, match="another process is repairing"):
+    _flip(min((dataset / "shards").iterdir()))
+    with LocalFileStore(dataset).locked(PROGRESS), pytest.raises(DestinationExistsError, match="writing here: process"):
         gear_data.repair(dataset, source)
-    assert gear_data.repair(dataset, source).shards == ()
+    assert len(gear_data.repair(dataset, source).shards) == 1
+    assert not (dataset / PROGRESS).exists()

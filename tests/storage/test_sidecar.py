@@ -22,6 +22,7 @@ import gear_data
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
 from gear_data.storage import sidecar
 from tests.support.manifests import edited_manifest
+from tests.support.stopped_process import Stop, stoppable
 
 
 @pytest.fixture
@@ -122,13 +123,14 @@ def test_a_sidecar_is_computed_once_and_is_not_part_of_the_dataset(path: Path, r
     before = gear_data.open(path)
     before.with_discount(0.9)
     found = files(path)
-    assert set(found) == {"sidecar.json", ".lock", *(f"{i:06d}.arrow" for i in range(len(before.manifest.shards)))}
+    shards = {f"{i:06d}.arrow" for i in range(len(before.manifest.shards))}
+    assert {name.rpartition("-")[2] for name in found} == {"sidecar.json", ".lock", *shards}
     check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
     assert files(path) == found
     assert gear_data.verify(path).ok
     assert gear_data.open(path).fingerprint == before.fingerprint
     # Any Arrow reader opens the file.
-    first = pl.read_ipc(path / "sidecars/returns_to_go-0.9/000000.arrow")["returns_to_go"]
+    first = pl.read_ipc(next((path / "sidecars/returns_to_go-0.9").glob("*-000000.arrow")))["returns_to_go"]
     whole = np.concatenate([expected(r.columns["rewards"], 0.9) for r in rollouts])
     np.testing.assert_array_equal(first.to_numpy(), whole[: len(first)])
 
@@ -175,8 +177,8 @@ def _edit(key: str, value: Any) -> Any:
         lambda folder: (folder / "sidecar.json").write_text("{"),
         lambda folder: (folder / "sidecar.json").write_bytes(b"\xff\xfe"),
         lambda folder: (folder / "sidecar.json").write_text("[]"),
-        lambda folder: (folder / "000001.arrow").unlink(),
-        lambda folder: os.truncate(folder / "000001.arrow", 100),
+        lambda folder: next(folder.glob("*-000001.arrow")).unlink(),
+        lambda folder: os.truncate(next(folder.glob("*-000001.arrow")), 100),
         _edit("version", 2),
         _edit("shards", []),
         _edit("shards.1.file", "../../shards/000000.arrow"),
@@ -304,3 +306,32 @@ def test_a_truncated_shard(path: Path) -> None:
     with pytest.raises(CorruptShardError, match=r"000001\.arrow"):
         ds.with_discount(0.9)
     assert not (path / "sidecars/returns_to_go-0.9/sidecar.json").exists()
+
+
+def test_a_sidecar_of_a_replaced_dataset(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    """A process that opened the old dataset writes its sidecar beside the sidecar of the new dataset."""
+    changed = [rollout.with_columns(rewards=rollout.columns["rewards"] + 1) for rollout in rollouts]
+    path = tmp_path / "dataset"
+    gear_data.convert(sources.write_episodes(tmp_path / "a.parquet", rollouts), path)
+    source = sources.write_episodes(tmp_path / "b.parquet", changed)
+    with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:atomic_file")) as old:
+        old.expect("stopped")
+        gear_data.convert(source, path, overwrite=True)
+        with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:write_text")) as new:
+            new.expect("stopped")
+            old.end()
+            assert new.end()[0] == "done"
+    check_returns(gear_data.open(path).with_discount(0.9), changed, 0.9)
+
+
+def test_two_processes_write_one_sidecar(path: Path, rollouts: list[Any]) -> None:
+    with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:write_text")) as first:
+        first.expect("stopped")
+        with stoppable(_write_sidecar, path) as second:
+            assert first.end()[0] == "done"
+            second.expect("done")
+    check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
+
+
+def _write_sidecar(path: Path) -> None:
+    gear_data.open(path).with_discount(0.9).episode(0)

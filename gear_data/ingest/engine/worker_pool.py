@@ -59,14 +59,17 @@ class WorkerPool:
         spec: The conversion that the workers run.
         destination: The folder or URL that they write to.
         max_workers: The most workers that may run. This process works too.
+        inherited: File descriptors that workers keep open: the locks of the destination. If this process is killed,
+            nobody else writes to the destination until the workers have ended too.
 
     Attributes:
         workers: The running workers.
         threads: The number of threads of each worker and of this process.
     """
 
-    def __init__(self, spec: ConversionSpec, destination: str, max_workers: int) -> None:
+    def __init__(self, spec: ConversionSpec, destination: str, max_workers: int, inherited: Sequence[int] = ()) -> None:
         self._spec = spec
+        self._inherited = inherited
         self._destination = destination
         self._max_workers = max_workers
         self.threads = max(1, len(os.sched_getaffinity(0)) // (max_workers + 1))
@@ -97,7 +100,7 @@ class WorkerPool:
         ours, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-m", "gear_data.ingest.engine.worker", str(theirs.fileno())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno(), *self._inherited], stdin=subprocess.DEVNULL)
         # A worker that died already is reported when it should run a task.
         with suppress(OSError):
             ours.send((self._spec, self._destination, self.threads))

@@ -13,8 +13,10 @@ from gear_data.common.private_folder import scratch_folder
 from gear_data.common.retry import with_retries
 from gear_data.errors import RemoteError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
+from gear_data.storage.remote.folder_claim import folder_claim
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
-from gear_data.storage.writing.file_store import FileStore, LocalFileStore
+from gear_data.storage.writing.file_store import IN_USE_HINT, FileStore, LocalFileStore
+from gear_data.storage.writing.folder_lock import LOCK_NAME, FolderLock
 
 _Result = TypeVar("_Result")
 
@@ -51,16 +53,8 @@ class ObjectStore:
                 path = stack.enter_context(scratch_folder()) / Path(file).name
             with typed_write_errors(path):
                 yield path
-            try:
+            with self._typed_upload_errors(file):
                 with_retries(lambda: self._upload(path, file), "be written", url)
-            except FileNotFoundError as error:
-                raise UnwritableError(
-                    "cannot be written: no such bucket or folder", file=url, hint="create the bucket, or check the URL"
-                ) from error
-            except RemoteError as error:
-                if isinstance(error.__cause__, PermissionError):
-                    raise UnwritableError(error.message, file=url) from error
-                raise
 
     def _upload(self, path: Path, file: str) -> None:
         filesystem, target = self._resolve(file)
@@ -119,10 +113,55 @@ class ObjectStore:
         with suppress(FileNotFoundError):
             self._call(file, "be removed", lambda filesystem, path: filesystem.rm(path, recursive=True))
 
+    def clear(self, folder: str, keep: str) -> None:
+        names = [file for file in self.files(folder) if file != keep]
+        if not names:
+            return
+        with suppress(FileNotFoundError):
+            # One request removes some thousand objects.
+            self._call(folder, "be cleared", lambda filesystem, _: filesystem.rm([self._resolve(n)[1] for n in names]))
+
     @contextmanager
-    def locked(self, file: str) -> Iterator[None]:
-        """Does nothing: fsspec has no locks."""
-        yield
+    def locked(self, folder: str, wait: bool = False) -> Iterator[FolderLock]:
+        with folder_claim(self, f"{folder}/{LOCK_NAME}", hint=IN_USE_HINT, wait=wait) as lock:
+            yield lock
+
+    def create(self, file: str, text: str) -> None:
+        """Writes a small file that does not exist.
+
+        If the file exists, stores that support conditional writes raise an error; others replace it.
+
+        Raises:
+            RemoteError: the file exists, or the server cannot be reached.
+            UnwritableError: the bucket does not exist, or the server refuses the write.
+        """
+
+        def put(filesystem: Any, path: str) -> None:
+            try:
+                filesystem.put_file(str(local), path, mode="create")
+            except TypeError:  # no such parameter
+                filesystem.put_file(str(local), path)
+
+        with ExitStack() as stack:
+            with typed_write_errors(Path(tempfile.gettempdir())):
+                local = stack.enter_context(scratch_folder()) / "claim"
+                local.write_text(text, encoding="utf-8")
+            with self._typed_upload_errors(file):
+                self._call(file, "be written", put)
+
+    @contextmanager
+    def _typed_upload_errors(self, file: str) -> Iterator[None]:
+        url = join(self.name, file)
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise UnwritableError(
+                "cannot be written: no such bucket or folder", file=url, hint="create the bucket, or check the URL"
+            ) from error
+        except RemoteError as error:
+            if isinstance(error.__cause__, PermissionError):
+                raise UnwritableError(error.message, file=url) from error
+            raise
 
     def _call(self, file: str, action: str, call: Callable[[Any, str], _Result]) -> _Result:
         """Calls `call(filesystem, path of the file)`, and retries transient failures."""

@@ -5,16 +5,21 @@ Each file is complete or missing, never partial.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from gear_data.errors import DestinationExistsError
 from gear_data.storage.atomic import atomic_file, typed_write_errors
+from gear_data.storage.writing.folder_lock import FolderLock, folder_lock
+
+#: Remedy for a folder that another process is writing.
+IN_USE_HINT = (
+    "wait until it has finished, or choose another destination; "
+    "in a job of several processes, convert in one of them, or give resume=True in all: then the others wait"
+)
 
 
 class FileStore(Protocol):
@@ -55,13 +60,24 @@ class FileStore(Protocol):
             UnwritableError: the file cannot be removed.
         """
 
-    def locked(self, file: str) -> AbstractContextManager[None]:
-        """Holds the lock of a file, if the store has locks.
-
-        The system releases it when the process dies.
+    def clear(self, folder: str, keep: str) -> None:
+        """Removes the contents of a folder, except the file `keep`.
 
         Raises:
-            DestinationExistsError: another conversion holds the lock.
+            UnwritableError: a file cannot be removed.
+        """
+
+    def locked(self, folder: str, wait: bool = False) -> AbstractContextManager[FolderLock]:
+        """Holds the lock file `.lock` of a folder.
+
+        Creates the folder. At the end removes the lock file, and the folder if it is empty.
+
+        Args:
+            folder: folder of the lock file.
+            wait: wait for another process that holds the lock, instead of raising an error.
+
+        Raises:
+            DestinationExistsError: another process holds the lock.
             UnwritableError: the folder cannot be written to.
         """
 
@@ -101,24 +117,22 @@ class LocalFileStore:
             with typed_write_errors(path):
                 path.unlink(missing_ok=True)
 
+    def clear(self, folder: str, keep: str) -> None:
+        root = self.folder / folder
+        for path in sorted(root.rglob("*"), reverse=True):  # contents before their folder
+            if path == self.folder / keep:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # holds `keep`
+                    path.rmdir()
+            else:
+                with typed_write_errors(path):
+                    path.unlink(missing_ok=True)
+
     @contextmanager
-    def locked(self, file: str) -> Iterator[None]:
-        path = self.folder / file
-        with typed_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = path.open("wb")
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise DestinationExistsError(
-                    "another conversion is writing here",
-                    file=self.name,
-                    hint="wait until it has finished, or choose another destination",
-                ) from error
-            except OSError:
-                pass  # a file system without locks: users must not run two conversions there
-            yield
+    def locked(self, folder: str, wait: bool = False) -> Iterator[FolderLock]:
+        with folder_lock(self.folder / folder, name=self.name, hint=IN_USE_HINT, wait=wait) as lock:
+            yield lock
 
 
 def put_text(store: FileStore, file: str, text: str) -> None:

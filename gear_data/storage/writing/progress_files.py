@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from gear_data.errors import ResumeError
 from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.folder_lock import LOCK_NAME
 
 #: Folder of the progress files inside a dataset's folder. It is removed when the conversion has finished.
 PROGRESS = ".progress"
+
+#: The file that a process locks while it writes the dataset.
+LOCK = f"{PROGRESS}/{LOCK_NAME}"
 
 #: Remedy for progress files that cannot be used.
 START_OVER = "start again with --overwrite"

@@ -1,14 +1,13 @@
 """The folder of a dataset while a conversion fills it.
 
-`.progress/` holds the conversion's options, the progress files of its tasks, and a lock. The manifest is written when
-all other files are in place. Then `.progress/` is removed.
+`.progress/` holds the conversion's options, the progress files of its tasks, and the lock file of the conversion. The
+manifest is written when all other files are in place. Then the progress files are removed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +25,8 @@ from gear_data.storage.episode_tables import SOURCE_ROW, join_episode_tables
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, ShardRecord, fingerprint
 from gear_data.storage.statistics import RunningStatistics, StatisticsState
 from gear_data.storage.writing.file_store import FileStore, put_text
-from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file
+from gear_data.storage.writing.progress_files import LOCK, PROGRESS, START_OVER, read_progress_file
 
-_LOCK = f"{PROGRESS}/.lock"
 _OPTIONS = f"{PROGRESS}/options.json"
 
 
@@ -81,16 +79,13 @@ class TaskResult:
 class StagedDataset:
     """A dataset folder that a conversion fills.
 
-    Its lock is held until `finish` or `abandon`.
-
     Args:
-        store: the dataset's folder.
+        store: the dataset's folder, which this process has locked.
         schema: all columns, including derived ones.
         options: options of the conversion, JSON-able. A resumed conversion must have the same options.
         resume: continue an unfinished conversion, if there is one.
 
     Raises:
-        DestinationExistsError: another conversion is writing to the folder.
         ResumeError: the options differ, or a progress file cannot be read.
         StorageFullError: the disk is full.
     """
@@ -98,16 +93,10 @@ class StagedDataset:
     def __init__(self, store: FileStore, schema: Schema, options: Mapping[str, Any], *, resume: bool = False) -> None:
         self._store = store
         self._schema = schema
-        self._lock = ExitStack()
-        self._lock.enter_context(store.locked(_LOCK))
-        try:
-            if resume and self._has_options():
-                self._check_options(options)
-            else:
-                self._begin(options)
-        except BaseException:
-            self._lock.close()
-            raise
+        if resume and self._has_options():
+            self._check_options(options)
+        else:
+            self._begin(options)
 
     def _has_options(self) -> bool:
         """Returns whether an earlier run wrote its options.
@@ -117,9 +106,7 @@ class StagedDataset:
         return any(not file.removeprefix(f"{PROGRESS}/").startswith(".") for file in self._store.files(PROGRESS))
 
     def _begin(self, options: Mapping[str, Any]) -> None:
-        for file in self._store.files(PROGRESS):
-            if file != _LOCK:
-                self._store.remove(file)
+        self._store.clear(PROGRESS, keep=LOCK)
         try:
             put_text(self._store, _OPTIONS, json.dumps(options))
         except GearError:
@@ -210,24 +197,24 @@ class StagedDataset:
     def finish(self, manifest: Manifest) -> None:
         """Completes the dataset.
 
-        Removes temporary files of killed workers, writes the manifest, and removes `.progress/`.
+        Removes temporary files of killed workers, writes the manifest, and removes the progress files.
         """
         for file in self._store.files():
             if file.endswith(".tmp"):
                 self._store.remove(file)
         put_text(self._store, MANIFEST_NAME, manifest.to_text())
-        self._store.remove(PROGRESS)
-        self._lock.close()
+        self._store.clear(PROGRESS, keep=LOCK)
 
     def abandon(self) -> int:
         """Cleans up after a failure and returns the number of finished shards.
 
         The files are kept if there are finished shards, from which a later run can resume.
         """
+        if self._store.size(MANIFEST_NAME) is not None:
+            return 0  # interrupted after the dataset was complete
         shards = self._finished_shards()
-        self._lock.close()
         if not shards:
-            self._store.remove(PROGRESS)
+            self._store.clear(PROGRESS, keep=LOCK)
             self._store.remove("shards")
         return shards
 

@@ -24,12 +24,9 @@ from gear_data.errors import (
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.id_ranges import IdRanges
 from gear_data.ingest.sources.tables import dataset_stream, parquet_stream
-from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.episode_block import BEGIN, END
-from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.shard_writer import ShardWriter
-from gear_data.storage.writing.staging import StagedDataset
 
 
 def test_foreign_byte_order(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
@@ -177,18 +174,6 @@ def test_a_broken_link(sources: Any, rollouts: list[Any], tmp_path: Path) -> Non
     with pytest.raises(CorruptSourceError) as error:
         gear_data.convert(tmp_path / "in", tmp_path / "out")
     assert error.value.file == "b.parquet"
-
-
-def test_two_conversions_into_one_folder(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
-    schema = Schema((ColumnSpec("rewards", "float32"),))
-    first = StagedDataset(LocalFileStore(tmp_path / "out"), schema, {})
-    source = sources.write_episodes(tmp_path / "a.parquet", rollouts)
-    for options in ({"resume": True}, {}):
-        with pytest.raises(DestinationExistsError):
-            gear_data.convert(source, tmp_path / "out", **options)
-    first.abandon()
-    gear_data.convert(source, tmp_path / "out")
-    sources.check_dataset(tmp_path / "out", rollouts)
 
 
 def test_a_batch_is_bounded_by_memory(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from fsspec.registry import known_implementations
 import gear_data
 from gear_data.errors import (
     DatasetNotFoundError,
+    DestinationExistsError,
     InvalidArgumentError,
     MissingExtraError,
     SourceNotFoundError,
@@ -34,15 +36,26 @@ def test_file_stores(kind: str, request: pytest.FixtureRequest, tmp_path: Path) 
     with pytest.raises(KeyError), store.writing("a/failed") as path:
         path.write_bytes(b"half")
         raise KeyError
-    with store.writing("ab") as path, store.locked(".progress/.lock"):
+    with store.writing("ab") as path, store.locked("held") as lock:
         path.write_bytes(b"five!")
-    assert sorted(set(store.files()) - {".progress/.lock"}) == [".progress/x", "a/b", "a/c/d", "ab"]
+        lock.check()
+        assert store.files("held") == ["held/.lock"]
+        with pytest.raises(DestinationExistsError, match=f"process {os.getpid()} on "), store.locked("held"):
+            pass
+        store.clear("held", keep="held/.lock")
+        lock.check()
+        store.remove("held/.lock")
+        with pytest.raises((DestinationExistsError, UnwritableError)):
+            lock.check()
+    assert sorted(store.files()) == [".progress/x", "a/b", "a/c/d", "ab"]
     assert store.files("a") == ["a/b", "a/c/d"]
     assert (store.read("ab"), store.size("ab"), store.size("a/c/d"), store.size("a")) == (b"five!", 5, 0, None)
     store.remove("a")
     store.remove("a")
     store.remove("nothing")
-    assert sorted(set(store.files()) - {".progress/.lock"}) == [".progress/x", "ab"]
+    assert sorted(store.files()) == [".progress/x", "ab"]
+    store.clear("", keep="ab")
+    assert store.files() == ["ab"]
 
 
 def test_a_partial_upload_is_repeated(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

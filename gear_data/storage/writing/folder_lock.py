@@ -1,0 +1,225 @@
+"""The lock of a folder that one process at a time may write.
+
+The lock file is in a folder of its own, such as `DATASET/.progress`. Its text names the holder. The kernel releases the
+lock when the holder and all child processes that inherited the descriptor have ended. The holder removes the lock file
+at the end. So a process that gets the lock of a removed file tries again with the file that now has the name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from gear_data.errors import DestinationExistsError, UnwritableError
+from gear_data.storage.atomic import typed_write_errors
+
+LOCK_NAME = ".lock"
+
+_POLL_SECONDS = 0.1
+#: Time that the worker processes of a killed holder get to notice its end, and a new holder to write its name.
+_GRACE_SECONDS = 30.0
+_TEXT_BYTES = 4096
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock.
+
+    Attributes:
+        pid: its process id.
+        host: the name of its machine.
+        since: the time when it took the lock, in UTC.
+    """
+
+    pid: int
+    host: str
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since}"
+
+    def to_json(self) -> str:
+        """Returns the text of a lock file."""
+        return json.dumps(asdict(self))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the holder runs, or ran, on this machine."""
+        return self.host == os.uname().nodename
+
+    def has_ended(self) -> bool:
+        """Returns whether the holder is a process of this machine that has ended."""
+        if not self.is_here:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            pass  # another user's process
+        return False
+
+
+@dataclass(frozen=True)
+class FolderLock:
+    """A lock that this process holds.
+
+    Attributes:
+        descriptors: file descriptors that child processes must inherit, so that the lock outlives a killed parent as
+            long as its children write.
+        check: raises UnwritableError or DestinationExistsError if the folder was removed or replaced, or if another
+            process took the lock over.
+    """
+
+    descriptors: tuple[int, ...]
+    check: Callable[[], None]
+
+
+def this_process() -> Holder:
+    """Returns this process as the holder of a lock that it takes now."""
+    return Holder(os.getpid(), os.uname().nodename, datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
+
+
+def parse_holder(text: str | bytes) -> Holder | None:
+    """Returns the holder that the text of a lock file names; None if it names none."""
+    try:
+        return msgspec.json.decode(text, type=Holder)
+    except ValueError:
+        return None
+
+
+def in_use(name: str, holder: Holder | None, hint: str) -> DestinationExistsError:
+    """Returns the error of a folder that another process is writing."""
+    if holder is None:
+        return DestinationExistsError("another process is writing here", file=name, hint=hint)
+    if holder.has_ended():
+        return DestinationExistsError(
+            f"{holder} was writing here and has ended, but a process that it started holds its lock",
+            file=name,
+            hint="end that process; 'fuser' on the lock file names it",
+        )
+    return DestinationExistsError(f"another process is writing here: {holder}", file=name, hint=hint)
+
+
+@contextmanager
+def folder_lock(folder: Path, *, name: str, hint: str, wait: bool = False) -> Iterator[FolderLock]:
+    """Holds the lock file of a folder.
+
+    Creates the folder and the lock file. At the end removes the lock file, and the folder if nothing else is in it. The
+    lock stays with the folder if the folder is renamed. On a file system without locks, the block runs without one.
+
+    Args:
+        folder: the folder of the lock file.
+        name: the destination, for messages.
+        hint: the remedy if another process holds the lock.
+        wait: wait for another process, instead of raising an error.
+
+    Raises:
+        DestinationExistsError: another process holds the lock.
+        UnwritableError: the folder cannot be written to.
+    """
+    place, lock = _acquire(folder, name, hint, wait)
+    try:
+        yield FolderLock((lock,), lambda: _check(lock, folder, name))
+    finally:
+        _release(place, lock, folder.name)
+
+
+def _check(lock: int, folder: Path, name: str) -> None:
+    if not _has_name(lock, folder):
+        raise UnwritableError(
+            "was removed or replaced while this process wrote to it", file=name, hint="write it again from the start"
+        )
+
+
+def _has_name(lock: int, folder: Path) -> bool:
+    """Returns whether the folder's lock file is still the locked file."""
+    try:
+        return os.path.samestat(os.stat(folder / LOCK_NAME), os.fstat(lock))
+    except OSError:
+        return False
+
+
+def _acquire(folder: Path, name: str, hint: str, wait: bool) -> tuple[int, int]:
+    """Returns the descriptors of the folder and of its locked file."""
+    blocked_since, announced = time.monotonic(), False
+    while True:
+        opened = _open(folder)
+        if opened is None:
+            continue  # another process removed the folder meanwhile
+        place, lock = opened
+        if _try_lock(lock):
+            if _has_name(lock, folder):
+                with typed_write_errors(folder / LOCK_NAME):
+                    os.ftruncate(lock, 0)
+                    os.pwrite(lock, this_process().to_json().encode(), 0)
+                return place, lock
+            _close(place, lock)
+            continue  # the last holder removed the file after this process opened it
+        holder = parse_holder(os.pread(lock, _TEXT_BYTES, 0))
+        _close(place, lock)
+        passing = holder is None or holder.has_ended()
+        if not wait and (not passing or time.monotonic() - blocked_since > _GRACE_SECONDS):
+            raise in_use(name, holder, hint)
+        if wait and holder is not None and not passing and not announced:
+            _log.warning("%s: waiting for another process that is writing here: %s", name, holder)
+            announced = True
+        time.sleep(_POLL_SECONDS)
+
+
+def _open(folder: Path) -> tuple[int, int] | None:
+    """Opens the folder and its lock file, and creates them if they are missing."""
+    with typed_write_errors(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            return place, os.open(LOCK_NAME, flags, 0o644, dir_fd=place)
+        except FileNotFoundError:
+            os.close(place)
+            return None
+        except BaseException:
+            os.close(place)
+            raise
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks: users must not write from two processes there
+    return True
+
+
+def _release(place: int, lock: int, folder_name: str) -> None:
+    with suppress(OSError):
+        if os.path.samestat(os.stat(LOCK_NAME, dir_fd=place), os.fstat(lock)):
+            os.unlink(LOCK_NAME, dir_fd=place)
+    with suppress(OSError):
+        os.rmdir(f"../{folder_name}", dir_fd=place)  # fails if it holds other files
+    with suppress(OSError):
+        # Closing is not enough: a child that was forked meanwhile keeps the same lock open.
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    _close(place, lock)
+
+
+def _close(place: int, lock: int) -> None:
+    os.close(lock)
+    os.close(place)
