@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds a lock.
 
     Attributes:
@@ -87,20 +87,20 @@ class FolderLock:
     check: Callable[[], None]
 
 
-def this_process() -> Holder:
+def this_process() -> LockHolder:
     """Returns this process as the holder of a lock that it takes now."""
-    return Holder(os.getpid(), os.uname().nodename, datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
+    return LockHolder(os.getpid(), os.uname().nodename, datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
 
 
-def parse_holder(text: str | bytes) -> Holder | None:
+def parse_holder(text: str | bytes) -> LockHolder | None:
     """Returns the holder that the text of a lock file names; None if it names none."""
     try:
-        return msgspec.json.decode(text, type=Holder)
+        return msgspec.json.decode(text, type=LockHolder)
     except ValueError:
         return None
 
 
-def in_use(name: str, holder: Holder | None, hint: str) -> DestinationExistsError:
+def in_use(name: str, holder: LockHolder | None, hint: str) -> DestinationExistsError:
     """Returns the error of a folder that another process is writing."""
     if holder is None:
         return DestinationExistsError("another process is writing here", file=name, hint=hint)
