@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -144,9 +145,16 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write_safetensors(batch: Batch, path: Path) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file(_tensors(batch), path)
+    try:
+        save_file(_tensors(batch), path)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def _write_npz(batch: Batch, path: Path) -> None:

@@ -17,7 +17,7 @@ from gear_data.common.progress import progress_bar
 from tests.chaos.result import ChaosResult, Limit, markdown, run_in_own_process
 
 #: Modules of tests.chaos with a function `run(seed, limit) -> ChaosResult`.
-HARNESSES = ("kills",)
+HARNESSES = ("kills", "disks")
 
 
 def main() -> int:
@@ -26,11 +26,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="default random")
     parser.add_argument("--only", action="append", choices=HARNESSES, help="run only this harness; may be repeated")
     parser.add_argument("--runs", type=int, help="run only this number of cases of each harness")
+    parser.add_argument("--case", type=int, help="run only this case of each harness")
     options = parser.parse_args()
     names = options.only or HARNESSES
     print(f"seed {options.seed}", flush=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
-    limit = Limit(60 * options.minutes / len(names), options.runs)
+    if options.case is not None:
+        limit = Limit(runs=1, first=options.case)
+    else:
+        limit = Limit(60 * options.minutes / len(names), options.runs)
     results = [_run(name, options.seed, limit) for name in names]
     print(markdown(results))
     for result in results:
@@ -44,11 +48,11 @@ def _run(name: str, seed: int, limit: Limit) -> ChaosResult:
     harness = importlib.import_module(f"tests.chaos.{name}")
     started = time.monotonic()
     ended = threading.Event()
-    with progress_bar(round(limit.seconds), name, "s", None) as bar:
+    with progress_bar(None if limit.seconds == float("inf") else round(limit.seconds), name, "s", None) as bar:
 
         def tick() -> None:
             while not ended.wait(1):
-                bar.update(max(0, min(round(time.monotonic() - started), bar.total) - bar.n))
+                bar.update(round(time.monotonic() - started) - bar.n)
 
         ticker = threading.Thread(target=tick, daemon=True)
         ticker.start()

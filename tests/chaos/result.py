@@ -7,24 +7,31 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing import get_context, set_start_method
 from types import ModuleType
 
 
 @dataclass(frozen=True)
 class Limit:
-    """End of a run: seconds, or a number of cases."""
+    """Cases of a run: for some seconds, or a number of cases.
+
+    Attributes:
+        first: The number of the first case.
+    """
 
     seconds: float = float("inf")
     runs: int | None = None
+    first: int = 0
 
     def numbers(self) -> Iterator[int]:
-        """Gives the numbers of the cases to run: 0, 1, ... There is at least one."""
+        """Yields the numbers of the cases to run. There is at least one."""
         end = time.monotonic() + self.seconds
-        number = 0
-        while number == 0 or ((self.runs is None or number < self.runs) and time.monotonic() < end):
+        yield self.first
+        for number in count(self.first + 1):
+            if (self.runs is not None and number >= self.first + self.runs) or time.monotonic() >= end:
+                return
             yield number
-            number += 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ def markdown(results: list[ChaosResult]) -> str:
     """Returns the table of the results, as the README shows it."""
     lines = ["| harness | cases | runs | failures |", "|---|---|---:|---:|"]
     for result in results:
-        done = ", ".join(f"{kind} {count:,}" for kind, count in result.tried.items())
+        done = ", ".join(f"{kind} {times:,}" for kind, times in result.tried.items())
         missing = "".join(f"; not run: {kind} ({reason})" for kind, reason in result.skipped.items())
         lines.append(f"| {result.harness} | {done}{missing} | {result.runs:,} | {len(result.failures):,} |")
     return "\n".join(lines)

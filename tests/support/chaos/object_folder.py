@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -29,7 +30,16 @@ class ObjectFolder(LocalFileSystem):  # type: ignore[misc]
         # A bucket does not show uploads that are under way, so they go to another folder.
         with tempfile.TemporaryDirectory(dir="/tmp") as elsewhere:
             shutil.copyfile(lpath, f"{elsewhere}/upload")
-            os.replace(f"{elsewhere}/upload", rpath)
+            try:
+                os.replace(f"{elsewhere}/upload", rpath)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                try:
+                    shutil.copyfile(f"{elsewhere}/upload", rpath)  # on a small disk, where nothing is killed
+                except OSError:
+                    os.unlink(rpath)
+                    raise
 
 
 def register() -> None:

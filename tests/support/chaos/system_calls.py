@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import multiprocessing.util
 import os
 import platform
 import select
@@ -193,6 +194,7 @@ def _run(body: Callable[[], object], log: Path, theirs: socket.socket, time_limi
         os.close(listener)
         theirs.close()
         body()
+        multiprocessing.util._exit_function()  # a process that ends as usual removes its folders
         status = 0
     except BaseException:
         traceback.print_exc()

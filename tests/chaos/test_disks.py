@@ -1,0 +1,12 @@
+"""Runs the harness of disks briefly. `make chaos` runs it for longer."""
+
+from __future__ import annotations
+
+from tests.chaos import disks
+from tests.chaos.result import Limit, run_in_own_process
+
+
+def test_jobs_on_bad_disks_leave_nothing_half_done() -> None:
+    result = run_in_own_process(disks, seed=1, limit=Limit(runs=12))
+    assert not result.failures, "\n".join(result.failures)
+    assert result.runs == 12 or result.skipped

@@ -1,0 +1,133 @@
+"""The folder of a case: its inputs, its files after a run without faults, and after a run with one."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.chaos.system_calls import Call, Ended, supervise
+from tests.support.chaos.write_paths import WritePath, inside
+
+#: Rows of processes with host memory, which the next process removes. They have the numbers of processes.
+_HOST_REGISTRY = "tmp/gear-data-host-"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A write path that ran without a fault.
+
+    Attributes:
+        template: Folder with the inputs of the path.
+        before: Files of the folder before the run.
+        after: Files of the folder after the run.
+        calls: File operations of the run.
+        seconds: Wall time of the run.
+    """
+
+    path: WritePath
+    template: Path
+    before: dict[str, bytes]
+    after: dict[str, bytes]
+    calls: tuple[Call, ...]
+    seconds: float
+
+    def place(self, seed: int, visit: int) -> Call:
+        """Returns the call for a visit of this path. Many visits go to all calls.
+
+        The first visits go to different operations and files.
+        """
+        rng = random.Random(f"{seed} {self.path.name}")
+        groups: dict[tuple[str, str], list[Call]] = {}
+        for call in rng.sample(self.calls, len(self.calls)):
+            groups.setdefault((call.name, call.file), []).append(call)
+        order = [group[0] for group in groups.values()] + [call for group in groups.values() for call in group[1:]]
+        return order[visit % len(order)]
+
+
+def run_whole(path: WritePath, case: Path) -> Whole:
+    """Runs a write path once without a fault.
+
+    The folder is the folder of all cases, because manifests name their sources.
+    """
+    template = case.with_name(f"{path.name}.template")
+    shutil.rmtree(case, ignore_errors=True)
+    case.mkdir()
+    _run_quietly(inside(case, path.prepare), case)
+    case.rename(template)
+    copy_case(template, case)
+    ended = _run_quietly(inside(case, path.run), case)
+    return Whole(path, template, contents(template), contents(case), ended.calls, ended.seconds)
+
+
+def _run_quietly(body: Callable[[], object], case: Path) -> Ended:
+    ended = supervise(body, case, log_of(case))
+    if ended.status != 0:
+        raise RuntimeError(f"a run without faults failed: {ended.output}")
+    return ended
+
+
+def copy_case(template: Path, case: Path) -> None:
+    """Copies the inputs of a write path to the folder of a case."""
+    shutil.rmtree(case, ignore_errors=True)
+    shutil.copytree(template, case, symlinks=True, dirs_exist_ok=True)
+
+
+def log_of(case: Path) -> Path:
+    """Returns the file for the output of a case's processes."""
+    return case.with_suffix(".log")
+
+
+def failure_of(ended: Ended) -> str | None:
+    """Returns what no fault may do to the processes of a job; None if it did not."""
+    if ended.orphans:
+        return "a process outlived the main process"
+    if "Traceback" in ended.output:
+        return f"printed a traceback: {last_lines(ended.output)}"
+    return None
+
+
+def wrong_after(whole: Whole, case: Path) -> str | None:
+    """Returns what is wrong with a folder after a fault: at once, or after the next run; None if all is well."""
+    found = contents(case)
+    for file, data in whole.after.items():
+        if file in found and found[file] not in (data, whole.before.get(file)):
+            return f"{file} is half-written"
+    looked = supervise(lambda: whole.path.check(case), case, log_of(case))
+    if looked.status != 0:
+        return last_lines(looked.output)
+    if looked.calls:
+        return f"looking at the folder changed it: {looked.calls[0]}"
+    again = supervise(inside(case, whole.path.again), case, log_of(case))
+    if again.status != 0:
+        return f"the next run failed: {last_lines(again.output)}"
+    difference = _difference(whole.after, contents(case))
+    return f"after the next run, {difference}" if difference else None
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns name -> contents of all files in a folder, and of its subfolders, which have none."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in folder.rglob("*")
+        if _HOST_REGISTRY not in str(path)
+    }
+
+
+def _difference(expected: dict[str, bytes], found: dict[str, bytes]) -> str | None:
+    for file in sorted(expected.keys() | found.keys()):
+        if file not in found:
+            return f"{file} is missing"
+        if file not in expected:
+            return f"{file} is left"
+        if expected[file] != found[file]:
+            return f"{file} differs"
+    return None
+
+
+def last_lines(output: str) -> str:
+    """Returns the last lines of a process's output as one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return " | ".join(lines[-3:]) or "no output"
