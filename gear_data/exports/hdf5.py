@@ -80,7 +80,7 @@ def create_hdf5(path: Path, needed: int) -> Iterator[h5py.File]:
         )
     disk = _Disk(path.open("w+b"))
     try:
-        with h5py.File(disk, "w") as file:
+        with h5py.File(path, "w", driver="fileobj", fileobj=disk) as file:
             yield file
     finally:
         disk.close()
