@@ -176,7 +176,7 @@ def _read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordB
             batch = reader.get_batch(0)
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise CorruptShardError(f"not an Arrow IPC file: {error}", file=str(path), hint=_REPAIR) from error
+        raise CorruptShardError(f"not valid Arrow data: {error}", file=str(path), hint=_REPAIR) from error
     if not batch.schema.equals(manifest.schema.to_arrow(), check_metadata=False):
         raise CorruptShardError("its columns differ from the manifest's schema", file=str(path), hint=_REPAIR)
     if len(batch) != shard.steps:
