@@ -35,17 +35,21 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _add_verify(commands: Any) -> None:
     summary = "read a whole dataset and check every file against the manifest; exit status 1 if one is damaged"
-    parser = add_command(commands, "verify", _verify, summary, "gear-data verify hopper/")
-    parser.set_defaults(json_on_error={"ok": False, "shards": []})
+    parser = add_command(commands, "verify", _verify, summary, "gear-data verify hopper/ --deep")
+    parser.set_defaults(json_on_error={"ok": False, "shards": [], "differences": []})
     add_dataset(parser)
+    help = "also compute statistics, returns, end flags, content hashes and the fingerprint again, and compare"
+    parser.add_argument("--deep", action="store_true", help=help)
 
 
 def _verify(options: argparse.Namespace) -> int:
-    report = gear_data.verify(options.dataset)
+    report = gear_data.verify(options.dataset, deep=options.deep)
     if options.json:
         print_json(report.to_json())
     else:
         for check in report.shards:
             print(f"{'ok ' if check.ok else 'BAD'} {check.file}{'' if check.ok else f': {check.error}'}")
+        for difference in report.differences:
+            print(f"BAD {difference}")
         print("the dataset is sound" if report.ok else "the dataset is damaged")
     return 0 if report.ok else 1

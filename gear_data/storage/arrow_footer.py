@@ -33,7 +33,7 @@ _DICTIONARY_BATCH = 2
 
 
 def check_blocks(data: pa.Buffer, name: str, hint: str) -> None:
-    """Checks that the messages of an Arrow IPC file are uncompressed and fill the file.
+    """Checks that the messages of a file are uncompressed and fill the file.
 
     Args:
         data: the whole file.
@@ -71,7 +71,10 @@ def _footer(view: memoryview) -> memoryview:
 
 
 def _blocks(footer: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yields the offset, the bytes of metadata and the bytes of data of every message but the schema."""
+    """Yields offset, bytes of metadata and bytes of data of each message.
+
+    The schema is not among them.
+    """
     root = _number(footer, "<I", 0)
     for index in (_DICTIONARIES, _RECORD_BATCHES):
         place = _field(footer, root, index)

@@ -32,7 +32,7 @@ _RESTORE = "restore the table, or convert again"
 _IDS_AT_ONCE = 1 << 16
 #: Type of text columns whose values repeat.
 _ENCODED_TEXT = pa.dictionary(pa.int32(), pa.large_string())
-#: Types of the values of episode metadata, beside lists and structures of these types.
+#: Types of the values of episode metadata, in addition to lists and structures of these types.
 _METADATA_TYPES = (
     pa.types.is_null,
     pa.types.is_boolean,
@@ -205,7 +205,10 @@ def read_finals(path: Path, manifest: Manifest) -> pa.Table:
 
 
 def _check_columns(table: pa.Table, schema: pa.Schema, path: Path) -> None:
-    """Checks that a table begins with the columns of a schema. Text may be dictionary-encoded."""
+    """Checks that a table begins with the columns of a schema.
+
+    Text may be dictionary-encoded.
+    """
     names = table.column_names
     for index, field in enumerate(schema):
         problem = None

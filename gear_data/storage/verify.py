@@ -24,6 +24,7 @@ from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position
 from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
+from gear_data.storage.recomputation import Difference, Recomputation
 
 #: Remedy for a damaged shard.
 _REPAIR = "restore it, or write it again with 'gear-data repair'"
@@ -42,16 +43,28 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Results for every file: tables first, then shards in order."""
+    """Results for every file: tables first, then shards in order.
+
+    Attributes:
+        ok: whether all files are intact and nothing differs.
+        shards: result for every file.
+        differences: stored values that differ from the values computed from the shards; with `deep` only. At most
+            1,000 rows of one column in one file.
+    """
 
     ok: bool
     shards: tuple[FileCheck, ...]
+    differences: tuple[Difference, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "shards": [asdict(check) for check in self.shards]}
+        return {
+            "ok": self.ok,
+            "shards": [asdict(check) for check in self.shards],
+            "differences": [asdict(difference) for difference in self.differences],
+        }
 
 
-def verify(path: str | os.PathLike[str], *, progress: bool | None = None) -> VerifyReport:
+def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: bool | None = None) -> VerifyReport:
     """Reads a whole dataset and checks every file.
 
     It checks sizes, checksums and the schema, runs Arrow's full validation, and compares the episode table with the
@@ -59,27 +72,31 @@ def verify(path: str | os.PathLike[str], *, progress: bool | None = None) -> Ver
 
     Args:
         path: path or URL of the dataset.
+        deep: also compute again, from the shards, all statistics, the fingerprint, `returns_to_go`, and the columns
+            `return`, `terminated`, `truncated` and `content` of the episode table. This finds values that were wrong
+            when their checksum was made. Lengths are part of the content hashes.
         progress: show a bar; None shows one only on a terminal.
 
     Returns:
-        The result for every file. `ok` is true if all files are intact.
+        The result for every file. `ok` is true if all files are intact and, with `deep`, no value differs.
 
     Raises:
         GearError: the manifest cannot be used, or a server cannot be reached. Damaged files are not raised but
             reported.
     """
     if not is_remote(plain_path(path)):
-        return _verify(open_files(path), progress)
+        return _verify(open_files(path), deep, progress)
     # The files of a remote dataset are fetched again, one by one. Cached files were checked when they were fetched.
     with scratch_folder() as scratch:
-        return _verify(open_files(path, cache_dir=scratch, cache_bytes=0), progress)
+        return _verify(open_files(path, cache_dir=scratch, cache_bytes=0), deep, progress)
 
 
-def _verify(files: DatasetFiles, progress: bool | None) -> VerifyReport:
+def _verify(files: DatasetFiles, deep: bool, progress: bool | None) -> VerifyReport:
     manifest = files.manifest()
+    recomputation = Recomputation(manifest) if deep else None
     checks = []
     with progress_bar(sum(entry.bytes for entry in manifest.files), "verify", "B", progress) as bar:
-        for entry, run in _checks(files, manifest):
+        for entry, run in _checks(files, manifest, recomputation):
             try:
                 run()
                 checks.append(FileCheck(entry.file, True, None))
@@ -88,15 +105,19 @@ def _verify(files: DatasetFiles, progress: bool | None) -> VerifyReport:
             except (GearError, OSError) as error:
                 checks.append(FileCheck(entry.file, False, str(error)))
             bar.update(entry.bytes)
-    return VerifyReport(all(check.ok for check in checks), tuple(checks))
+    differences = () if recomputation is None else recomputation.finish()
+    return VerifyReport(all(check.ok for check in checks) and not differences, tuple(checks), differences)
 
 
-def _checks(files: DatasetFiles, manifest: Manifest) -> Iterator[tuple[FileEntry, Any]]:
+def _checks(
+    files: DatasetFiles, manifest: Manifest, recomputation: Recomputation | None
+) -> Iterator[tuple[FileEntry, Any]]:
     """Yields each file with a function that checks it.
 
     Tables come first. A shard is compared with the tables only if all tables are intact.
     """
     tables: dict[str, pa.Table] = {}
+    rows = _shard_rows(manifest)
 
     def check_table(name: str, entry: FileEntry) -> None:
         with files.local(entry) as path:
@@ -111,7 +132,12 @@ def _checks(files: DatasetFiles, manifest: Manifest) -> Iterator[tuple[FileEntry
             _check_bytes(path, shard.entry)
             batch = _read_shard(path, manifest, shard)
             if "episodes" in tables and (tables.keys() == manifest.tables.keys()):
-                _check_contents(batch, index, manifest, tables, path)
+                episodes = tables["episodes"].slice(rows[index].start, shard.episodes)
+                block = _episode_block(batch, manifest, episodes, tables.get("finals"))
+                contents = content_hashes(block, manifest.schema)
+                if recomputation is not None:
+                    recomputation.add(index, block, contents, episodes)
+                _check_contents(contents, episodes, path)
 
     for name, entry in manifest.tables.items():
         yield entry, lambda name=name, entry=entry: check_table(name, entry)
@@ -192,22 +218,21 @@ def _read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordB
     return batch
 
 
-def _check_contents(
-    batch: pa.RecordBatch, index: int, manifest: Manifest, tables: dict[str, pa.Table], path: Path
-) -> None:
-    rows = _shard_rows(manifest)[index]
-    episodes = tables["episodes"].slice(rows.start, rows.stop - rows.start)
+def _episode_block(
+    batch: pa.RecordBatch, manifest: Manifest, episodes: pa.Table, finals_table: pa.Table | None
+) -> EpisodeBlock:
+    """Returns the episodes of a shard. `episodes` has their rows of the episode table."""
     ids = episodes.column("episode_id").to_numpy()
     has_final = np.zeros(len(ids), np.bool_)
     finals = {}
-    if "finals" in tables:
-        final_ids = tables["finals"].column("episode_id").to_numpy()
+    if finals_table is not None:
+        final_ids = finals_table.column("episode_id").to_numpy()
         has_final = np.isin(ids, final_ids)
-        rows_of_shard = tables["finals"].take(np.flatnonzero(np.isin(final_ids, ids))).combine_chunks()
+        rows_of_shard = finals_table.take(np.flatnonzero(np.isin(final_ids, ids))).combine_chunks()
         for column in manifest.schema.final_columns:
             array = rows_of_shard.column(column.name).combine_chunks()
             finals[column.name] = array_values(array).reshape(len(rows_of_shard), *column.shape)
-    block = EpisodeBlock(
+    return EpisodeBlock(
         position=Position(0, 0),
         lengths=episodes.column("length").to_numpy(),
         columns={
@@ -220,11 +245,14 @@ def _check_contents(
         has_final=has_final,
         finals=finals,
     )
+
+
+def _check_contents(contents: list[bytes], episodes: pa.Table, path: Path) -> None:
     expected = episodes.column("content").to_pylist()
-    for episode, (found, stored) in enumerate(zip(content_hashes(block, manifest.schema), expected, strict=True)):
+    for episode, (found, stored) in enumerate(zip(contents, expected, strict=True)):
         if found != stored:
             raise CorruptShardError(
-                f"episode {ids[episode]} differs from its content hash in the episode table",
+                f"episode {episodes.column('episode_id')[episode]} differs from its content hash in the episode table",
                 file=str(path),
                 row=int(episodes.column("start")[episode].as_py()),
                 hint=_REPAIR,

@@ -153,7 +153,7 @@ def test_a_table_of_final_observations_of_another_schema(
 
 
 def test_other_layouts_of_the_same_table(dataset: Path, rollouts_path: Path) -> None:
-    """Several record batches, text that is not encoded, and metadata of any usual type."""
+    """Several record batches, text that is not encoded, usual metadata."""
     table = read_ipc(dataset / EPISODES)
     plain = _cast("source", pa.large_string())(_cast("task", pa.large_string())(table))
     more = {
@@ -185,7 +185,7 @@ def test_a_compressed_table(file: str, dataset: Path) -> None:
 @pytest.mark.parametrize("kind", SPECIAL_FILES)
 @pytest.mark.parametrize("file", [EPISODES, FINALS, "shards/000000.arrow", "manifest.json"])
 def test_special_files_are_refused_at_once(file: str, kind: str, dataset: Path) -> None:
-    """Their size is what the manifest says: none."""
+    """Their size agrees with the manifest: none."""
     path = dataset / file
     path.unlink()
     SPECIAL_FILES[kind](path)

@@ -36,7 +36,7 @@ def _socket(path: Path) -> None:
         os.chdir(here)
 
 
-#: Word in the error -> what stands in the place of a file.
+#: Word in the error -> function that makes such a file.
 SPECIAL_FILES: dict[str, Callable[[Path], None]] = {
     "FIFO": lambda path: os.mkfifo(path),
     "device": lambda path: path.symlink_to("/dev/zero"),
