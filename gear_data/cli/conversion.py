@@ -43,7 +43,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     help = "auto (default), d4rl, episode-rows, lerobot, minari, minari-arrow, npz, numpy, ogbench, rlds, robomimic, "
     help += "step-rows or torchrl; docs/reference/formats.md describes each"
     parser.add_argument("--format", default="auto", help=help)
-    parser.add_argument("--split", help="split of the source, if it has several")
+    parser.add_argument("--split", help="split of the source, if it has several; for RLDS also train[:10%%]")
     parser.add_argument("--columns", type=names, metavar="A,B", help="columns to keep, by source or canonical name")
     help = "rename source column OLD to NEW; may be repeated"
     parser.add_argument("--rename", type=renaming, action="append", default=[], metavar="OLD=NEW", help=help)

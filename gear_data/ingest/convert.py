@@ -104,7 +104,7 @@ def convert(
         destination: The folder of the dataset, as a path or an fsspec URL. It must not exist, or must be empty, unless
             `overwrite` or `resume` is set.
         format: `auto`, or one of `gear_data.ingest.sources.registry.known_formats()`.
-        split: The split to read, if the source has several.
+        split: The split to read, if the source has several. RLDS has the notation of TFDS: `train[:10%]`, `train+val`.
         columns: Source or canonical names of the columns to keep. None keeps all. End flags are always kept.
         rename: Source name -> canonical name. It takes precedence over the built-in names.
         episode_column: For tables with one row per step: the column that numbers or names the episodes.

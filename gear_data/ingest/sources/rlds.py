@@ -1,15 +1,17 @@
 """RLDS: episodes in a TFDS dataset folder, read by `tensorflow_datasets`.
 
-The extra `rlds` installs the reader. Layout: https://github.com/google-research/rlds. An episode has facts and a nested
-dataset of steps: `observation`, `action`, `reward`, `discount`, `is_first`, `is_last`, `is_terminal` and further
-values. The step with `is_last` holds the observation after the last action; its action and reward are invalid. The
-episode terminated if that step has `is_terminal`; otherwise it was truncated.
+The extra `rlds` installs the reader. Layout: https://github.com/google-research/rlds. A dataset folder has one or more
+splits of episodes. An episode has facts and a nested dataset of steps: `observation`, `action`, `reward`, `discount`,
+`is_first`, `is_last`, `is_terminal` and further values. The step with `is_last` holds the observation after the last
+action; its action and reward are invalid. The episode terminated if that step has `is_terminal`; otherwise it was
+truncated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,7 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.extras import import_extra
-from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
+from gear_data.errors import (
+    BadEpisodeError,
+    CorruptSourceError,
+    EmptySourceError,
+    GearError,
+    InvalidArgumentError,
+    UnknownFormatError,
+    UnsupportedColumnError,
+)
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
@@ -34,24 +44,35 @@ _FACTS = ("name", "version", "description", "citation", "license")
 
 
 def probe(location: Location) -> str | None:
-    """Returns the reason if the location is one TFDS folder of RLDS; otherwise None."""
-    folder = _folder(location)
-    if folder is None:
-        return None
-    try:
-        features = _features(location, folder)
-    except GearError:
-        return None
-    return f"RLDS: {folder}{_FEATURES} has nested {_STEPS}" if _STEPS in features["featuresDict"]["features"] else None
+    """Returns the reason if the location has a TFDS folder of RLDS; otherwise None."""
+    for folder in _folders(location):
+        with suppress(GearError):
+            if _STEPS in _features(location, folder)["featuresDict"]["features"]:
+                return f"RLDS: {folder}{_FEATURES} has nested {_STEPS}"
+    return None
 
 
 def open_(location: Location, options: SourceOptions) -> EpisodeStream:
-    """Opens a TFDS folder. Raises CorruptSourceError for classes that are not of TFDS."""
-    folder = _folder(location)
-    if folder is None:
+    """Opens a TFDS folder.
+
+    Raises:
+        UnknownFormatError: there is no such folder, or there are several, such as versions of a dataset.
+        InvalidArgumentError: the split does not exist, or is missing where there are several.
+        CorruptSourceError: the features name a class that is not of TFDS.
+    """
+    folders = _folders(location)
+    if not folders:
         raise UnknownFormatError(
             f"holds no {_INFO} with a {_FEATURES} next to it", file=location.name, hint="leave --format out"
         )
+    if len(folders) > 1:
+        shown = ", ".join(name.rstrip("/") for name in folders[:10]) + (", ..." if len(folders) > 10 else "")
+        raise UnknownFormatError(
+            f"holds several datasets, or versions of one: {shown}",
+            file=location.name,
+            hint=f"give the folder of one of them: {PurePosixPath(location.name) / folders[-1]}",
+        )
+    folder = folders[0]
     file = location.file(folder + _INFO)
     if file is None or file.filesystem is not None:
         raise UnknownFormatError(
@@ -64,20 +85,14 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
                 file=folder + _FEATURES,
                 hint="only classes of tensorflow_datasets are allowed",
             )
-    return _RldsDataset(file, folder).stream(location.name, options)
+    return _RldsDataset(file, folder, location.split).stream(location.name, options)
 
 
-def _folder(location: Location) -> str | None:
-    """Returns the folder of the dataset: "", or a path with a trailing slash.
-
-    Returns None unless there is exactly one such folder.
-    """
-    folders = [
-        file.name.removesuffix(_INFO)
-        for file in location.files
-        if PurePosixPath(file.name).name == _INFO and location.file(file.name.removesuffix(_INFO) + _FEATURES)
-    ]
-    return folders[0] if len(folders) == 1 else None
+def _folders(location: Location) -> list[str]:
+    """Returns the folders of datasets: "", or paths with a trailing slash."""
+    names = {file.name for file in location.files if PurePosixPath(file.name).name in (_INFO, _FEATURES)}
+    folders = [file.name.removesuffix(_INFO) for file in location.files if PurePosixPath(file.name).name == _INFO]
+    return [folder for folder in folders if folder + _FEATURES in names]
 
 
 def _features(location: Location, folder: str) -> dict[str, Any]:
@@ -110,10 +125,33 @@ def _class_names(features: Any) -> Iterator[str]:
             yield from _class_names(value)
 
 
-class _RldsDataset:
-    """An open dataset folder."""
+@dataclass(frozen=True)
+class _SplitRange:
+    """The episodes [first, first + count) of a split.
 
-    def __init__(self, info: SourceFile, folder: str) -> None:
+    Attributes:
+        split: the `SplitInfo` of TFDS.
+        first: the index of the first episode in its split.
+        count: the number of episodes.
+        start: the number of episodes in the ranges before this one. Reading counts episodes over all ranges.
+    """
+
+    split: Any
+    first: int
+    count: int
+    start: int
+
+    def shard_ends(self) -> list[int]:
+        """Returns the number of episodes read at the end of each shard."""
+        lengths = self.split.shard_lengths or [self.split.num_examples]
+        ends = np.clip(np.cumsum(lengths) - self.first, 0, self.count)
+        return [self.start + int(end) for end in np.unique(ends) if end]
+
+
+class _RldsDataset:
+    """An open dataset folder, and the episodes that `split` selects."""
+
+    def __init__(self, info: SourceFile, folder: str, split: str | None) -> None:
         # Hides the GPUs: TensorFlow would allocate all their memory at its first operation.
         self._tf = import_extra("tensorflow", "rlds")
         with suppress(RuntimeError):  # the application has initialised the GPUs already
@@ -122,14 +160,50 @@ class _RldsDataset:
         self._name = folder + _INFO
         with self._reading():
             self._builder = self._tfds.builder_from_directory(info.path.removesuffix(_INFO))
-            splits = {name: split for name, split in self._builder.info.splits.items() if split.num_examples}
-        if len(splits) != 1:
-            raise UnknownFormatError(
-                f"has the splits {', '.join(sorted(splits)) or '(none)'}, but only one split can be read",
+            splits = {name: item for name, item in self._builder.info.splits.items() if item.num_examples}
+        self._ranges = self._select(splits, split)
+        self._count = sum(item.count for item in self._ranges)
+
+    def _select(self, splits: Mapping[str, Any], split: str | None) -> list[_SplitRange]:
+        """Returns the ranges of a split in TFDS's notation.
+
+        Examples are `train`, `train[:10%]` and `train+val`. TFDS itself parses the notation and rounds per cent, as it
+        does for `tfds.load`.
+        """
+        names = ", ".join(sorted(splits))
+        if not splits:
+            raise EmptySourceError("holds no episode", file=self._name)
+        if split is None and len(splits) > 1:
+            raise InvalidArgumentError(
+                f"the source has several splits: {names}",
                 file=self._name,
-                hint="copy the files of one split, dataset_info.json and features.json to a folder",
+                hint="choose one with --split (split=); --split train[:10%] takes a part, --split train+val takes both",
             )
-        self._split = next(iter(splits.values()))
+        if (whole := splits.get(names if split is None else split)) is not None:
+            return [_SplitRange(whole, 0, whole.num_examples, 0)]
+        try:
+            selected = self._tfds.core.ReadInstruction.from_spec(split).to_absolute(splits)
+        except Exception as error:  # TFDS raises several kinds of errors for a wrong notation
+            raise InvalidArgumentError(
+                f"the source has no split '{split}': {' '.join(str(error).split())}",
+                file=self._name,
+                hint=f"its splits: {names}; parts of them: train[:10%], train[100:200], train+val",
+            ) from error
+        ranges: list[_SplitRange] = []
+        start = 0
+        for item in selected:
+            info = splits[item.splitname]
+            first, stop = item.from_ or 0, info.num_examples if item.to is None else item.to
+            if first < stop:
+                ranges.append(_SplitRange(info, first, stop - first, start))
+                start += stop - first
+        if not ranges:
+            raise EmptySourceError(
+                f"the split '{split}' has no episode",
+                file=self._name,
+                hint=f"its splits: {', '.join(f'{name} ({item.num_examples})' for name, item in splits.items())}",
+            )
+        return ranges
 
     def stream(self, name: str, options: SourceOptions) -> EpisodeStream:
         info = self._builder.info
@@ -141,7 +215,7 @@ class _RldsDataset:
             options,
             prepare=lambda episode: _episode(episode, left_out),
             units=self._units(),
-            num_rows=self._split.num_examples,
+            num_rows=self._count,
             metadata=facts,
         )
         for fact in sorted(left_out):
@@ -151,24 +225,31 @@ class _RldsDataset:
 
     def _units(self) -> list[Unit]:
         """Returns runs of shards of about `UNIT_BYTES`. An episode lies in one shard."""
-        lengths = self._split.shard_lengths or [self._split.num_examples]
-        shard_bytes = self._split.num_bytes // max(1, len(lengths))
         units: list[Unit] = []
-        first, stop, size = 0, 0, 0
-        for length in lengths:
-            stop, size = stop + length, size + shard_bytes
-            if size >= UNIT_BYTES or stop >= self._split.num_examples:
-                units.append(Unit(Position(0, first), size))
-                first, size = stop, 0
+        first, size = 0, 0
+        for item in self._ranges:
+            begin = item.start
+            for stop in item.shard_ends():
+                size += item.split.num_bytes * (stop - begin) // item.split.num_examples
+                begin = stop
+                if size >= UNIT_BYTES or stop >= self._count:
+                    units.append(Unit(Position(0, first), size))
+                    first, size = stop, 0
         return units
 
     def _read(self, start: int, stop: int | None) -> Iterator[dict[str, Any]]:
         """Yields the episodes [start, stop) as NumPy values."""
+        end = self._count if stop is None else stop
+        for item in self._ranges:
+            first, last = max(start, item.start), min(end, item.start + item.count)
+            if first < last:
+                shift = item.first - item.start
+                yield from self._read_split(item.split.name, first + shift, last + shift)
+
+    def _read_split(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
+        """Yields the episodes [start, stop) of one split."""
         tf, tfds = self._tf, self._tfds
-        end = min(self._split.num_examples, self._split.num_examples if stop is None else stop)
-        if start >= end:
-            return
-        instruction = tfds.core.ReadInstruction(self._split.name, from_=start, to=end, unit="abs")
+        instruction = tfds.core.ReadInstruction(name, from_=start, to=stop, unit="abs")
 
         def with_steps(episode: dict[str, Any]) -> dict[str, Any]:
             # One batch of all steps: iterating over a nested dataset costs a millisecond per step.
@@ -231,8 +312,8 @@ def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
             values["truncated"] = np.zeros(rows - 1, np.bool_)
             values["truncated"][-1:] = not terminal[-1]
     else:
-        values["terminated"] = np.zeros(rows, np.bool_)
-        values["truncated"] = np.arange(rows) == rows - 1
+        # The pipeline makes the last step truncated, and reports it.
+        values["terminated"], values["truncated"] = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
     for name, value in flatten({key: value for key, value in episode.items() if key != _STEPS}).items():
         if is_scalar(value):
             fact = value.item() if hasattr(value, "item") else value
@@ -266,4 +347,5 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=46,
+    uses=frozenset({"split"}),
 )

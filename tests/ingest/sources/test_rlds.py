@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import BadEpisodeError, CorruptSourceError, MissingExtraError
+from gear_data.errors import (
+    BadEpisodeError,
+    CorruptSourceError,
+    EmptySourceError,
+    InvalidArgumentError,
+    MissingExtraError,
+    UnknownFormatError,
+)
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
@@ -47,8 +54,12 @@ def rlds_steps(rollout: Any) -> list[dict[str, Any]]:
     return steps
 
 
-def write_rlds(tfds: Any, folder: Path, episodes: list[list[dict[str, Any]]]) -> Path:
-    """Writes a dataset folder with three episodes per shard."""
+Episodes = list[list[dict[str, Any]]]
+
+
+def write_rlds(tfds: Any, folder: Path, episodes: Episodes, val: Episodes | None = None) -> Path:
+    """Writes a dataset folder with three episodes per shard, and perhaps `val`."""
+    splits = {"train": episodes} if val is None else {"train": episodes, "val": val}
     features = tfds.features.FeaturesDict(
         {
             "steps": tfds.features.Dataset(
@@ -74,10 +85,11 @@ def write_rlds(tfds: Any, folder: Path, episodes: list[list[dict[str, Any]]]) ->
     )
     info = tfds.core.DatasetInfo(builder=identity, description="arm rollouts", features=features)
     writer = tfds.core.SequentialWriter(info, max_examples_per_shard=3)
-    writer.initialize_splits(["train"])
-    for i, steps in enumerate(episodes):
-        example = {"steps": steps, "episode_metadata": {"file_path": f"/raw/{i}", "seed": i + 7}}
-        writer.add_examples({"train": [example]})
+    writer.initialize_splits(list(splits))
+    for name, written in splits.items():
+        for i, steps in enumerate(written):
+            example = {"steps": steps, "episode_metadata": {"file_path": f"/raw/{i}", "seed": i + 7}}
+            writer.add_examples({name: [example]})
     writer.close_all()
     return folder
 
@@ -138,11 +150,103 @@ def test_units_are_the_whole_in_order(rollouts_and_folder: tuple[Any, Path], mon
     assert np.concatenate([b.rows for b in blocks]).tolist() == list(range(11))
 
 
+@pytest.fixture(scope="module")
+def two_splits(tfds: Any, sources: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder of a dataset with 11 episodes in `train` and 4 in `val`."""
+    train, val = sources.make_rollouts(11, seed=1), sources.make_rollouts(4, seed=2)
+    folder = tmp_path_factory.mktemp("splits") / "arm/1.0.0"
+    return write_rlds(tfds, folder, [rlds_steps(r) for r in train], [rlds_steps(r) for r in val])
+
+
+def rewards_by_tfds(tfds: Any, folder: Path, split: str) -> list[Any]:
+    """Returns the rewards of each episode as TFDS reads the split."""
+    builder = tfds.builder_from_directory(str(folder))
+    config = tfds.ReadConfig(interleave_cycle_length=1)
+    episodes = builder.as_dataset(split=split, shuffle_files=False, read_config=config)
+    return [np.array([step["reward"] for step in tfds.as_numpy(e["steps"])])[:-1] for e in episodes]
+
+
+@pytest.mark.parametrize(
+    "split",
+    ["train", "val", "train+val", "train[:10%]", "train[45%:55%]", "train[-1%:]", "train[4:9]", "val[-2:]+train[3:]"],
+)
+def test_a_split_is_the_one_of_tfds(split: str, tfds: Any, two_splits: Path, tmp_path: Path) -> None:
+    # One per cent of 11 episodes is none, and 45% to 55% are the episodes 5 to 6: per cent are rounded.
+    expected = rewards_by_tfds(tfds, two_splits, split)
+    if not expected:
+        with pytest.raises(EmptySourceError, match=r"no episode\n.*train \(11\), val \(4\)"):
+            gear_data.convert(two_splits, tmp_path / "out", split=split)
+        return
+    gear_data.convert(two_splits.parent, tmp_path / "out", split=split)
+    dataset = gear_data.open(tmp_path / "out")
+    assert dataset.num_episodes == len(expected)
+    for i, rewards in enumerate(expected):
+        np.testing.assert_array_equal(dataset.episode(i)["rewards"], rewards)
+
+
+def test_units_of_a_part_of_both_splits(sources: Any, two_splits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gear_data.ingest.sources.rlds as module
+
+    monkeypatch.setattr(module, "UNIT_BYTES", 1)
+    location = locate(two_splits, "train[2:10]+val[1:]")
+    units = open_source(location, "auto", SourceOptions())[0].units()
+    assert [unit.position.row for unit in units] == [0, 1, 4, 7, 8, 10]  # shards have three episodes
+    assert sources.check_units(lambda: open_source(location, "auto", SourceOptions())[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (None, r"several splits: train, val(.|\n)*--split"),
+        ("test", r"no split 'test': (.|\n)*its splits: train, val"),
+        ("train[", r"no split 'train\['"),
+        ("train[:99]", r"(.|\n)*incompatible with 11 examples"),
+        ("train[:101%]", r"100"),
+        ("train[3]", r"slice syntax"),
+    ],
+)
+def test_a_split_that_does_not_exist(split: str | None, message: str, two_splits: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        gear_data.convert(two_splits, tmp_path / "out", split=split)
+
+
+def test_several_versions_are_named(tfds: Any, sources: Any, tmp_path: Path) -> None:
+    steps = [rlds_steps(rollout) for rollout in sources.make_rollouts(3)]
+    for version in ("1.0.0", "1.1.0"):
+        write_rlds(tfds, tmp_path / "arm" / version, steps)
+    with pytest.raises(UnknownFormatError, match=r"versions of one: 1\.0\.0, 1\.1\.0\n.*arm/1\.1\.0$"):
+        gear_data.convert(tmp_path / "arm", tmp_path / "out")
+    assert gear_data.convert(tmp_path / "arm/1.1.0", tmp_path / "out").episodes == 3
+
+
+def test_the_splits_of_a_real_dataset(tfds: Any, shared_data: Path, tmp_path: Path) -> None:
+    """Its episodes are cut off after ten rows, so that no row has `is_last`."""
+    folder = shared_data / "octo_bridge_rlds/bridge_dataset/1.0.0"
+    with pytest.raises(InvalidArgumentError, match="several splits: train, val"):
+        gear_data.convert(folder, tmp_path / "out")
+    builder = tfds.builder_from_directory(str(folder))
+    for split in ("val", "train[10%:30%]"):
+        gear_data.convert(folder, tmp_path / split, split=split)
+        dataset, count = gear_data.open(tmp_path / split), 0
+        for i, episode in enumerate(tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False))):
+            rows = list(episode["steps"])
+            steps = dataset.episode(i)
+            assert dataset.final(i) is None
+            np.testing.assert_array_equal(steps["actions"], [row["action"] for row in rows])
+            np.testing.assert_array_equal(steps["observations"], [row["observation"]["state"] for row in rows])
+            np.testing.assert_array_equal(steps["rewards"], [row["reward"] for row in rows])
+            assert steps["language_instruction"][0] == rows[0]["language_instruction"].decode()
+            assert (steps["truncated"][-1], steps["terminated"].any()) == (True, False)
+            count += 1
+        assert dataset.num_episodes == count
+
+
 def test_an_episode_cut_off_keeps_all_its_steps(tfds: Any, sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(3, short=False)
     episodes = [rlds_steps(rollout) for rollout in rollouts]
     episodes[1] = episodes[1][:-1]
-    gear_data.convert(write_rlds(tfds, tmp_path / "in", episodes), tmp_path / "out")
+    report = gear_data.convert(write_rlds(tfds, tmp_path / "in", episodes), tmp_path / "out")
+    assert "unfinished-episode" in warning_codes(report)
     dataset = gear_data.open(tmp_path / "out")
     assert dataset.final(1) is None
     assert dataset.final(2) is not None
