@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import random
 import sys
 import threading
@@ -17,7 +16,7 @@ from gear_data.common.progress import progress_bar
 from tests.chaos.result import ChaosResult, Limit, markdown, run_in_own_process
 
 #: Modules of tests.chaos with a function `run(seed, limit) -> ChaosResult`.
-HARNESSES = ("kills", "disks")
+HARNESSES = ("kills", "disks", "mutations")
 
 
 def main() -> int:
@@ -30,7 +29,6 @@ def main() -> int:
     options = parser.parse_args()
     names = options.only or HARNESSES
     print(f"seed {options.seed}", flush=True)
-    os.environ["HF_HUB_OFFLINE"] = "1"
     if options.case is not None:
         limit = Limit(runs=1, first=options.case)
     else:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
-from multiprocessing import get_context, set_start_method
+from pathlib import Path
 from types import ModuleType
 
 
@@ -58,19 +62,16 @@ def run_in_own_process(harness: ModuleType, seed: int, limit: Limit) -> ChaosRes
     A harness that ends with an error, or takes the process with it, is a failure.
     """
     name = harness.__name__.rpartition(".")[2]
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            result: ChaosResult = pool.submit(_run, harness.__name__, seed, limit).result()
-        except Exception as error:
-            return ChaosResult(name, seed, 0, {}, (f"the harness ended with {type(error).__name__}: {error}",))
-    return result
-
-
-def _run(module: str, seed: int, limit: Limit) -> ChaosResult:
-    # A process that was spawned has spawn as its default, and gives its semaphores (tqdm's, too) names in /dev/shm.
-    set_start_method("fork", force=True)
-    result: ChaosResult = importlib.import_module(module).run(seed, limit)
-    return result
+    with tempfile.TemporaryDirectory(prefix="gear-chaos-") as folder:
+        file = Path(folder, "result.json")
+        command = [sys.executable, "-m", __name__, harness.__name__, str(seed), json.dumps(asdict(limit)), str(file)]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+        if not file.exists():
+            why = done.stderr.strip().splitlines()[-3:]
+            return ChaosResult(name, seed, 0, {}, (f"the harness ended with status {done.returncode}: {why}",))
+        record = json.loads(file.read_text())
+    return ChaosResult(**{**record, "failures": tuple(record["failures"])})
 
 
 def markdown(results: list[ChaosResult]) -> str:
@@ -81,3 +82,12 @@ def markdown(results: list[ChaosResult]) -> str:
         missing = "".join(f"; not run: {kind} ({reason})" for kind, reason in result.skipped.items())
         lines.append(f"| {result.harness} | {done}{missing} | {result.runs:,} | {len(result.failures):,} |")
     return "\n".join(lines)
+
+
+def _main(module: str, seed: str, limit: str, file: str) -> None:
+    result = importlib.import_module(module).run(int(seed), Limit(**json.loads(limit)))
+    Path(file).write_text(json.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,7 +1,8 @@
 """Fuzzer of the readers: `python -m tests.fuzz.readers --seconds 600`.
 
-Each case damages a source and converts it in a separate process. The case passes if the conversion succeeds and the
-dataset verifies, or if the conversion ends with a GearError. It fails at any other exception, a crash, more than
+Each case damages a source and converts it in a separate process. The case passes if the conversion succeeds, the
+dataset verifies, and its values are those that another library reads. It also passes if the conversion ends with a
+GearError. It fails at any other exception, a crash, more than
 `TIME_LIMIT` seconds or more than `MEMORY_LIMIT` bytes. A failed case is kept in a folder and printed with the options
 that run it again. A case depends only on the seed, the format and its number. Not a test: tests/fuzz/test_smoke.py runs
 it for a few seconds.
@@ -31,6 +32,7 @@ import gear_data
 from gear_data.errors import GearError
 from gear_data.ingest.sources.registry import known_formats
 from tests.fuzz.damage import damage
+from tests.fuzz.plain_readings import READERS, differences, source_differs
 from tests.support import source_makers
 from tests.support.rollouts import make_rollouts
 
@@ -90,12 +92,13 @@ def in_child(body: Callable[[], int], log: Path, time_limit: int) -> tuple[int, 
 def convert(name: str, source: Path, destination: Path, rng: random.Random) -> int:
     """Converts a source with random options, sometimes as another format."""
     chosen = rng.choices(("auto", _format(name), rng.choice(list(known_formats()))), (5, 4, 1))[0]
+    bad = rng.choice(("error", "skip"))
     try:
         gear_data.convert(
             source,
             destination,
             format=chosen,
-            on_bad_episode=rng.choice(("error", "skip")),
+            on_bad_episode=bad,
             keep_encoded=rng.random() < 0.3,
             shard_bytes=rng.choice((1 << 10, 1 << 20)),
             jobs=1,
@@ -107,6 +110,18 @@ def convert(name: str, source: Path, destination: Path, rng: random.Random) -> i
     if not gear_data.verify(destination, progress=False).ok:
         print("the converted dataset does not verify")
         return _FAILED
+    dataset = gear_data.open(destination)
+    difference = differences(destination, iter(dataset))
+    if (
+        difference is None
+        and bad == "error"
+        and name in READERS
+        and dataset.manifest.provenance["format"] == _format(name)
+    ):
+        difference = source_differs(name, source, dataset)
+    if difference is not None:
+        print(difference)
+        return _FAILED
     return _CONVERTED
 
 
@@ -116,19 +131,28 @@ def _format(name: str) -> str:
 
 
 def read(folder: Path, rng: random.Random) -> int:
-    """Opens the gear datasets of a folder, reads all of them and verifies them."""
+    """Opens the gear datasets of a folder, reads all of them and verifies them.
+
+    The values of a dataset that verifies must be those that pyarrow reads from its files.
+    """
     status = _CONVERTED
     for path in sorted(folder.iterdir()):
         try:
             ds = gear_data.open(
                 path, residency=rng.choice(("mmap", "host")), on_bad_shard=rng.choice(("error", "skip"))
             )
+            episodes = []
             for i in ds.episode_table.column("episode_id").to_pylist():
                 episode = ds.episode(i)
-                for name in ds.schema.names:
-                    np.array(episode[name])
+                episodes.append({name: np.array(episode[name]) for name in ds.schema.names})
                 ds.final(i)
-            gear_data.verify(path, progress=False)
+            if gear_data.verify(path, progress=False).ok:
+                difference = differences(path, iter(episodes))
+                if difference is not None:
+                    print(f"{path.name}: {difference}")
+                    return _FAILED
+            else:
+                status = _REFUSED
         except GearError as error:
             print(f"{type(error).__name__}: {error}")
             status = _REFUSED

@@ -1,0 +1,41 @@
+"""Damaged sources and datasets, against an independent reading.
+
+The cases are those of tests/fuzz/readers.py, for all formats in turn: bits, bytes, files and tables are changed, also
+under valid checksums. The outcome is the values that another library reads, or a typed error, within limits of time and
+memory, in a process that does not crash.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tests.chaos.result import ChaosResult, Limit
+from tests.fuzz import readers
+from tests.support.source_makers import MAKERS
+
+
+def run(seed: int, limit: Limit) -> ChaosResult:
+    """Damages a source of each format in turn, and a gear dataset in every second case."""
+    os.fsync = lambda _: None  # durability is not needed here
+    names = list(MAKERS)
+    readers.warm_up(names)
+    names.remove("gear")
+    tried: Counter[str] = Counter()
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="gear-chaos-") as scratch:
+        sources: dict[str, Path | None] = {}
+        for number in limit.numbers():
+            name = "gear" if number % 2 else names[number // 2 % len(names)]
+            if name not in sources:
+                sources[name] = readers.make_sources([name], Path(scratch)).get(name)
+            if (source := sources[name]) is None:
+                continue
+            case = readers.FuzzCase(seed, name, number)
+            outcome = readers.run(case, source, Path(tempfile.gettempdir(), "gear-fuzz"))
+            tried[f"{'datasets' if name == 'gear' else 'sources'} {outcome}"] += 1
+            failures += [f"case {number}: python -m tests.fuzz.readers {case}"] if outcome == "failed" else []
+    skipped = {name: "its library is not installed" for name, source in sources.items() if source is None}
+    return ChaosResult("mutations", seed, tried.total(), dict(sorted(tried.items())), tuple(failures), skipped)

@@ -1,0 +1,126 @@
+"""Readings of datasets and sources without gear-data, for tests/fuzz/readers.py.
+
+Datasets are read by pyarrow, sources by the library of their format. Not a test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+#: Column -> values of an episode as bytes, or as a list for text.
+Values = dict[str, bytes | list[Any]]
+
+
+def dataset_episodes(folder: Path) -> Iterator[Values]:
+    """Yields the values of each episode of a gear dataset, in the order of the episode table."""
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    shards = [_read(folder / shard["file"]) for shard in manifest["shards"]]
+    for row in _read(folder / manifest["tables"]["episodes"]["file"]).to_pylist():
+        steps = shards[row["shard"]].slice(row["start"], row["length"])
+        yield {name: _plain(steps.column(name)) for name in steps.column_names}
+
+
+def differences(folder: Path, episodes: Iterator[Any]) -> str | None:
+    """Returns the first difference of a dataset's episodes to its files; None if they are equal."""
+    for i, (plain, episode) in enumerate(zip(dataset_episodes(folder), episodes, strict=True)):
+        for name, expected in plain.items():
+            values = episode[name]
+            found = values.tolist() if values.dtype == object else values.tobytes()
+            if found != expected:
+                return f"episode {i}, column {name} differs from the file"
+    return None
+
+
+def _read(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+
+
+def _plain(column: pa.ChunkedArray) -> bytes | list[Any]:
+    array = column.combine_chunks()
+    if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type):
+        return list(array.to_pylist())
+    while pa.types.is_fixed_size_list(array.type):
+        array = array.flatten()
+    return np.asarray(array.to_numpy(zero_copy_only=False)).tobytes()
+
+
+def _d4rl(folder: Path, name: str) -> list[Any]:
+    found = []
+    for path in _files(folder, ".hdf5"):
+        with h5py.File(path) as file:
+            found.append(file[name][()])
+    return found
+
+
+def _robomimic(folder: Path, name: str) -> list[Any]:
+    found = []
+    for path in _files(folder, ".hdf5"):
+        with h5py.File(path) as file:
+            demos = sorted(file["data"], key=lambda demo: int(demo.rpartition("_")[2]))
+            found += [file["data"][demo][name][()] for demo in demos]
+    return found
+
+
+def _step_rows(folder: Path, name: str) -> list[Any]:
+    found = []
+    for path in _files(folder, ".parquet"):
+        found.append(np.array(pq.read_table(path).column(name).to_pylist()))
+    return found
+
+
+def _episode_rows(folder: Path, name: str) -> list[Any]:
+    found = []
+    for path in _files(folder, ".parquet"):
+        found += [np.array(row) for row in pq.read_table(path).column(name).to_pylist()]
+    return found
+
+
+def _npz(folder: Path, name: str) -> list[Any]:
+    found = []
+    for path in _files(folder, ".npz"):
+        with np.load(path, allow_pickle=False) as file:
+            found.append(file[name])
+    return found
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix == suffix and path.is_file())
+
+
+#: Maker of sources (tests/support/source_makers.py) -> its reader: arrays of a column, in order.
+READERS: dict[str, Callable[[Path, str], list[Any]]] = {
+    "d4rl": _d4rl,
+    "d4rl-no-timeouts": _d4rl,
+    "robomimic": _robomimic,
+    "step-rows": _step_rows,
+    "episode-rows": _episode_rows,
+    "npz": _npz,
+}
+
+
+def source_differs(name: str, source: Path, dataset: Any) -> str | None:
+    """Returns how a converted dataset differs from its source; None if it does not, or if nobody can tell.
+
+    Actions and rewards are compared: they have one name and one meaning in these formats.
+    """
+    for column in ("actions", "rewards"):
+        try:
+            expected = np.concatenate([np.asarray(values, np.float64) for values in READERS[name](source, column)])
+        except Exception:  # the library of the format does not read the column, so that nothing can be compared
+            continue
+        if column not in dataset.schema.names or dataset.num_steps == 0:
+            continue
+        found = np.concatenate([np.asarray(episode[column], np.float64) for episode in dataset])
+        if found.size != expected.size:
+            return f"{column}: {found.size} values, the source has {expected.size}"
+        if not np.array_equal(found.ravel(), expected.ravel(), equal_nan=True):
+            return f"{column}: the values are not the source's"
+    return None
