@@ -20,10 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from gear_data.common.paths import plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
-from gear_data.exports.destination import atomic_folder
+from gear_data.exports.destination import atomic_folder, export_target
 from gear_data.exports.nested import nested_episodes, nested_rows
 from gear_data.loaders.builders.transfer import map_tensors
 from gear_data.storage.atomic import checksum
@@ -85,8 +84,8 @@ def export_batches(
 
     Raises:
         UnknownNameError: the format does not exist.
-        InvalidArgumentError: `batches` is below 1; npz or parquet cannot store bfloat16 tensors; safetensors or npz
-            cannot store text.
+        InvalidArgumentError: `batches` is below 1; the destination has the name of a file; npz or parquet cannot store
+            bfloat16 tensors; safetensors or npz cannot store text.
         EmptySourceError: the loader has no more batches.
         DestinationExistsError: the destination is not empty.
         StorageFullError: the disk is full.
@@ -96,7 +95,7 @@ def export_batches(
         raise unknown_name("batch format", format, BATCH_WRITERS)
     if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
         raise InvalidArgumentError(f"batches must be an int of at least 1, not {batches!r}")
-    target = Path(plain_path(destination))
+    target = export_target(destination, format, ())
     entries: list[dict[str, Any]] = []
     with atomic_folder(target) as folder, progress_bar(batches, "export", "batch", progress) as bar:
         for batch in islice(loader, batches):

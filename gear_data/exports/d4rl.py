@@ -13,7 +13,7 @@ import h5py
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
-from gear_data.exports.destination import atomic_file_or_folder
+from gear_data.exports.destination import FILE_SUFFIXES, atomic_file_or_folder
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files
 from gear_data.exports.flat import flat_blocks, flat_columns
 from gear_data.exports.hdf5 import create_hdf5
@@ -29,7 +29,7 @@ def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> 
         MissingColumnError: see `flat_columns`.
         UnsupportedColumnError: see `flat_columns`.
     """
-    with atomic_file_or_folder(destination, (".hdf5", ".h5"), "data.hdf5") as path:
+    with atomic_file_or_folder(destination, FILE_SUFFIXES["d4rl"], "data.hdf5") as path:
         columns = flat_columns(dataset, "D4RL")
         total = dataset.num_steps * len(columns)
         size = sum(column.bytes for column in columns)

@@ -1,16 +1,54 @@
-"""Destinations that are complete or missing: folders and files."""
+"""Destinations of exports: their names, and files and folders written atomically."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gear_data.errors import DestinationExistsError
+from gear_data.common.paths import is_remote, plain_path
+from gear_data.errors import DestinationExistsError, InvalidArgumentError
 from gear_data.storage.atomic import atomic_file, typed_write_errors
 from gear_data.storage.writing.folder_lock import folder_lock
+
+#: Format -> endings of the files that it writes. Every format also writes a folder, and those not listed only a folder.
+FILE_SUFFIXES = {"parquet": (".parquet",), "d4rl": (".hdf5", ".h5"), "npz": (".npz",)}
+
+#: The ending of a file name. A version, as in `hopper-v2.1`, does not match.
+_ENDING = re.compile(r"\.[A-Za-z]\w*")
+
+
+def export_target(destination: str | os.PathLike[str], format: str, suffixes: tuple[str, ...]) -> Path:
+    """Returns the path to export to.
+
+    Args:
+        destination: a path. With a slash at the end, or as an existing folder, it may have any name.
+        format: name of the format, for the error.
+        suffixes: endings of the files that the format writes. Without one, it writes a folder.
+
+    Raises:
+        InvalidArgumentError: the destination is a URL, or has the ending of another kind of file.
+    """
+    text = plain_path(destination)
+    if is_remote(text):
+        raise InvalidArgumentError(
+            "an export cannot be written to a URL", file=text, hint="export to a local folder, then upload the folder"
+        )
+    path = Path(text)
+    is_named_folder = text.endswith("/") or path.is_dir()
+    if _ENDING.fullmatch(path.suffix) and path.suffix not in suffixes and not is_named_folder:
+        written = f"a folder or a file that ends in {' or '.join(suffixes)}" if suffixes else "a folder"
+        others = [name for name, endings in FILE_SUFFIXES.items() if path.suffix in endings and suffixes]
+        hint = f"--format {others[0]} writes {path.suffix}" if others else "use such a name"
+        raise InvalidArgumentError(
+            f"the name ends in {path.suffix}, but the format {format} writes {written}",
+            file=text,
+            hint=f"{hint}; for a folder of this name, put a slash at its end",
+        )
+    return path
 
 
 def refuse_existing(destination: Path) -> None:

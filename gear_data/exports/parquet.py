@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
-from gear_data.exports.destination import atomic_folder, atomic_new_file
+from gear_data.exports.destination import FILE_SUFFIXES, atomic_folder, atomic_new_file
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
 from gear_data.exports.metadata import episode_metadata, final_observations
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
@@ -30,7 +30,7 @@ def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) 
     """
     shards = _shard_runs(dataset)
     with progress_bar(dataset.num_steps, "export", "step", options.progress) as bar:
-        if destination.suffix == ".parquet":
+        if destination.suffix in FILE_SUFFIXES["parquet"]:
             with atomic_new_file(destination) as temporary:
                 _write(dataset, temporary, shards, bar)
             return exported_files(destination)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from gear_data.common.paths import plain_path
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.exports.d4rl import export_d4rl
+from gear_data.exports.destination import FILE_SUFFIXES, export_target
 from gear_data.exports.exporter import Exporter, ExportOptions
 from gear_data.exports.lerobot.exporter import export_lerobot
 from gear_data.exports.minari import export_minari
@@ -71,7 +70,8 @@ def export(
     Args:
         dataset: dataset or view. Whole episodes are exported.
         destination: a folder that does not exist or is empty. `parquet`, `d4rl` and `npz` also take the name of one
-            file that ends in .parquet, .hdf5 or .npz. For `minari` the name must be NAME-vN.
+            file that ends in .parquet, .hdf5 or .npz. For `minari` the name must be NAME-vN. Other endings are
+            refused, unless the folder exists or a slash ends its name.
         format: `parquet`: a row per episode, as `datasets.load_dataset("parquet", ...)` reads it; `d4rl`: HDF5; `npz`;
             `minari`: as `minari.load_dataset` reads it; `lerobot`: v3.0.
         fps: steps per second, only for `lerobot`. None takes the value of the dataset's source.
@@ -89,9 +89,9 @@ def export(
     """
     if not isinstance(dataset, Dataset):
         raise InvalidArgumentError(f"export takes a Dataset, not {dataset!r}", hint="open it with gear_data.open(path)")
-    target = Path(plain_path(destination))
     if format not in EXPORTERS:
         raise unknown_name("export format", format, EXPORTERS)
+    target = export_target(destination, format, FILE_SUFFIXES.get(format, ()))
     if dataset.step_mask is not None:
         raise InvalidArgumentError(
             "the view has a step filter, but export writes whole episodes",

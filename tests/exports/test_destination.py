@@ -1,14 +1,17 @@
-"""Destinations of exports: existing files, links and mount points."""
+"""Destinations of exports: names, existing files, links and mount points."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gear_data
+from gear_data.cli import main
 from gear_data.errors import (
     DestinationExistsError,
+    InvalidArgumentError,
     UnknownNameError,
 )
 from tests.support.stopped_process import Stop, stoppable
@@ -95,3 +98,46 @@ def _check_export(dataset: Path, destination: Path) -> None:
     assert [path.name for path in destination.parent.iterdir()] == [destination.name]
     report = gear_data.convert(destination, destination.with_name("again"))
     assert report.fingerprint == gear_data.open(dataset).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "message"),
+    [
+        ("x.foo", "parquet", r"ends in \.foo, .* a folder or a file that ends in \.parquet"),
+        ("x.csv", "d4rl", r"ends in \.csv, .* \.hdf5 or \.h5"),
+        ("x.hdf5", "parquet", r"ends in \.hdf5, .*\n  --format d4rl writes \.hdf5"),
+        ("x.PARQUET", "parquet", r"ends in \.PARQUET"),
+        ("x-v0.hdf5", "minari", r"ends in \.hdf5, but the format minari writes a folder\n"),
+        ("x.parquet", "lerobot", r"ends in \.parquet, but the format lerobot writes a folder\n"),
+        ("s3://bucket/x", "parquet", r"written to a URL"),
+    ],
+)
+def test_a_name_that_is_no_destination_is_refused(
+    name: str, format: str, message: str, rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: Any = {"fps": 10} if format == "lerobot" else {}
+    with pytest.raises(InvalidArgumentError, match=message):
+        gear_data.export(gear_data.open(rollouts_path), name, format, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_refuses_it_too(rollouts_path: Path, tmp_path: Path, capsys: Any) -> None:
+    for further in ([], ["--batches", "2"]):
+        assert main(["export", str(rollouts_path), str(tmp_path / "x.foo"), *further]) != 0
+        assert "the name ends in .foo" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_batches_are_a_folder(rollouts_path: Path, tmp_path: Path) -> None:
+    loader = gear_data.SequenceLoader(gear_data.open(rollouts_path), 2, context=2, steps=1)
+    with pytest.raises(InvalidArgumentError, match="the format npz writes a folder"):
+        gear_data.export_batches(loader, tmp_path / "eval.npz", batches=1, format="npz")
+
+
+def test_folders_may_have_dots(rollouts_path: Path, tmp_path: Path) -> None:
+    ds = gear_data.open(rollouts_path)
+    (tmp_path / "existing.out").mkdir()
+    for name in ("hopper-v2.1", "existing.out", "new.out/"):
+        report = gear_data.export(ds, f"{tmp_path}/{name}")
+        assert all((tmp_path / name / file).is_file() for file in report.files)
