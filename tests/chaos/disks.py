@@ -52,7 +52,7 @@ def run(seed: int, limit: Limit) -> ChaosResult:
             tried[kind] += 1
             failures += [f"case {number}: {path.name}, {kind}{failure}"] if failure else []
     skipped = {} if unmountable is None else {_SMALL: unmountable}
-    return ChaosResult("disks", seed, tried.total(), tried, tuple(failures), skipped)
+    return ChaosResult("disks", seed, tried.total(), dict(tried), tuple(failures), skipped)
 
 
 def _fail(whole: Whole, case: Path, seed: int, visit: int, kind: str) -> str | None:

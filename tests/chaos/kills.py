@@ -42,7 +42,7 @@ def run(seed: int, limit: Limit) -> ChaosResult:
             failure = _kill(wholes[path.name], case, seed, visit)
             tried[path.name] += 1
             failures += [f"case {number}: {path.name}, {failure}"] if failure else []
-    return ChaosResult("kills", seed, tried.total(), tried, tuple(failures))
+    return ChaosResult("kills", seed, tried.total(), dict(tried), tuple(failures))
 
 
 def _kill(whole: Whole, case: Path, seed: int, visit: int) -> str | None:

@@ -1,6 +1,6 @@
 """Damaged sources and datasets, against an independent reading.
 
-The cases are those of tests/fuzz/readers.py, for all formats in turn: bits, bytes, files and tables are changed, also
+tests/fuzz/readers.py makes the cases, for all formats in turn: bits, bytes, files and tables are changed, also
 under valid checksums. The outcome is the values that another library reads, or a typed error, within limits of time and
 memory, in a process that does not crash.
 """
@@ -18,7 +18,10 @@ from tests.support.source_makers import MAKERS
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
-    """Damages a source of each format in turn, and a gear dataset in every second case."""
+    """Damages a source of each format in turn.
+
+    Every second case damages a gear dataset.
+    """
     os.fsync = lambda _: None  # durability is not needed here
     names = list(MAKERS)
     readers.warm_up(names)

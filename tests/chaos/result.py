@@ -86,7 +86,7 @@ def markdown(results: list[ChaosResult]) -> str:
 
 def _main(module: str, seed: str, limit: str, file: str) -> None:
     result = importlib.import_module(module).run(int(seed), Limit(**json.loads(limit)))
-    Path(file).write_text(json.dumps(asdict(result)))
+    Path(file).write_text(json.dumps({**vars(result), "tried": dict(result.tried)}))
 
 
 if __name__ == "__main__":

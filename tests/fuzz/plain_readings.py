@@ -20,7 +20,10 @@ Values = dict[str, bytes | list[Any]]
 
 
 def dataset_episodes(folder: Path) -> Iterator[Values]:
-    """Yields the values of each episode of a gear dataset, in the order of the episode table."""
+    """Yields the values of each episode of a gear dataset.
+
+    The order is the order of the episode table.
+    """
     manifest = json.loads((folder / "manifest.json").read_bytes())
     shards = [_read(folder / shard["file"]) for shard in manifest["shards"]]
     for row in _read(folder / manifest["tables"]["episodes"]["file"]).to_pylist():
@@ -29,7 +32,10 @@ def dataset_episodes(folder: Path) -> Iterator[Values]:
 
 
 def differences(folder: Path, episodes: Iterator[Any]) -> str | None:
-    """Returns the first difference of a dataset's episodes to its files; None if they are equal."""
+    """Returns the first difference of a dataset's episodes to its files.
+
+    It is None if they are equal.
+    """
     for i, (plain, episode) in enumerate(zip(dataset_episodes(folder), episodes, strict=True)):
         for name, expected in plain.items():
             values = episode[name]
@@ -107,9 +113,9 @@ READERS: dict[str, Callable[[Path, str], list[Any]]] = {
 
 
 def source_differs(name: str, source: Path, dataset: Any) -> str | None:
-    """Returns how a converted dataset differs from its source; None if it does not, or if nobody can tell.
+    """Returns the first difference of a converted dataset to its source.
 
-    Actions and rewards are compared: they have one name and one meaning in these formats.
+    It is None if there is no difference, or if nobody can tell.     Actions and rewards are compared: they have one name and one meaning in these formats.
     """
     for column in ("actions", "rewards"):
         try:

@@ -1,4 +1,7 @@
-"""The folder of a case: its inputs, its files after a run without faults, and after a run with one."""
+"""The folder of a case: its inputs, and its files after a run.
+
+The files after a run with a fault are compared with the files after a run without faults.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def log_of(case: Path) -> Path:
 
 
 def failure_of(ended: Ended) -> str | None:
-    """Returns what no fault may do to the processes of a job; None if it did not."""
+    """Returns the failure of a job's processes; None if they did what a fault allows."""
     if ended.orphans:
         return "a process outlived the main process"
     if "Traceback" in ended.output:
@@ -90,7 +93,10 @@ def failure_of(ended: Ended) -> str | None:
 
 
 def wrong_after(whole: Whole, case: Path) -> str | None:
-    """Returns what is wrong with a folder after a fault: at once, or after the next run; None if all is well."""
+    """Returns the failure of a folder after a fault: at once, or after the next run.
+
+    It is None if all is well.
+    """
     found = contents(case)
     for file, data in whole.after.items():
         if file in found and found[file] not in (data, whole.before.get(file)):
@@ -108,7 +114,10 @@ def wrong_after(whole: Whole, case: Path) -> str | None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Returns name -> contents of all files in a folder, and of its subfolders, which have none."""
+    """Returns name -> contents of all files in a folder.
+
+    Subfolders are listed too, without contents.
+    """
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in folder.rglob("*")

@@ -1,4 +1,7 @@
-"""A bucket for tests: an fsspec file system over a folder, in which an object is there whole or not at all."""
+"""A bucket for tests: an fsspec file system over a folder.
+
+As in a bucket, an object is complete or missing.
+"""
 
 from __future__ import annotations
 

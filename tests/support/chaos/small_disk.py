@@ -16,9 +16,9 @@ _MS_REMOUNT, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 32, 16384, 1 << 18, 2
 
 
 def own_mounts() -> str | None:
-    """Gives this process mounts that no other process sees; returns why that is not allowed.
+    """Gives this process mounts that no other process sees.
 
-    They end with the process.
+    Returns the reason if that is not allowed. The mounts end with the process.
     """
     try:
         _call("unshare", _CLONE_NEWNS)

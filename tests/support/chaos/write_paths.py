@@ -68,7 +68,10 @@ def warm_up() -> None:
 
 
 def inside(folder: Path, job: Job) -> Callable[[], object]:
-    """Returns a function that does a job with its temporary files and caches below its folder."""
+    """Returns a function that does a job.
+
+    Its temporary files and caches are below its folder.
+    """
 
     def body() -> object:
         for name in ("tmp", "cache"):
