@@ -71,7 +71,8 @@ def process_folder() -> Path:
 def _create_scratch() -> tuple[Path, int]:
     """Creates a scratch folder and locks it.
 
-    Returns the folder and the descriptor of its lock. The kernel releases the lock when the process ends. So a folder that is not locked belongs to no process.
+    Returns the folder and the descriptor of its lock. The kernel releases the lock when the process ends. So a
+    folder that is not locked belongs to no process.
     """
     _remove_abandoned()
     while True:

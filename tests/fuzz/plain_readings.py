@@ -115,7 +115,8 @@ READERS: dict[str, Callable[[Path, str], list[Any]]] = {
 def source_differs(name: str, source: Path, dataset: Any) -> str | None:
     """Returns the first difference of a converted dataset to its source.
 
-    It is None if there is no difference, or if nobody can tell.     Actions and rewards are compared: they have one name and one meaning in these formats.
+    It is None if there is no difference, or if nobody can tell. Actions and rewards are compared: they have one
+    name and one meaning in these formats.
     """
     for column in ("actions", "rewards"):
         try:
