@@ -262,6 +262,8 @@ class Conversion:
             text = self._store.read(MANIFEST_NAME).decode("utf-8", "replace")
         except FileNotFoundError as error:
             raise ResumeError("was removed meanwhile", file=file, hint="run the same command again") from error
+        except OSError as error:
+            raise ResumeError(f"cannot be read: {error}", file=file, hint="use --overwrite to convert again") from error
         manifest = Manifest.from_text(text, file)
         known = {name: manifest.provenance.get(name) for name in identity}
         change = difference(known, json.loads(json.dumps(identity)))

@@ -158,16 +158,17 @@ def _local_folder(root: str) -> Location:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
             path = os.path.join(folder, name)
-            if not name.startswith(".") and (file := _local_file(path, os.path.relpath(path, root))) is not None:
-                files.append(file)
+            if name.startswith("."):
+                continue
+            file = _local_file(path, os.path.relpath(path, root))
+            if file is None:
+                raise _special(os.path.relpath(path, root))
+            files.append(file)
     return Location(root, tuple(sorted(files, key=_natural_order)), folder=True)
 
 
 def _local_file(path: str, name: str) -> SourceFile | None:
-    """Returns a file, or None for special files such as pipes.
-
-    Opening a pipe may block forever.
-    """
+    """Returns a file, or None for special files such as pipes."""
     if not is_utf8(name):
         raise CorruptSourceError("the name is not UTF-8", file=printable(name), hint="rename it")
     try:
@@ -177,6 +178,15 @@ def _local_file(path: str, name: str) -> SourceFile | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return SourceFile(path, name, status.st_size, str(status.st_mtime_ns))
+
+
+def _special(name: str) -> CorruptSourceError:
+    """Returns the error for a pipe, a device or a socket in a folder.
+
+    If it were left out, a pipe in the place of rewards.npy would lose a column in silence. Libraries that read the
+    folder themselves would wait for its data forever.
+    """
+    return CorruptSourceError("is a pipe, a device or a socket, not a file", file=name, hint="remove it")
 
 
 def _unreadable(name: str, error: OSError) -> CorruptSourceError:
@@ -200,6 +210,8 @@ def _remote(url: str) -> Location:
         name = str(PurePosixPath(path).relative_to(root)) if folder else PurePosixPath(path).name
         if not any(part.startswith(".") for part in PurePosixPath(name).parts):
             stamp = next((str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified") if info.get(key)), "")
+            if info["type"] == "other":  # of a file system of this machine
+                raise _special(name)
             if info["size"] is None:
                 raise RemoteError(
                     "the server does not report the size of the file", file=path, hint="download it first"

@@ -30,6 +30,7 @@ from gear_data.errors import (
     UnwritableError,
 )
 from gear_data.storage.mapped_shards import map_file
+from tests.support.hangs import SPECIAL_FILES, no_hang
 
 
 def an_episode(**more: Any) -> dict[str, Any]:
@@ -80,12 +81,21 @@ def test_paths_that_a_shell_would_change(place: str, advice: str, tmp_path: Path
     assert bool(error.value.hint) == bool(advice)
 
 
-def test_pipes_are_not_files(sources: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["FIFO", "device", "socket"])
+@pytest.mark.parametrize("name", ["x.parquet", "x.npz", "rewards.npy", "x.hdf5", "info.json", "x.tfrecord-0-of-1", "x"])
+def test_special_files_are_not_read(kind: str, name: str, sources: Any, tmp_path: Path) -> None:
+    """A reader would wait forever, or a column would be lost in silence."""
     folder = tmp_path / "in"
     sources.write_episodes(folder / "s.parquet", sources.make_rollouts(3))
-    os.mkfifo(folder / "pipe.parquet")
-    with pytest.raises(SourceNotFoundError, match="neither a file nor a folder"):
-        gear_data.convert(folder / "pipe.parquet", tmp_path / "d")
+    SPECIAL_FILES[kind](folder / name)
+    with no_hang(), pytest.raises(SourceNotFoundError, match="neither a file nor a folder"):
+        gear_data.convert(folder / name, tmp_path / "d")
+    with no_hang(), pytest.raises(CorruptSourceError, match="is a pipe, a device or a socket") as error:
+        gear_data.convert(folder, tmp_path / "d")
+    assert (error.value.file, error.value.hint) == (name, "remove it")
+    with no_hang(), pytest.raises(CorruptSourceError, match="is a pipe, a device or a socket"):
+        gear_data.convert(f"file://{folder}", tmp_path / "d")
+    (folder / name).rename(folder / f".{name}")
     assert gear_data.convert(folder, tmp_path / "d").episodes == 3
 
 
@@ -153,12 +163,12 @@ def test_later_failures_of_the_file_system(sources: Any, tmp_path: Path, monkeyp
         patch.setattr(Path, "unlink", read_only)
         with pytest.raises(UnwritableError, match="Read-only"):
             gear_data.convert(source, tmp_path / "d", overwrite=True)
-    path_open = Path.open
+    os_open = os.open
 
-    def refusing(path: Path, *arguments: Any, **options: Any) -> Any:
-        return _denied(path) if path.parent.name == "shards" else path_open(path, *arguments, **options)
+    def refusing(path: Any, *arguments: Any, **options: Any) -> int:
+        return _denied(path) if Path(path).parent.name == "shards" else os_open(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", refusing)
+    monkeypatch.setattr(os, "open", refusing)
     report = gear_data.verify(tmp_path / "d")
     assert [(check.ok, "Permission denied" in str(check.error)) for check in report.shards] == [
         (True, False),

@@ -21,6 +21,7 @@ import pytest
 import gear_data
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
 from gear_data.storage import sidecar
+from tests.support.hangs import SPECIAL_FILES, no_hang
 from tests.support.manifests import edited_manifest
 from tests.support.stopped_process import Stop, stoppable
 
@@ -335,3 +336,14 @@ def test_two_processes_write_one_sidecar(path: Path, rollouts: list[Any]) -> Non
 
 def _write_sidecar(path: Path) -> None:
     gear_data.open(path).with_discount(0.9).episode(0)
+
+
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
+@pytest.mark.parametrize("name", ["sidecar.json", "000000.arrow"])
+def test_special_files_are_computed_again(kind: str, name: str, path: Path, rollouts: list[Any]) -> None:
+    gear_data.open(path).with_discount(0.9)
+    file = path / "sidecars/returns_to_go-0.9" / name
+    file.unlink()
+    SPECIAL_FILES[kind](file)
+    with no_hang():
+        check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)

@@ -10,6 +10,7 @@ from typing import IO, Any, TypeVar
 
 from gear_data.common.paths import is_remote, join
 from gear_data.common.private_folder import scratch_folder
+from gear_data.common.regular_files import JSON_BYTES
 from gear_data.common.retry import with_retries
 from gear_data.errors import RemoteError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
@@ -64,8 +65,13 @@ class ObjectStore:
         if stored != size:
             raise ConnectionError(f"{stored} of {size} bytes were stored")
 
-    def read(self, file: str) -> bytes:
+    def read(self, file: str, limit: int = JSON_BYTES) -> bytes:
         def read(filesystem: Any, path: str) -> bytes:
+            info = filesystem.info(path)
+            if info["type"] == "other":  # of a file system of this machine
+                raise OSError("it is not a regular file")
+            if (info["size"] or 0) > limit:  # some servers do not report sizes
+                raise OSError(f"it has {info['size']} bytes, more than the limit of {limit}")
             return filesystem.cat_file(path)  # type: ignore[no-any-return]
 
         return self._call(file, "be read", read)

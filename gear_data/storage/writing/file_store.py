@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.storage.atomic import atomic_file, typed_write_errors
 from gear_data.storage.writing.folder_lock import FolderLock, folder_lock
 
@@ -41,8 +42,13 @@ class FileStore(Protocol):
             UnwritableError: the folder cannot be written to.
         """
 
-    def read(self, file: str) -> bytes:
-        """Returns the bytes of a file. Raises FileNotFoundError if it does not exist."""
+    def read(self, file: str, limit: int = JSON_BYTES) -> bytes:
+        """Returns the bytes of a regular file.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+            OSError: the file is not a regular file, or has more than `limit` bytes.
+        """
 
     def size(self, file: str) -> int | None:
         """Returns the size of a file in bytes; None if it does not exist."""
@@ -98,8 +104,8 @@ class LocalFileStore:
         with atomic_file(self.folder / file, mark=f".{os.getpid()}") as path:
             yield path
 
-    def read(self, file: str) -> bytes:
-        return (self.folder / file).read_bytes()
+    def read(self, file: str, limit: int = JSON_BYTES) -> bytes:
+        return read_regular(self.folder / file, limit)
 
     def size(self, file: str) -> int | None:
         path = self.folder / file

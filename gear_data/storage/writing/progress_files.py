@@ -26,5 +26,5 @@ def read_progress_file(store: FileStore, file: str) -> str | None:
         return store.read(file).decode("utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, MemoryError) as error:
         raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{file}", hint=START_OVER) from error

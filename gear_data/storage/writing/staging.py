@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.common.regular_files import JSON_BYTES
 from gear_data.common.typed_json import parse_json
-from gear_data.errors import GearError, ResumeError
+from gear_data.errors import GearError, ResumeError, UnwritableError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import parse_table, write_ipc
 from gear_data.storage.atomic import checksum
@@ -27,6 +28,8 @@ from gear_data.storage.statistics import RunningStatistics, StatisticsState
 from gear_data.storage.writing.file_store import FileStore, put_text
 from gear_data.storage.writing.progress_files import LOCK, PROGRESS, START_OVER, read_progress_file
 
+#: Size limit of a finished shard's rows of a table. 10^8 episodes have 10 GB.
+_TABLE_BYTES = 1 << 34
 _OPTIONS = f"{PROGRESS}/options.json"
 
 
@@ -166,8 +169,8 @@ class StagedDataset:
                 file = f"{PROGRESS}/{task.prefix}{i:06d}.{suffix}"
                 name = f"{self._store.name}/{file}"
                 try:
-                    data = self._store.read(file)
-                except OSError as error:
+                    data = self._store.read(file, _TABLE_BYTES)
+                except (OSError, MemoryError) as error:
                     raise ResumeError(f"cannot be read: {error}", file=name, hint=START_OVER) from error
                 yield renumber(parse_table(data, name), first_episode, first_shard)
             first_episode += sum(shard.episodes for shard in task.shards)
@@ -202,7 +205,14 @@ class StagedDataset:
         for file in self._store.files():
             if file.endswith(".tmp"):
                 self._store.remove(file)
-        put_text(self._store, MANIFEST_NAME, manifest.to_text())
+        text = manifest.to_text()
+        if len(text) > JSON_BYTES:
+            raise UnwritableError(
+                f"the manifest has {len(text)} bytes, more than readers accept ({JSON_BYTES})",
+                file=f"{self._store.name}/{MANIFEST_NAME}",
+                hint="convert into fewer, larger shards: raise shard_bytes (--shard-bytes)",
+            )
+        put_text(self._store, MANIFEST_NAME, text)
         self._store.clear(PROGRESS, keep=LOCK)
 
     def abandon(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from gear_data.errors import (
     GearError,
     ResumeError,
     StorageFullError,
+    UnwritableError,
 )
+from gear_data.storage.writing import staging
+from tests.support.hangs import SPECIAL_FILES, no_hang
 
 
 def test_resume_counts_bad_episodes_once(sources: Any, rollouts: list[Any], stop_at: Any, tmp_path: Path) -> None:
@@ -67,6 +71,37 @@ def test_resume_with_another_source(half_done: Path, source: Path, sources: Any,
     sources.write_episodes(source, rollouts[1:])
     with pytest.raises(ResumeError, match="source_files"):
         gear_data.convert(source, half_done, shard_bytes=2048, resume=True)
+
+
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
+@pytest.mark.parametrize("name", ["options.json", "000000.json", "000000.episodes"])
+def test_special_files_in_place_of_progress_files(kind: str, name: str, half_done: Path, source: Path) -> None:
+    path = half_done / ".progress" / name
+    path.unlink()
+    SPECIAL_FILES[kind](path)
+    with no_hang(), pytest.raises(GearError) as error:
+        gear_data.convert(source, half_done, shard_bytes=2048, resume=True)
+    assert error.value.file == str(path)
+    assert f"it is a {kind}, not a regular file" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["options.json", "000000.json", "000000.episodes"])
+def test_a_progress_file_of_a_terabyte(name: str, half_done: Path, source: Path) -> None:
+    path = half_done / ".progress" / name
+    os.truncate(path, 1 << 40)
+    with no_hang(), pytest.raises(ResumeError, match=r"1099511627776 bytes, more than the limit") as error:
+        gear_data.convert(source, half_done, shard_bytes=2048, resume=True)
+    assert error.value.file == str(path)
+
+
+def test_a_manifest_that_readers_would_refuse_is_not_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "JSON_BYTES", 3000)
+    with pytest.raises(UnwritableError, match="more than readers accept") as error:
+        gear_data.convert(source, tmp_path / "d", shard_bytes=2048)
+    assert "raise shard_bytes" in str(error.value.hint)
+    assert not (tmp_path / "d/manifest.json").exists()
 
 
 def _remove(path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import pickle
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ import gear_data
 from gear_data.errors import (
     CorruptShardError,
     DatasetNotFoundError,
+    GearError,
     ManifestError,
     RemoteError,
 )
 from gear_data.storage.remote.range_reader import filesystem_of
+from tests.support.hangs import SPECIAL_FILES, no_hang
 from tests.support.manifests import signed
 from tests.support.remote import check_equal_batches, upload
 
@@ -170,6 +174,22 @@ def test_folders_without_a_dataset(memory_url: str) -> None:
     filesystem.pipe_file(f"{place}/manifest.json", b"\xff")
     with pytest.raises(ManifestError, match=r"manifest\.json: cannot be read"):
         gear_data.open(memory_url)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device", "folder"])
+def test_special_files_behind_a_url(kind: str, rollouts_path: Path, tmp_path: Path) -> None:
+    shutil.copytree(rollouts_path, tmp_path / "d")
+    (tmp_path / "d/manifest.json").unlink()
+    SPECIAL_FILES[kind](tmp_path / "d/manifest.json")
+    with no_hang(), pytest.raises(GearError, match=r"manifest\.json"):
+        gear_data.open(f"file://{tmp_path}/d")
+
+
+def test_a_manifest_of_a_terabyte_behind_a_url(rollouts_path: Path, tmp_path: Path) -> None:
+    shutil.copytree(rollouts_path, tmp_path / "d")
+    os.truncate(tmp_path / "d/manifest.json", 1 << 40)
+    with no_hang(), pytest.raises(GearError, match="1099511627776 bytes, more than the limit"):
+        gear_data.open(f"file://{tmp_path}/d")
 
 
 def test_the_commands_take_urls(remote: str, capsys: pytest.CaptureFixture[str]) -> None:
