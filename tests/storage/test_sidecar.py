@@ -339,10 +339,10 @@ def _write_sidecar(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", SPECIAL_FILES)
-@pytest.mark.parametrize("name", ["sidecar.json", "000000.arrow"])
+@pytest.mark.parametrize("name", ["sidecar.json", "*-000000.arrow"])
 def test_special_files_are_computed_again(kind: str, name: str, path: Path, rollouts: list[Any]) -> None:
     gear_data.open(path).with_discount(0.9)
-    file = path / "sidecars/returns_to_go-0.9" / name
+    (file,) = (path / "sidecars/returns_to_go-0.9").glob(name)
     file.unlink()
     SPECIAL_FILES[kind](file)
     with no_hang():
