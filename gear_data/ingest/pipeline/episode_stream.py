@@ -37,14 +37,14 @@ class _EpisodeArrays:
         number: Its index in the source.
         length: Its number of steps, T.
         columns: Name -> [T, ...].
-        finals: Name -> [...], the final observations.
+        finals: Name -> the final observation: [...], or text or bytes.
         facts: Name -> a value that belongs to the whole episode.
     """
 
     number: int
     length: int
     columns: Mapping[str, npt.NDArray[Any]]
-    finals: Mapping[str, npt.NDArray[Any]]
+    finals: Mapping[str, Any]
     facts: Mapping[str, Any]
 
 
@@ -172,7 +172,8 @@ class EpisodeStream:
             array, source_name = arrays[name], None if source == name else source
             if array.dtype == object:
                 dtype = "string" if len(array) and isinstance(array[0], str) else "binary"
-                specs.append(ColumnSpec(name, dtype, source=source_name))
+                has_final = _is_observation(name) and len(array) == length + 1
+                specs.append(ColumnSpec(name, dtype, source=source_name, has_final=has_final))
                 continue
             shape = () if name in SCALAR_COLUMNS and array.shape[1:] == (1,) else array.shape[1:]
             if 0 in shape:
@@ -203,7 +204,7 @@ class EpisodeStream:
         if length == 0:
             raise BadEpisodeError("the episode has no steps")
         columns: dict[str, npt.NDArray[Any]] = {}
-        finals: dict[str, npt.NDArray[Any]] = {}
+        finals: dict[str, Any] = {}
         for spec in self.columns:
             column = _ColumnInput(spec, arrays[spec.name], arrays.get(_NEXT + spec.name), length, number)
             columns[spec.name], final = self._steps_and_final(column)
@@ -230,13 +231,13 @@ class EpisodeStream:
         self.findings.add(Finding("dtype-differs", message, 1, self._name, number, source))
         return cast
 
-    def _steps_and_final(self, column: _ColumnInput) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    def _steps_and_final(self, column: _ColumnInput) -> tuple[npt.NDArray[Any], Any]:
         """Returns a column's T steps, and its final observation if it has one."""
         if _is_single_flag(column):
             return _shaped(_expand_flag(column), column.spec), None
         _check_values(column)
         if column.has_extra_row and _is_observation(column.spec.name):
-            return self._observations_with_final(column)
+            return _observations_with_final(column)
         if column.has_extra_row and column.spec.name.startswith("infos"):
             return self._infos_with_reset(column), None
         if len(column.array) != column.length:
@@ -244,20 +245,6 @@ class EpisodeStream:
         if column.spec.has_final and not column.spec.variable_length and column.next_array is not None:
             return _observations_with_next(column, column.next_array)
         return _shaped(column.array, column.spec), None
-
-    def _observations_with_final(self, column: _ColumnInput) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-        """Splits T + 1 observations. A final value of variable length is left out."""
-        spec, array = column.spec, column.array
-        if spec.variable_length:
-            message = "a final value of variable length cannot be stored; left out"
-            self.findings.add(Finding("final-left-out", message, 1, self._name, column.number, spec.name))
-            return array[:-1], None
-        if not spec.has_final:
-            raise BadEpisodeError(
-                f"has {len(array)} rows for {column.length} steps, and the first episode has no final observation",
-                column=column.source,
-            )
-        return _shaped(array[:-1], spec), _shaped(array[-1:], spec)[0]
 
     def _infos_with_reset(self, column: _ColumnInput) -> npt.NDArray[Any]:
         """Drops infos[0], which `reset` returned; infos[t + 1] came with step t."""
@@ -280,7 +267,12 @@ class EpisodeStream:
             if with_final
             else np.empty((0, *spec.shape), spec.dtype)
             for spec in self.columns
-            if spec.has_final
+            if spec.has_final and not spec.variable_length
+        }
+        variable_finals = {
+            spec.name: pa.array([episode.finals[spec.name] for episode in with_final], spec.arrow_type)
+            for spec in self.columns
+            if spec.has_final and spec.variable_length
         }
         names = dict.fromkeys(name for episode in episodes for name in episode.facts)
         return EpisodeBlock(
@@ -293,6 +285,7 @@ class EpisodeStream:
             finals=finals,
             metadata={name: [episode.facts.get(name) for episode in episodes] for name in names},
             variable=variable,
+            variable_finals=variable_finals,
             source_rows=stop - first,
         )
 
@@ -331,6 +324,17 @@ def _check_values(column: _ColumnInput) -> None:
 def _wrong_row_count(column: _ColumnInput) -> BadEpisodeError:
     message = f"has {len(column.array)} rows, and the episode {column.length} steps"
     return BadEpisodeError(message, column=column.source)
+
+
+def _observations_with_final(column: _ColumnInput) -> tuple[npt.NDArray[Any], Any]:
+    """Splits T + 1 observations."""
+    spec, array = column.spec, column.array
+    if not spec.has_final:
+        raise BadEpisodeError(
+            f"has {len(array)} rows for {column.length} steps, and the first episode has no final observation",
+            column=column.source,
+        )
+    return _shaped(array[:-1], spec), _shaped(array[-1:], spec)[0]
 
 
 def _observations_with_next(

@@ -20,6 +20,7 @@ from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.checks import warning_codes
+from tests.support.encoded_images import cut_image, encode_episodes, make_images
 
 
 def gymnasium_episode(rollout: Any, *, final: bool = True) -> dict[str, Any]:
@@ -52,6 +53,58 @@ def test_every_kind_of_iterable(sources: Any, tmp_path: Path, kind: str) -> None
     sources.check_dataset(tmp_path / "out", rollouts, final=True)
     sources.write_d4rl(tmp_path / "a.hdf5", rollouts)
     assert report.fingerprint == gear_data.convert(tmp_path / "a.hdf5", tmp_path / "d4rl").fingerprint
+
+
+def image_episodes(sources: Any, count: int = 5) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Returns uint8 [T + 1, H, W, C] of each episode, and the episodes with these images encoded."""
+    images = [pixels for pixels in make_images(3 * count) if len(pixels) > 1][:count]
+    rollouts = sources.make_rollouts(count)
+    episodes = [
+        {
+            "observations": {"image": frames, "joints": np.zeros((len(frames), 2)), "text": ["go"] * len(frames)},
+            "rewards": np.full(len(frames) - 1, i, np.float32),
+            "terminated": bool(rollout.columns["terminated"][-1]),
+        }
+        for i, (frames, rollout) in enumerate(zip(encode_episodes(images), rollouts, strict=True))
+    ]
+    return images, episodes
+
+
+@pytest.mark.parametrize("on_bad_episode", ["error", "skip"])
+def test_final_images_are_kept(on_bad_episode: Any, sources: Any, tmp_path: Path) -> None:
+    images, episodes = image_episodes(sources)
+    if on_bad_episode == "skip":
+        final = episodes[1]["observations"]["image"].pop()
+        episodes[1]["observations"]["image"].append(cut_image(final))
+    report = gear_data.convert(episodes, tmp_path / "d", on_bad_episode=on_bad_episode)
+    left_out = [warning for warning in report.warnings if warning.startswith("final-left-out")]
+    assert len(left_out) == 1
+    assert left_out[0].startswith("final-left-out: column 'observations.text'")
+    good = [pixels for i, pixels in enumerate(images) if (i, on_bad_episode) != (1, "skip")]
+    dataset = gear_data.open(tmp_path / "d")
+    assert dataset.num_episodes == len(good)
+    for i, pixels in enumerate(good):
+        np.testing.assert_array_equal(dataset.episode(i)["observations.image"], pixels[:-1])
+        np.testing.assert_array_equal((dataset.final(i) or {})["observations.image"], pixels[-1])
+    # The same images as arrays give the same dataset.
+    arrays = [{**e, "observations": {**e["observations"], "image": p}} for e, p in zip(episodes, images, strict=True)]
+    if on_bad_episode == "error":
+        assert report.fingerprint == gear_data.convert(arrays, tmp_path / "arrays").fingerprint
+
+
+def test_final_images_that_stay_encoded_are_reported(sources: Any, tmp_path: Path) -> None:
+    _, episodes = image_episodes(sources)
+    report = gear_data.convert(episodes, tmp_path / "d", keep_encoded=True)
+    left_out = [warning.split("'")[1] for warning in report.warnings if warning.startswith("final-left-out")]
+    assert left_out == ["observations.image", "observations.text"]
+    assert set(gear_data.open(tmp_path / "d").final(0) or {}) == {"observations.joints"}
+
+
+def test_an_episode_without_a_final_image_is_bad(sources: Any, tmp_path: Path) -> None:
+    _, episodes = image_episodes(sources)
+    episodes[2]["observations"]["image"].pop()
+    with pytest.raises(BadEpisodeError, match=r"'observations.image', row 2: has no final observation"):
+        gear_data.convert(episodes, tmp_path / "d")
 
 
 def test_next_observations_and_no_final(sources: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.checks import warning_codes
+from tests.support.encoded_images import encode_image
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def rlds_steps(rollout: Any) -> list[dict[str, Any]]:
 Episodes = list[list[dict[str, Any]]]
 
 
-def write_rlds(tfds: Any, folder: Path, episodes: Episodes, val: Episodes | None = None) -> Path:
+def write_rlds(tfds: Any, folder: Path, episodes: Episodes, val: Episodes | None = None, encoded: bool = False) -> Path:
     """Writes a dataset folder with three episodes per shard, and perhaps `val`."""
     splits = {"train": episodes} if val is None else {"train": episodes, "val": val}
     features = tfds.features.FeaturesDict(
@@ -66,7 +68,9 @@ def write_rlds(tfds: Any, folder: Path, episodes: Episodes, val: Episodes | None
                 {
                     "observation": {
                         "state": tfds.features.Tensor(shape=(3,), dtype=np.float32),
-                        "image": tfds.features.Image(shape=(4, 4, 3), encoding_format="png"),
+                        "image": tfds.features.Tensor(shape=(), dtype=np.object_)
+                        if encoded
+                        else tfds.features.Image(shape=(4, 4, 3), encoding_format="png"),
                     },
                     "action": tfds.features.Tensor(shape=(2,), dtype=np.float32),
                     "reward": tfds.features.Scalar(dtype=np.float32),
@@ -252,6 +256,18 @@ def test_an_episode_cut_off_keeps_all_its_steps(tfds: Any, sources: Any, tmp_pat
     assert dataset.final(2) is not None
     np.testing.assert_array_equal(dataset.episode(1)["rewards"], rollouts[1].columns["rewards"])
     assert dataset.episode(1)["truncated"].tolist() == [False] * (len(rollouts[1]) - 1) + [True]
+
+
+def test_final_images_that_tfds_does_not_decode(tfds: Any, sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(3)
+    episodes = [rlds_steps(rollout) for rollout in rollouts]
+    for step in chain.from_iterable(episodes):
+        step["observation"]["image"] = encode_image(step["observation"]["image"])
+    gear_data.convert(write_rlds(tfds, tmp_path / "in", episodes, encoded=True), tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    for i, rollout in enumerate(rollouts):
+        assert dataset.episode(i)["observations.image"][:, 0, 0, 0].tolist() == list(range(len(rollout)))
+        assert (dataset.final(i) or {})["observations.image"][0, 0, 0] == len(rollout)
 
 
 def test_bad_episodes(tfds: Any, sources: Any, tmp_path: Path) -> None:
