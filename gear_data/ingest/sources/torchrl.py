@@ -83,14 +83,16 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     findings = _findings(location, root, tree, runs)
     columns = _choose_columns(tree, options)
     stored = {key: _stored_array(tree, key, batch_shape, root) for key in columns.keys}
-    size = sum(file.size for file in location.with_suffix(".memmap")) // len(runs)
+    size = sum(file.size for file in location.with_suffix(".memmap"))
+    filled = max(1, sum(last - first for first, last in runs))
+    sizes = [size * (last - first) // filled for first, last in runs]
     trajectory_steps = batch_shape[1] if len(batch_shape) == 2 else None
 
     def open_run(i: int) -> StepArrays:
         arrays = {key: _slice_rows(array, *runs[i]) for key, array in stored.items()}
-        return _step_arrays(location.name, size, columns, arrays, trajectory_steps)
+        return _step_arrays(location.name, sizes[i], columns, arrays, trajectory_steps)
 
-    return ArraySource([location.name] * len(runs), [size] * len(runs), open_run, findings, tree.facts)
+    return ArraySource([location.name] * len(runs), sizes, open_run, findings, tree.facts)
 
 
 def _findings(location: Location, root: str, tree: _TensorTree, runs: Sequence[tuple[int, int]]) -> FindingLog:
@@ -343,7 +345,7 @@ def _step_arrays(
         return EpisodeRanges(lengths, starts, facts=facts)
 
     sources = {column: key for key, column in columns.steps.items()}
-    return StepArrays(name, size, chosen, sources, locate, next_arrays=next_arrays, seekable=True)
+    return StepArrays(name, size, rows, chosen, sources, locate, next_arrays=next_arrays, seekable=True)
 
 
 FORMAT = Format(

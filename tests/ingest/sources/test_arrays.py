@@ -133,6 +133,30 @@ def test_padded_episodes(sources: Any, tmp_path: Path) -> None:
     sources.check_dataset(tmp_path / "out", rollouts, final=True)
 
 
+@pytest.mark.parametrize("files", [1, 4])
+@pytest.mark.parametrize("kind", ["flags", "lengths", "padded", "final-row", "dreamer"])
+def test_the_progress_bar_has_a_total(kind: str, files: int, sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(20, short=False)
+    steps = sum(len(r) for r in rollouts)
+    arrays = d4rl_arrays(rollouts)
+    if kind == "lengths":
+        arrays = {**flat(rollouts), "lengths": np.array([len(r) for r in rollouts])}
+    elif kind == "padded":
+        arrays = {"actions": np.zeros((3, 9, 2)), "lengths": np.array([2, 9, 1])}
+        steps = 12
+    elif kind == "final-row":
+        arrays = {"observations": np.zeros((8, 2)), "actions": np.zeros((7, 2))}
+        steps = 7
+    elif kind == "dreamer":
+        arrays = {"obs": np.zeros((8, 2)), "action": np.zeros((8, 2)), "is_first": np.arange(8) % 4 == 0}
+        steps = 6
+    (tmp_path / "in").mkdir()
+    for i in range(files):
+        np.savez(tmp_path / f"in/{i}.npz", **arrays)
+    location = locate(tmp_path / "in", None)
+    assert open_source(location, "auto", SourceOptions())[0].num_rows == files * steps
+
+
 @pytest.mark.parametrize("flags", [True, False])
 def test_a_file_an_episode(sources: Any, tmp_path: Path, flags: bool) -> None:
     rollouts = sources.make_rollouts(12)

@@ -46,6 +46,7 @@ def dreamer_arrays(classified: ClassifiedArrays, size: int, options: SourceOptio
     return StepArrays(
         name=classified.name,
         bytes=size,
+        steps=int(lengths.sum()),
         arrays=classified.steps,
         sources=classified.sources,
         locate=lambda: episodes,

@@ -148,6 +148,7 @@ def _arrays_with_lengths(
     return StepArrays(
         name=classified.name,
         bytes=size,
+        steps=rows,
         arrays=columns,
         sources=sources,
         locate=lambda: episodes,
@@ -219,6 +220,7 @@ def _padded_arrays(
     return StepArrays(
         name=classified.name,
         bytes=size,
+        steps=int(lengths.sum()),
         arrays=columns,
         sources=classified.sources,
         locate=lambda: episodes,
@@ -312,6 +314,7 @@ def _flagged_arrays(
     return StepArrays(
         name=classified.name,
         bytes=size,
+        steps=classified.rows,
         arrays=columns,
         sources=classified.sources if limit is None else {**classified.sources, "truncated": "truncated"},
         locate=episodes.locate,

@@ -135,6 +135,7 @@ def ogbench_arrays(name: str, size: int, arrays: Mapping[str, StoredArray], opti
     return StepArrays(
         name=name,
         bytes=size,
+        steps=int(episodes.lengths.sum()),
         arrays=columns,
         sources={**classified.sources, "truncated": _TERMINALS},
         locate=lambda: episodes,

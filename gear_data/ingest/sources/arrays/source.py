@@ -56,11 +56,12 @@ class ArraySource:
         self.findings = findings
         self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = metadata or {}
-        self.num_rows: int | None = None
         self._names = names
         self._sizes = sizes
         self._open_arrays = open_arrays
         self._model = open_arrays(0)
+        # Opening all files is expensive: the others are assumed to have as many steps per byte.
+        self.num_rows: int | None = self._model.steps * sum(sizes) // max(1, sizes[0])
         self.columns = self._model.columns()
         if not self.columns:
             raise EmptySourceError(

@@ -47,6 +47,7 @@ class StepArrays:
     Attributes:
         name: the name of the file or folder.
         bytes: the size of the file or folder, in bytes.
+        steps: the number of steps in all episodes.
         arrays: canonical name -> array of a step column.
         sources: canonical name -> name in the source.
         locate: finds the episodes; called once per pass over the arrays.
@@ -60,6 +61,7 @@ class StepArrays:
 
     name: str
     bytes: int
+    steps: int
     arrays: Mapping[str, StoredArray]
     sources: Mapping[str, str]
     locate: Callable[[], EpisodeRanges]
