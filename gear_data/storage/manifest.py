@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
+from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import Count, check_json, parse_json
 from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema
@@ -27,10 +28,6 @@ MANIFEST_NAME = "manifest.json"
 
 #: Remedy for a manifest that cannot be used.
 _RESTORE = "restore manifest.json, or convert again"
-
-
-#: Place of the checksum in a text that has no checksum yet.
-_NO_CHECKSUM = '"checksum": ""'
 
 
 @dataclass(frozen=True)
@@ -164,15 +161,14 @@ class Manifest:
 
     def to_text(self) -> str:
         """Returns the text of manifest.json."""
-        text = self._text_without_checksum()
-        return text.replace(_NO_CHECKSUM, f'"checksum": "{text_checksum(text)}"', 1)
+        return sign(self._unsigned_text())
 
     @cached_property
     def checksum(self) -> str:
         """`text_checksum` of the text that was read, or of `to_text` if no text was read."""
-        return text_checksum(self._text_without_checksum())
+        return text_checksum(self._unsigned_text())
 
-    def _text_without_checksum(self) -> str:
+    def _unsigned_text(self) -> str:
         document = {
             "format": "gear",
             "version": FORMAT_VERSION,
@@ -292,18 +288,6 @@ class Manifest:
                         column=column.name,
                         hint=_RESTORE,
                     )
-
-
-def text_checksum(text: str, checksum: str = "") -> str:
-    """Returns the checksum of a manifest's text.
-
-    It is xxh3-128 of the text in UTF-8 whose key `checksum` has the value "".
-
-    Args:
-        text: text of manifest.json.
-        checksum: the value of its key `checksum`.
-    """
-    return f"xxh3-128:{xxhash.xxh3_128(text.replace(checksum, '', 1).encode()).hexdigest()}"
 
 
 def _check_checksum(text: str, data: dict[str, Any], name: str) -> None:

@@ -29,6 +29,7 @@ from gear_data.common.file_lock import locked
 from gear_data.common.private_folder import process_folder
 from gear_data.common.progress import progress_bar
 from gear_data.common.regular_files import JSON_BYTES, read_regular
+from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import parse_json
 from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
 from gear_data.kernels import cpu
@@ -69,6 +70,7 @@ class Sidecar:
 class _SidecarRecord(msgspec.Struct, frozen=True):
     """Contents of sidecar.json."""
 
+    checksum: str
     version: int
     contents: str
     shards: list[ShardRecord]
@@ -196,12 +198,13 @@ def _compute(folder: Path, episodes: _EpisodeRewards, contents: str, discount: f
             bar.update(len(values))
     result = Sidecar(folder, tuple(shards), statistics.result()[COLUMN.name])
     description = {
+        "checksum": "",
         "version": _VERSION,
         "contents": contents,
         "shards": [shard.to_json() for shard in result.shards],
         "statistics": result.statistics.to_json(),
     }
-    write_text(folder / _DESCRIPTION, json.dumps(description))
+    write_text(folder / _DESCRIPTION, sign(json.dumps(description)))
     return result
 
 
@@ -212,7 +215,10 @@ def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
     """
     try:
         path = folder / _DESCRIPTION
-        record = parse_json(read_regular(path, JSON_BYTES), _SidecarRecord, error=ManifestError, file=str(path))
+        text = read_regular(path, JSON_BYTES).decode()
+        record = parse_json(text, _SidecarRecord, error=ManifestError, file=str(path))
+        if text_checksum(text, record.checksum) != record.checksum:
+            return None
         if record.version != _VERSION or record.contents != contents:
             return None
         shards = tuple(map(ShardEntry.from_record, record.shards))

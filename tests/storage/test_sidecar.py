@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import gear_data
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
 from gear_data.storage import sidecar
 from tests.support.hangs import SPECIAL_FILES, no_hang
-from tests.support.manifests import edited_manifest
+from tests.support.manifests import edited_manifest, signed
 from tests.support.stopped_process import Stop, stoppable
 
 
@@ -166,7 +167,7 @@ def _edit(key: str, value: Any) -> Any:
         for part in first:
             place = place[int(part)] if isinstance(place, list) else place[part]
         place[last] = value
-        (folder / "sidecar.json").write_text(json.dumps(note))
+        (folder / "sidecar.json").write_text(signed(note))
 
     return damage
 
@@ -347,3 +348,18 @@ def test_special_files_are_computed_again(kind: str, name: str, path: Path, roll
     SPECIAL_FILES[kind](file)
     with no_hang():
         check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
+
+
+def test_a_flipped_bit_of_the_statistics_is_never_served(path: Path) -> None:
+    """The sidecar is computed again."""
+    right = gear_data.open(path).with_discount(0.9).statistics["returns_to_go"]
+    description = path / "sidecars/returns_to_go-0.9/sidecar.json"
+    whole = description.read_bytes()
+    rng = random.Random(8)
+    for place in rng.sample(range(len(whole)), 40) + list(range(whole.index(b'"mean"'), whole.index(b'"max"'), 7)):
+        data = bytearray(whole)
+        data[place] ^= 1 << rng.randrange(8)
+        description.write_bytes(data)
+        found = gear_data.open(path).with_discount(0.9).statistics["returns_to_go"]
+        for name in ("count", "mean", "std", "min", "max"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(right, name))
