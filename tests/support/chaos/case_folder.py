@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.chaos.system_calls import Call, Ended, supervise
-from tests.support.chaos.write_paths import WritePath, inside
+from tests.support.chaos.write_paths import Job, WritePath, inside
 
 #: Rows of processes with host memory, which the next process removes. They have the numbers of processes.
 _HOST_REGISTRY = "tmp/gear-data-host-"
@@ -92,10 +92,10 @@ def failure_of(ended: Ended) -> str | None:
     return None
 
 
-def wrong_after(whole: Whole, case: Path) -> str | None:
+def wrong_after(whole: Whole, case: Path, around: Callable[[Job], Job] = lambda job: job) -> str | None:
     """Returns the failure of a folder after a fault: at once, or after the next run.
 
-    It is None if all is well.
+    It is None if all is well. `around` changes the job of the next run.
     """
     found = contents(case)
     for file, data in whole.after.items():
@@ -106,7 +106,7 @@ def wrong_after(whole: Whole, case: Path) -> str | None:
         return last_lines(looked.output)
     if looked.calls:
         return f"looking at the folder changed it: {looked.calls[0]}"
-    again = supervise(inside(case, whole.path.again), case, log_of(case))
+    again = supervise(inside(case, around(whole.path.again)), case, log_of(case))
     if again.status != 0:
         return f"the next run failed: {last_lines(again.output)}"
     difference = _difference(whole.after, contents(case))
