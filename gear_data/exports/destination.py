@@ -88,7 +88,6 @@ def atomic_folder(destination: Path) -> Iterator[Path]:
         temporary = workspace / "data"
         try:
             with typed_write_errors(destination):
-                shutil.rmtree(temporary, ignore_errors=True)  # left by an export that was killed
                 temporary.mkdir()
                 yield temporary
                 os.replace(temporary, destination)
@@ -131,10 +130,12 @@ def atomic_file_or_folder(destination: Path, suffixes: tuple[str, ...], name: st
 @contextmanager
 def _reserved(destination: Path) -> Iterator[Path]:
     """Lets no other export write to the destination, and yields a folder beside it for temporary files."""
-    with typed_write_errors(destination):
-        refuse_existing(destination)
     workspace = destination.with_name(f".{destination.name}.gear-export")
+    with typed_write_errors(destination):
+        if not workspace.exists():  # else an export that was killed may have left it, and the lock removes it
+            refuse_existing(destination)
     with folder_lock(workspace, name=str(destination), hint="wait until it has finished, or choose another one"):
+        shutil.rmtree(workspace / "data", ignore_errors=True)
         with typed_write_errors(destination):
             refuse_existing(destination)  # another export may have finished before this one had the lock
         yield workspace

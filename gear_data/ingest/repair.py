@@ -104,7 +104,7 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
                 f"is damaged: {bad[entry.file]}", file=str(folder / entry.file), hint=_CONVERT_AGAIN
             )
     damaged = [index for index, shard in enumerate(manifest.shards) if shard.entry.file in bad]
-    if not damaged:
+    if not damaged and not (folder / PROGRESS).exists():  # else a repair that was killed may have left it
         return RepairReport((), 0)
     hint = "wait until it has finished, then run repair again"
     with folder_lock(folder / PROGRESS, name=place, hint=hint):
@@ -112,7 +112,8 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
             raise DestinationExistsError("was replaced or repaired meanwhile", file=place, hint="run repair again")
         for path in [*folder.glob(".*.tmp"), *folder.glob("shards/.*.tmp")]:
             path.unlink(missing_ok=True)  # left by a repair that was killed
-        _rebuild(folder, manifest, damaged, source, progress)
+        if damaged:
+            _rebuild(folder, manifest, damaged, source, progress)
     return RepairReport(
         tuple(manifest.shards[i].entry.file for i in damaged), sum(manifest.shards[i].episodes for i in damaged)
     )

@@ -1,8 +1,8 @@
 """Clocks that jump by years, in every write path.
 
 `time.time` gives another year at every call, and the files that a job left have times of other years when the next run
-finds them. Half of the jobs are killed before a file operation, and continued under the jumping clock. The files in the
-end are those of a run under a steady clock, byte for byte.
+finds them. Half of the jobs are killed before a file operation, and continued under the jumping clock. In the
+end the files are equal to the files of a run under a steady clock, byte for byte.
 
 `time.monotonic` does not jump. Sources keep their times, because a source with another time counts as changed.
 """
@@ -27,7 +27,10 @@ _JUMPS = (-50 * _YEAR, -10 * _YEAR, -3600.0, 0.0, 3600.0, 10 * _YEAR, 75 * _YEAR
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
-    """Runs the write paths in turn under jumping clocks, with a kill in every second case."""
+    """Runs the write paths in turn under jumping clocks.
+
+    Every second case has a kill.
+    """
     if (reason := refusal()) is not None:
         return ChaosResult("clocks", seed, 0, {}, skipped={"all": reason})
     warm_up()

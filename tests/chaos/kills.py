@@ -40,7 +40,7 @@ def run(seed: int, limit: Limit) -> ChaosResult:
             if path.name not in wholes:
                 wholes[path.name] = run_whole(path, case)
             failure = _kill(wholes[path.name], case, seed, visit)
-            tried[path.name] += 1
+            tried[path.name.partition(" ")[0]] += 1
             failures += [f"case {number}: {path.name}, {failure}"] if failure else []
     return ChaosResult("kills", seed, tried.total(), dict(tried), tuple(failures))
 

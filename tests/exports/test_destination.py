@@ -141,3 +141,15 @@ def test_folders_may_have_dots(rollouts_path: Path, tmp_path: Path) -> None:
     for name in ("hopper-v2.1", "existing.out", "new.out/"):
         report = gear_data.export(ds, f"{tmp_path}/{name}")
         assert all((tmp_path / name / file).is_file() for file in report.files)
+
+
+def test_the_lock_of_a_killed_export_is_removed(rollouts_path: Path, tmp_path: Path) -> None:
+    """An export that was killed after its last rename leaves a complete file and its lock."""
+    ds = gear_data.open(rollouts_path)
+    gear_data.export(ds, tmp_path / "out.npz", "npz")
+    lock = tmp_path / ".out.npz.gear-export/.lock"
+    lock.parent.mkdir()
+    lock.touch()
+    with pytest.raises(DestinationExistsError, match="already exists"):
+        gear_data.export(ds, tmp_path / "out.npz", "npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]

@@ -233,3 +233,12 @@ def test_two_repairs_at_once_are_refused(source: Path, dataset: Path) -> None:
         gear_data.repair(dataset, source)
     assert len(gear_data.repair(dataset, source).shards) == 1
     assert not (dataset / PROGRESS).exists()
+
+
+def test_the_lock_of_a_killed_repair_is_removed(source: Path, dataset: Path, sources: Any) -> None:
+    before = sources.folder_contents(dataset)
+    (dataset / ".progress").mkdir()
+    (dataset / ".progress/.lock").touch()
+    assert gear_data.repair(dataset, source).shards == ()
+    assert sources.folder_contents(dataset) == before
+    assert not (dataset / ".progress").exists()
