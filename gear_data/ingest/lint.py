@@ -84,6 +84,7 @@ def lint(
     location = locate(source, split)
     spec = ConversionSpec(source, split, format, options, keep_encoded, strict=False, shard_bytes=0)
     opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
+    opened.units()  # refuses files that do not fit together, before reading
     schema = stored_schema(opened)
     contents: list[bytes] = []
     sources: list[tuple[str, int]] = []

@@ -18,6 +18,8 @@ from gear_data.storage.remote.range_reader import filesystem_of, open_range_read
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".json", ".csv")
 _LFS_POINTER = b"version https://git-lfs"
+#: More folders than this usually hold one episode each.
+_FEW_FOLDERS = 64
 _VAL_ARCHIVE = "-val.npz"
 _SPLITS = ("train", "validation", "valid", "val", "test", "dev", "eval")
 
@@ -105,11 +107,36 @@ def separate_datasets_hint(names: Sequence[str], one: str, other: str) -> str | 
     """
     if PurePosixPath(one).parent == PurePosixPath(other).parent:
         return None
+    folders = list(_first_of_folders(names))
+    shown = ", ".join(folders[:10]) + (", ..." if len(folders) > 10 else "")
+    return f"if the folders are separate datasets, convert one folder at a time: {shown}"
+
+
+def files_to_compare(names: Sequence[str], sizes: Sequence[int], large: int) -> list[int]:
+    """Returns the indices of the files to compare with the first file before reading.
+
+    Otherwise a folder of several datasets would be refused only after the first dataset was read. Opening these files
+    takes little time: they are the first files of the folders, if there are few folders, and the large files.
+
+    Args:
+        names: The names of all files.
+        sizes: Their sizes, in bytes.
+        large: The size above which a file is large, in bytes.
+    """
+    firsts = _first_of_folders(names)
+    chosen = set(firsts.values()) if len(firsts) <= _FEW_FOLDERS else set()
+    return sorted({*chosen, *(index for index, size in enumerate(sizes) if size > large)} - {0})
+
+
+def _first_of_folders(names: Sequence[str]) -> dict[str, int]:
+    """Returns folder -> index of its first file, for the topmost folders that differ."""
     parents = [PurePosixPath(name).parent for name in names]
     depth = len(PurePosixPath(os.path.commonpath(parents)).parts)
-    folders = dict.fromkeys("/".join(path.parts[: depth + 1]) for path in parents if len(path.parts) > depth)
-    shown = ", ".join(list(folders)[:10]) + (", ..." if len(folders) > 10 else "")
-    return f"if the folders are separate datasets, convert one folder at a time: {shown}"
+    folders: dict[str, int] = {}
+    for index, path in enumerate(parents):
+        if len(path.parts) > depth:
+            folders.setdefault("/".join(path.parts[: depth + 1]), index)
+    return folders
 
 
 def locate(source: Any, split: str | None) -> Location:

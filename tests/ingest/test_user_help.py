@@ -30,7 +30,7 @@ from gear_data.errors import (
     UnknownNameError,
     UnsupportedColumnError,
 )
-from gear_data.ingest.location import locate, separate_datasets_hint
+from gear_data.ingest.location import files_to_compare, locate, separate_datasets_hint
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import known_formats, open_source
 from gear_data.storage.episode_block import BEGIN, END
@@ -149,6 +149,9 @@ def test_folders_of_several_datasets(sources: Any, tmp_path: Path) -> None:
         with pytest.raises(CorruptSourceError) as error:
             gear_data.convert(tmp_path / kind, tmp_path / "d")
         assert f"one folder at a time: {folders}" in str(error.value), kind
+        # Before reading: `units` reads no steps.
+        with pytest.raises(CorruptSourceError, match="one folder at a time"):
+            open_source(locate(tmp_path / kind, None), "auto", SourceOptions())[0].units()
         # Files of one folder should have the same columns.
         together = tmp_path / f"{kind} together"
         together.mkdir()
@@ -157,6 +160,33 @@ def test_folders_of_several_datasets(sources: Any, tmp_path: Path) -> None:
         with pytest.raises(CorruptSourceError) as error:
             gear_data.convert(together, tmp_path / "d")
         assert "one folder" not in str(error.value), kind
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_large_files_are_compared_before_reading(
+    kind: str, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i, states in enumerate((3, 3, 4)):
+        (rollout,) = sources.make_rollouts(1, states=states)
+        (tmp_path / "s").mkdir(exist_ok=True)
+        if kind == "npz":
+            np.savez(tmp_path / f"s/{i}.npz", **rollout.columns)
+        else:
+            extra = {} if states == 3 else {"more": rollout.columns["rewards"]}
+            sources.write_episodes(tmp_path / f"s/{i}.parquet", [rollout.with_columns(**extra)])
+    source = open_source(locate(tmp_path / "s", None), "auto", SourceOptions())[0]
+    assert source.units()  # small files are compared when they are read
+    for module in ("arrays.source", "tables.parquet_stream"):
+        monkeypatch.setattr(f"gear_data.ingest.sources.{module}.UNIT_BYTES", 1)
+    with pytest.raises(CorruptSourceError, match=rf"^2\.{kind}"):
+        source.units()
+
+
+def test_which_files_are_compared() -> None:
+    names = ["a/0", "a/1", "b/c/0", "b/d/0", "e/0"]
+    assert files_to_compare(names, [5, 5, 5, 9, 5], large=8) == [2, 3, 4]
+    assert files_to_compare(["0", "1", "2"], [9, 1, 9], large=8) == [2]
+    assert files_to_compare([f"{i}/data" for i in range(100)], [1] * 100, large=8) == []
 
 
 def test_which_folders_are_named() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gear_data.errors import CorruptSourceError, EmptySourceError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import separate_datasets_hint
+from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks, read_block
 from gear_data.ingest.sources.arrays.classify import FIRST
@@ -73,6 +73,8 @@ class ArraySource:
 
     def units(self) -> Sequence[Unit]:
         if len(self._names) > 1:
+            for index in files_to_compare(self._names, self._sizes, UNIT_BYTES):
+                self._check_matches_first(self._open_arrays(index))
             starts, sizes = [0], [0]
             for i, size in enumerate(self._sizes):
                 if sizes[-1] >= UNIT_BYTES:

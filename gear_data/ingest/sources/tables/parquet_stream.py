@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gear_data.ingest.location import SourceFile
+from gear_data.ingest.location import SourceFile, files_to_compare
+from gear_data.ingest.source import UNIT_BYTES
 from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table
 from gear_data.ingest.sources.tables.parquet import (
     BatchSizer,
@@ -62,6 +63,7 @@ class ParquetTables:
             self._rows = {0: int(first.metadata.num_rows)}
             # Inside `reading`, because this decodes all names, which may not be UTF-8.
             self._columns = flat_columns(self._stored, files[0].name)
+        self._footers: dict[int, RowGroups] = {}
         self.schema = pa.schema([(name, column.type) for name, column in self._columns.items()])
 
     @property
@@ -95,6 +97,9 @@ class ParquetTables:
         return None
 
     def spans(self, ids: str | None) -> Sequence[ReadSpan]:
+        sizes = [file.size for file in self._files]
+        for index in files_to_compare([file.name for file in self._files], sizes, UNIT_BYTES):
+            self._footer(index)
         if ids is None:
             return episode_spans(self._files, self._footer)
         return step_spans(
@@ -107,10 +112,13 @@ class ParquetTables:
         )
 
     def _footer(self, index: int) -> RowGroups:
-        with open_parquet(self._files[index]) as parquet:
-            groups = row_groups(parquet, self._files[index])
-        self._rows[index] = sum(groups.rows)
-        return groups
+        """Returns the row groups of a file, which has been compared with the first file."""
+        if index not in self._footers:
+            with open_parquet(self._files[index]) as parquet:
+                self._check(parquet, self._files[index])
+                self._footers[index] = row_groups(parquet, self._files[index])
+            self._rows[index] = sum(self._footers[index].rows)
+        return self._footers[index]
 
     def _id_values(self, column: FlattenedColumn, index: int, groups: range) -> Iterator[pa.Array]:
         """Yields the values of a column in some row groups of a file."""
