@@ -6,12 +6,13 @@ Datasets are read by pyarrow, sources by the library of their format. Not a test
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -45,6 +46,25 @@ def differences(folder: Path, episodes: Iterator[Any]) -> str | None:
     return None
 
 
+def statistics_differ(folder: Path, statistics: Mapping[str, Any]) -> str | None:
+    """Returns the first column whose means or limits are wrong; None if there is none.
+
+    Columns of text, and columns with NaN or Inf, are not compared.
+    """
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    shards = [_read(folder / shard["file"]) for shard in manifest["shards"]]
+    for name in statistics:
+        parts = [_plain_array(shard.column(name)).reshape(len(shard), -1) for shard in shards if len(shard)]
+        values = np.concatenate(parts).astype(np.float64)
+        found = statistics[name]
+        if not np.isfinite(values).all() or found.mean.size != values.shape[1]:
+            continue
+        same = np.allclose(found.mean, values.mean(axis=0), rtol=1e-9, atol=1e-12)
+        if not same or (found.min != values.min(axis=0)).any() or (found.max != values.max(axis=0)).any():
+            return f"statistics of {name} are not the shards'"
+    return None
+
+
 def _read(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
 
@@ -53,9 +73,14 @@ def _plain(column: pa.ChunkedArray) -> bytes | list[Any]:
     array = column.combine_chunks()
     if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type):
         return list(array.to_pylist())
+    return _plain_array(column).tobytes()
+
+
+def _plain_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    array = column.combine_chunks()
     while pa.types.is_fixed_size_list(array.type):
         array = array.flatten()
-    return np.asarray(array.to_numpy(zero_copy_only=False)).tobytes()
+    return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def _d4rl(folder: Path, name: str) -> list[Any]:

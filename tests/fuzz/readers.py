@@ -32,7 +32,7 @@ import gear_data
 from gear_data.errors import GearError
 from gear_data.ingest.sources.registry import known_formats
 from tests.fuzz.damage import damage
-from tests.fuzz.plain_readings import READERS, differences, source_differs
+from tests.fuzz.plain_readings import READERS, differences, source_differs, statistics_differ
 from tests.support import source_makers
 from tests.support.rollouts import make_rollouts
 
@@ -107,11 +107,11 @@ def convert(name: str, source: Path, destination: Path, rng: random.Random) -> i
     except GearError as error:
         print(f"{type(error).__name__}: {error}")
         return _REFUSED
-    if not gear_data.verify(destination, progress=False).ok:
+    if not gear_data.verify(destination, deep=True, progress=False).ok:
         print("the converted dataset does not verify")
         return _FAILED
     dataset = gear_data.open(destination)
-    difference = differences(destination, iter(dataset))
+    difference = differences(destination, iter(dataset)) or statistics_differ(destination, dataset.statistics)
     if (
         difference is None
         and bad == "error"
@@ -146,8 +146,8 @@ def read(folder: Path, rng: random.Random) -> int:
                 episode = ds.episode(i)
                 episodes.append({name: np.array(episode[name]) for name in ds.schema.names})
                 ds.final(i)
-            if gear_data.verify(path, progress=False).ok:
-                difference = differences(path, iter(episodes))
+            if gear_data.verify(path, deep=True, progress=False).ok:
+                difference = differences(path, iter(episodes)) or statistics_differ(path, ds.statistics)
                 if difference is not None:
                     print(f"{path.name}: {difference}")
                     return _FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from tests.fuzz.plain_readings import READERS, differences, source_differs
+from tests.fuzz.plain_readings import READERS, differences, source_differs, statistics_differ
 from tests.support.rollouts import make_rollouts
 from tests.support.source_makers import MAKERS
 
@@ -30,6 +31,10 @@ def test_a_changed_value_is_seen(rollouts_path: Path) -> None:
     dataset = gear_data.open(rollouts_path)
     episodes = [{name: np.array(episode[name]) for name in episode} for episode in dataset]
     assert differences(rollouts_path, iter(episodes)) is None
+    assert statistics_differ(rollouts_path, dataset.statistics) is None
+    wrong = dict(dataset.statistics)
+    wrong["rewards"] = replace(wrong["rewards"], mean=wrong["rewards"].mean + 1e-6)
+    assert "rewards" in str(statistics_differ(rollouts_path, wrong))
     episodes[3]["rewards"][0] += 1
     assert "episode 3, column rewards" in str(differences(rollouts_path, iter(episodes)))
     folder = rollouts_path.parent / "sources"

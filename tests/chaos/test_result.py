@@ -1,0 +1,33 @@
+"""Tests the run of a harness in a separate process, and the table of the results."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import ModuleType
+
+from tests.chaos import test_result
+from tests.chaos.result import ChaosResult, Limit, markdown, run_in_own_process
+
+
+def run(seed: int, limit: Limit) -> ChaosResult:
+    """A harness: ends as the seed says."""
+    if seed == 1:
+        raise KeyError("a bug of the harness")
+    if seed == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    cases = list(limit.numbers())
+    return ChaosResult("test_result", seed, len(cases), {"first": cases[0]}, ("case 5: bad",), {"more": "no root"})
+
+
+def test_a_result_leaves_its_process() -> None:
+    module: ModuleType = test_result
+    result = run_in_own_process(module, 3, Limit(runs=4, first=5))
+    assert result == ChaosResult("test_result", 3, 4, {"first": 5}, ("case 5: bad",), {"more": "no root"})
+    assert markdown([result]).splitlines()[2:] == ["| test_result | first 5; not run: more (no root) | 4 | 1 |"]
+
+
+def test_a_harness_that_ends_early_is_a_failure() -> None:
+    assert "status 1" in run_in_own_process(test_result, 1, Limit(runs=1)).failures[0]
+    assert "status -9" in run_in_own_process(test_result, 2, Limit(runs=1)).failures[0]
+    assert list(Limit(seconds=0).numbers()) == [0]
