@@ -4,7 +4,8 @@
 
 Two nodes on loopback: a server process with a Hopper-shaped dataset in shared memory, and this process, which reads it.
 Only bytes of valid steps count. Every figure is the median of several rounds. In each round all measurements take
-turns, so that other load on the machine affects all of them. `--quick` takes a tenth of the time.
+turns, so that other load on the machine affects all of them. `--quick` shows that all measurements run; its figures
+mean little.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +49,45 @@ from gear_data.cluster.flight import fetch as flight_fetch
 from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.collection.collector import Collector
 from gear_data.collection.plan import CollectSource
+from gear_data.dataset.internals import store_of
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Windows
 from gear_data.storage.dataset_files import FolderFiles
 
 BATCH = 256
-STEPS = 1_000_000
-SHARD_BYTES = 8 << 20
 BULK_MESSAGES = tuple(1 << bits for bits in range(18, 24))
 MESSAGES = (256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
 IN_FLIGHT = (1, 2, 4, 8)
 IMAGE_CONTEXT = 16
 #: Bytes of a request for each window: three numbers.
 WINDOW_REQUEST_BYTES = 24
+WARM_BATCHES = 10
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Sizes of the data, and numbers of measurements.
+
+    Attributes:
+        steps, shard_bytes: Of the dataset.
+        images: Episodes of the dataset with images.
+        rounds: Measurements of each figure.
+        batches: Batches of a measurement, at context 100; others have as many steps.
+        bulk_bytes: Bytes of a stream of raw Flight.
+        turns: Times that 10 batches are collected by each reader, in a round.
+    """
+
+    steps: int
+    shard_bytes: int
+    images: int
+    rounds: int
+    batches: int
+    bulk_bytes: int
+    turns: int
+
+
+FULL = Effort(1_000_000, 8 << 20, images=40, rounds=5, batches=200, bulk_bytes=64 << 20, turns=100)
+QUICK = Effort(100_000, 1 << 20, images=4, rounds=1, batches=1, bulk_bytes=8 << 20, turns=2)
 
 
 @contextmanager
@@ -78,7 +106,7 @@ def serving(folder: Path) -> Iterator[str]:
 def loop(dataset: Any, context: int, prefetch: int, count: int) -> tuple[float, float]:
     """Returns the seconds and the bytes of valid steps of a batch."""
     batches = iter(SequenceLoader(dataset, BATCH, context=context, seed=1, prefetch=prefetch))
-    for _ in itertools.islice(batches, 10):
+    for _ in itertools.islice(batches, min(WARM_BATCHES, count)):
         pass
     begun, steps = time.perf_counter(), 0
     for batch in itertools.islice(batches, count):
@@ -111,28 +139,26 @@ def local_readers(folder: Path, url: str) -> tuple[Any, dict[str, Any], Any]:
     shards = np.flatnonzero(here).tolist()
     files = FolderFiles(folder)
     entries = tuple(dataset.manifest.shards[shard] for shard in shards)
-    cluster = ClusterShards(remote._store._client, shards, open_shards("host", files, dataset.schema, entries))
-    store = dataset._store
-    node = ClusterReader(
-        remote._store._client, cluster, here, *store.episode_starts, store.lengths, lambda: store.finals
-    )
+    client, store = store_of(remote)._client, store_of(dataset)
+    cluster = ClusterShards(client, shards, open_shards("host", files, dataset.schema, entries))
+    node = ClusterReader(client, cluster, here, *store.episode_starts, store.lengths, lambda: store.finals)
     return dataset, {"local": store.reader(), "as a node": node}, here
 
 
-def overhead(folder: Path, url: str, context: int, rounds: int) -> dict[str, float]:
+def overhead(folder: Path, url: str, context: int, effort: Effort) -> dict[str, float]:
     """Returns the seconds of a batch whose windows are all local."""
     dataset, readers, here = local_readers(folder, url)
-    outputs = SequenceLoader(dataset, BATCH, context=context)._parts[0].outputs
+    outputs = SequenceLoader(dataset, BATCH, context=context)._components[0].outputs
     drawn = own_windows(dataset, here, context, 10)
     times = _Rounds()
-    for _ in range(rounds):
+    for _ in range(effort.rounds):
         # New collectors each time: the address of a buffer matters as much as the difference that is measured.
         collectors = {
             name: Collector([CollectSource(reader, dataset.schema, outputs)], BATCH, reuse=True)
             for name, reader in readers.items()
         }
         # Short turns, so that some of them run without other load on the machine.
-        for _ in range(100):
+        for _ in range(effort.turns):
             for name, collector in collectors.items():
                 begun = time.perf_counter()
                 for windows in drawn:
@@ -141,18 +167,18 @@ def overhead(folder: Path, url: str, context: int, rounds: int) -> dict[str, flo
     return {name: times.median(name) for name in readers}
 
 
-def measure(folder: Path, rounds: int, count: int) -> dict[str, Any]:
+def measure(folder: Path, effort: Effort) -> dict[str, Any]:
     raw = RawFlight()
     try:
         with serving(folder) as url:
             dataset = gear_data.open(url)
             found: dict[str, Any] = {"bulk": {}, "shapes": {}, "channels": {}}
             times, sizes = _Rounds(), dict[int, float]()
-            for _ in range(rounds):
+            for _ in range(effort.rounds):
                 for message in BULK_MESSAGES:
-                    times.add(("bulk", message), 1 / raw.bulk(message, 64 << 20))
+                    times.add(("bulk", message), 1 / raw.bulk(message, effort.bulk_bytes))
                 for context in (100, 20):
-                    batches = count * 200 // context
+                    batches = effort.batches * 100 // context
                     for prefetch in (0, 2):
                         seconds, size = loop(dataset, context, prefetch, batches)
                         times.add(("batch", context, prefetch), seconds)
@@ -170,9 +196,9 @@ def measure(folder: Path, rounds: int, count: int) -> dict[str, Any]:
                     "raw_seconds": times.median("raw", context, 1),
                     "raw_pipelined_seconds": times.median("raw", context, 4),
                 }
-            found["overhead"] = {f"{BATCH}x{context}": overhead(folder, url, context, rounds) for context in (100, 20)}
-            found["channels"] = channels(dataset, rounds, max(10, count // 4))
-        found["size_classes"] = size_classes(rounds)
+            found["overhead"] = {f"{BATCH}x{context}": overhead(folder, url, context, effort) for context in (100, 20)}
+            found["channels"] = channels(dataset, effort.rounds, max(1, effort.batches // 8))
+        found["size_classes"] = size_classes(effort)
     finally:
         raw.close()
     return found
@@ -205,7 +231,7 @@ def channels(dataset: Any, rounds: int, count: int) -> dict[str, float]:
     return {f"{size}/{count}": rates.median(size, count) for size, count in itertools.product(MESSAGES, IN_FLIGHT)}
 
 
-def size_classes(rounds: int) -> dict[str, float]:
+def size_classes(effort: Effort) -> dict[str, float]:
     """Returns grouping of columns -> seconds for 256 windows of 16 steps.
 
     One column is an image.
@@ -213,7 +239,7 @@ def size_classes(rounds: int) -> dict[str, float]:
     times, rng = _Rounds(), np.random.default_rng(0)
     with tempfile.TemporaryDirectory(prefix="gear-data-cluster-") as scratch:
         source, folder = Path(scratch, "images.parquet"), Path(scratch, "images")
-        write_images(source)
+        write_images(source, effort.images)
         gear_data.convert(source, folder, shard_bytes=16 << 20, progress=False)
         with serving(folder) as url:
             dataset = gear_data.open(url)
@@ -226,9 +252,9 @@ def size_classes(rounds: int) -> dict[str, float]:
                 "all columns together": ((*wide, *narrow),),
                 "by size class, at once": (wide, narrow),
             }
-            fetch = dataset._store._client.fetch
+            fetch = store_of(dataset)._client.fetch
             with ThreadPoolExecutor(2) as pool:
-                for _ in range(rounds * 4):
+                for _ in range(effort.rounds * 4):
                     for name, classes in groupings.items():
                         shard = rng.integers(0, len(steps), BATCH)
                         first = (rng.random(BATCH) * (steps[shard] - IMAGE_CONTEXT)).astype(np.int64)
@@ -240,9 +266,9 @@ def size_classes(rounds: int) -> dict[str, float]:
     return {name: times.median(name) for name in groupings}
 
 
-def write_images(path: Path) -> None:
+def write_images(path: Path, episodes: int) -> None:
     """Writes episodes of 64 x 64 RGB images, a state, an action and a reward."""
-    rng, steps, episodes = np.random.default_rng(0), 200, 40
+    rng, steps = np.random.default_rng(0), 200
     rows = steps * episodes
     columns = {"image": rng.integers(0, 255, (rows, 64 * 64 * 3), np.uint8)}
     columns |= {name: rng.random((rows, size), np.float32) for name, size in (("observation", 17), ("action", 6))}
@@ -308,18 +334,23 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     return call(), time.perf_counter() - begun
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the full record here")
-    parser.add_argument("--quick", action="store_true", help="less data and fewer rounds: a tenth of the time")
-    options = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="little data, one round: shows that all of it runs")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = make_parser().parse_args(arguments)
+    effort = QUICK if options.quick else FULL
     facts = machine_facts()
     print(describe_machine(facts), end="\n\n")
     with tempfile.TemporaryDirectory(prefix="gear-data-cluster-") as scratch:
         source, folder = Path(scratch, "hopper.parquet"), Path(scratch, "hopper")
-        write_parquet(synthetic_episodes(STEPS // 10 if options.quick else STEPS), source)
-        gear_data.convert(source, folder, shard_bytes=SHARD_BYTES // (10 if options.quick else 1), progress=False)
-        found, seconds = timed(lambda: measure(folder, 2 if options.quick else 5, 20 if options.quick else 100))
+        write_parquet(synthetic_episodes(effort.steps), source)
+        gear_data.convert(source, folder, shard_bytes=effort.shard_bytes, progress=False)
+        found, seconds = timed(lambda: measure(folder, effort))
     print(report(found))
     if options.json is not None:
         facts = {"command": command_line(), "machine": facts, "seconds": seconds, **found}

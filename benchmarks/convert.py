@@ -10,7 +10,7 @@ memory that grows with the copies is not bounded. gear-data's bound is a few row
 The bound shows only where the data is larger than a shard, hence the second, small shard size.
 
 --layout measures single layouts, each against its own floor (convert_layouts.py) on one core, and two cores against
-one.
+one. --quick shows that all parts run; its figures mean little.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ from common import (
 from convert_layouts import LAYOUTS, measure, measure_cores, measure_layout, print_layouts
 
 MIB = 1 << 20
-MEMORY_REPETITIONS = 3
 WAYS = ("floor", "gear")
+#: Values of arguments, and of sizes that have no option: the usual ones, and those of `--quick`.
+FULL = {"repetitions": 5, "memory_repetitions": 3, "steps": 200_000, "layout_divisor": 1}
+QUICK = {"repetitions": 1, "memory_repetitions": 1, "steps": 2000, "layout_divisor": 400}
 
 
 @dataclass(frozen=True)
@@ -227,12 +229,12 @@ def measure_times(scale: Scale, shard_sizes: Sequence[int], repetitions: int, sc
 
 
 def measure_memory(
-    scale: Scale, shard_sizes: Sequence[int], baselines: Mapping[str, float], scratch: Path
+    scale: Scale, shard_sizes: Sequence[int], repetitions: int, baselines: Mapping[str, float], scratch: Path
 ) -> list[Memory]:
     records = []
     for way, size in [("floor", None), *(("gear", size) for size in shard_sizes)]:
         progress(f"{scale.label}: memory of {way}")
-        peaks = [fresh_peak(way, scale.folder, scratch, size or shard_sizes[0]) for _ in range(MEMORY_REPETITIONS)]
+        peaks = [fresh_peak(way, scale.folder, scratch, size or shard_sizes[0]) for _ in range(repetitions)]
         above = spread([peak - baselines[way] for peak in peaks])
         records.append(Memory(scale.copies, way, size, baselines[way], above))
     progress("")
@@ -290,7 +292,7 @@ def print_memory(records: Sequence[Memory]) -> None:
     print(format_table(header, rows))
 
 
-def parse_arguments() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog="example: python benchmarks/convert.py --source episodes.parquet --scale 64 --json convert.json",
@@ -302,7 +304,7 @@ def parse_arguments() -> argparse.Namespace:
         help="Parquet file or folder with one row per episode: observations, actions, rewards, dones "
         "(default: 200,000 synthetic steps of Hopper's shape)",
     )
-    parser.add_argument("--repetitions", type=int, default=5, help="timed conversions of each (default 5)")
+    parser.add_argument("--repetitions", type=int, help="timed conversions of each (default 5)")
     parser.add_argument(
         "--scale",
         type=int,
@@ -323,6 +325,7 @@ def parse_arguments() -> argparse.Namespace:
         default=16 * MIB,
         help="largest shard of the runs that show the bound of memory (default 16 MiB)",
     )
+    parser.add_argument("--quick", action="store_true", help="little data, one round: shows that all of it runs")
     parser.add_argument("--scratch", type=Path, help="folder to work in; its disk is part of the measurement")
     parser.add_argument("--json", type=Path, help="write the full record here")
     parser.add_argument(
@@ -335,7 +338,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--worker-cores", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--destination", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    parser.set_defaults(**FULL)
+    return parser
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    if args.quick:
+        parser.set_defaults(**QUICK)
+        args = parser.parse_args(arguments)
     if args.source is not None and not args.source.exists():
         parser.error(f"--source {args.source}: no such file or folder")
     return args
@@ -348,7 +360,8 @@ def run_layouts(names: Sequence[str], args: argparse.Namespace) -> None:
         for name in names:
             progress(f"layout {name}")
             script = Path(__file__).resolve()
-            records.append(measure_layout(name, Path(folder), args.repetitions, script, worker_environment()))
+            scale = args.repetitions, args.layout_divisor
+            records.append(measure_layout(name, Path(folder), *scale, script, worker_environment()))
     progress("")
     print(describe_machine(facts))
     print_layouts(records)
@@ -356,8 +369,8 @@ def run_layouts(names: Sequence[str], args: argparse.Namespace) -> None:
         write_json(args.json, {"benchmark": "convert layouts", "machine": facts, "layouts": records})
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse_arguments(arguments)
     if args.worker_layout is not None:
         if args.worker_cores is None:
             print(json.dumps(measure(args.worker_layout, args.source, args.destination, args.repetitions)))
@@ -378,13 +391,15 @@ def main() -> None:
         scratch = Path(name)
         if args.source is None:
             made = scratch / "episodes.parquet"
-            write_parquet(synthetic_episodes(), made)
+            write_parquet(synthetic_episodes(args.steps), made)
             files = [made]
         else:
             files = parquet_files(args.source)
         row_group = largest_row_group(files)
         baselines = {
-            way: statistics.median(fresh_peak(way, None, scratch, args.shard_bytes) for _ in range(MEMORY_REPETITIONS))
+            way: statistics.median(
+                fresh_peak(way, None, scratch, args.shard_bytes) for _ in range(args.memory_repetitions)
+            )
             for way in WAYS
         }
         scales, timings, memory = [], [], []
@@ -393,7 +408,7 @@ def main() -> None:
             scales.append(scale)
             if copies:
                 timings += measure_times(scale, shard_sizes, args.repetitions, scratch)
-            memory += measure_memory(scale, shard_sizes, baselines, scratch)
+            memory += measure_memory(scale, shard_sizes, args.memory_repetitions, baselines, scratch)
             shutil.rmtree(scale.folder)
 
     origin = "synthetic" if args.source is None else "given source"
@@ -404,7 +419,7 @@ def main() -> None:
     )
     print("\nTime (warm process)\n")
     print_times(scales, timings)
-    print(f"\nPeak memory (fresh process each, median and largest of {MEMORY_REPETITIONS})\n")
+    print(f"\nPeak memory (fresh process each, median and largest of {args.memory_repetitions})\n")
     print_memory(memory)
     if args.json is not None:
         record: dict[str, Any] = {

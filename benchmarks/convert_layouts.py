@@ -49,7 +49,7 @@ def bounds(episodes: Episodes) -> npt.NDArray[np.int64]:
 
 
 def scaled(count: int, episodes: Episodes) -> int:
-    return count * episodes.steps // STEPS
+    return max(1, count * episodes.steps // STEPS)
 
 
 def write_episode_rows(episodes: Episodes, folder: Path) -> None:
@@ -289,10 +289,14 @@ def measure_cores(source: Path, destination: Path, cores: int) -> dict[str, Any]
 
 
 def measure_layout(
-    name: str, scratch: Path, repetitions: int, script: Path, environment: dict[str, str]
+    name: str, scratch: Path, repetitions: int, divisor: int, script: Path, environment: dict[str, str]
 ) -> dict[str, Any]:
-    """Measures one layout; each part runs in a fresh process that executes `script`."""
+    """Measures one layout; each part runs in a fresh process that executes `script`.
+
+    The steps are divided by `divisor`.
+    """
     source = scratch / name
+    steps = LAYOUTS[name].steps // divisor
 
     def make(steps: int) -> None:
         source.mkdir()
@@ -306,11 +310,11 @@ def measure_layout(
             raise SystemExit(f"measuring {name} failed:\n{done.stderr}")
         return json.loads(done.stdout.splitlines()[-1])
 
-    make(LAYOUTS[name].steps)
+    make(steps)
     record: dict[str, Any] = {"layout": name} | run()
     shutil.rmtree(source)
     if len(os.sched_getaffinity(0)) > 1:
-        make(LAYOUTS[name].steps * TIMES_FOR_TWO_CORES)
+        make(steps * TIMES_FOR_TWO_CORES)
         rounds = [[run("--worker-cores", cores)["seconds"] for cores in "12"] for _ in range(repetitions)]
         record["one_core_seconds"], record["two_cores_seconds"] = map(statistics.median, zip(*rounds, strict=True))
         record["two_cores"] = statistics.median(one / two for one, two in rounds)

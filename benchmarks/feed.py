@@ -12,7 +12,8 @@ thread's copy of 1 GiB to 1 GiB, both not in the cache. The data of a shape whos
 times the size of the last-level cache.
 
 `--wait`, `--leak` and `--profile` measure gear-data only. Without `--all` they run without the tables of contenders.
-`--against CHECKOUT` compares this gear-data with another checkout of the repository, instead of its peers.
+`--against CHECKOUT` compares this gear-data with another checkout of the repository, instead of its peers. `--quick`
+shows that all parts run; its figures mean little.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ from feeding.scenarios import FAMILIES, SCENARIOS, Scenario, chosen_scenarios
 #: The cache of a large server, for systems that do not report theirs: large data is then large there too.
 ASSUMED_CACHE_BYTES = 64 << 20
 MEMORY_BATCH = ("--batch-size", "16", "--context", "20")
+#: Values of arguments, and of sizes that have no option: the usual ones, and those of `--quick`.
+FULL = {"seconds": 2.0, "repetitions": 5, "leak_batches": 100_000, "most_steps": None, "cold_bytes": 1 << 30}
+QUICK = {"seconds": 0.05, "repetitions": 1, "leak_batches": 1000, "most_steps": 5000, "cold_bytes": 16 << 20}
 
 
 def options(scenario: Scenario, data: Data, args: argparse.Namespace) -> list[str]:
@@ -60,6 +64,8 @@ def options(scenario: Scenario, data: Data, args: argparse.Namespace) -> list[st
     return [
         *("--seconds", str(args.seconds), "--seed", str(args.seed), "--contract", data.contract),
         *("--batch-size", str(scenario.batch_size), "--context", str(scenario.context)),
+        # Only if needed: another checkout may not know the option.
+        *(["--cold-bytes", str(args.cold_bytes)] if args.quick else []),
     ]
 
 
@@ -184,7 +190,7 @@ def named_checkout(text: str) -> Path:
     return path
 
 
-def parse_arguments() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog="example: python benchmarks/feed.py --install --source hopper=hopper.parquet --all --json feed.json",
@@ -210,9 +216,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--profile", action="store_true", help="time of each stage of a batch")
     parser.add_argument("--all", action="store_true", help="the tables of all contenders, and the three above")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement (default 2)")
-    parser.add_argument("--repetitions", type=int, default=5, help="measurements of each contender (default 5)")
-    parser.add_argument("--leak-batches", type=int, default=100_000, help="batches drawn by --leak (default 100,000)")
+    parser.add_argument("--seconds", type=float, help="length of one measurement (default 2)")
+    parser.add_argument("--repetitions", type=int, help="measurements of each contender (default 5)")
+    parser.add_argument("--leak-batches", type=int, help="batches drawn by --leak (default 100,000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the windows (default 0)")
     parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peers' environments")
     parser.add_argument("--install", action="store_true", help="create the environments that are missing")
@@ -224,8 +230,20 @@ def parse_arguments() -> argparse.Namespace:
         metavar="ENVIRONMENT=PATH",
         help="use this interpreter for a peer instead of its environment; may be given several times",
     )
+    parser.add_argument(
+        "--quick", action="store_true", help="little data, short measurements: shows that all of it runs"
+    )
     parser.add_argument("--json", type=Path, help="write the full record here")
-    args = parser.parse_args()
+    parser.set_defaults(**FULL)
+    return parser
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    if args.quick:
+        parser.set_defaults(**QUICK)
+        args = parser.parse_args(arguments)
     if args.all:
         args.wait = args.leak = args.profile = True
     args.race = args.all or not (args.wait or args.leak or args.profile)
@@ -268,8 +286,8 @@ def run(args: argparse.Namespace, scenarios: Sequence[Scenario], store: DataStor
         show("Time of a batch (prefetch=0), microseconds", profile_table(record["profile"]))
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse_arguments(arguments)
     scenarios = chosen_scenarios(args.shapes)
     facts = machine_facts()
     cache = facts["last_level_cache_bytes"] or ASSUMED_CACHE_BYTES
@@ -281,7 +299,8 @@ def main() -> None:
     failure = None
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as scratch:
         try:
-            run(args, scenarios, DataStore(Path(scratch), dict(args.source), args.seed, cache), record)
+            store = DataStore(Path(scratch), dict(args.source), args.seed, cache, args.most_steps)
+            run(args, scenarios, store, record)
         except ContenderError as error:
             failure = str(error)  # earlier sections are still written
     if args.json is not None:

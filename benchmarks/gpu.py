@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,7 @@ def run_all(names: str, quick: bool, end: float, run: Callable[..., dict[str, An
     return record
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--only", type=_letters, default="".join(TITLES), metavar="a,b", help="letters of sections, default all"
@@ -177,7 +177,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--worker", choices=TITLES, help=argparse.SUPPRESS)
     parser.add_argument("--ceilings", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _letters(text: str) -> str:
@@ -187,9 +187,9 @@ def _letters(text: str) -> str:
     return letters
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     end = time.monotonic() + TOTAL_SECONDS
-    args = parse_arguments()
+    args = make_parser().parse_args(arguments)
     reason = no_gpu()
     if reason is not None:
         print(f"not run: {reason}", file=sys.stderr)

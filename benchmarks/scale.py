@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def reports(batch: Batches, machine: Machine) -> str:
     return "\n\n".join(parts)
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flight", type=Path, help="a record of benchmarks/cluster.py, for the cost of a request")
     parser.add_argument("--read-ns", type=float, default=150.0, help="nanoseconds of a core per READ (default 150)")
@@ -196,7 +196,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8, help="ranks per node (default 8)")
     parser.add_argument("--windows", type=int, default=256, help="windows in a rank's batch (default 256)")
     parser.add_argument("--context", type=int, default=20, help="steps in a window (default 20)")
-    options = parser.parse_args()
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = make_parser().parse_args(arguments)
     request, byte = FLIGHT if options.flight is None else fit_flight(json.loads(options.flight.read_text()))
     machine = Machine(options.ranks, options.wire * 1e9, options.local * 1e9, request, byte, options.read_ns * 1e-9)
     print(f"Flight: {request * 1e6:.0f} us per request, {byte * 1e9:.2f} ns per byte; READ: {options.read_ns:.0f} ns\n")

@@ -12,7 +12,8 @@ chi-square of 1.6 million draws against the weights, minus its degrees of freedo
     python benchmarks/selection.py --sparse
 
 creates a dataset of 10^10 steps in 10^7 episodes from sparse files, which take no space on most file systems. A process
-opens the dataset, reads its episode table, and draws from it. The script prints the peak memory of this process.
+opens the dataset, reads its episode table, and draws from it. The script prints the peak memory of this process. With
+`--episodes` the dataset has other numbers of episodes, of 1,000 steps on average.
 """
 
 from __future__ import annotations
@@ -25,16 +26,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import ROOT, describe_machine, figure, format_table, machine_facts, progress, write_json
+from sparse_dataset import EPISODE_STEPS, EPISODES_MULTIPLE, write_sparse_dataset
 from sparse_dataset import EPISODES as SPARSE_EPISODES
-from sparse_dataset import STEPS as SPARSE_STEPS
-from sparse_dataset import write_sparse_dataset
 
 BATCH = 4096
 CONTEXT = 20
@@ -242,43 +242,45 @@ def cost_table(costs: list[Cost]) -> str:
     )
 
 
-def measure_sparse(dataset: Path) -> dict[str, float]:
+def measure_sparse(dataset: Path, episodes: int) -> dict[str, float]:
     """Opens the dataset, reads its episode table and draws, in this process."""
     import polars as pl
 
     import gear_data
     from gear_data.selection.samplers import Weighted
 
-    figures = {"imports_bytes": float(memory("VmHWM"))}
+    steps = episodes * EPISODE_STEPS
+    _ = gear_data.SequenceLoader  # names are loaded when first used; this one imports torch
+    figures: dict[str, float] = {"episodes": episodes, "imports_bytes": memory("VmHWM")}
     begun = time.perf_counter()
     ds = gear_data.open(dataset)
     figures["open_seconds"] = time.perf_counter() - begun
     begun = time.perf_counter()
-    if ds.num_steps != SPARSE_STEPS or ds.episodes["length"].sum() != SPARSE_STEPS:
+    if ds.num_steps != steps or ds.episodes["length"].sum() != steps:
         raise SystemExit("the dataset differs from the written one")
     figures["episodes_seconds"] = time.perf_counter() - begun
-    figures["episodes_bytes"] = float(memory("VmHWM"))
+    figures["episodes_bytes"] = memory("VmHWM")
     for name, sampler in (("uniform", "uniform"), ("weighted", Weighted(pl.col("return") + 1))):
         begun = time.perf_counter()
         loader = gear_data.SequenceLoader(ds, batch_size=256, context=CONTEXT, sampler=sampler, prefetch=0, steps=20)
         batches = sum(1 for _ in loader)
         figures[f"{name}_seconds"] = time.perf_counter() - begun
-        figures[f"{name}_bytes"] = float(memory("VmHWM"))
+        figures[f"{name}_bytes"] = memory("VmHWM")
         if batches != 20:
             raise SystemExit("some batches are missing")
     return figures
 
 
-def run_sparse(scratch: Path | None) -> dict[str, float]:
+def run_sparse(episodes: int, scratch: Path | None) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="gear-bench-", dir=scratch) as name:
         progress("writing the sparse dataset")
-        dataset = write_sparse_dataset(Path(name))
+        dataset = write_sparse_dataset(Path(name), episodes)
         progress("")
-        found: dict[str, float] = in_fresh_process("--open", str(dataset))
+        found: dict[str, float] = in_fresh_process("--open", str(dataset), "--episodes", str(episodes))
     mib = 1 << 20
     print(
-        f"{SPARSE_STEPS:.0e} steps in {SPARSE_EPISODES:.0e} episodes: opened in {found['open_seconds']:.2f} s, episode "
-        f"table in {found['episodes_seconds']:.2f} s; 20 batches of 256 windows, loader and all: uniform "
+        f"{episodes * EPISODE_STEPS:,} steps in {episodes:,} episodes: opened in {found['open_seconds']:.2f} s, "
+        f"episode table in {found['episodes_seconds']:.2f} s; 20 batches of 256 windows, loader and all: uniform "
         f"{found['uniform_seconds']:.2f} s, weighted {found['weighted_seconds']:.2f} s"
     )
     print(
@@ -290,14 +292,13 @@ def run_sparse(scratch: Path | None) -> dict[str, float]:
     return found
 
 
-def parse_arguments() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--episodes",
         type=int,
         nargs="+",
-        default=[10**k for k in range(3, 9)],
-        help="numbers of episodes (default 10^3 to 10^8)",
+        help="numbers of episodes (default 10^3 to 10^8; with --sparse 10^7, and multiples of 200)",
     )
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of selection (default all)"
@@ -307,11 +308,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the full record here")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parser
 
 
-def main() -> None:
-    args = parse_arguments()
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    if args.episodes is None:
+        args.episodes = [SPARSE_EPISODES] if args.sparse else [10**k for k in range(3, 9)]
+    if args.sparse and any(count % EPISODES_MULTIPLE for count in args.episodes):
+        parser.error(f"--sparse takes multiples of {EPISODES_MULTIPLE} for --episodes")
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse_arguments(arguments)
     # The checkout's own gear_data, installed or not.
     sys.path.insert(0, str(ROOT))
     if args.worker is not None:
@@ -319,13 +330,13 @@ def main() -> None:
         print(json.dumps(asdict(measure(args.worker, args.episodes[0]))))
         return
     if args.open is not None:
-        print(json.dumps(measure_sparse(args.open)))
+        print(json.dumps(measure_sparse(args.open, args.episodes[0])))
         return
     facts = machine_facts()
     print(describe_machine(facts))
     record: dict[str, Any] = {"benchmark": "selection", "machine": facts}
     if args.sparse:
-        record["sparse"] = run_sparse(args.scratch)
+        record["sparse"] = [run_sparse(episodes, args.scratch) for episodes in args.episodes]
     else:
         costs = []
         for kind in args.kinds:

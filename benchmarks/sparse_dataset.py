@@ -1,6 +1,6 @@
 """A dataset of 10^10 steps in 10^7 episodes that takes 0.5 GB of disk.
 
-Its shards are sparse files.
+Its shards are sparse files. With fewer episodes it is smaller.
 """
 
 from __future__ import annotations
@@ -12,18 +12,26 @@ import numpy as np
 import pyarrow as pa
 from common import synthetic_episodes, write_parquet
 
-EPISODES, STEPS, SHARDS = 10**7, 10**10, 100
+#: Episodes by default, steps of an average episode, and shards.
+EPISODES, EPISODE_STEPS, SHARDS = 10**7, 1000, 100
+#: Shards have equal numbers of episodes, which come in pairs.
+EPISODES_MULTIPLE = 2 * SHARDS
+#: No one reads the shards as a whole.
 _NO_CHECKSUM = "xxh3-128:" + "0" * 32
 
 
-def write_sparse_dataset(folder: Path) -> Path:
+def write_sparse_dataset(folder: Path, episodes: int = EPISODES) -> Path:
     """Writes the dataset and returns its folder.
 
     The manifest and the episode table are real. Episodes have 1 to 1,999 steps of 11 observations, 3 actions and a
     reward; every value is zero. The file system must support sparse files.
+
+    Args:
+        episodes: their number, a multiple of `EPISODES_MULTIPLE`.
     """
     import gear_data
-    from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
+    from gear_data.storage.atomic import checksum, write_text
+    from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 
     # A real conversion provides the schema and everything that does not depend on size.
     write_parquet(synthetic_episodes(2000), folder / "source.parquet")
@@ -32,9 +40,9 @@ def write_sparse_dataset(folder: Path) -> Path:
     dataset = folder / "dataset"
     (dataset / "shards").mkdir(parents=True)
 
-    # Pairs add up to 2,000 steps, so that all shards have the same number of steps.
-    half = np.random.default_rng(0).integers(1, 2000, EPISODES // SHARDS // 2)
-    lengths = np.concatenate([half, 2000 - half])
+    # Pairs add up to twice the average, so that all shards have the same number of steps.
+    half = np.random.default_rng(0).integers(1, 2 * EPISODE_STEPS, episodes // EPISODES_MULTIPLE)
+    lengths = np.concatenate([half, 2 * EPISODE_STEPS - half])
     steps = int(lengths.sum())
     buffers, end = {}, 0
     for column in small.schema:
@@ -48,9 +56,9 @@ def write_sparse_dataset(folder: Path) -> Path:
         shards.append(ShardEntry(entry, len(lengths), steps, buffers))
     table = dataset / "episodes.arrow"
     _write_episodes(table, lengths)
-    tables = {"episodes": FileEntry(table.name, table.stat().st_size, _NO_CHECKSUM)}
-    whole = replace(small, episodes=EPISODES, steps=steps * SHARDS, shards=tuple(shards), tables=tables)
-    whole.save(dataset)
+    tables = {"episodes": FileEntry(table.name, table.stat().st_size, checksum(table))}
+    whole = replace(small, episodes=episodes, steps=steps * SHARDS, shards=tuple(shards), tables=tables)
+    write_text(dataset / MANIFEST_NAME, whole.to_text())
     return dataset
 
 
@@ -62,22 +70,20 @@ def _write_episodes(path: Path, lengths: np.ndarray[tuple[int], np.dtype[np.int6
     from gear_data.storage.arrow_files import write_ipc
     from gear_data.storage.episode_tables import EPISODE_SCHEMA
 
-    rng = np.random.default_rng(1)
-    names = pa.DictionaryArray.from_arrays(
-        pa.array(np.zeros(EPISODES, np.int32)), pa.array(["holes"], pa.large_string())
-    )
+    rng, count = np.random.default_rng(1), len(lengths) * SHARDS
+    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array(["holes"], pa.large_string()))
     columns = {
-        "episode_id": np.arange(EPISODES),
+        "episode_id": np.arange(count),
         "shard": np.repeat(np.arange(SHARDS, dtype=np.int32), len(lengths)),
         "start": np.tile(np.cumsum(lengths) - lengths, SHARDS),
         "length": np.tile(lengths, SHARDS),
-        "return": rng.random(EPISODES) * 100,
-        "terminated": np.ones(EPISODES, np.bool_),
-        "truncated": np.zeros(EPISODES, np.bool_),
+        "return": rng.random(count) * 100,
+        "terminated": np.ones(count, np.bool_),
+        "truncated": np.zeros(count, np.bool_),
         "source": names,
         "task": names,
         "content": pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(16), EPISODES, [None, pa.py_buffer(rng.bytes(16 * EPISODES))]
+            pa.binary(16), count, [None, pa.py_buffer(rng.bytes(16 * count))]
         ),
     }
     fields = [

@@ -6,7 +6,7 @@ The data is in a scratch folder.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -64,10 +64,14 @@ class DataStore:
         given: family -> source to use instead of random data.
         seed: seed of random data.
         cache_bytes: size of the last-level cache.
+        most_steps: most steps of random data; large data then has two copies. None: no limit.
     """
 
-    def __init__(self, scratch: Path, given: dict[str, Path], seed: int, cache_bytes: int) -> None:
-        self.scratch, self._given, self._seed, self._cache_bytes = scratch, given, seed, cache_bytes
+    def __init__(
+        self, scratch: Path, given: dict[str, Path], seed: int, cache_bytes: int, most_steps: int | None = None
+    ) -> None:
+        self.scratch, self._given, self._seed, self._most_steps = scratch, given, seed, most_steps
+        self._large_bytes = CACHE_MULTIPLE * cache_bytes if most_steps is None else 0
         self._made: dict[tuple[str, bool], Data] = {}
 
     def get(self, family: str, large: bool) -> Data:
@@ -85,15 +89,18 @@ class DataStore:
     def _plain(self, family: str) -> Data:
         if family in self._given:
             return self._converted(family, self._given[family], 1)
-        name = "source.hdf5" if len(FAMILIES[family].observation) > 1 else "source.parquet"
-        source = self.scratch / family / name
+        shape = FAMILIES[family]
+        if self._most_steps is not None:
+            shape = replace(shape, steps=min(shape.steps, self._most_steps))
+        source = self.scratch / family / ("source.hdf5" if len(shape.observation) > 1 else "source.parquet")
         source.parent.mkdir()
-        make_source(FAMILIES[family], source, self._seed)
+        make_source(shape, source, self._seed)
         return self._converted(family, source, 1)
 
     def _large(self, family: str) -> Data:
         small = self.get(family, large=False)
-        copies = math.ceil(CACHE_MULTIPLE * self._cache_bytes / (small.num_steps * small.step_bytes))
+        # One copy is the small data.
+        copies = max(2, math.ceil(self._large_bytes / (small.num_steps * small.step_bytes)))
         folder = self.scratch / f"{family}-large"
         folder.mkdir()
         # Links: a reader sees many files, and the disk holds one.

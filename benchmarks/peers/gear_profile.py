@@ -9,7 +9,7 @@ of short stretches, so that other load on the machine counts little. The prefetc
 batches come in groups.
 
 For comparison, libc's memmove copies the bytes of a batch in one call: between two places in the cache (hot), and from
-1 GiB of memory to a place in the cache (cold).
+memory that no cache holds (1 GiB) to a place in the cache (cold).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from gear_data.collection.collector import Collector
 from gear_data.dataset.internals import store_of
 from gear_data.loaders.window_source import SingleSource
 
-COLD_BYTES = 1 << 30
 PREFETCH = 2
 STRETCH_SECONDS = 0.002
 CALIBRATION_ROUNDS, CALIBRATION_CALLS = 100, 1000
@@ -137,11 +136,11 @@ def undisturbed(values: list[float]) -> float:
     return float(np.percentile(values, 5))
 
 
-def copy_times(size: int, seconds: float) -> tuple[float, float]:
+def copy_times(size: int, cold_bytes: int, seconds: float) -> tuple[float, float]:
     """Returns the median microseconds of one memmove of `size` bytes: (hot, cold)."""
-    source, target = np.ones(COLD_BYTES, np.uint8), np.ones(size, np.uint8)
+    source, target = np.ones(cold_bytes, np.uint8), np.ones(size, np.uint8)
     results = []
-    for places in ([0], range(0, COLD_BYTES - size + 1, size)):
+    for places in ([0], range(0, cold_bytes - size + 1, size)):
         times: list[float] = []
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
@@ -162,7 +161,7 @@ def main() -> None:
     out = claim_stdout()
     loader = open_loader(args, 0)
     batches = iter(loader)
-    _, _, batch = draw(batches, 0.5)
+    _, _, batch = draw(batches, min(0.5, args.seconds / 4))
     size = sum(tensor.nbytes for tensor in batch.values() if isinstance(tensor, torch.Tensor))
     places = {
         "selection": (SingleSource, "sample"),
@@ -188,7 +187,7 @@ def main() -> None:
         handed.append(1e6 * seconds / count)
     whole = undisturbed(wholes)
     parts = {name: undisturbed([stage[name] for stage in stages]) for name in stages[0]}
-    hot, cold = copy_times(size, args.seconds / 2)
+    hot, cold = copy_times(size, args.cold_bytes, args.seconds / 2)
     record = {
         "batch_us": whole,
         "threads_us": statistics.median(handed),

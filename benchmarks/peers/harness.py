@@ -160,6 +160,9 @@ def parse_arguments(
         help="columns of a batch (default decision_transformer)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default 0)")
+    parser.add_argument(
+        "--cold-bytes", type=int, default=1 << 30, help="size of memory that no cache holds (default 1 GiB)"
+    )
     parser.add_argument("--on-request", action="store_true", help="measure once for each line on standard input")
     if configure is not None:
         configure(parser)

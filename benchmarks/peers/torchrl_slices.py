@@ -72,7 +72,7 @@ def build(args: argparse.Namespace) -> Feed:
     for _ in range(3):
         for threads, seen in rates.items():
             torch.set_num_threads(threads)
-            seen.append(measure(feed(threads), 0.4)["windows_per_s"])
+            seen.append(measure(feed(threads), args.seconds / 5)["windows_per_s"])
     best = max(rates, key=lambda threads: statistics.median(rates[threads]))
     torch.set_num_threads(best)
     return feed(best)

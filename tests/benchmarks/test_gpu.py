@@ -385,7 +385,7 @@ def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("text", "letters"), [("a,b", "ab"), ("f", "f"), ("c, d", "cd")])
 def test_sections_are_named_by_letters(text: str, letters: str) -> None:
-    assert benchmark.parse_arguments(["--only", text]).only == letters
+    assert benchmark.make_parser().parse_args(["--only", text]).only == letters
     with pytest.raises(argparse.ArgumentTypeError, match="a, b, c"):
         benchmark._letters(f"{text},x")
 
