@@ -16,12 +16,14 @@ from common import synthetic_episodes, write_parquet
 EPISODES, EPISODE_STEPS, SHARDS = 10**7, 1000, 100
 #: Shards have equal numbers of episodes, which come in pairs.
 EPISODES_MULTIPLE = 2 * SHARDS
+#: Folders: the dataset, and a converted dataset of 2,000 steps.
+SPARSE, SMALL = "sparse", "small"
 #: No one reads the shards as a whole.
 _NO_CHECKSUM = "xxh3-128:" + "0" * 32
 
 
-def write_sparse_dataset(folder: Path, episodes: int = EPISODES) -> Path:
-    """Writes the dataset and returns its folder.
+def write_sparse_dataset(folder: Path, episodes: int = EPISODES) -> None:
+    """Writes the dataset `SPARSE` in a folder, and the dataset `SMALL`.
 
     The manifest and the episode table are real. Episodes have 1 to 1,999 steps of 11 observations, 3 actions and a
     reward; every value is zero. The file system must support sparse files.
@@ -33,11 +35,11 @@ def write_sparse_dataset(folder: Path, episodes: int = EPISODES) -> Path:
     from gear_data.storage.atomic import checksum, write_text
     from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
 
-    # A real conversion provides the schema and everything that does not depend on size.
+    # `SMALL` provides the schema and everything that does not depend on size.
     write_parquet(synthetic_episodes(2000), folder / "source.parquet")
-    gear_data.convert(folder / "source.parquet", folder / "small", progress=False)
-    small = Manifest.load(folder / "small")
-    dataset = folder / "dataset"
+    gear_data.convert(folder / "source.parquet", folder / SMALL, progress=False)
+    small = Manifest.load(folder / SMALL)
+    dataset = folder / SPARSE
     (dataset / "shards").mkdir(parents=True)
 
     # Pairs add up to twice the average, so that all shards have the same number of steps.
@@ -59,7 +61,6 @@ def write_sparse_dataset(folder: Path, episodes: int = EPISODES) -> Path:
     tables = {"episodes": FileEntry(table.name, table.stat().st_size, checksum(table))}
     whole = replace(small, episodes=episodes, steps=steps * SHARDS, shards=tuple(shards), tables=tables)
     write_text(dataset / MANIFEST_NAME, whole.to_text())
-    return dataset
 
 
 def _write_episodes(path: Path, lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:

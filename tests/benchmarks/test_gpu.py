@@ -17,23 +17,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gpu as benchmark
 import pytest
+from gpu_sections import collection as gpu_collection
+from gpu_sections import device as gpu_device
+from gpu_sections import knobs as gpu_knobs
+from gpu_sections import selection as gpu_selection
+from gpu_sections.collection import CollectCase
+from gpu_sections.report import Row, Section, from_json, table, verdict
 
 import gear_data
 from gear_data.errors import DeviceMemoryError
 from gear_data.kernels.cuda import launch_arguments as launches
+from tests.support.benchmarks.commands import BENCHMARKS, COMMANDS
+from tests.support.benchmarks.gpu import SMALL, left, small_training
 from tests.support.cuda.cupy_stand_in import CupyStandIn, stand_in
-
-BENCHMARKS = Path(gear_data.__file__).resolve().parent.parent / "benchmarks"
-# Last on the path, because it has modules with the names of some tests.
-
-import gpu as benchmark  # noqa: E402
-from gpu_sections import collection as gpu_collection  # noqa: E402
-from gpu_sections import device as gpu_device  # noqa: E402
-from gpu_sections import knobs as gpu_knobs  # noqa: E402
-from gpu_sections import selection as gpu_selection  # noqa: E402
-from gpu_sections.collection import CollectCase  # noqa: E402
-from gpu_sections.report import Row, Section, from_json, table, verdict  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +53,6 @@ def gpu(cupy: CupyStandIn, monkeypatch: pytest.MonkeyPatch) -> gpu_device.Gpu:
     made = gpu_device.Gpu()
     monkeypatch.setattr(made, "seconds", lambda calls, repeats=7: made._timed(calls, len(calls)))
     return made
-
-
-def left() -> float:
-    return 1e9
 
 
 # On the stand-in
@@ -112,15 +106,6 @@ def test_memory_that_runs_out_is_an_error_that_says_so(libraries: Path, monkeypa
         pytest.raises(DeviceMemoryError, match=r"1,000 bytes of GPU memory"),
     ):
         gpu_device.Gpu().device(1000)
-
-
-SMALL = [
-    CollectCase(44, 20, 70),
-    CollectCase(0, 20, 40),
-    CollectCase(65536, 2, 3),
-    CollectCase(1024, 7, 5),
-    CollectCase(3, 9, 100),
-]
 
 
 @pytest.mark.parametrize("where", ["pinned", "device"])
@@ -186,24 +171,7 @@ def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pyte
 
 
 def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from gpu_sections import training as gpu_training
-
-    class Model(torch.nn.Linear):
-        """A stand-in for a Decision Transformer, whose import is slow."""
-
-        def forward(self, states: Any, **others: Any) -> Any:
-            assert {"states", *others} == {*gpu_training.MODEL_KEYS, "return_dict"}
-            return SimpleNamespace(action_preds=super().forward(states))
-
-    monkeypatch.setattr(gpu_training, "DEVICE", "cpu")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    loaders = {gpu_training.OURS: ("host", "cpu"), "on no GPU": ("mmap", "cuda")}
-    monkeypatch.setattr(gpu_training, "LOADERS", loaders)
-    # TorchRL's, too.
-    monkeypatch.setitem(sys.modules, "torchrl.data", None)
-    monkeypatch.setattr(gpu_training, "build_model", lambda loader, hyperparameters: Model(11, 3))
-    monkeypatch.setattr(gpu_training, "CONTEXT", 3)
+    gpu_training = small_training(monkeypatch)
     episodes = gpu_training.synthetic_episodes(2000)
     gpu_training.write_parquet(episodes, tmp_path / "source.parquet")
     gear_data.convert(tmp_path / "source.parquet", tmp_path / "dataset")
@@ -393,11 +361,8 @@ def test_sections_are_named_by_letters(text: str, letters: str) -> None:
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     if benchmark.no_gpu() is None:
         pytest.skip("there is a GPU")
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu.py"), "--quick", "--json", str(tmp_path / "out.json")],
-        capture_output=True,
-        text=True,
-    )
+    script, *arguments = COMMANDS["no GPU"].format(json=tmp_path / "out.json").split()
+    done = subprocess.run([sys.executable, str(BENCHMARKS / script), *arguments], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("not run: ")
     assert not (tmp_path / "out.json").exists()

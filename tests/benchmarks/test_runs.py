@@ -1,0 +1,322 @@
+"""Every benchmark runs, with all its options, at its smallest size.
+
+The commands are in `tests/support/benchmarks/commands.py`. Their processes start quickly, because they are forks of one
+server that has imported torch. The tests check that a benchmark prints and records all that it promises, never how
+fast something is. `test_gpu.py` has benchmarks/gpu.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cluster
+import common
+import convert_layouts
+import pytest
+import scale
+import selection
+from feeding.contenders import CONTENDERS, INLINE, THREADS
+from feeding.scenarios import SCENARIOS
+
+from tests.support.benchmarks.commands import BENCHMARKS, COMMANDS
+from tests.support.benchmarks.results import Result, read_record, rows_of
+from tests.support.benchmarks.warm_python import warm_python
+
+#: Only for a benchmark that hangs.
+TIMEOUT_SECONDS = 300
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[Path]:
+    with warm_python() as executable:
+        yield executable
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parquet of Hopper's shape, two row groups."""
+    path = tmp_path_factory.mktemp("source") / "hopper.parquet"
+    common.write_parquet(common.synthetic_episodes(50_000, seed=3), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository's code."""
+    folder = tmp_path_factory.mktemp("checkouts") / "older"
+    folder.mkdir()
+    for name in ("gear_data", "kernels", "loaders", "benchmarks"):
+        leave = shutil.ignore_patterns("__pycache__", "*.nbi", "*.nbc")
+        shutil.copytree(BENCHMARKS.parent / name, folder / name, symlinks=True, ignore=leave)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """run(name, **places) runs the command `COMMANDS[name]`."""
+
+    def run(name: str, **places: object) -> Result:
+        folder = tmp_path_factory.mktemp("run")
+        written = folder / "record.json"
+        script, *arguments = COMMANDS[name].format(json=written, scratch=folder, python=python, **places).split()
+        # No peer may be fetched from the network.
+        variables = {**os.environ, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        done = subprocess.run(
+            [python, BENCHMARKS / script, *arguments],
+            cwd=folder, capture_output=True, text=True, env=variables, timeout=TIMEOUT_SECONDS,
+        )  # fmt: skip
+        return Result(done.returncode, done.stdout, done.stderr, read_record(written))
+
+    return run
+
+
+# selection.py
+
+COST = {field.name for field in dataclasses.fields(selection.Cost)}
+
+
+def check_costs(result: Result, wanted: list[tuple[str, int]]) -> None:
+    assert result.status == 0, result.errors
+    costs: list[dict[str, Any]] = result.record["costs"]
+    assert [(cost["kind"], cost["episodes"]) for cost in costs] == wanted
+    for cost in costs:
+        assert cost.keys() == COST
+        absent = {name for name, value in cost.items() if value is None}
+        assert ("update_ms" in absent) == (cost["kind"] != "weighted, updated")
+        assert ("chi_square" in absent) == (cost["kind"] not in ("weighted by episode", "weighted by step"))
+        assert absent <= {"update_ms", "chi_square"}
+    rows = rows_of(result.printed, "ms per 4,096 draws")
+    assert [(row[0], int(row[1].replace(",", ""))) for row in rows] == wanted
+
+
+def test_every_kind_is_measured(run: Run) -> None:
+    check_costs(run("selection"), [(kind, 1000) for kind in selection.KINDS])
+
+
+def test_kinds_and_sizes_can_be_chosen(run: Run) -> None:
+    wanted = [(kind, episodes) for kind in ("fifo", "topk") for episodes in (200, 400)]
+    check_costs(run("selection of some kinds"), wanted)
+
+
+def test_a_sparse_dataset_is_opened_and_drawn_from(run: Run) -> None:
+    result = run("sparse dataset")
+    assert result.status == 0, result.errors
+    assert [found["episodes"] for found in result.record["sparse"]] == [200, 1000]
+    marks = ("open", "episodes", "uniform", "weighted")
+    names = {"episodes", "imports_bytes", *(f"{mark}_seconds" for mark in marks)}
+    for found in result.record["sparse"]:
+        assert found.keys() == names | {f"{mark}_bytes" for mark in marks[1:]}
+    assert "1,000,000 steps in 1,000 episodes: opened in " in result.printed
+    assert result.printed.count("peak memory (MiB): ") == 2
+
+
+# convert.py
+
+
+def check_sizes(result: Result, copies: list[int], sizes: list[int]) -> None:
+    assert result.status == 0, result.errors
+    record = result.record
+    assert [scale["copies"] for scale in record["scales"]] == [0, *copies]
+    assert [(one["copies"], one["shard_bytes"]) for one in record["timings"]] == [
+        (count, size) for count in copies for size in sizes
+    ]
+    for one in record["timings"]:
+        assert one["floor_seconds"].keys() == one["gear_seconds"].keys() == {"median", "min", "max"}
+        assert one["gear_to_floor"] > 0
+    ways = [("floor", None), *(("gear", size) for size in sizes)]
+    assert [(one["copies"], one["way"], one["shard_bytes"]) for one in record["memory"]] == [
+        (count, *way) for count in (0, *copies) for way in ways
+    ]
+    assert len(rows_of(result.printed, "gear / floor, GB/s")) == len(copies) * len(sizes)
+    assert len(rows_of(result.printed, "peak above imports MiB")) == (len(copies) + 1) * 3
+
+
+def test_random_data_are_measured(run: Run) -> None:
+    result = run("conversion")
+    check_sizes(result, [1, 8], [512 << 20, 16 << 20])
+    assert "synthetic: 1 Parquet files" in result.printed
+
+
+def test_a_source_is_measured(run: Run, source: Path) -> None:
+    result = run("conversion of a source", source=source)
+    check_sizes(result, [1, 2, 8], [200_000, 50_000])
+    assert result.record["settings"]["repetitions"] == 2
+    assert "given source: 1 Parquet files" in result.printed
+
+
+@pytest.mark.parametrize(
+    ("name", "layouts"), [("layouts", [*convert_layouts.LAYOUTS]), ("two layouts", ["minari", "lerobot"])]
+)
+def test_layouts_are_measured(name: str, layouts: list[str], run: Run) -> None:
+    result = run(name)
+    assert result.status == 0, result.errors
+    records = result.record["layouts"]
+    assert [record["layout"] for record in records] == layouts
+    assert [row[0] for row in rows_of(result.printed, "reading / floor")] == layouts
+    expected = {"layout", "bytes", *(f"{way}_{part}" for way in ("floor", "gear") for part in ("seconds", "to_floor"))}
+    if len(os.sched_getaffinity(0)) > 1:
+        expected |= {"one_core_seconds", "two_cores_seconds", "two_cores"}
+    for record in records:
+        hdf5 = convert_layouts.LAYOUTS[record["layout"]].floor is convert_layouts.floor_hdf5
+        assert record.keys() == (expected | {"read_seconds", "read_to_floor"} if hdf5 else expected)
+
+
+# cluster.py
+
+
+@pytest.fixture(scope="module")
+def cluster_result(run: Run) -> Result:
+    found = run("cluster")
+    assert found.status == 0, found.errors
+    return found
+
+
+def test_every_measurement_is_recorded(cluster_result: Result) -> None:
+    record = cluster_result.record
+    assert record["bulk"].keys() == {str(size) for size in cluster.BULK_MESSAGES}
+    shapes = {"256x100", "256x20"}
+    assert record["shapes"].keys() == record["overhead"].keys() == shapes
+    times = {"seconds", "pipelined_seconds", "raw_seconds", "raw_pipelined_seconds"}
+    assert all(shape.keys() == {"bytes", *times} for shape in record["shapes"].values())
+    assert all(each.keys() == {"local", "as a node"} for each in record["overhead"].values())
+    assert record["channels"].keys() == {f"{size}/{n}" for size in cluster.MESSAGES for n in cluster.IN_FLIGHT}
+    assert len(record["size_classes"]) == 2
+    assert len(record["targets"]) == 4
+
+
+def test_every_table_is_printed(cluster_result: Result) -> None:
+    printed = cluster_result.printed
+    assert len(rows_of(printed, "GB/s")) == len(cluster.BULK_MESSAGES)
+    assert [row[0] for row in rows_of(printed, "pipelined, us")] == ["256x100", "256x20"]
+    assert len(rows_of(printed, "1 in flight")) == len(cluster.MESSAGES)
+    assert len(rows_of(printed, "256x16 with images")) == 2
+    assert len(rows_of(printed, "target")) == 4
+
+
+def test_scale_prints_its_tables(run: Run, cluster_result: Result, tmp_path: Path) -> None:
+    built_in = run("scale")
+    written = tmp_path / "cluster.json"
+    written.write_text(json.dumps(cluster_result.record))
+    other = run("scale by another run", cluster=written)
+    for found, ranks in ((built_in, 8), (other, 2)):
+        assert found.status == 0, found.errors
+        for family in scale.FAMILIES:
+            assert f"{family.name}: a batch of " in found.printed
+        assert f"{ranks} ranks a node" in found.printed
+        assert len(rows_of(found.printed, "queue pairs of a node")) == len(scale.NODES)
+        assert len(rows_of(found.printed, "million episodes")) == len(scale.FAMILIES) * len(scale.DATASETS)
+        assert len(rows_of(found.printed, "model")) == 6
+    request, byte = scale.fit_flight(cluster_result.record)
+    assert other.printed.startswith(f"Flight: {request * 1e6:.0f} us per request, {byte * 1e9:.2f} ns per byte; ")
+
+
+# feed.py
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+STAGES = {"selection", "buffers", "kernel", "tensors", "rest"}
+
+
+def check_race(result: Result, names: list[str], peers: set[str], missing: dict[str, str]) -> None:
+    """Checks the tables of contenders. missing: contender -> its failure."""
+    assert result.status == 0, result.errors
+    scenarios: list[dict[str, Any]] = result.record["scenarios"]
+    assert [each["scenario"] for each in scenarios] == names
+    for each in scenarios:
+        wanted = BY_NAME[each["scenario"]]
+        assert each["batch"] == [wanted.batch_size, wanted.context]
+        rows = {row["name"]: row for row in each["contenders"]}
+        assert rows.keys() == {INLINE, THREADS, *peers} & {INLINE, THREADS, *wanted.peers}
+        for name, row in rows.items():
+            if name in missing:
+                assert row["failure"].startswith(missing[name])
+                continue
+            assert "failure" not in row, row
+            assert row["padded_gb_per_s"].keys() == {"median", "min", "max"}
+            assert row["inline_ratio"] > 0 and row["threads_ratio"] > 0
+            assert (row["windows_per_s"] is None) == name.startswith("memcpy")
+            assert row["padded_bytes_per_batch"] > 0 and row["delivers"] and row["notes"]
+        assert f": {each['scenario']}\n" in result.printed
+        assert each["data"] in result.printed
+
+
+def test_all_parts_and_contenders_are_measured(run: Run) -> None:
+    result = run("feed")
+    shapes = ["hopper-256x20", "g1-26+26"]
+    check_race(result, shapes, {each.name for each in CONTENDERS}, {"reverb": "not installed (run with --install)"})
+    printed = result.printed
+    assert "Reverb TrajectoryDataset, same process: not measured: not installed (run with --install)" in printed
+    titles = {each.title for each in CONTENDERS}
+    assert {row[0] for row in rows_of(printed, "contender")} == titles
+    check_wait(result, shapes)
+    check_memory(result, ["1000"])
+    check_profile(result, shapes)
+
+
+def check_wait(result: Result, shapes: list[str]) -> None:
+    kinds = [(shape, kind) for shape in shapes for kind in ("sleep", "matmul", "python")]
+    assert [(row["scenario"], row["consumer"]) for row in result.record["wait"]] == kinds
+    for row in result.record["wait"]:
+        for quantity in ("wait_fraction", "wait_us_median", "wait_us_p99"):
+            assert row[quantity].keys() == {"median", "min", "max"}
+    assert [tuple(row[:2]) for row in rows_of(result.printed, "step of 5 ms")] == kinds
+
+
+def check_memory(result: Result, marks: list[str]) -> None:
+    assert [row["prefetch"] for row in result.record["memory"]] == [0, 2]
+    assert all([*row["resident_bytes"]] == [*row["anonymous_bytes"]] == marks for row in result.record["memory"])
+    assert [row[0] for row in rows_of(result.printed, "growth KiB")] == ["prefetch=0", "prefetch=2"]
+
+
+def check_profile(result: Result, names: list[str]) -> None:
+    assert [row["scenario"] for row in result.record["profile"]] == names
+    for row in result.record["profile"]:
+        assert row["stages_us"].keys() == STAGES
+        assert {"batch_us", "threads_us", "batch_bytes", "hot_copy_us", "cold_copy_us"} < row.keys()
+    assert [row[0] for row in rows_of(result.printed, "batch us")] == names
+
+
+def test_every_other_shape_is_measured(run: Run) -> None:
+    result = run("other shapes")
+    names = [name for name in BY_NAME if name not in ("hopper-256x20", "g1-26+26")]
+    check_race(result, sorted(names, key=[*BY_NAME].index), {"memcpy"}, {})
+    assert result.record["settings"]["seed"] == 1
+    large = [each["data"] for each in result.record["scenarios"] if each["scenario"].endswith("-large")]
+    assert len(large) == 3 and all(text.startswith("synthetic data, 2 copies: ") for text in large)
+
+
+def test_parts_without_contenders(run: Run, source: Path) -> None:
+    result = run("gear-data only", source=source)
+    assert result.status == 0, result.errors
+    assert result.record["scenarios"] == []
+    assert result.record["settings"] == {"seconds": 0.02, "repetitions": 2, "seed": 0}
+    check_wait(result, ["hopper-64x100"])
+    check_memory(result, ["1000", "2000"])
+    check_profile(result, ["hopper-64x100"])
+
+
+def test_another_checkout_is_measured_beside_this_one(run: Run, checkout: Path) -> None:
+    result = run("another checkout", checkout=checkout)
+    assert result.status == 0, result.errors
+    rows = result.record["scenarios"][0]["contenders"]
+    names = [INLINE, THREADS, f"{INLINE}@{checkout.name}", f"{THREADS}@{checkout.name}"]
+    assert [row["name"] for row in rows] == names
+    assert all(row["inline_ratio"] > 0 for row in rows)
+    stages = run("stages of another checkout", checkout=checkout)
+    assert stages.status == 0, stages.errors
+    check_profile(stages, [f"hopper-64x100, {checkout.name}", "hopper-64x100"])
+
+
+def test_a_peer_that_cannot_be_installed_is_reported(run: Run) -> None:
+    result = run("a peer that cannot be installed")
+    failure = "not installable: ERROR: No matching distribution found"
+    check_race(result, ["hopper-64x100"], {"hf"}, {"hf": failure})
+    assert f"HF datasets rows + collator, states only: not measured: {failure}" in result.printed

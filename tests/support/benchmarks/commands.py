@@ -1,0 +1,58 @@
+"""The commands by which tests run every benchmark, with all its options, at its smallest size.
+
+`tests/benchmarks/test_completeness.py` compares them with the parsers of the benchmarks. In braces are names of
+`Places`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from argparse import ArgumentParser
+from pathlib import Path
+from types import ModuleType
+
+import gear_data
+
+BENCHMARKS = Path(gear_data.__file__).resolve().parent.parent / "benchmarks"
+
+#: Name of a test -> command. The tests of a script are in tests/benchmarks/test_SCRIPT.py.
+COMMANDS = {
+    "selection": "selection.py --episodes 1000 --json {json}",
+    "selection of some kinds": "selection.py --kinds fifo topk --episodes 200 400 --json {json}",
+    "sparse dataset": "selection.py --sparse --episodes 200 1000 --scratch {scratch} --json {json}",
+    "conversion": "convert.py --quick --json {json}",
+    "conversion of a source": "convert.py --quick --source {source} --repetitions 2 --scale 2 --shard-bytes 200000 "
+    "--small-shard-bytes 50000 --scratch {scratch} --json {json}",
+    "layouts": "convert.py --quick --layout all --json {json}",
+    "two layouts": "convert.py --quick --layout minari --layout lerobot --json {json}",
+    "cluster": "cluster.py --quick --json {json}",
+    "scale": "scale.py",
+    "scale by another run": "scale.py --flight {cluster} --read-ns 50 --wire 10 --local 5 --ranks 2 --windows 32 "
+    "--context 5",
+    "feed": "feed.py --quick --all --shapes hopper-256x20,g1-26+26 --python torchrl={python} --python d3rlpy={python} "
+    "--python hf={python} --json {json}",
+    "other shapes": "feed.py --quick --shapes hopper-256x20-large,hopper-64x100,hopper-64x100-large,hopper-64x1000,"
+    "hopper-64x1000-large,frames-32x16,wide-256x20 --peers memcpy --seed 1 --json {json}",
+    "gear-data only": "feed.py --quick --source hopper={source} --shapes hopper-64x100 --wait --leak --profile "
+    "--seconds 0.02 --repetitions 2 --leak-batches 2000 --json {json}",
+    "another checkout": "feed.py --quick --shapes hopper-64x100 --against {checkout} --json {json}",
+    "stages of another checkout": "feed.py --quick --shapes hopper-64x100 --against {checkout} --profile --json {json}",
+    "a peer that cannot be installed": "feed.py --quick --shapes hopper-64x100 --peers hf --install "
+    "--venvs {scratch}/venvs --json {json}",
+    "no GPU": "gpu.py --quick --json {json}",
+    # By a stand-in for CuPy.
+    "GPU": "gpu.py --only a,b,c,d,e,f,g --quick --json {json}",
+}
+
+#: Scripts without options of their own, and the test that runs each.
+WITHOUT_OPTIONS = {"raw_flight.py": "cluster"}
+
+
+def module_of(script: str) -> ModuleType:
+    """Imports a benchmark. pytest puts the folder of benchmarks on the path."""
+    return importlib.import_module(script.removesuffix(".py"))
+
+
+def parser_of(script: str) -> ArgumentParser:
+    parser: ArgumentParser = module_of(script).make_parser()
+    return parser
