@@ -50,7 +50,7 @@ from convert_layouts import LAYOUTS, measure, measure_cores, measure_layout, pri
 
 MIB = 1 << 20
 WAYS = ("floor", "gear")
-#: Values of arguments, and of sizes that have no option: the usual ones, and those of `--quick`.
+#: Values of arguments, and of sizes that have no option: the usual ones, and the ones for `--quick`.
 FULL = {"repetitions": 5, "memory_repetitions": 3, "steps": 200_000, "layout_divisor": 1}
 QUICK = {"repetitions": 1, "memory_repetitions": 1, "steps": 2000, "layout_divisor": 2000}
 

@@ -54,7 +54,7 @@ from feeding.scenarios import FAMILIES, SCENARIOS, Scenario, chosen_scenarios
 #: The cache of a large server, for systems that do not report theirs: large data is then large there too.
 ASSUMED_CACHE_BYTES = 64 << 20
 MEMORY_BATCH = ("--batch-size", "16", "--context", "20")
-#: Values of arguments, and of sizes that have no option: the usual ones, and those of `--quick`.
+#: Values of arguments, and of sizes that have no option: the usual ones, and the ones for `--quick`.
 FULL = {"seconds": 2.0, "repetitions": 5, "leak_batches": 100_000, "most_steps": None, "cold_bytes": 1 << 30}
 QUICK = {"seconds": 0.05, "repetitions": 1, "leak_batches": 1000, "most_steps": 5000, "cold_bytes": 16 << 20}
 

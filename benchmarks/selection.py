@@ -243,9 +243,10 @@ def cost_table(costs: list[Cost]) -> str:
 
 
 def measure_sparse(folder: Path, episodes: int) -> dict[str, float]:
-    """Opens the dataset in `folder`, reads its episode table and draws, in this process.
+    """Opens the dataset in `folder`, reads its episode table and draws.
 
-    It first draws from the small dataset there, so that modules and kernels are loaded.
+    All of it happens in this process. It first draws from the small dataset there, so that modules and kernels are
+    loaded.
     """
     import polars as pl
 

@@ -1,4 +1,4 @@
-"""Each benchmark, and each of its options and values, is in a command that tests run."""
+"""Tests run each benchmark with each of its options and values."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def values(script: str, option: str) -> set[str]:
 
 
 def test_every_value_is_used() -> None:
-    """Values that options choose among. Without the option, the command has all of them."""
+    """Values that options choose among.
+
+    Without the option, a command has all of them.
+    """
     assert values("feed.py", "--shapes") == {scenario.name for scenario in SCENARIOS}
     assert any("--all" in arguments and "--peers" not in arguments for arguments in COMMANDS_OF["feed.py"])
     assert any("--kinds" not in arguments and "--sparse" not in arguments for arguments in COMMANDS_OF["selection.py"])

@@ -26,7 +26,10 @@ def test_all_sections_are_run_printed_and_recorded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The command for a GPU, on the stand-in, with sizes for it. Workers run in this process."""
+    """The command for a GPU runs on the stand-in.
+
+    Sizes are small, and workers run in this process.
+    """
 
     def worker(command: list[str], **options: Any) -> Any:
         with contextlib.redirect_stdout(io.StringIO()) as printed:

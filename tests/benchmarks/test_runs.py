@@ -20,6 +20,7 @@ import cluster
 import common
 import convert_layouts
 import pytest
+import rdma
 import scale
 import selection
 from feeding.contenders import CONTENDERS, INLINE, THREADS
@@ -43,9 +44,9 @@ def python() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Parquet of Hopper's shape, two row groups."""
+    """Parquet of Hopper's shape."""
     path = tmp_path_factory.mktemp("source") / "hopper.parquet"
-    common.write_parquet(common.synthetic_episodes(50_000, seed=3), path)
+    common.write_parquet(common.synthetic_episodes(5000, seed=3), path)
     return path
 
 
@@ -148,7 +149,7 @@ def test_random_data_are_measured(run: Run) -> None:
 
 def test_a_source_is_measured(run: Run, source: Path) -> None:
     result = run("conversion of a source", source=source)
-    check_sizes(result, [1, 2, 8], [200_000, 50_000])
+    check_sizes(result, [1, 2, 8], [400_000, 100_000])
     assert result.record["settings"]["repetitions"] == 2
     assert "given source: 1 Parquet files" in result.printed
 
@@ -217,6 +218,17 @@ def test_scale_prints_its_tables(run: Run, cluster_result: Result, tmp_path: Pat
         assert len(rows_of(found.printed, "model")) == 6
     request, byte = scale.fit_flight(cluster_result.record)
     assert other.printed.startswith(f"Flight: {request * 1e6:.0f} us per request, {byte * 1e9:.2f} ns per byte; ")
+
+
+# rdma.py
+
+
+def test_batches_of_reads_are_measured(run: Run) -> None:
+    result = run("rdma")
+    assert result.status == 0, result.errors
+    assert result.record["seconds_a_read"].keys() == {str(count) for count in rdma.READS}
+    assert all(seconds > 0 for seconds in result.record["seconds_a_read"].values())
+    assert [row[0] for row in rows_of(result.printed, "ns per READ")] == [f"{count:,}" for count in rdma.READS]
 
 
 # feed.py

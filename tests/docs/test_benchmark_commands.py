@@ -1,4 +1,7 @@
-"""Commands of benchmarks in the documentation have options that exist, and pages with measurements name commands."""
+"""Commands of benchmarks in the documentation have options that exist.
+
+Pages with measurements name a command.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ PAGES = [
     *sorted(BENCHMARKS.glob("*.py")),
 ]
 _COMMAND = re.compile(r"python (benchmarks/\w+\.py[^`#\n\"]*)")
-_OPTION = re.compile(r"`(--[a-z][a-z-]+)`")
+_OPTION = re.compile(r"`(--[a-z][a-z-]+)")
 #: A rate, or a duration below a second, as benchmarks print them.
 _MEASURED = re.compile(r"\d (?:[GM]B/s|us|ns)\b|\d times (?:TorchRL|as fast)|microseconds|windows/s")
 
@@ -34,7 +37,7 @@ def test_commands_are_found() -> None:
     found = _commands()
     assert len(found) > 12
     assert {Path(command.split()[0]).name for _, command in found} >= {
-        "cluster.py", "convert.py", "feed.py", "gpu.py", "scale.py", "selection.py"
+        "cluster.py", "convert.py", "feed.py", "gpu.py", "rdma.py", "scale.py", "selection.py"
     }  # fmt: skip
 
 

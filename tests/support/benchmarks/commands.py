@@ -1,7 +1,7 @@
-"""The commands by which tests run every benchmark, with all its options, at its smallest size.
+"""The commands by which tests run every benchmark, with all its options.
 
-`tests/benchmarks/test_completeness.py` compares them with the parsers of the benchmarks. In braces are names of
-`Places`.
+Sizes are the smallest. `tests/benchmarks/test_completeness.py` compares the commands with the parsers of the
+benchmarks. Tests fill in the names in braces.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import gear_data
 
 BENCHMARKS = Path(gear_data.__file__).resolve().parent.parent / "benchmarks"
 
-#: Name of a test -> command. The tests of a script are in tests/benchmarks/test_SCRIPT.py.
+#: Name -> command.
 COMMANDS = {
     "selection": "selection.py --episodes 1000 --json {json}",
     "selection of some kinds": "selection.py --kinds fifo topk --episodes 200 400 --json {json}",
     "sparse dataset": "selection.py --sparse --episodes 200 1000 --scratch {scratch} --json {json}",
     "conversion": "convert.py --quick --json {json}",
-    "conversion of a source": "convert.py --quick --source {source} --repetitions 2 --scale 2 --shard-bytes 200000 "
-    "--small-shard-bytes 50000 --scratch {scratch} --json {json}",
+    "conversion of a source": "convert.py --quick --source {source} --repetitions 2 --scale 2 --shard-bytes 400000 "
+    "--small-shard-bytes 100000 --scratch {scratch} --json {json}",
     "layouts": "convert.py --quick --layout all --json {json}",
     "two layouts": "convert.py --quick --layout minari --layout lerobot --json {json}",
     "cluster": "cluster.py --quick --json {json}",
+    "rdma": "rdma.py --rounds 3 --json {json}",
     "scale": "scale.py",
     "scale by another run": "scale.py --flight {cluster} --read-ns 50 --wire 10 --local 5 --ranks 2 --windows 32 "
     "--context 5",
@@ -44,7 +45,7 @@ COMMANDS = {
     "GPU": "gpu.py --only a,b,c,d,e,f,g --quick --json {json}",
 }
 
-#: Scripts without options of their own, and the test that runs each.
+#: Scripts without options, and the command that runs each.
 WITHOUT_OPTIONS = {"raw_flight.py": "cluster"}
 
 

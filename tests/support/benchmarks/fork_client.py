@@ -1,8 +1,9 @@
-"""Runs a Python program in a fork of `fork_server`, with this process's files, folder, variables and cores.
+"""Runs a Python program in a fork of `fork_server`.
 
     python -IS fork_client.py SOCKET EXECUTABLE [ARGUMENTS OF python]
 
-EXECUTABLE becomes the program's `sys.executable`. If this process dies, so does the program.
+The program has this process's files, folder, variables and cores. EXECUTABLE becomes its `sys.executable`. If this
+process dies, so does the program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Imports `preload` once, and forks for every Python program that a client requests.
+"""Imports `preload` once, and forks for every program of a client.
 
     python fork_server.py SOCKET
 
@@ -43,7 +43,7 @@ def serve(place: str) -> Request | None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place)
     listener.listen()
-    # It has no descriptor of its own that forks would share.
+    # It has no descriptor that forks would share.
     selector = selectors.PollSelector()
     selector.register(sys.stdin.fileno(), selectors.EVENT_READ, "end")
     selector.register(listener, selectors.EVENT_READ, "new")

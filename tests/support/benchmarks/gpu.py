@@ -24,7 +24,10 @@ def left() -> float:
 
 
 def small_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Returns the module of section (e), with a small model on the CPU, and without TorchRL."""
+    """Returns the module of section (e), changed for a CPU.
+
+    It has a small model, and no TorchRL.
+    """
     import torch
     from gpu_sections import training
 

@@ -1,4 +1,4 @@
-"""The result of a benchmark's run: what it printed, and the record that it wrote."""
+"""The result of a benchmark's run: its output and its record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """What a benchmark printed, and the record that it wrote (empty if it wrote none)."""
+    """Exit status, output and record of a run. Without a record it is empty."""
 
     status: int
     printed: str
@@ -20,7 +20,10 @@ class Result:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Reads a record and checks that its numbers are finite. A file that is missing is an empty record."""
+    """Reads a record and checks that its numbers are finite.
+
+    A missing file is an empty record.
+    """
     record: dict[str, Any] = json.loads(path.read_text(), parse_constant=_refuse) if path.exists() else {}
     _check_finite(record)
     return record

@@ -1,4 +1,4 @@
-"""A `python` that starts in milliseconds, because its slow modules are imported already.
+"""A `python` that starts in milliseconds: its slow modules are imported.
 
 Benchmarks start dozens of processes, and each would import torch. An interpreter of this module runs its program in a
 fork of one server (`fork_server`).
@@ -22,7 +22,7 @@ _HERE = Path(__file__).resolve().parent
 def warm_python() -> Iterator[Path]:
     """Yields the path of an interpreter that runs scripts and `-m`.
 
-    The modules of `preload` are imported already. The project's own are imported anew in each program.
+    The modules of `preload` are imported already. Each program imports the project's modules itself.
     """
     with tempfile.TemporaryDirectory(prefix="warm-") as folder:
         place, executable = Path(folder, "socket"), Path(folder, "python")
