@@ -359,9 +359,12 @@ def run_layouts(names: Sequence[str], args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="gear-bench-", dir=args.scratch) as folder:
         for name in names:
             progress(f"layout {name}")
-            script = Path(__file__).resolve()
-            scale = args.repetitions, args.layout_divisor
-            records.append(measure_layout(name, Path(folder), *scale, script, worker_environment()))
+            # Starting workers takes most of the time of a small conversion.
+            two_cores = not args.quick or name == names[0]
+            script = Path(__file__).resolve(), worker_environment()
+            records.append(
+                measure_layout(name, Path(folder), args.repetitions, args.layout_divisor, two_cores, *script)
+            )
     progress("")
     print(describe_machine(facts))
     print_layouts(records)

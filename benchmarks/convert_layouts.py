@@ -289,11 +289,19 @@ def measure_cores(source: Path, destination: Path, cores: int) -> dict[str, Any]
 
 
 def measure_layout(
-    name: str, scratch: Path, repetitions: int, divisor: int, script: Path, environment: dict[str, str]
+    name: str,
+    scratch: Path,
+    repetitions: int,
+    divisor: int,
+    two_cores: bool,
+    script: Path,
+    environment: dict[str, str],
 ) -> dict[str, Any]:
     """Measures one layout; each part runs in a fresh process that executes `script`.
 
-    The steps are divided by `divisor`.
+    Args:
+        divisor: the steps are divided by it.
+        two_cores: measure two cores too, if there are two.
     """
     source = scratch / name
     steps = LAYOUTS[name].steps // divisor
@@ -313,7 +321,7 @@ def measure_layout(
     make(steps)
     record: dict[str, Any] = {"layout": name} | run()
     shutil.rmtree(source)
-    if len(os.sched_getaffinity(0)) > 1:
+    if two_cores and len(os.sched_getaffinity(0)) > 1:
         make(steps * TIMES_FOR_TWO_CORES)
         rounds = [[run("--worker-cores", cores)["seconds"] for cores in "12"] for _ in range(repetitions)]
         record["one_core_seconds"], record["two_cores_seconds"] = map(statistics.median, zip(*rounds, strict=True))

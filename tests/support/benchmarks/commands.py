@@ -21,8 +21,8 @@ COMMANDS = {
     "selection of some kinds": "selection.py --kinds fifo topk --episodes 200 400 --json {json}",
     "sparse dataset": "selection.py --sparse --episodes 200 1000 --scratch {scratch} --json {json}",
     "conversion": "convert.py --quick --json {json}",
-    "conversion of a source": "convert.py --quick --source {source} --repetitions 2 --scale 2 --shard-bytes 400000 "
-    "--small-shard-bytes 100000 --scratch {scratch} --json {json}",
+    "conversion of a source": "convert.py --quick --source {source} --repetitions 2 --scale 2 --shard-bytes 4000000 "
+    "--small-shard-bytes 1000000 --scratch {scratch} --json {json}",
     "layouts": "convert.py --quick --layout all --json {json}",
     "two layouts": "convert.py --quick --layout minari --layout lerobot --json {json}",
     "cluster": "cluster.py --quick --json {json}",
@@ -33,7 +33,7 @@ COMMANDS = {
     "feed": "feed.py --quick --all --shapes hopper-256x20,g1-26+26 --python torchrl={python} --python d3rlpy={python} "
     "--python hf={python} --json {json}",
     "other shapes": "feed.py --quick --shapes hopper-256x20-large,hopper-64x100,hopper-64x100-large,hopper-64x1000,"
-    "hopper-64x1000-large,frames-32x16,wide-256x20 --peers memcpy --seed 1 --json {json}",
+    "hopper-64x1000-large,frames-32x16,wide-256x20 --peers gear --seed 1 --json {json}",
     "gear-data only": "feed.py --quick --source hopper={source} --shapes hopper-64x100 --wait --leak --profile "
     "--seconds 0.02 --repetitions 2 --leak-batches 2000 --json {json}",
     "another checkout": "feed.py --quick --shapes hopper-64x100 --against {checkout} --json {json}",
