@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,6 @@ import pyarrow.parquet as pq
 from common import (
     ROOT,
     describe_machine,
-    figure,
-    format_table,
     machine_facts,
     parquet_files,
     progress,
@@ -47,48 +45,12 @@ from common import (
     write_parquet,
 )
 from convert_layouts import LAYOUTS, measure, measure_cores, measure_layout, print_layouts
+from convert_report import MIB, Memory, Scale, Timing, print_memory, print_times
 
-MIB = 1 << 20
 WAYS = ("floor", "gear")
 #: Values of arguments, and of sizes that have no option: the usual ones, and the ones for `--quick`.
 FULL = {"repetitions": 5, "memory_repetitions": 3, "steps": 200_000, "layout_divisor": 1}
 QUICK = {"repetitions": 1, "memory_repetitions": 1, "steps": 2000, "layout_divisor": 2000}
-
-
-@dataclass(frozen=True)
-class Scale:
-    """N copies of the source's files; 0 copies: only its first episode."""
-
-    copies: int
-    folder: Path
-    parquet_bytes: int
-    arrow_bytes: int
-
-    @property
-    def label(self) -> str:
-        return label(self.copies)
-
-
-@dataclass(frozen=True)
-class Timing:
-    copies: int
-    shard_bytes: int
-    floor_seconds: dict[str, float]
-    gear_seconds: dict[str, float]
-    gear_to_floor: float  # throughput; median over the rounds
-
-
-@dataclass(frozen=True)
-class Memory:
-    copies: int
-    way: str
-    shard_bytes: int | None
-    baseline_bytes: float
-    above_baseline_bytes: dict[str, float]
-
-
-def label(copies: int) -> str:
-    return f"{copies}x" if copies else "1 episode"
 
 
 def fsync(path: Path) -> None:
@@ -252,44 +214,6 @@ def largest_row_group(files: Sequence[Path]) -> int:
             for index in range(file.num_row_groups):
                 largest = max(largest, file.read_row_group(index).nbytes)
     return largest
-
-
-def print_times(scales: Sequence[Scale], timings: Sequence[Timing]) -> None:
-    sizes = {scale.copies: scale.arrow_bytes for scale in scales}
-    rows = []
-    for timing in timings:
-        gigabytes = sizes[timing.copies] / 1e9
-        floor, gear = timing.floor_seconds["median"], timing.gear_seconds["median"]
-        rows.append(
-            [
-                label(timing.copies),
-                f"{timing.shard_bytes // MIB}",
-                figure(sizes[timing.copies] / MIB),
-                figure(floor),
-                figure(gear),
-                figure(gigabytes / floor),
-                figure(gigabytes / gear),
-                figure(timing.gear_to_floor),
-            ]
-        )
-    header = ["data", "shard MiB", "Arrow MiB", "floor s", "gear s", "floor GB/s", "gear GB/s", "gear / floor, GB/s"]
-    print(format_table(header, rows))
-
-
-def print_memory(records: Sequence[Memory]) -> None:
-    rows = [
-        [
-            label(record.copies),
-            record.way,
-            "-" if record.shard_bytes is None else f"{record.shard_bytes // MIB}",
-            figure(record.baseline_bytes / MIB),
-            figure(record.above_baseline_bytes["median"] / MIB),
-            figure(record.above_baseline_bytes["max"] / MIB),
-        ]
-        for record in records
-    ]
-    header = ["data", "way", "shard MiB", "imports MiB", "peak above imports MiB", "largest MiB"]
-    print(format_table(header, rows))
 
 
 def make_parser() -> argparse.ArgumentParser:
