@@ -6,6 +6,7 @@ Exit status: 0 (done), 1 (the work failed), 2 (bad usage).
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     options = build_parser().parse_args(arguments)
     run: Command = options.run
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may not have every character of a source
     try:
         status = run(options)
         sys.stdout.flush()

@@ -43,7 +43,10 @@ def plain_path(location: str | os.PathLike[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns a path with its non-UTF-8 bytes as `\\udc..`."""
+    """Returns a text that is UTF-8: halves of surrogate pairs become `\\ud...`.
+
+    Paths have such halves for bytes that are not UTF-8.
+    """
     return text.encode("utf-8", "backslashreplace").decode()
 
 

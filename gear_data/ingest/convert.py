@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gear_data.common.paths import plain_path
+from gear_data.common.paths import plain_path, printable
 from gear_data.common.progress import pluralize, progress_bar
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ResumeError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
@@ -216,7 +216,7 @@ class Conversion:
                     "metadata": _to_json_value(source.metadata),
                 }
                 manifest = staged.manifest(merged, provenance, findings.to_json())
-                put_text(self._store, CARD_NAME, dataset_card(manifest, merged.episodes))
+                put_text(self._store, CARD_NAME, printable(dataset_card(manifest, merged.episodes)))
                 self._locked.check()
                 staged.finish(manifest)
         if self._target.replaces:
@@ -354,12 +354,12 @@ def _check_arguments(
 def _to_json_value(value: Any) -> Any:
     """Converts metadata to JSON. NaN, Inf and values of other types become text."""
     if isinstance(value, Mapping):
-        return {str(key): _to_json_value(item) for key, item in value.items()}
+        return {printable(str(key)): _to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_to_json_value(item) for item in value]
-    if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    return str(value)
+    return printable(str(value))
 
 
 def _report(manifest: Manifest, seconds: float) -> ConvertReport:

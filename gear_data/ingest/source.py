@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import GearError, HostMemoryError, InvalidArgumentError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
 from gear_data.schema import ColumnSpec
@@ -176,3 +177,21 @@ class Format:
     priority: int = 0
     uses: frozenset[str] = frozenset()
     suffixes: tuple[str, ...] = ()
+
+
+@contextmanager
+def typed_memory_errors() -> Iterator[None]:
+    """Converts a MemoryError of the block into a typed error.
+
+    Raises:
+        HostMemoryError: An array or a file does not fit the memory.
+    """
+    try:
+        yield
+    except GearError:
+        raise
+    except MemoryError as error:
+        raise HostMemoryError(
+            f"the source needs more memory than this process can have: {error or 'MemoryError'}",
+            hint="check the sizes in the source: a damaged file may declare any size; else split its episodes",
+        ) from error

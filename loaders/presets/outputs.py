@@ -361,7 +361,8 @@ def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequ
             raise InvalidArgumentError(
                 f"preset '{batch_format.name}' would give two arrays of the batch the key '{key}'",
                 column=column,
-                hint="name each column once, and convert with --rename where a column has the name of another key",
+                hint="name each column once; leave a column that has the name of another key out with columns=, or "
+                "convert with --rename",
             )
         keys.add(key)
 
@@ -406,7 +407,8 @@ def _tokens(batch_format: BatchFormat, tokens: Tokens, request: BatchRequest) ->
         tokens=tokens,
         observations=tuple(keys[Role.OBSERVATION]),
         actions=tuple(keys[Role.ACTION]),
-        sequences=(*sequences, batch_format.timesteps_key or "", "loss_weight", _N_STEP),
+        # Without repetition: a column may have the name of an array that other formats add.
+        sequences=tuple(dict.fromkeys((*sequences, batch_format.timesteps_key or "", "loss_weight", _N_STEP))),
         pad_left=batch_format.pad_left,
         mask_key=batch_format.mask_key,
     )

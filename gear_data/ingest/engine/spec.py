@@ -9,8 +9,8 @@ import msgspec
 
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline.images import decode_images
-from gear_data.ingest.pipeline.prepare import report_replaced_columns
-from gear_data.ingest.source import EpisodeSource, SourceOptions
+from gear_data.ingest.pipeline.prepare import report_names
+from gear_data.ingest.source import EpisodeSource, SourceOptions, typed_memory_errors
 from gear_data.ingest.sources.registry import open_source
 
 
@@ -104,10 +104,11 @@ class ConversionSpec:
             The source, the name of its format, and the reason why it has that format.
         """
         location = locate(self.source, self.split) if location is None else location
-        source, name, reason = open_source(location, self.format, self.options)
+        with typed_memory_errors():
+            source, name, reason = open_source(location, self.format, self.options)
         if self.strict:
             source.findings.make_strict()
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
-        report_replaced_columns(source)
+        report_names(source)
         return source, name, reason

@@ -19,30 +19,58 @@ from gear_data.ingest.engine.tasks import run_task
 from gear_data.storage.remote.object_store import open_file_store
 
 
-def serve(connection: Connection[Any, Any]) -> None:
-    """Runs the tasks that arrive, until one fails or the connection closes.
+class _ParentEndedError(Exception):
+    """Raised when the connection to the parent process broke."""
 
-    Raises:
-        EOFError, BrokenPipeError: The parent process ended.
+
+class _Parent:
+    """The connection to the parent process.
+
+    However the parent ended, both methods raise _ParentEndedError. A killed parent may close the connection after half
+    of a message, or with messages that it did not read.
     """
-    spec, destination, threads = connection.recv()
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+
+    def receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise _ParentEndedError from error
+
+    def send(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            raise _ParentEndedError from error
+
+
+def serve(connection: Connection[Any, Any]) -> None:
+    """Runs the tasks that arrive, until one fails or the parent process ends."""
+    with suppress(_ParentEndedError):
+        _serve(_Parent(connection))
+
+
+def _serve(parent: _Parent) -> None:
+    spec, destination, threads = parent.receive()
     pa.set_cpu_count(threads)
     store = open_file_store(destination)
     try:
         source, _, _ = spec.open(threads=threads)
     except GearError as error:
-        connection.recv()  # the parent reads a reply only after it sent a task
-        connection.send(error)
+        parent.receive()  # the parent reads a reply only after it sent a task
+        parent.send(error)
         return
     while True:
-        task = connection.recv()
+        task = parent.receive()
         try:
-            connection.send(run_task(task, spec, source, store, connection.send))
+            parent.send(run_task(task, spec, source, store, parent.send))
         except GearError as error:
-            connection.send(error)
+            parent.send(error)
             return
 
 
 if __name__ == "__main__":
-    with suppress(EOFError, BrokenPipeError), Connection(int(sys.argv[1])) as parent:
-        serve(parent)
+    with Connection(int(sys.argv[1])) as inherited:
+        serve(inherited)

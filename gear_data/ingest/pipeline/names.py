@@ -46,6 +46,20 @@ _CANONICAL = {
 _PREFIXES = (("observation.", "observations."), ("obs.", "observations."), ("action.", "actions."), ("info.", "infos."))
 
 
+#: Column name -> the presets whose batches have another array of that name. Other presets leave such a column out.
+_BATCH_KEYS = {"mask": ("raw",), "timesteps": ("raw",), "valid_count": ("raw", "lerobot")}
+#: The end of the names of arrays that the preset `lerobot` adds.
+_PAD_SUFFIX = "_is_pad"
+
+
+def conflicting_presets(name: str) -> tuple[str, ...]:
+    """Returns the presets that cannot feed a column of this name.
+
+    Their batches have another array of that name.
+    """
+    return ("lerobot",) if name.endswith(_PAD_SUFFIX) else _BATCH_KEYS.get(name, ())
+
+
 def canonical_name(name: str) -> str:
     """Returns the canonical name of a column. Unknown names do not change.
 

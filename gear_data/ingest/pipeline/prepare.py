@@ -12,9 +12,9 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.findings.non_finite import check_finite
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
 from gear_data.ingest.pipeline.end_flags import complete_end_flags, end_flag_columns
-from gear_data.ingest.pipeline.names import INVALID_NAME, is_storable
+from gear_data.ingest.pipeline.names import INVALID_NAME, conflicting_presets, is_storable
 from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
-from gear_data.ingest.source import EpisodeSource
+from gear_data.ingest.source import EpisodeSource, typed_memory_errors
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
@@ -24,12 +24,23 @@ def stored_schema(source: EpisodeSource) -> Schema:
     return Schema(with_derived_columns(end_flag_columns(without_variable_finals(source.columns))))
 
 
-def report_replaced_columns(source: EpisodeSource) -> None:
-    """Adds a finding if a derived column replaces a column of the source."""
+def report_names(source: EpisodeSource) -> None:
+    """Adds findings about columns whose names mean something else.
+
+    A derived column replaces a column of the source (`replaced-column`), or the batches of a preset have an array of
+    the column's name (`reserved-name`).
+    """
     columns = {column.name: column for column in source.columns}
     if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
         message = "replaced by values computed from the rewards; --rename keeps the source's column under another name"
         source.findings.add(Finding("replaced-column", message, column=RETURNS_TO_GO))
+    for column in source.columns:
+        presets = conflicting_presets(column.name)
+        if presets:
+            message = f"kept, but batches of the preset {' and '.join(map(repr, presets))} have another array of this "
+            message += "name, so that preset cannot feed the column; "
+            message += f"rename it with --rename {printable(column.source or column.name)}=NAME"
+            source.findings.add(Finding("reserved-name", message, column=column.name))
 
 
 def prepared_blocks(
@@ -51,7 +62,8 @@ def prepared_blocks(
     state: dict[str, Any] = {}
     while True:
         before = {"findings": source.findings.to_json(), "notes": dict(source.resume_state)}
-        block = next(blocks, None)
+        with typed_memory_errors():
+            block = next(blocks, None)
         if block is None:
             return
         # A resumed run reads all blocks of one position again, and finds the same findings again.

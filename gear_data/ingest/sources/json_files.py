@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+from gear_data.common.paths import printable
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile
 
 #: Limit for a metadata file. Minari's files have some megabytes, because they list the bounds of image spaces.
 _MAX_BYTES = 256 << 20
+#: Half of a surrogate pair, escaped or in UTF-8. Whole pairs match too.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 _DOWNLOAD_AGAIN = "download it again"
 
 
@@ -35,6 +39,8 @@ def read_json_lines(file: SourceFile) -> list[dict[str, Any]]:
 def json_object(text: str | bytes, file: str, *, column: str | None = None, row: int | None = None) -> dict[str, Any]:
     """Parses a text that is one JSON object.
 
+    Halves of surrogate pairs, which no file can hold as text, become `\\ud...`.
+
     Args:
         text: the JSON text.
         file: the file that holds the text, for the error.
@@ -46,12 +52,22 @@ def json_object(text: str | bytes, file: str, *, column: str | None = None, row:
     """
     try:
         value = json.loads(text)
+        if _SURROGATE.search(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text):
+            value = _printable_texts(value)
     except (ValueError, RecursionError) as error:
         message = f"is not JSON: {error}"
         raise CorruptSourceError(message, file=file, column=column, row=row, hint=_DOWNLOAD_AGAIN) from error
     if not isinstance(value, dict):
         raise CorruptSourceError("is not a JSON object", file=file, column=column, row=row, hint=_DOWNLOAD_AGAIN)
     return value
+
+
+def _printable_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {printable(key): _printable_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable_texts(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _read(file: SourceFile) -> bytes:

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 from h5py import h5a
 
+from gear_data.common.paths import printable
 from gear_data.ingest.sources.hdf5.heap_checks import HEAP_REFERENCE_BYTES, check_heaps
 
 #: Longer texts, such as model files, are not kept.
@@ -71,7 +72,7 @@ def plain_value(value: Any) -> str | bool | int | float | None:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, str):
-        return value if len(value) <= _MAX_TEXT_BYTES else None
+        return printable(value) if len(value) <= _MAX_TEXT_BYTES else None
     if isinstance(value, int):
         return value if -(1 << 63) <= value < 1 << 63 else None
     return value if isinstance(value, float) else None

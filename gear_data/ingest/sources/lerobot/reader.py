@@ -134,7 +134,7 @@ class LeRobotSource:
 
     def _complete(self, block: EpisodeBlock) -> EpisodeBlock:
         """Adds facts and tasks to a block, and drops columns that only checks need."""
-        ids = np.asarray(block.metadata[_EPISODE], np.int64)
+        ids = _episode_numbers(block)
         indices = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
         if self._listed is not None:
             check_block(block, indices, self._listed, self.findings)
@@ -153,6 +153,26 @@ class LeRobotSource:
         }
         block = replace(block, columns=columns, metadata=metadata)
         return block if self._finals is None else self._finals.add(block, ids)
+
+
+def _episode_numbers(block: EpisodeBlock) -> npt.NDArray[np.int64]:
+    """Returns int64 [episodes]: the numbers of a block's episodes.
+
+    Raises:
+        CorruptSourceError: a value is not an integer of 64 bits.
+    """
+    # Numbers that are no integers may be missing: they do not identify episodes.
+    numbers = block.metadata.get(_EPISODE, ["a value of another type"] * len(block))
+    for value, file, row in zip(numbers, block.sources, block.rows, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+            raise CorruptSourceError(
+                f"the number of an episode must be an integer, not {value!r}",
+                file=file,
+                column=_EPISODE,
+                row=int(row),
+                hint="number the episodes 0, 1, 2, ...; or read the table with --format step-rows",
+            )
+    return np.asarray(numbers, np.int64)
 
 
 def _kept_columns(

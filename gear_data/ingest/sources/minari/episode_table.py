@@ -8,6 +8,7 @@ metadata of an info's field has the shape of the info.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -73,18 +74,27 @@ def read_table(file: SourceFile) -> pa.Table:
     """Reads Minari's columns from a file of an episode.
 
     Raises:
-        CorruptSourceError: the file is empty, truncated, damaged, or not Arrow (for `.parquet` files: not Parquet).
+        CorruptSourceError: the file is empty, truncated, damaged, larger than the memory of this machine, or not Arrow
+            (for `.parquet` files: not Parquet).
     """
-    with file.open() as stream:
-        data = stream.read()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if file.size > memory:
+        # Reading it would end this process, not raise an error.
+        raise CorruptSourceError(
+            f"is {file.size} bytes, and the memory of this machine {memory}: the file of an episode is read whole",
+            file=file.name,
+            hint="check that this is the right file: the file of an episode is smaller, unless the file is damaged",
+        )
     try:
+        with file.open() as stream:
+            data = stream.read()
         table = pq.read_table(pa.BufferReader(data)) if file.name.endswith(".parquet") else _read_arrow(data)
         table.validate(full=True)
         return table.select([name for name in COLUMNS if name in table.column_names])
     except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError) as error:
         file.check_readable()  # raises a clearer error for empty files and Git-LFS pointers
         raise CorruptSourceError(
-            f"cannot be read: {error}", file=file.name, hint="the file may have been truncated: download it again"
+            f"cannot be read: {error!r}", file=file.name, hint="the file may have been truncated: download it again"
         ) from error
 
 
