@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from tqdm import tqdm
@@ -10,6 +11,9 @@ from tqdm import tqdm
 class _Bar(tqdm):  # type: ignore[misc]
     """Progress bar that raises its total when the total was underestimated."""
 
+    # tqdm's own lock has a semaphore of multiprocessing. With the start method spawn, it has a name in /dev/shm, which
+    # stays if this process and Python's resource tracker are killed.
+    _lock = threading.RLock()
     n: int
     total: int | None
 

@@ -1,7 +1,6 @@
 """Tests that killed processes leave no named semaphore in /dev/shm.
 
-A process maps each semaphore that it has open. So the mappings tell which semaphores belong to the killed processes, and
-which to other tests.
+A process maps each semaphore that it has open. So its mappings tell which semaphores are its own.
 """
 
 from __future__ import annotations
@@ -74,11 +73,12 @@ def test_a_killed_training_script_leaves_no_semaphore(victims: str, rollouts_pat
         process.communicate()
 
 
-def test_a_conversion_has_no_semaphores(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+def test_gear_data_has_no_semaphores(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    """The progress bars of tqdm have none either."""
     source = sources.write_episodes(tmp_path / "s.parquet", rollouts, row_group=5)
     stop = Stop("gear_data.ingest.engine.worker_pool:PoolEngine.run")
     with stoppable(_convert_in_two_processes, source, tmp_path / "d", stop=stop) as conversion:
-        conversion.expect("stopped")
+        conversion.expect("stopped")  # with a progress bar
         assert _semaphores([conversion.pid]) == set()
 
 
