@@ -200,7 +200,12 @@ class DatasetStore:
         """Episode table as a Polars frame."""
         import polars as pl
 
-        frame = pl.from_arrow(self.episode_table)
+        try:
+            frame = pl.from_arrow(self.episode_table)
+        except pl.exceptions.PolarsError as error:  # such as an unknown time zone
+            raise ManifestError(
+                f"Polars cannot read the episode table: {error}", file=self._table_name, hint=_RESTORE_TABLE
+            ) from error
         if not isinstance(frame, pl.DataFrame):
             raise ManifestError(f"the episode table is a {type(frame).__name__}", file=self._table_name)
         return frame

@@ -38,13 +38,14 @@ _METADATA_TYPES = (
     pa.types.is_boolean,
     pa.types.is_integer,
     pa.types.is_floating,
-    pa.types.is_decimal,
-    pa.types.is_temporal,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
     pa.types.is_string,
     pa.types.is_large_string,
     pa.types.is_binary,
     pa.types.is_large_binary,
-    pa.types.is_fixed_size_binary,
 )
 #: Columns of every episode table. The episode metadata of the source follows them.
 EPISODE_SCHEMA = pa.schema(
@@ -227,16 +228,21 @@ def _check_columns(table: pa.Table, schema: pa.Schema, path: Path) -> None:
 
 
 def _is_metadata(type_: pa.DataType) -> bool:
-    """Returns whether conversion can give episode metadata a type.
+    """Returns whether episode metadata may have a type.
 
-    Decoding values of other types, such as runs, may take far more memory than the file has bytes.
+    Values of other types, such as runs, may take far more memory than the file has bytes. Polars crashes at some.
     """
     if type_ == _ENCODED_TEXT:
         return True
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return _is_metadata(type_.value_type)
     if pa.types.is_struct(type_):
-        return all(_is_metadata(field.type) for field in type_)
+        names = [field.name for field in type_]
+        return len(set(names)) == len(names) and all(_is_metadata(field.type) for field in type_)
+    if pa.types.is_decimal128(type_):
+        return bool(type_.scale >= 0)
+    if pa.types.is_fixed_size_binary(type_):
+        return bool(type_.byte_width > 0)
     return any(is_type(type_) for is_type in _METADATA_TYPES)
 
 
@@ -246,10 +252,19 @@ def concatenate_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
     A metadata column gets the common type of all tables.
 
     Raises:
-        UnsupportedColumnError: a metadata column has no common type.
+        UnsupportedColumnError: a metadata column has no common type, or a type that no table may have.
     """
     try:
-        return pa.concat_tables(tables, promote_options="permissive")
+        joined = pa.concat_tables(tables, promote_options="permissive")
+        for field in joined.schema:
+            if field.name not in EPISODE_SCHEMA.names and not _is_metadata(field.type):
+                raise UnsupportedColumnError(
+                    f"episode metadata cannot be stored as {field.type}",
+                    file=str(joined.column("source")[0].as_py()),
+                    column=field.name,
+                    hint="store it as numbers of 64 bits or as text in the source",
+                )
+        return joined
     except _NO_TYPE as error:
         merged: dict[str, pa.Field] = {}
         for table in tables:

@@ -6,15 +6,17 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import gear_data
-from gear_data.errors import CorruptShardError
+from gear_data.errors import CorruptShardError, UnsupportedColumnError
 from tests.support.hangs import SPECIAL_FILES, no_hang
 from tests.support.manifests import edited_manifest, read_ipc, replace_table
 
@@ -150,6 +152,46 @@ def test_a_table_of_final_observations_of_another_schema(
     with no_hang(), pytest.raises(CorruptShardError) as error:
         gear_data.open(dataset).final(0)
     assert (error.value.file, error.value.column) == (str(dataset / FINALS), column)
+
+
+_ODD_TYPES = [
+    pa.decimal256(50, 3),
+    pa.decimal128(5, -3),
+    pa.list_(pa.decimal256(50, 3)),
+    pa.month_day_nano_interval(),
+    pa.binary(0),
+    pa.struct([("a", pa.int8()), ("a", pa.int8())]),
+    pa.list_(pa.int8(), 3),
+    pa.list_view(pa.int8()),
+    pa.map_(pa.string(), pa.int8()),
+    pa.timestamp("us", "Nowhere/At all"),
+]
+
+
+@pytest.mark.parametrize("type_", _ODD_TYPES, ids=str)
+def test_metadata_of_a_type_that_polars_cannot_read(type_: pa.DataType, dataset: Path) -> None:
+    """Polars raises its own errors, panics, or ends the process."""
+    table = read_ipc(dataset / EPISODES)
+    replace_table(dataset, EPISODES, table.append_column("odd", pa.nulls(len(table), type_)))
+    with pytest.raises(gear_data.GearError, match=r"odd|time zone") as error:
+        _use(dataset)
+    assert error.value.file == str(dataset / EPISODES)
+
+
+def test_conversion_refuses_metadata_that_no_table_may_have(tmp_path: Path) -> None:
+    """A decimal of 45 digits could be written, and made Polars panic."""
+    table = pa.table(
+        {
+            "observations": [[[0.0], [1.0]]] * 2,
+            "rewards": [[1.0, 1.0]] * 2,
+            "digits": [Decimal("1" * digits) for digits in (5, 45)],
+        }
+    )
+    pq.write_table(table, tmp_path / "s.parquet")
+    with pytest.raises(UnsupportedColumnError, match=r"digits.*cannot be stored as decimal256") as error:
+        gear_data.convert(tmp_path / "s.parquet", tmp_path / "d", progress=False)
+    assert error.value.hint
+    assert not (tmp_path / "d/manifest.json").exists()
 
 
 def test_other_layouts_of_the_same_table(dataset: Path, rollouts_path: Path) -> None:
