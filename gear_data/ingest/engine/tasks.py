@@ -6,7 +6,6 @@ processes and a Ray cluster write the same bytes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +14,8 @@ from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import UNIT_BYTES, EpisodeSource, Unit
 from gear_data.storage.episode_block import END, Position
-from gear_data.storage.writing.file_store import FileStore, put_text
-from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file
+from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file, write_progress_file
 from gear_data.storage.writing.shard_writer import ShardWriter
 from gear_data.storage.writing.staging import TaskResult
 
@@ -71,9 +70,9 @@ def run_task(
         GearError: The source is malformed, or the destination cannot be written.
     """
     done = f"{PROGRESS}/{task.prefix}done.json"
-    if (text := read_progress_file(store, done)) is not None:
+    if (data := read_progress_file(store, done)) is not None:
         try:
-            return TaskResult.from_json(json.loads(text))
+            return TaskResult.from_json(data)
         except (ValueError, KeyError, TypeError) as error:
             raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{done}", hint=START_OVER) from error
     source.findings.restore([])
@@ -93,5 +92,5 @@ def run_task(
         findings = source.findings.to_json()
         writer.close({"findings": findings, "notes": {}})
     result = TaskResult(task.prefix, tuple(writer.shards), writer.statistics.state(), tuple(findings))
-    put_text(store, done, json.dumps(result.to_json()))
+    write_progress_file(store, done, result.to_json())
     return result

@@ -11,7 +11,6 @@ The steps of the next shard are collected while the previous shard is written to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -24,7 +23,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from gear_data.common.typed_json import parse_json
+from gear_data.common.typed_json import check_json
 from gear_data.errors import ResumeError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
@@ -34,8 +33,8 @@ from gear_data.storage.episode_block import END, EpisodeBlock, Position
 from gear_data.storage.episode_tables import concatenate_episode_tables, episode_rows, final_rows
 from gear_data.storage.manifest import FileEntry, ShardEntry, ShardRecord
 from gear_data.storage.statistics import RunningStatistics, StatisticsState
-from gear_data.storage.writing.file_store import FileStore, put_text
-from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file
+from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file, write_progress_file
 from gear_data.storage.writing.shard_buffer import ShardBuffer
 
 
@@ -127,9 +126,9 @@ class ShardWriter:
 
     def _resume(self) -> None:
         """Reads the progress files of finished shards."""
-        while (text := read_progress_file(self._store, self._progress_file(len(self.shards)))) is not None:
+        while (data := read_progress_file(self._store, self._progress_file(len(self.shards)))) is not None:
             name = f"{self._store.name}/{self._progress_file(len(self.shards))}"
-            record = parse_json(text, _ProgressRecord, error=ResumeError, file=name, hint=START_OVER)
+            record = check_json(data, _ProgressRecord, error=ResumeError, file=name, hint=START_OVER)
             shard = ShardEntry.from_record(record.shard)
             try:
                 self.statistics.restore(record.statistics)
@@ -231,7 +230,7 @@ class ShardWriter:
         for table, kind in zip(tables, ("episodes", "finals"), strict=False):
             with self._store.writing(f"{file.removesuffix('.json')}.{kind}") as path:
                 write_ipc(path, table)
-        put_text(self._store, file, json.dumps({"shard": shard.to_json(), **progress}))
+        write_progress_file(self._store, file, {"shard": shard.to_json(), **progress})
         return shard
 
     def _wait_for_shard(self) -> None:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.regular_files import JSON_BYTES
-from gear_data.common.typed_json import parse_json
 from gear_data.errors import GearError, ResumeError, UnwritableError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import parse_table, write_ipc
@@ -26,7 +25,7 @@ from gear_data.storage.episode_tables import SOURCE_ROW, join_episode_tables
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, ShardRecord, fingerprint
 from gear_data.storage.statistics import RunningStatistics, StatisticsState
 from gear_data.storage.writing.file_store import FileStore, put_text
-from gear_data.storage.writing.progress_files import LOCK, PROGRESS, START_OVER, read_progress_file
+from gear_data.storage.writing.progress_files import LOCK, PROGRESS, START_OVER, read_progress_file, write_progress_file
 
 #: Size limit of a finished shard's rows of a table. 10^8 episodes have 10 GB.
 _TABLE_BYTES = 1 << 34
@@ -111,17 +110,16 @@ class StagedDataset:
     def _begin(self, options: Mapping[str, Any]) -> None:
         self._store.clear(PROGRESS, keep=LOCK)
         try:
-            put_text(self._store, _OPTIONS, json.dumps(options))
+            write_progress_file(self._store, _OPTIONS, options)
         except GearError:
             self.abandon()
             raise
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         file = f"{self._store.name}/{_OPTIONS}"
-        text = read_progress_file(self._store, _OPTIONS)
-        if text is None:
+        earlier = read_progress_file(self._store, _OPTIONS)
+        if earlier is None:
             raise ResumeError("is missing", file=file, hint=START_OVER)
-        earlier = parse_json(text, dict[str, Any], error=ResumeError, file=file, hint=START_OVER)
         change = difference(earlier, json.loads(json.dumps(options)))
         if change is not None:
             raise ResumeError(

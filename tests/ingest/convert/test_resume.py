@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gear_data.errors import (
 )
 from gear_data.storage.writing import staging
 from tests.support.hangs import SPECIAL_FILES, no_hang
+from tests.support.manifests import signed
 
 
 def test_resume_counts_bad_episodes_once(sources: Any, rollouts: list[Any], stop_at: Any, tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def _garble(path: Path) -> None:
 
 
 def _hollow(path: Path) -> None:
-    path.write_text("{}")
+    path.write_text(signed({}))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,21 @@ def test_resume_from_changed_files(file: str, spoil: Any, half_done: Path, sourc
     assert Path(file).name in str(error.value) or "overwrite" in str(error.value)
     with pytest.raises(DatasetNotFoundError):
         gear_data.open(half_done)
+
+
+@pytest.mark.parametrize("name", ["options.json", "000001.json"])
+def test_a_flipped_bit_of_a_progress_file(name: str, half_done: Path, source: Path) -> None:
+    """A changed sum would end in the statistics of the dataset."""
+    path = half_done / ".progress" / name
+    whole = path.read_bytes()
+    rng = random.Random(9)
+    for place in rng.sample(range(len(whole)), 25):
+        data = bytearray(whole)
+        data[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        with pytest.raises(ResumeError) as error:
+            gear_data.convert(source, half_done, shard_bytes=2048, resume=True)
+        assert error.value.file == str(path)
 
 
 def test_resume_does_not_touch_foreign_files(source: Path, sources: Any, tmp_path: Path) -> None:
