@@ -123,6 +123,8 @@ def files_to_compare(names: Sequence[str], sizes: Sequence[int], large: int) -> 
         sizes: Their sizes, in bytes.
         large: The size above which a file is large, in bytes.
     """
+    if len(names) < 2:
+        return []
     firsts = _first_of_folders(names)
     chosen = set(firsts.values()) if len(firsts) <= _FEW_FOLDERS else set()
     return sorted({*chosen, *(index for index, size in enumerate(sizes) if size > large)} - {0})

@@ -145,19 +145,20 @@ def test_folders_of_several_datasets(sources: Any, tmp_path: Path) -> None:
             np.savez(path, **rollout.columns)
     write(tmp_path / "columns" / "cart" / "0.parquet", {"rewards": [[1.0, 2.0]], "observations": [[1.0, 2.0]]})
     write(tmp_path / "columns" / "pole" / "0.parquet", {"rewards": [[1.0, 2.0]], "images": [[1.0, 2.0]]})
-    for kind, folders in (("columns", "cart, pole"), ("d4rl", "hopper, walker"), ("npz", "hopper, walker")):
-        with pytest.raises(CorruptSourceError) as error:
+    kinds = {"columns": "cart, pole", "d4rl": "hopper, walker", "npz": "hopper, walker", "parquet": "hopper, walker"}
+    for kind, folders in kinds.items():
+        with pytest.raises((CorruptSourceError, BadEpisodeError)) as error:
             gear_data.convert(tmp_path / kind, tmp_path / "d")
         assert f"one folder at a time: {folders}" in str(error.value), kind
         # Before reading: `units` reads no steps.
-        with pytest.raises(CorruptSourceError, match="one folder at a time"):
+        with pytest.raises((CorruptSourceError, BadEpisodeError), match="one folder at a time"):
             open_source(locate(tmp_path / kind, None), "auto", SourceOptions())[0].units()
         # Files of one folder should have the same columns.
         together = tmp_path / f"{kind} together"
         together.mkdir()
         for i, path in enumerate(sorted((tmp_path / kind).rglob("*.*"))):
             shutil.copy(path, together / f"{i}{path.suffix}")
-        with pytest.raises(CorruptSourceError) as error:
+        with pytest.raises((CorruptSourceError, BadEpisodeError)) as error:
             gear_data.convert(together, tmp_path / "d")
         assert "one folder" not in str(error.value), kind
 
@@ -186,6 +187,7 @@ def test_which_files_are_compared() -> None:
     names = ["a/0", "a/1", "b/c/0", "b/d/0", "e/0"]
     assert files_to_compare(names, [5, 5, 5, 9, 5], large=8) == [2, 3, 4]
     assert files_to_compare(["0", "1", "2"], [9, 1, 9], large=8) == [2]
+    assert files_to_compare([], [], large=8) == files_to_compare(["0"], [9], large=8) == []
     assert files_to_compare([f"{i}/data" for i in range(100)], [1] * 100, large=8) == []
 
 

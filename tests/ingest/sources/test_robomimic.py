@@ -20,6 +20,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources import robomimic
 from gear_data.ingest.sources.hdf5 import grouped_source
+from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.episode_block import BEGIN, END
 
 Demo = dict[str, Any]
@@ -147,6 +148,24 @@ def test_several_files(tmp_path: Path) -> None:
     assert (report.format, report.episodes, report.steps) == ("robomimic", 6, 15)
     files = gear_data.open(tmp_path / "d").episodes["source"].to_list()
     assert files == [f"demo{number}.hdf5" for number in (1, 2, 10) for _ in range(2)]
+
+
+def test_folders_of_several_datasets_are_refused_before_reading(tmp_path: Path) -> None:
+    write(tmp_path / "s/lift/demo.hdf5", make_demos())
+    others = [{**demo, "states": np.zeros((len(demo["actions"]), 9))} for demo in make_demos()]
+    write(tmp_path / "s/can/demo.hdf5", others)
+    source = open_source(locate(tmp_path / "s", None), "auto", SourceOptions())[0]
+    with pytest.raises(
+        BadEpisodeError, match=r"^lift/demo.hdf5, column 'states'(.|\n)*one folder at a time: can, lift"
+    ):
+        source.units()
+    assert gear_data.convert(tmp_path / "s", tmp_path / "d", on_bad_episode="skip").episodes == 4
+    write(tmp_path / "same/a/demo.hdf5", make_demos())
+    write(tmp_path / "same/b/demo.hdf5", make_demos(), numbers=(3, 4, 6, 7))
+    report = gear_data.convert(tmp_path / "same", tmp_path / "e")
+    assert report.episodes == 8
+    (gap,) = [finding for finding in gear_data.open(tmp_path / "e").manifest.findings if "gapped" in finding["code"]]
+    assert gap["count"] == 1  # reading the first episode twice reports nothing twice
 
 
 def test_units_are_the_whole(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

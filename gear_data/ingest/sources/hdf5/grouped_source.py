@@ -15,7 +15,7 @@ from h5py import h5d, h5l
 
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
-from gear_data.ingest.location import SourceFile
+from gear_data.ingest.location import SourceFile, files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts
 from gear_data.ingest.sources.hdf5.episode_reader import EpisodeReader, GroupColumn, GroupEpisode
@@ -134,8 +134,12 @@ class GroupedEpisodeSource:
         """
         units: list[Unit] = []
         self.num_rows = 0
+        names, sizes = [file.name for file in self._files], [file.size for file in self._files]
+        compared = [] if self._skip_bad else files_to_compare(names, sizes, UNIT_BYTES)
         for index, file in enumerate(self._files):
             episodes = self._episodes_of(index)
+            if index in compared and episodes:
+                self._compare(index, episodes[0][0])
             self.num_rows += len(episodes)
             episode_bytes = file.size / max(1, len(episodes))
             count = max(1, int(UNIT_BYTES / episode_bytes))
@@ -145,6 +149,21 @@ class GroupedEpisodeSource:
                 row = episodes[first][0] if first else 0
                 units.append(Unit(Position(index, row) if units else BEGIN, size))
         return units or (Unit(BEGIN, 0),)
+
+    def _compare(self, index: int, number: int) -> None:
+        """Reads the first episode of a file.
+
+        If it does not fit, the conversion ends here, and not after it has read the files before.
+        """
+        findings = self.findings.to_json()
+        try:
+            for _ in self.blocks(Position(index, 0), Position(index, number + 1)):
+                pass
+        except BadEpisodeError as error:
+            names = [file.name for file in self._files]
+            error.hint = separate_datasets_hint(names, names[0], names[index]) or error.hint
+            raise
+        self.findings.restore(findings)  # the episode will be read again
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         for index in range(start.file, len(self._files)):

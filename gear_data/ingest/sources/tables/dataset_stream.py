@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from gear_data.errors import CorruptSourceError
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table
 from gear_data.ingest.sources.tables.read_units import ReadSpan
 from gear_data.ingest.sources.tables.stream import FileRows, TablePart
@@ -28,6 +28,7 @@ class DatasetTables:
     """
 
     def __init__(self, location: Location) -> None:
+        self.files: tuple[SourceFile, ...] = ()
         self._dataset: Any = location.dataset.with_format("arrow")
         self._name = location.name
         self.num_rows: int | None = getattr(location.dataset, "num_rows", None)

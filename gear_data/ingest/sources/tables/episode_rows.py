@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns, resolve_structure_columns
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
-from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.episode_columns import assign_roles, check_structure_options, infer_columns
 from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
 from gear_data.ingest.sources.tables.open import open_tables, require_tables
@@ -85,7 +85,29 @@ class EpisodeRowSource:
         return self._tables.num_rows
 
     def units(self) -> Sequence[Unit]:
-        return [Unit(span.position, span.bytes) for span in self._tables.spans(None)]
+        units = [Unit(span.position, span.bytes) for span in self._tables.spans(None)]
+        if not self._skip_bad:
+            self._compare_files()
+        return units
+
+    def _compare_files(self) -> None:
+        """Reads the first episode of files that may belong to another dataset.
+
+        Lists do not have their width in their type. If the episode does not fit, the conversion ends here, and not
+        after it has read the files before.
+        """
+        findings, names = self.findings.to_json(), [file.name for file in self._tables.files]
+        # Reading one row fetches a whole row group of a remote file, so its size is no reason.
+        sizes = [file.size if file.filesystem is None else 0 for file in self._tables.files]
+        for index in files_to_compare(names, sizes, UNIT_BYTES):
+            first = next(self._tables.parts(Position(index, 0), Position(index, 1)), None)
+            try:
+                if first is not None:
+                    self._block(first)
+            except BadEpisodeError as error:
+                error.hint = separate_datasets_hint(names, names[0], names[index]) or error.hint
+                raise
+        self.findings.restore(findings)  # the episodes will be read again
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         position: Position | None = None

@@ -55,7 +55,7 @@ class ParquetTables:
     """
 
     def __init__(self, files: tuple[SourceFile, ...]) -> None:
-        self._files = files
+        self.files = files
         self._batch_sizer = BatchSizer(_BATCH_BYTES // _BATCHES)
         with open_parquet(files[0]) as first, reading(files[0].name):
             self._stored: pa.Schema = first.schema_arrow
@@ -73,15 +73,15 @@ class ParquetTables:
         It is exact for files whose footers were read. For the others it is estimated from their sizes, because an exact
         number would open every file.
         """
-        read = sum(self._files[index].size for index in self._rows)
-        rows, size = sum(self._rows.values()), sum(file.size for file in self._files)
+        read = sum(self.files[index].size for index in self._rows)
+        rows, size = sum(self._rows.values()), sum(file.size for file in self.files)
         return rows * size // read or None
 
     def select(self, columns: list[str]) -> None:
         self._columns = {name: self._columns[name] for name in columns}
 
     def head(self, rows: int) -> pa.Table | None:
-        for file in self._files:
+        for file in self.files:
             with open_parquet(file) as parquet:
                 self._check(parquet, file)
                 head = parquet.schema_arrow.empty_table()
@@ -97,14 +97,14 @@ class ParquetTables:
         return None
 
     def spans(self, ids: str | None) -> Sequence[ReadSpan]:
-        sizes = [file.size for file in self._files]
-        for index in files_to_compare([file.name for file in self._files], sizes, UNIT_BYTES):
+        sizes = [file.size for file in self.files]
+        for index in files_to_compare([file.name for file in self.files], sizes, UNIT_BYTES):
             self._footer(index)
         if ids is None:
-            return episode_spans(self._files, self._footer)
+            return episode_spans(self.files, self._footer)
         return step_spans(
             SplittableFiles(
-                self._files,
+                self.files,
                 self._footer,
                 partial(self._id_range, ids),
                 partial(self._first_start, ids),
@@ -114,15 +114,15 @@ class ParquetTables:
     def _footer(self, index: int) -> RowGroups:
         """Returns the row groups of a file, which has been compared with the first file."""
         if index not in self._footers:
-            with open_parquet(self._files[index]) as parquet:
-                self._check(parquet, self._files[index])
-                self._footers[index] = row_groups(parquet, self._files[index])
+            with open_parquet(self.files[index]) as parquet:
+                self._check(parquet, self.files[index])
+                self._footers[index] = row_groups(parquet, self.files[index])
             self._rows[index] = sum(self._footers[index].rows)
         return self._footers[index]
 
     def _id_values(self, column: FlattenedColumn, index: int, groups: range) -> Iterator[pa.Array]:
         """Yields the values of a column in some row groups of a file."""
-        file = self._files[index]
+        file = self.files[index]
         with open_parquet(file) as parquet:
             self._check(parquet, file)
             for batch in read_batches(file, parquet, groups, [column.stored], BatchSizer(_BATCH_BYTES // _BATCHES)):
@@ -183,12 +183,12 @@ class ParquetTables:
 
     def _batches(self, start: Position, stop: Position) -> Iterator[tuple[FileRows, pa.RecordBatch]]:
         """Yields the rows from `start` up to `stop`, not flattened."""
-        for index in range(start.file, len(self._files)):
+        for index in range(start.file, len(self.files)):
             first = start.row if index == start.file else 0
             if (index, first) >= stop:
                 return
             last = stop.row if index == stop.file else None
-            file = self._files[index]
+            file = self.files[index]
             with open_parquet(file) as parquet:
                 self._check(parquet, file)
                 for row, groups in row_group_runs(row_groups(parquet, file), first, last):
@@ -201,10 +201,10 @@ class ParquetTables:
 
         `row` is the first row of the groups.
         """
-        for batch in read_batches(self._files[index], parquet, groups, self._stored_names(), self._batch_sizer):
+        for batch in read_batches(self.files[index], parquet, groups, self._stored_names(), self._batch_sizer):
             skip, stop = max(0, first - row), len(batch) if last is None else min(len(batch), last - row)
             if skip < stop:
-                run = FileRows(Position(index, row + skip), self._files[index].name, stop - skip)
+                run = FileRows(Position(index, row + skip), self.files[index].name, stop - skip)
                 yield run, batch.slice(skip, stop - skip)
             row += len(batch)
             if last is not None and row >= last:
@@ -215,7 +215,7 @@ class ParquetTables:
 
     def _check(self, parquet: pq.ParquetFile, file: SourceFile) -> None:
         with reading(file.name):
-            check_schema(parquet.schema_arrow, file.name, self._stored, self._files)
+            check_schema(parquet.schema_arrow, file.name, self._stored, self.files)
 
 
 def _min_max(values: pa.Array) -> list[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.read_units import ReadSpan
 from gear_data.storage.episode_block import Position
 
@@ -68,6 +69,8 @@ class TablePart:
 class TableStream(Protocol):
     """Tables in source order, with the columns that `flatten_table` makes."""
 
+    #: The files, in source order; none for tables in memory.
+    files: tuple[SourceFile, ...]
     #: Of all columns, selected or not.
     schema: pa.Schema
 
