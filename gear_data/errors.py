@@ -263,6 +263,13 @@ class CorruptShardError(GearError, ValueError):
     """
 
 
+class DatasetReplacedError(GearError, RuntimeError):
+    """Raised when another dataset took the place of an opened dataset.
+
+    Parts that are not read yet are lost. Open the dataset again.
+    """
+
+
 class MissingColumnError(GearError, ValueError):
     """Raised when a preset or format needs a column that the dataset lacks.
 

@@ -14,7 +14,7 @@ from gear_data.collection.plan import CollectSource
 from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import anchors_of, store_of
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import DatasetReplacedError, InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.loaders.arguments import normalization_statistics
 from gear_data.loaders.config import LoaderConfig
@@ -136,7 +136,17 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     def evaluate(expression: str | pl.Expr, purpose: str) -> Float64Array:
         if not ask_rank_zero:
             return dataset.evaluate(expression, purpose)
-        return compute_on_rank_zero(lambda: dataset.evaluate(expression, purpose))
+        # The ranks open the dataset one after another. It may be replaced in between.
+        of_rank_zero, values = compute_on_rank_zero(
+            lambda: (dataset.fingerprint, dataset.evaluate(expression, purpose))
+        )
+        if dataset.fingerprint != of_rank_zero:
+            raise DatasetReplacedError(
+                "this rank has other episodes than rank 0; the dataset was replaced meanwhile, or the views differ",
+                file=str(dataset.path),
+                hint="open the same dataset again on all ranks",
+            )
+        return values
 
     selector = sampler.bind(Candidates(anchors, evaluate), config.seed)
     if config.membership is not None:

@@ -141,6 +141,13 @@ FAULTS: tuple[Fault, ...] = (
         "The peer sends CorruptShardError; the spans are read from a replica.",
     ),
     Fault(
+        "the files of a peer with residency mmap are replaced by another dataset's",
+        "server.shard_server:ShardServer.answer",
+        None,
+        "Shards that the peer has mapped stay the old ones. For other shards it sends DatasetReplacedError, and the "
+        "spans are read from a replica.",
+    ),
+    Fault(
         "a peer serves another dataset than before, or than the others",
         "client.shard_directory:ShardDirectory.update",
         None,

@@ -15,7 +15,6 @@ the values.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,10 +28,9 @@ import xxhash
 
 from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.manifest import Manifest
 
 #: Version of this protocol. Nodes of different versions refuse each other.
-VERSION = 2
+VERSION = 3
 
 #: Alignment of the parts of a response, in bytes.
 ALIGNMENT = 64
@@ -138,20 +136,6 @@ def part_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
         offsets.append(end)
         end += -(-size // ALIGNMENT) * ALIGNMENT
     return offsets, end
-
-
-def dataset_identity(manifest: Manifest) -> str:
-    """Returns a hash of a dataset's contents and of their division into shards.
-
-    Nodes with different identities must not read from each other: the same shard and row are different data there.
-    """
-    known = [
-        manifest.fingerprint,
-        manifest.schema.to_json(),
-        manifest.tables["episodes"].checksum,
-        [[shard.entry.checksum, shard.steps] for shard in manifest.shards],
-    ]
-    return str(xxhash.xxh3_128(json.dumps(known).encode()).hexdigest())
 
 
 class Handshake(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -26,7 +26,7 @@ import numpy as np
 
 from gear_data.cluster.key_value_store import KeyValueStore, join_timeout
 from gear_data.cluster.placement import Placement
-from gear_data.cluster.protocol import ONE_VERSION_HINT, dataset_identity
+from gear_data.cluster.protocol import ONE_VERSION_HINT
 from gear_data.cluster.ranks import Ranks, find_ranks, machine_id, own_host
 from gear_data.cluster.run_credentials import RunCredentials, create_run_credentials
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
@@ -35,6 +35,7 @@ from gear_data.common.error_codec import error_from_bytes, error_to_bytes
 from gear_data.errors import ClusterError, GearError
 from gear_data.residency import host_residency
 from gear_data.selection.windows import Int64Array
+from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import Manifest
 
 _log = logging.getLogger(__name__)

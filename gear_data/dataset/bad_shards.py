@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 
 import numpy as np
 
 from gear_data.dataset.store import DatasetStore
-from gear_data.errors import CorruptShardError, EmptySourceError
+from gear_data.errors import CorruptShardError, DatasetReplacedError, EmptySourceError
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.dataset_files import open_files
+from gear_data.storage.dataset_files import DatasetFiles
+from gear_data.storage.identity import dataset_identity
+from gear_data.storage.manifest import Manifest
 from gear_data.storage.verify import verify
 
 
-def find_bad_shards(path: str | os.PathLike[str]) -> frozenset[str]:
+def find_bad_shards(files: DatasetFiles) -> frozenset[str]:
     """Verifies a dataset and returns the file names of its bad shards.
 
     Each bad shard gives a warning. Under torch.distributed, a shard is bad if it is bad on any rank.
 
     Raises:
         CorruptShardError: a table is damaged. No episode can be read without the tables.
+        DatasetReplacedError: the ranks opened different datasets.
         GearError: the manifest cannot be used.
     """
-    report, tables = verify(path), open_files(path).manifest().tables.values()
+    path, manifest = files.location, files.manifest()
+    report, tables = verify(path), manifest.tables.values()
     errors = {check.file: check.error for check in report.shards if not check.ok}
     for table in tables:
         if table.file in errors:
             raise CorruptShardError(f"is damaged: {errors[table.file]}", file=f"{path}/{table.file}")
-    for file, error in _of_all_ranks({file: str(error) for file, error in errors.items()}).items():
+    for file, error in _of_all_ranks(manifest, {file: str(error) for file, error in errors.items()}).items():
         warnings.warn(f"{path}: {file} is left out: {error}", RuntimeWarning, stacklevel=4)
         errors[file] = error
     return frozenset(errors)
 
 
-def _of_all_ranks(errors: dict[str, str]) -> dict[str, str]:
+def _of_all_ranks(manifest: Manifest, errors: dict[str, str]) -> dict[str, str]:
     """Returns the errors of all ranks of torch.distributed.
 
     Returns the argument if torch.distributed is not imported.
+
+    Raises:
+        DatasetReplacedError: the ranks opened different datasets.
     """
     if "torch.distributed" not in sys.modules:
         return errors
     from gear_data.common.distributed import all_gather
 
-    return {file: error for found in all_gather(errors) for file, error in found.items()}
+    ranks = all_gather((dataset_identity(manifest), errors))
+    for rank, (identity, _) in enumerate(ranks):
+        if identity != ranks[0][0]:
+            raise DatasetReplacedError(
+                f"rank {rank} opened another dataset than rank 0, or the dataset was replaced meanwhile",
+                hint="open the same dataset again on all ranks",
+            )
+    return {file: error for _, found in ranks for file, error in found.items()}
 
 
 def sound_episodes(store: DatasetStore) -> Int64Array:

@@ -19,7 +19,7 @@ from gear_data.dataset.split import split_positions, split_sizes
 from gear_data.dataset.step_filter import combined_mask
 from gear_data.dataset.store import DatasetStore
 from gear_data.dataset.views import View
-from gear_data.errors import InvalidArgumentError, ManifestError
+from gear_data.errors import InvalidArgumentError
 from gear_data.residency import ShardReader
 from gear_data.residency.device.columns import find_extents
 from gear_data.residency.plan import ResidencyPlan
@@ -63,7 +63,7 @@ class Dataset:
         self.manifest = store.manifest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_open_again, (self._store, self._view, self.manifest.fingerprint))
+        return (Dataset, (self._store, self._view))
 
     def __repr__(self) -> str:
         filtered = "" if self.step_mask is None else f", {self.step_mask_mode} steps filtered"
@@ -463,16 +463,3 @@ class Dataset:
             UnknownNameError: the sampler does not exist. The error lists the known samplers.
         """
         return planning.shard_placement(self, nodes, sampler, budget)
-
-
-def _open_again(store: DatasetStore, view: View, fingerprint: str) -> Dataset:
-    """Returns an unpickled dataset.
-
-    The ids and steps of its view are only valid for the same episodes, so the fingerprints are compared.
-
-    Raises:
-        ManifestError: the dataset was replaced since it was pickled.
-    """
-    if store.manifest.fingerprint != fingerprint:
-        raise ManifestError("the dataset was replaced since it was opened", file=str(store.path), hint="open it again")
-    return Dataset(store, view)

@@ -102,8 +102,9 @@ def open_local(
     cache_bytes: int | None,
 ) -> Dataset:
     """Opens the dataset in a folder or object store; see `open_dataset`."""
-    bad_files = find_bad_shards(path) if on_bad_shard == "skip" else frozenset[str]()
-    store = DatasetStore(open_files(path, cache_dir, cache_bytes), residency or "mmap", bad_files)
+    files = open_files(path, cache_dir, cache_bytes)
+    bad_files = find_bad_shards(files) if on_bad_shard == "skip" else frozenset[str]()
+    store = DatasetStore(files, residency or "mmap", bad_files)
     # Copies columns to the GPU now if the residency asks for it, so that a missing package or memory raises here.
     store.device_columns()
     return Dataset(store, View(ids=sound_episodes(store)) if bad_files else View())
@@ -154,13 +155,14 @@ def open_cluster(
         )
     from gear_data.dataset.partitioned_store import open_partitioned_store
 
+    files = open_files(path, cache_dir, cache_bytes)
+
     def assign_shards(nodes: Sequence[str]) -> tuple[Placement, Placement]:
-        files = open_files(path, cache_dir, cache_bytes)
         # Placement needs only the tables; this machine may lack the shards of other nodes.
         shards = frozenset(shard.entry.file for shard in files.manifest().shards)
         whole = Dataset(DatasetStore(files, "mmap", shards), View())
         return whole.placement(nodes, sampler, budget), whole.placement(nodes, sampler)
 
-    store = open_partitioned_store(path, residency or "host", assign_shards, cache_dir, cache_bytes, transport)
+    store = open_partitioned_store(files, path, residency or "host", assign_shards, cache_dir, cache_bytes, transport)
     store.device_columns()
     return Dataset(store, View())

@@ -23,7 +23,7 @@ from gear_data.residency import DeviceCopy, PartialCopy, Shards, host_residency,
 from gear_data.residency.device.columns import current_device
 from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
-from gear_data.storage.dataset_files import DatasetFiles, open_files
+from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest
 
 
@@ -113,6 +113,7 @@ def _open_again(
 
 
 def open_partitioned_store(
+    files: DatasetFiles,
     path: str | os.PathLike[str],
     residency: str,
     policy: PlacementPolicy,
@@ -125,6 +126,7 @@ def open_partitioned_store(
     Every rank must call it.
 
     Args:
+        files: files of the dataset.
         path, cache_dir, cache_bytes, transport: see `gear_data.open`.
         residency: residency of this node's shards.
         policy: assigns shards to nodes; called on rank 0.
@@ -132,7 +134,6 @@ def open_partitioned_store(
     Raises:
         GearError: any error of `gear_data.cluster.rendezvous.join` or of opening a dataset.
     """
-    files = open_files(path, cache_dir, cache_bytes)
     cache = None if cache_dir is None else os.fspath(cache_dir)
 
     def prepare() -> Manifest:

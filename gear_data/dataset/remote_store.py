@@ -20,8 +20,9 @@ from gear_data.dataset.cluster_store import ClusterDatasetStore
 from gear_data.errors import ClusterError
 from gear_data.residency import Shards, open_shards
 from gear_data.schema import Schema
-from gear_data.storage.dataset_files import FolderFiles
+from gear_data.storage.identity import OpenedDataset
 from gear_data.storage.manifest import FileEntry, Manifest
+from gear_data.storage.mapped_files import MappedFiles
 from gear_data.storage.remote.cache import ShardCache, default_folder
 from gear_data.storage.sidecar import COLUMN, Sidecar
 
@@ -37,16 +38,25 @@ class RemoteDatasetFiles:
         addresses: addresses of all nodes.
         cache: cache for the tables.
         transport: see `ShardClient`.
+        opened: see `FolderFiles`.
+
+    Attributes:
+        mapped: see `DatasetFiles`.
     """
 
-    def __init__(self, addresses: tuple[Address, ...], cache: ShardCache, transport: str = AUTO) -> None:
+    def __init__(
+        self, addresses: tuple[Address, ...], cache: ShardCache, transport: str = AUTO, opened: str | None = None
+    ) -> None:
         self._addresses = addresses
         self._cache = cache
         self._transport = transport
+        self._opened = OpenedDataset(opened)
+        # The cache sets the times of its files.
+        self.mapped = MappedFiles(lambda: None, times=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Connections and tokens are not pickled: each process has its own.
-        return (RemoteDatasetFiles, (self._addresses, self._cache, self._transport))
+        return (RemoteDatasetFiles, (self._addresses, self._cache, self._transport, self._opened.identity))
 
     @cached_property
     def client(self) -> ShardClient:
@@ -57,7 +67,7 @@ class RemoteDatasetFiles:
         return nodes_url(self._addresses)
 
     def manifest(self) -> Manifest:
-        return self.client.manifest
+        return self._opened.admit(self.client.manifest, self.location)
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
         """Does nothing.
@@ -106,7 +116,7 @@ class RemoteDatasetStore(ClusterDatasetStore):
         return RemoteShards(self._client)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
-        return open_shards("mmap", FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
+        return open_shards("mmap", sidecar.files, Schema((COLUMN,)), sidecar.shards)
 
 
 def open_remote_store(

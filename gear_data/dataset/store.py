@@ -28,7 +28,7 @@ from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.arrow_files import array_values
-from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
+from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, read_rewards
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from gear_data.cluster.rendezvous import Membership
 
 
+#: The residencies that read all columns at opening.
+_IN_MEMORY = ("host", "pinned", "device")
 #: Remedy for an episode table that does not fit the manifest.
 _RESTORE_TABLE = "run 'gear-data verify', then convert the source again"
 
@@ -93,10 +95,19 @@ class DatasetStore:
         self._copy: DeviceCopy | PartialCopy | OverlayCopy = self._stored_copy
         #: Discount of `returns_to_go`; None for the column as stored, if there is one.
         self.discount: float | None = None
+        if residency in _IN_MEMORY:
+            # These residencies need no file after opening, so that the folder may be replaced.
+            _ = self.episode_table, self.finals
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (self.files, self._requested_residency, self.bad_files, self._plan, self.discount)
         return (_open_again, (type(self), *state))
+
+    def __copy__(self) -> DatasetStore:
+        # Without this method, `copy` would open the dataset again, as unpickling does.
+        store = object.__new__(type(self))
+        store.__dict__.update(self.__dict__)
+        return store
 
     def _check_files(self) -> None:
         self.files.check(self.manifest, self.bad_files)
@@ -121,7 +132,7 @@ class DatasetStore:
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         """Returns the shards of a sidecar, which have one column."""
         residency = host_residency(self._requested_residency)
-        return open_shards(residency, FolderFiles(sidecar.folder), Schema((COLUMN,)), sidecar.shards)
+        return open_shards(residency, sidecar.files, Schema((COLUMN,)), sidecar.shards)
 
     def _rewards(self, shard: int) -> npt.NDArray[Any]:
         """Returns [steps]: the rewards of a shard."""
@@ -189,7 +200,9 @@ class DatasetStore:
     def episode_table(self) -> Any:
         """Episode table as a `pyarrow.Table`, mapped from its file."""
         with self.files.local(self.manifest.tables["episodes"]) as path:
-            return read_episodes(path, self.manifest)
+            table = read_episodes(path, self.manifest)
+            self.files.mapped.add(self.manifest.tables["episodes"], path)
+        return table
 
     @property
     def _table_name(self) -> str:
@@ -323,6 +336,7 @@ class DatasetStore:
             return np.empty(0, np.int64), {}
         with self.files.local(entry) as path:
             table = read_finals(path, self.manifest)
+            self.files.mapped.add(entry, path)
         columns = {}
         for column in self.schema.final_columns:
             values = array_values(table.column(column.name).combine_chunks()).view(column.numpy_dtype)

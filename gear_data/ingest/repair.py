@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,11 +133,12 @@ def _rebuild(folder: Path, manifest: Manifest, damaged: Sequence[int], source: A
             wanted = [_Damaged(i, first[i] - first[shards.start]) for i in damaged if i in shards]
             for index, blocks in _episodes(opened, manifest, wanted, start, stop):
                 own = contents[first[index] : first[index + 1]]
-                shards_now[index] = _write(folder, manifest, manifest.shards[index], blocks, own, str(source))
-                if shards_now[index] != manifest.shards[index]:
-                    # Another version of Arrow may write the same episodes as other bytes.
-                    text = replace(manifest, shards=tuple(shards_now)).to_text()
-                    put_text(LocalFileStore(folder), MANIFEST_NAME, text)
+                with _rebuilt(folder, manifest, manifest.shards[index], blocks, own, str(source)) as shards_now[index]:
+                    if shards_now[index] != manifest.shards[index]:
+                        # Another version of Arrow may write the same episodes as other bytes. The manifest comes before
+                        # the shard: readers that opened the old manifest notice that the shard is not theirs.
+                        text = replace(manifest, shards=tuple(shards_now)).to_text()
+                        put_text(LocalFileStore(folder), MANIFEST_NAME, text)
                 bar.update(manifest.shards[index].steps)
 
 
@@ -213,14 +215,20 @@ def _episodes(
     yield pending[0].index, taken
 
 
-def _write(
+@contextmanager
+def _rebuilt(
     folder: Path,
     manifest: Manifest,
     shard: ShardEntry,
     blocks: Sequence[EpisodeBlock],
     contents: Sequence[bytes],
     source: str,
-) -> ShardEntry:
+) -> Iterator[ShardEntry]:
+    """Yields a rebuilt shard, and puts it in place if the block succeeds.
+
+    Raises:
+        SourceChangedError: The episodes do not have these content hashes.
+    """
     found = [content for block in blocks for content in content_hashes(block, manifest.schema)]
     if found != list(contents):
         raise SourceChangedError(
@@ -235,4 +243,4 @@ def _write(
     with LocalFileStore(folder).writing(shard.entry.file) as file:
         write_ipc(file, buffer.record_batch())
         entry = FileEntry(shard.entry.file, file.stat().st_size, checksum(file))
-        return ShardEntry(entry, shard.episodes, shard.steps, *buffer_offsets(file, manifest.schema))
+        yield ShardEntry(entry, shard.episodes, shard.steps, *buffer_offsets(file, manifest.schema))

@@ -20,7 +20,7 @@ from gear_data.residency.shards import Shards
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
 from gear_data.storage.manifest import ShardEntry
-from gear_data.storage.mapped_shards import MappedShards, map_file
+from gear_data.storage.mapped_shards import MappedShards, check_file_size, map_file
 
 __all__ = [
     "RESIDENCIES",
@@ -84,8 +84,12 @@ def open_shards(
             # Pages of zeros take no memory.
             return pa.py_buffer(np.zeros(entry.bytes, np.uint8))
         with files.local(entry) as path:
-            return map_file(path)
+            buffer = map_file(path)
+            # The file may have been truncated since `local` checked its size.
+            check_file_size(files.name(entry), buffer.size, entry)
+            files.mapped.add(entry, path)
+        return buffer
 
     if isinstance(files, CachedFiles):
         return CachedShards(schema, shards, map_shard, files)
-    return MappedShards(schema, shards, map_shard)
+    return MappedShards(schema, shards, map_shard, files.mapped)

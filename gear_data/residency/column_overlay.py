@@ -36,6 +36,10 @@ class OverlayShards:
         """See `Shards`; valid when all shards are mapped."""
         return self._overlaid(self._shards.addresses, self._other.addresses)
 
+    def check(self) -> None:
+        self._shards.check()
+        self._other.check()
+
     def lease(self, shards: Sequence[int]) -> ShardLease:
         lease, other = self._shards.lease(shards), self._other.lease(shards)
         rows = list(shards)

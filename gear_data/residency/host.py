@@ -65,7 +65,7 @@ def host_shards(
     key = _key(files, schema, shards, bad)
     descriptor = find_or_create(key, size, lambda: create_segment(key, size, lambda new: _fill(new, files, pieces)))
     buffer = map_segment(descriptor)
-    mapped = MappedShards(schema, places, lambda shard: buffer)
+    mapped = MappedShards(schema, places, lambda shard: buffer, files.mapped)
     for shard in range(len(shards)):
         mapped.touch(shard)
     return mapped

@@ -53,6 +53,7 @@ class ShardReader:
     def read(self, windows: Windows, buffers: OutputBuffers) -> None:
         """Fills the buffers with the windows' steps: see `ColumnReader`."""
         shards = self.shards
+        shards.check()
         if shards.all_mapped:
             addresses = shards.addresses
         else:
@@ -112,6 +113,7 @@ class ShardReader:
 
     def stage(self, rows: Sequence[StagedRows], staging: StagingBuffer) -> None:
         """Gathers rows into a staging buffer: see `StagingReader`."""
+        self.shards.check()
         wanted = np.unique(np.concatenate([each.shard[each.count > 0] for each in rows]))
         # The lease is held until `stage` returns: another thread may unmap a shard that no lease holds.
         lease = self.shards.lease(wanted.tolist())

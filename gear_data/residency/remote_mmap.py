@@ -39,7 +39,7 @@ class CachedShards(MappedShards):
         map_shard: Callable[[int], pa.Buffer],
         files: CachedFiles,
     ) -> None:
-        super().__init__(schema, shards, map_shard)
+        super().__init__(schema, shards, map_shard, files.mapped)
         self._files = files
         self._noted: dict[int, float] = {}
 

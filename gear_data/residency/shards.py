@@ -27,6 +27,15 @@ class Shards(Protocol):
     def all_mapped(self) -> bool:
         """Whether all shards are mapped, so that `addresses` is complete."""
 
+    def check(self) -> None:
+        """Checks that mapped files still have their sizes.
+
+        The check is cheap: it precedes each batch.
+
+        Raises:
+            CorruptShardError: a mapped file was truncated or changed in place.
+        """
+
     def lease(self, shards: Sequence[int]) -> ShardLease:
         """Maps these shards as long as the lease lives. Safe to call from several threads."""
 

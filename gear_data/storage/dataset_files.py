@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from gear_data.common.paths import is_remote, join, plain_path
-from gear_data.errors import ManifestError
+from gear_data.errors import (
+    CorruptShardError,
+    DatasetNotFoundError,
+    DatasetReplacedError,
+    GearError,
+    ManifestError,
+    RemoteError,
+)
+from gear_data.storage.identity import FileStamp, OpenedDataset, file_stamp, replaced_error
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, not_a_dataset
+from gear_data.storage.mapped_files import MappedFiles
 from gear_data.storage.mapped_shards import check_file_size, check_size
 from gear_data.storage.remote.cache import ShardCache, default_folder
 from gear_data.storage.remote.object_store import ObjectStore
@@ -24,7 +33,16 @@ _COPY_BYTES = 32 << 20
 
 
 class DatasetFiles(Protocol):
-    """Files of a dataset. Implementations can be pickled."""
+    """Files of a dataset. Implementations can be pickled.
+
+    The first call of `manifest` binds them to one dataset. From then on, no method gives a file of another dataset that
+    took its place. Files that are open or mapped already go on as they were.
+
+    Attributes:
+        mapped: files that this process has mapped. A caller that maps a file from `local` adds the file.
+    """
+
+    mapped: MappedFiles
 
     @property
     def location(self) -> Path | str:
@@ -33,7 +51,9 @@ class DatasetFiles(Protocol):
     def manifest(self) -> Manifest:
         """Reads and checks the manifest.
 
-        Raises the errors of `Manifest.load`, and RemoteError.
+        Raises:
+            GearError: the errors of `Manifest.load`, and RemoteError.
+            DatasetReplacedError: an earlier call read the manifest of another dataset.
         """
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
@@ -45,14 +65,17 @@ class DatasetFiles(Protocol):
 
         Raises:
             CorruptShardError: a file is missing or has another size.
+            DatasetReplacedError: the dataset was replaced.
         """
 
     def local(self, entry: FileEntry) -> AbstractContextManager[Path]:
         """Yields a local path of a file.
 
-        It exists while the block runs; mappings stay valid afterwards.
+        It exists while the block runs; mappings stay valid afterwards. The end of the block checks that the dataset was
+        not replaced before the file was opened. Until then, the block's results must not be used.
 
         Raises:
+            DatasetReplacedError: the dataset was replaced. Raised in place of any error of the block.
             CorruptShardError: the file is missing or has another size, or the fetched bytes fail the checksum.
             RemoteError: the file cannot be fetched.
         """
@@ -73,47 +96,115 @@ class DatasetFiles(Protocol):
 
 
 class FolderFiles:
-    """Files in a folder of this machine or of a mounted file system."""
+    """Files in a folder of this machine or of a mounted file system.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: folder of the dataset.
+        opened: the dataset that the files belong to, if it was opened before.
+
+    Attributes:
+        mapped: see `DatasetFiles`.
+    """
+
+    def __init__(self, folder: Path, opened: str | None = None) -> None:
         self._folder = folder
+        self._opened = OpenedDataset(opened)
+        #: Stamp of the manifest that was read last.
+        self._stamp: FileStamp | None = None
+        self.mapped = MappedFiles(self.check_unchanged)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FolderFiles, (self._folder, self._opened.identity))
 
     @property
     def location(self) -> Path:
         return self._folder
 
     def manifest(self) -> Manifest:
-        return Manifest.load(self._folder)
+        # Taken before reading: a manifest that is replaced meanwhile is read again at the next check.
+        self._stamp = file_stamp(self._folder / MANIFEST_NAME)
+        return self._opened.admit(Manifest.load(self._folder), self._folder)
+
+    def check_unchanged(self) -> None:
+        """Checks that the folder still has the dataset that was opened.
+
+        Writers replace or remove the manifest before they touch another file. So a file that was opened before this
+        check belongs to the opened dataset. Without an opened dataset there is nothing to check.
+
+        Raises:
+            DatasetReplacedError: the dataset was replaced or removed.
+        """
+        if not self._opened.is_known or (self._stamp and file_stamp(self._folder / MANIFEST_NAME) == self._stamp):
+            return
+        try:
+            self.manifest()
+        except DatasetReplacedError:
+            raise
+        except GearError as error:
+            raise replaced_error(self._folder) from error
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
-        for entry in manifest.files:
-            if entry.file not in bad:
-                check_size(self._folder, entry)
+        with self._bound():
+            for entry in manifest.files:
+                if entry.file not in bad:
+                    check_size(self._folder, entry)
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:
-        check_size(self._folder, entry)
-        yield self._folder / entry.file
+        with self._bound():
+            check_size(self._folder, entry)
+            yield self._folder / entry.file
+
+    @contextmanager
+    def _bound(self) -> Iterator[None]:
+        """Checks at the end of the block that the dataset was not replaced.
+
+        A replaced dataset explains errors of the block.
+        """
+        try:
+            yield
+        except Exception:
+            self.check_unchanged()
+            raise
+        self.check_unchanged()
 
     def name(self, entry: FileEntry) -> str:
         return str(self._folder / entry.file)
 
     def identity(self, entry: FileEntry) -> list[Any]:
-        check_size(self._folder, entry)
-        path = Path(os.path.realpath(self._folder / entry.file))
-        status = path.stat()
-        return [str(path), status.st_ino, status.st_mtime_ns]
+        with self._bound():
+            check_size(self._folder, entry)
+            path = Path(os.path.realpath(self._folder / entry.file))
+            status = path.stat()
+            return [str(path), status.st_ino, status.st_mtime_ns]
 
     def sidecars(self, contents: str) -> Path:
         return self._folder / "sidecars"
 
 
 class CachedFiles:
-    """Files at a URL, fetched into a cache of this machine."""
+    """Files at a URL, fetched into a cache of this machine.
 
-    def __init__(self, url: str, cache: ShardCache) -> None:
+    The cache finds files by their checksums, so a cached file is always of the opened dataset.
+
+    Args:
+        url: URL of the dataset.
+        cache: the cache.
+        opened: see `FolderFiles`.
+
+    Attributes:
+        mapped: see `DatasetFiles`.
+    """
+
+    def __init__(self, url: str, cache: ShardCache, opened: str | None = None) -> None:
         self._store = ObjectStore(url)
         self._cache = cache
+        self._opened = OpenedDataset(opened)
+        # The cache sets the times of its files.
+        self.mapped = MappedFiles(lambda: None, times=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (CachedFiles, (self._store.name, self._cache, self._opened.identity))
 
     @property
     def location(self) -> str:
@@ -131,13 +222,14 @@ class CachedFiles:
             raise ManifestError(
                 f"cannot be read: {error}", file=name, hint="restore manifest.json, or convert again"
             ) from error
-        return Manifest.from_text(text, name)
+        return self._opened.admit(Manifest.from_text(text, name), self.location)
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
-        sizes = self._store.sizes()
-        for entry in manifest.files:
-            if entry.file not in bad:
-                check_file_size(self.name(entry), sizes.get(entry.file), entry)
+        with self._explained():
+            sizes = self._store.sizes()
+            for entry in manifest.files:
+                if entry.file not in bad:
+                    check_file_size(self.name(entry), sizes.get(entry.file), entry)
 
     @contextmanager
     def local(self, entry: FileEntry) -> Iterator[Path]:
@@ -145,8 +237,27 @@ class CachedFiles:
             with self._store.reader(entry.file, entry.bytes) as source:
                 shutil.copyfileobj(source, file, _COPY_BYTES)
 
-        with self._cache.use(entry, download, self.name(entry)) as path:
+        with self._explained(), self._cache.use(entry, download, self.name(entry)) as path:
             yield path
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Replaces errors of the block that a replaced dataset causes."""
+        try:
+            yield
+        except (CorruptShardError, RemoteError) as error:
+            # After an outage of the server, reading the manifest would only fail for as long again.
+            if isinstance(error, RemoteError) and type(error.__cause__) not in (FileNotFoundError, ConnectionError):
+                raise
+            try:
+                self.manifest()
+            except DatasetReplacedError:
+                raise
+            except DatasetNotFoundError:
+                raise replaced_error(self.location) from error
+            except GearError:
+                pass  # the first error says more
+            raise
 
     def name(self, entry: FileEntry) -> str:
         return join(self._store.name, entry.file)

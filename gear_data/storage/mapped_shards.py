@@ -17,6 +17,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptShardError, DatasetNotFoundError
 from gear_data.schema import Schema
 from gear_data.storage.manifest import FileEntry, ShardEntry
+from gear_data.storage.mapped_files import MappedFiles
 from gear_data.storage.variable_columns import OFFSET_BYTES, array_over, python_values, validated
 
 _REPAIR = "restore it, or write it again with 'gear-data repair'"
@@ -109,16 +110,24 @@ class MappedShards:
         schema: all columns.
         shards: sizes and buffer offsets of each shard.
         map_shard: returns the memory of a shard.
+        mapped: checks the files that are mapped.
 
     Attributes:
         addresses: int64 [shards, columns], address of each column's first byte; 0 until `touch` has mapped the shard,
             and for variable-length columns.
     """
 
-    def __init__(self, schema: Schema, shards: tuple[ShardEntry, ...], map_shard: Callable[[int], pa.Buffer]) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        shards: tuple[ShardEntry, ...],
+        map_shard: Callable[[int], pa.Buffer],
+        mapped: MappedFiles,
+    ) -> None:
         self._schema = schema
         self._shards = shards
         self._map_shard = map_shard
+        self._mapped = mapped
         self._buffers: dict[int, pa.Buffer] = {}
         self._ready: set[int] = set()
         self.addresses: npt.NDArray[np.int64] = np.zeros((len(shards), len(schema)), np.int64)
@@ -144,6 +153,10 @@ class MappedShards:
             self.touch(shard)
         return ShardLease(self.addresses)
 
+    def check(self) -> None:
+        """Checks mapped files of the dataset. See `MappedFiles.check`."""
+        self._mapped.check()
+
     @property
     def all_mapped(self) -> bool:
         """Whether every shard is mapped."""
@@ -157,13 +170,15 @@ class MappedShards:
             call checks and decodes the requested rows.
 
         Raises:
-            CorruptShardError: variable-length values are damaged.
+            CorruptShardError: variable-length values are damaged, or the file was truncated.
         """
         entry, spec = self._shards[shard], self._schema.columns[index]
         if spec.variable_length:
             array = self.values(shard, index)[first:last]
             return python_values(validated(array, file=entry.entry.file, column=spec.name))
-        values = np.frombuffer(self.touch(shard), spec.storage_dtype, entry.steps * spec.size, entry.buffers[spec.name])
+        values = np.frombuffer(
+            self._checked(shard), spec.storage_dtype, entry.steps * spec.size, entry.buffers[spec.name]
+        )
         return values.view(spec.numpy_dtype).reshape(entry.steps, *spec.shape)[first:last]
 
     def values(self, shard: int, index: int) -> pa.Array:
@@ -173,10 +188,17 @@ class MappedShards:
             A `LargeStringArray` or `LargeBinaryArray`. `storage.variable.validated` checks the values of a slice.
 
         Raises:
-            CorruptShardError: the first or last offset does not fit the values. Other offsets are not checked.
+            CorruptShardError: the first or last offset does not fit the values, or the file was truncated. Other
+                offsets are not checked.
         """
-        entry, spec, buffer = self._shards[shard], self._schema.columns[index], self.touch(shard)
+        entry, spec, buffer = self._shards[shard], self._schema.columns[index], self._checked(shard)
         buffers = entry.variable[spec.name]
         offsets = buffer.slice(buffers.offsets, (entry.steps + 1) * OFFSET_BYTES)
         values = buffer.slice(entry.buffers[spec.name], buffers.bytes)
         return array_over(spec.arrow_type, entry.steps, offsets, values, file=entry.entry.file, column=spec.name)
+
+    def _checked(self, shard: int) -> pa.Buffer:
+        """Returns the memory of a shard whose file has its size now."""
+        buffer = self.touch(shard)
+        self._mapped.check_file(self._shards[shard].entry.file)
+        return buffer

@@ -36,7 +36,8 @@ from gear_data.kernels import cpu
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ipc
 from gear_data.storage.atomic import atomic_file, checksum, typed_write_errors, write_text
-from gear_data.storage.dataset_files import DatasetFiles
+from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
+from gear_data.storage.identity import file_stamp, replaced_error
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, ShardRecord
 from gear_data.storage.mapped_shards import check_size
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord
@@ -46,10 +47,38 @@ COLUMN = ColumnSpec("returns_to_go", "float32", derived=True)
 
 _DESCRIPTION = "sidecar.json"
 _VERSION = 1
+_REPAIR = "restore it, or write it again with 'gear-data repair'"
 
 _log = logging.getLogger(__name__)
 
 Int64Array = npt.NDArray[np.int64]
+
+
+class SidecarFiles(FolderFiles):
+    """Files of a sidecar, as long as its folder has this sidecar.
+
+    Args:
+        folder: folder of the sidecar.
+        description: contents of sidecar.json. A sidecar of another dataset has another description, and other names of
+            files.
+    """
+
+    def __init__(self, folder: Path, description: bytes) -> None:
+        super().__init__(folder)
+        self._description = description
+
+    def check_unchanged(self) -> None:
+        path = self._folder / _DESCRIPTION
+        stamp = file_stamp(path)
+        if stamp is not None and stamp == self._stamp:
+            return
+        try:
+            same = read_regular(path, JSON_BYTES) == self._description
+        except OSError:
+            same = False
+        if not same:
+            raise replaced_error(self._folder)
+        self._stamp = stamp
 
 
 @dataclass(frozen=True)
@@ -57,12 +86,12 @@ class Sidecar:
     """The column `COLUMN` of all shards.
 
     Attributes:
-        folder: folder of the files.
+        files: the files.
         shards: one file per shard of the dataset.
         statistics: statistics of the column.
     """
 
-    folder: Path
+    files: SidecarFiles
     shards: tuple[ShardEntry, ...]
     statistics: ColumnStatistics
 
@@ -158,17 +187,22 @@ def read_rewards(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.
     They are not mapped, because each page is needed only once.
 
     Raises:
-        CorruptShardError: the file is missing or truncated.
+        CorruptShardError: the file is missing or truncated, or cannot be read.
     """
     spec = schema[REWARDS]
     with files.local(shard.entry) as path:
-        values = np.fromfile(path, spec.storage_dtype, shard.steps, offset=shard.buffers[REWARDS])
+        try:
+            values = np.fromfile(path, spec.storage_dtype, shard.steps, offset=shard.buffers[REWARDS])
+        except OSError as error:
+            raise CorruptShardError(
+                f"cannot be read: {error}", file=files.name(shard.entry), column=REWARDS, hint=_REPAIR
+            ) from error
     if len(values) != shard.steps:
         raise CorruptShardError(
             f"the file ends after {len(values)} of {shard.steps} rewards",
             file=files.name(shard.entry),
             column=REWARDS,
-            hint="restore it, or write it again with 'gear-data repair'",
+            hint=_REPAIR,
         )
     return values
 
@@ -196,16 +230,17 @@ def _compute(folder: Path, episodes: _EpisodeRewards, contents: str, discount: f
             buffers, _ = buffer_offsets(path, schema)
             shards.append(ShardEntry(entry, len(lengths), len(values), buffers))
             bar.update(len(values))
-    result = Sidecar(folder, tuple(shards), statistics.result()[COLUMN.name])
+    of_column = statistics.result()[COLUMN.name]
     description = {
         "checksum": "",
         "version": _VERSION,
         "contents": contents,
-        "shards": [shard.to_json() for shard in result.shards],
-        "statistics": result.statistics.to_json(),
+        "shards": [shard.to_json() for shard in shards],
+        "statistics": of_column.to_json(),
     }
-    write_text(folder / _DESCRIPTION, sign(json.dumps(description)))
-    return result
+    text = sign(json.dumps(description))
+    write_text(folder / _DESCRIPTION, text)
+    return Sidecar(SidecarFiles(folder, text.encode()), tuple(shards), of_column)
 
 
 def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
@@ -231,7 +266,7 @@ def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
             check_size(folder, shard.entry)
     except (OSError, GearError, ValueError):
         return None
-    return Sidecar(folder, shards, statistics) if statistics.has_width(1) else None
+    return Sidecar(SidecarFiles(folder, text.encode()), shards, statistics) if statistics.has_width(1) else None
 
 
 def _shard_name(contents: str, index: int) -> str:

@@ -15,7 +15,14 @@ from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.common.regular_files import open_regular
-from gear_data.errors import CorruptShardError, GearError, RemoteError, StorageFullError, UnwritableError
+from gear_data.errors import (
+    CorruptShardError,
+    DatasetReplacedError,
+    GearError,
+    RemoteError,
+    StorageFullError,
+    UnwritableError,
+)
 from gear_data.storage.arrow_files import array_values, buffer_offsets
 from gear_data.storage.arrow_footer import check_blocks
 from gear_data.storage.atomic import checksum
@@ -81,6 +88,7 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: bool |
         The result for every file. `ok` is true if all files are intact and, with `deep`, no value differs.
 
     Raises:
+        DatasetReplacedError: another dataset took the place of this one meanwhile.
         GearError: the manifest cannot be used, or a server cannot be reached. Damaged files are not raised but
             reported.
     """
@@ -100,8 +108,8 @@ def _verify(files: DatasetFiles, deep: bool, progress: bool | None) -> VerifyRep
             try:
                 run()
                 checks.append(FileCheck(entry.file, True, None))
-            except (RemoteError, StorageFullError, UnwritableError):
-                raise  # the file could not be fetched, so its state is unknown
+            except (DatasetReplacedError, RemoteError, StorageFullError, UnwritableError):
+                raise  # the file is of another dataset or could not be fetched, so its state is unknown
             except (GearError, OSError) as error:
                 checks.append(FileCheck(entry.file, False, str(error)))
             bar.update(entry.bytes)

@@ -21,7 +21,7 @@ from pyarrow import flight
 import gear_data
 from gear_data import SequenceLoader
 from gear_data.cli import main
-from gear_data.cluster.protocol import STREAM_SCHEMA, ColumnGroup, Request, dataset_identity, handshake
+from gear_data.cluster.protocol import STREAM_SCHEMA, ColumnGroup, Request, handshake
 from gear_data.errors import (
     ClusterError,
     CorruptResponseError,
@@ -30,6 +30,7 @@ from gear_data.errors import (
     NodeRefusedError,
     NodeUnreachableError,
 )
+from gear_data.storage.identity import dataset_identity
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same

@@ -25,7 +25,6 @@ from gear_data.cluster.protocol import (
     ColumnGroup,
     Request,
     check_handshake,
-    dataset_identity,
     handshake,
     part_offsets,
 )
@@ -34,6 +33,7 @@ from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.common.error_codec import error_from_bytes, error_to_bytes
 from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, NodeRefusedError, UnknownNameError
 from gear_data.storage.dataset_files import FolderFiles
+from gear_data.storage.identity import dataset_identity
 
 LENGTHS = [25, 9, 18, 3, 32, 22, 17]
 

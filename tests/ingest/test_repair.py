@@ -20,6 +20,7 @@ import gear_data
 from gear_data.cli import main
 from gear_data.errors import (
     CorruptShardError,
+    DatasetReplacedError,
     DestinationExistsError,
     EmptySourceError,
     InvalidArgumentError,
@@ -80,6 +81,44 @@ def test_repair_restores_the_bytes(damage: Callable[[Path], None], source: Path,
     table = gear_data.open(dataset).episodes
     assert report.episodes == table["shard"].is_in([1, 2, len(files) - 1]).sum()
     assert sources.folder_contents(dataset) == before
+
+
+def test_a_rebuilt_shard_of_other_bytes_is_not_read_by_the_old_manifest(
+    source: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of Arrow may place the columns elsewhere in the file."""
+    shard = sorted((dataset / "shards").iterdir())[1]
+    data = shard.read_bytes()
+    ds = gear_data.open(dataset)
+    episode = next(i for i in range(len(ds)) if ds.episodes["shard"][i] == 1)
+    before = {name: values.copy() for name, values in gear_data.open(dataset).episode(episode).items()}
+    _flip(shard)
+    from gear_data.ingest import repair as repair_module
+
+    write = repair_module.write_ipc
+
+    def with_a_longer_header(path: Path, batch: Any) -> None:
+        write(path, batch.replace_schema_metadata({"padding": "x" * 1000}))
+
+    monkeypatch.setattr(repair_module, "write_ipc", with_a_longer_header)
+    put = repair_module.put_text
+
+    def killed_after_the_manifest(*arguments: Any) -> None:
+        put(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repair_module, "put_text", killed_after_the_manifest)
+    with pytest.raises(KeyboardInterrupt):
+        gear_data.repair(dataset, source)
+    assert len(shard.read_bytes()) == len(data)  # the shard follows the manifest
+    monkeypatch.setattr(repair_module, "put_text", put)
+    assert len(gear_data.repair(dataset, source).shards) == 1
+    assert len(shard.read_bytes()) > len(data)
+    with pytest.raises(DatasetReplacedError):
+        ds.episode(episode)["observations"].sum()
+    assert gear_data.verify(dataset).ok
+    for name, values in gear_data.open(dataset).episode(episode).items():
+        np.testing.assert_array_equal(values, before[name])
 
 
 def test_repair_does_not_change_an_intact_dataset(dataset: Path, source: Path, sources: Any) -> None:

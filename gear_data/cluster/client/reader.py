@@ -183,6 +183,7 @@ class ClusterReader:
         return ClusterStaging(self._client, self._shards, self._local)
 
     def _lease(self, shards: Int64Array) -> ShardLease:
+        self._shards.check()
         if self._shards.all_mapped:
             return ShardLease(self._shards.addresses)
         return self._shards.lease(np.flatnonzero(np.bincount(shards)).tolist())

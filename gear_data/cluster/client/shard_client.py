@@ -17,11 +17,13 @@ from gear_data.cluster.client.retry_policy import NO_RETRY, Retries, RetryPolicy
 from gear_data.cluster.client.shard_directory import ClusterManifest, ShardDirectory, list_shards
 from gear_data.cluster.client.transports import PeerTransports
 from gear_data.cluster.flight.grpc_fork import using_grpc
-from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, FetchedSpans, Request, dataset_identity
+from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, FetchedSpans, Request
 from gear_data.cluster.rdma.span_read import WriteTargets
 from gear_data.cluster.transport_names import AUTO, FLIGHT, VERBS, check_transport
 from gear_data.errors import (
     ClusterError,
+    CorruptShardError,
+    DatasetReplacedError,
     GearError,
     InvalidArgumentError,
     MissingShardsError,
@@ -30,6 +32,7 @@ from gear_data.errors import (
 )
 from gear_data.schema import ColumnSpec
 from gear_data.selection.windows import Int64Array
+from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.variable_columns import OFFSET_BYTES
 
@@ -134,7 +137,7 @@ class ShardClient:
             file: `manifest`, or the name of a table; see `ShardServer.file_chunk`.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError: No node returns them.
+            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: No node returns them.
         """
         offset = 0
         while chunk := self._file_chunk(file, offset):
@@ -147,7 +150,7 @@ class ShardClient:
         for number in sorted(range(len(self._directory.peers)), key=lambda number: number in backoff.active()):
             try:
                 return self._directory.peers[number].file_chunk(self.dataset, file, offset)
-            except ClusterError as error:
+            except (ClusterError, CorruptShardError, DatasetReplacedError) as error:
                 backoff.record_failure(number)
                 first_error = first_error or error
         raise first_error or InvalidArgumentError("there are no nodes; list at least one")

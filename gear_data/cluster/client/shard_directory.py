@@ -11,10 +11,10 @@ from gear_data.cluster.addresses import nodes_url
 from gear_data.cluster.client.backoff import PeerBackoff
 from gear_data.cluster.client.peer import Peer, PeerDescription
 from gear_data.cluster.flight.client import Stream
-from gear_data.cluster.protocol import dataset_identity
 from gear_data.cluster.transport_names import VERBS
 from gear_data.errors import ClusterError, GearError, MissingShardsError, NodeRefusedError
 from gear_data.selection.windows import Int64Array
+from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import Manifest
 
 

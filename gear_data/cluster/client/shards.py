@@ -47,6 +47,9 @@ class RemoteShards:
         """Always False: address 0 stands for a column on another node."""
         return False
 
+    def check(self) -> None:
+        """Does nothing: no shard is mapped."""
+
     def lease(self, shards: Sequence[int]) -> ShardLease:
         return ShardLease(self.addresses)
 
@@ -125,6 +128,9 @@ class ClusterShards:
     def all_mapped(self) -> bool:
         """Whether `addresses` has the addresses of every local shard."""
         return self.local.all_mapped
+
+    def check(self) -> None:
+        self.local.check()
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
         mine = [shard for shard in shards if shard in self._local_index]

@@ -51,6 +51,7 @@ class ClusterStaging:
         Raises:
             As `ShardClient.fetch`.
         """
+        self._shards.check()
         shard = rows[0].shard
         lease = self._shards.lease(np.unique(shard).tolist())
         remote: list[StagedRows] = []

@@ -14,15 +14,15 @@ from gear_data.cluster.protocol import (
     MESSAGE_BYTES,
     ColumnGroup,
     Request,
-    dataset_identity,
     part_offsets,
 )
 from gear_data.collection.buffers import BufferPool
-from gear_data.errors import InvalidArgumentError, NodeRefusedError
+from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, NodeRefusedError
 from gear_data.kernels import cpu
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
+from gear_data.storage.identity import dataset_identity
 from gear_data.storage.mapped_shards import ShardLease
 from gear_data.storage.variable_columns import OFFSET_BYTES, validated, value_bytes, value_offsets
 
@@ -135,7 +135,8 @@ class ShardServer:
 
         Raises:
             NodeRefusedError: A column, shard or row does not exist or is not served, or the response is too large.
-            CorruptShardError: Text is damaged.
+            CorruptShardError: Text is damaged, or a shard was truncated.
+            DatasetReplacedError: The shards are files that were replaced before they were first read.
         """
         shards = self._check(request)
         lease = self._lease(shards)
@@ -156,6 +157,7 @@ class ShardServer:
         return self._pack(request, shards, lease, sizes, variable)
 
     def _lease(self, shards: Int64Array) -> ShardLease:
+        self._stored.check()
         if self._stored.all_mapped:
             return ShardLease(self._stored.addresses)
         return self._stored.lease(np.unique(shards).tolist())
@@ -253,6 +255,8 @@ class ShardServer:
 
         Raises:
             NodeRefusedError: There is no such table, or the offset is negative.
+            CorruptShardError: The table is missing or truncated, or cannot be read.
+            DatasetReplacedError: The dataset was replaced.
         """
         if offset < 0:
             raise NodeRefusedError(f"received a request for byte {offset} of {name[:40]!r}; offsets start at 0")
@@ -261,9 +265,16 @@ class ShardServer:
         entry = self.manifest.tables.get(name)
         if entry is None:
             raise NodeRefusedError(f"has no table {name[:40]!r}; the tables are {', '.join(self.manifest.tables)}")
-        with self.files.local(entry) as path, path.open("rb") as file:
-            file.seek(min(offset, entry.bytes))
-            return file.read(MESSAGE_BYTES)
+        try:
+            with self.files.local(entry) as path, path.open("rb") as file:
+                file.seek(min(offset, entry.bytes))
+                return file.read(MESSAGE_BYTES)
+        except GearError:  # some are OSErrors
+            raise
+        except OSError as error:
+            raise CorruptShardError(
+                f"table {name!r} cannot be read: {error}", hint="restore it on that node"
+            ) from error
 
 
 def _too_large() -> NodeRefusedError:

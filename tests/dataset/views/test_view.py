@@ -15,7 +15,7 @@ import pytest
 
 import gear_data
 from gear_data.dataset import views
-from gear_data.errors import InvalidArgumentError, ManifestError
+from gear_data.errors import DatasetReplacedError, InvalidArgumentError
 from tests.support.views import ids_of
 
 
@@ -87,5 +87,5 @@ def test_a_view_of_a_dataset_that_was_replaced(path: Path, sources: Any, tmp_pat
     pickled = pickle.dumps(gear_data.open(tmp_path / "dataset").filter("length > 3"))
     other = sources.write_episodes(tmp_path / "other.parquet", sources.make_rollouts(30, seed=5))
     gear_data.convert(other, tmp_path / "dataset", overwrite=True)
-    with pytest.raises(ManifestError, match="replaced"):
+    with pytest.raises(DatasetReplacedError, match="replaced"):
         pickle.loads(pickled)

@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import gear_data
 from gear_data.errors import (
     CorruptShardError,
     DatasetNotFoundError,
+    DatasetReplacedError,
     GearError,
     ManifestError,
     RemoteError,
@@ -26,6 +28,7 @@ from gear_data.storage.remote.range_reader import filesystem_of
 from tests.support.hangs import SPECIAL_FILES, no_hang
 from tests.support.manifests import signed
 from tests.support.remote import check_equal_batches, upload
+from tests.support.replacing import NEW, OLD, convert
 
 
 def test_a_remote_dataset_equals_the_local_one(remote: str, rollouts_path: Path, tmp_path: Path) -> None:
@@ -152,8 +155,31 @@ def test_versions_of_a_changed_dataset_are_not_mixed(
     assert check_equal_batches(new, other) == 12
     np.testing.assert_array_equal(old.episode(0)["observations"], before)
     last = gear_data.open(rollouts_path).num_episodes - 1
-    with pytest.raises((CorruptShardError, RemoteError)):
+    with pytest.raises(DatasetReplacedError):
         old.episode(last)["observations"]
+
+
+@pytest.mark.parametrize("residency", ["mmap", "host"])
+def test_a_replaced_remote_dataset_is_named(residency: str, memory_url: str, tmp_path: Path) -> None:
+    """The other dataset has files of the same names and sizes."""
+    filesystem, place = upload(convert(tmp_path / "old", OLD), memory_url)
+    new = convert(tmp_path / "new", NEW)
+    ds = gear_data.open(memory_url, residency, cache_dir=tmp_path / "cache")
+    pickled = pickle.dumps(ds)
+    assert ds.episode(0)["rewards"][0] == OLD
+    filesystem.rm(place, recursive=True)
+    upload(new, memory_url)
+    seen = set()
+    with pytest.raises(DatasetReplacedError) if residency == "mmap" else nullcontext():
+        for episode in ds:
+            seen.add(float(episode["rewards"][0]))
+    assert seen == {OLD}
+    with pytest.raises(DatasetReplacedError):
+        pickle.loads(pickled)
+    filesystem.rm(place, recursive=True)
+    if residency == "mmap":
+        with pytest.raises(DatasetReplacedError):
+            ds.episode(1)["rewards"].sum()
 
 
 @pytest.mark.parametrize("name", ["../other/x", "/etc/passwd", "x::file:///etc/passwd"])
