@@ -17,7 +17,7 @@ from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import DatasetReplacedError, NodeRefusedError
 from gear_data.storage.dataset_files import FolderFiles
-from tests.support.replacing import NEW, OLD, convert, overwrite
+from tests.support.replacement.datasets import NEW, OLD, convert, overwrite
 
 Serve = Callable[..., FlightServer]
 

@@ -27,7 +27,7 @@ from gear_data.storage import mapped_files, sidecar
 from gear_data.storage import verify as verify_module
 from gear_data.storage.dataset_files import FolderFiles
 from gear_data.storage.manifest import Manifest
-from tests.support.replacing import EPISODES, NEW, OLD, REPLACEMENTS, STEPS, convert, overwrite, remove
+from tests.support.replacement.datasets import EPISODES, NEW, OLD, REPLACEMENTS, STEPS, convert, overwrite, remove
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import numpy as np
 from gear_data import SequenceLoader
 from tests.support.cluster import feed_rank, replaced_rank
 from tests.support.feed import data as feed_data
-from tests.support.replacing import NEW, OLD, convert
+from tests.support.replacement.datasets import NEW, OLD, convert
 
 SCRIPT = Path(feed_rank.__file__)
 STEPS, BATCH = 6, 11

@@ -15,7 +15,7 @@ from gear_data.storage import mapped_files
 from gear_data.storage.atomic import checksum
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.mapped_files import FILES_PER_CHECK, MappedFiles
-from tests.support.replacing import OLD, convert
+from tests.support.replacement.datasets import OLD, convert
 
 
 def nothing() -> None:
@@ -37,7 +37,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_reader_dies_of_a_truncated_file(tmp_path: Path) -> None:
     """Every way of reading, in a process of its own: SIGBUS would end it."""
     folder = convert(tmp_path / "d", OLD)
-    command = [sys.executable, "-m", "tests.support.truncating", str(folder)]
+    command = [sys.executable, "-m", "tests.support.replacement.truncating", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout, done.stderr[-2000:])
     lines = done.stdout.splitlines()

@@ -28,7 +28,7 @@ from gear_data.storage.remote.range_reader import filesystem_of
 from tests.support.hangs import SPECIAL_FILES, no_hang
 from tests.support.manifests import signed
 from tests.support.remote import check_equal_batches, upload
-from tests.support.replacing import NEW, OLD, convert
+from tests.support.replacement.datasets import NEW, OLD, convert
 
 
 def test_a_remote_dataset_equals_the_local_one(remote: str, rollouts_path: Path, tmp_path: Path) -> None:

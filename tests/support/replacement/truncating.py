@@ -2,7 +2,7 @@
 
 Prints the outcome of each way of reading:
 
-    python -m tests.support.truncating FOLDER
+    python -m tests.support.replacement.truncating FOLDER
 
 It runs in a process of its own, because a mistake ends the process by SIGBUS.
 """
@@ -26,7 +26,7 @@ from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import CorruptShardError
 from gear_data.storage import mapped_files
 from gear_data.storage.dataset_files import FolderFiles
-from tests.support.replacing import EPISODES, STEPS
+from tests.support.replacement.datasets import EPISODES, STEPS
 
 
 def truncate(folder: Path, pattern: str) -> None:

@@ -1,0 +1,1 @@
+"""Datasets that are replaced, and files that are truncated, under a reader."""
