@@ -109,7 +109,7 @@ class FolderFiles:
     def __init__(self, folder: Path, opened: str | None = None) -> None:
         self._folder = folder
         self._opened = OpenedDataset(opened)
-        #: Stamp of the manifest that was read last.
+        #: Stamp of a manifest of the opened dataset.
         self._stamp: FileStamp | None = None
         self.mapped = MappedFiles(self.check_unchanged)
 
@@ -122,8 +122,10 @@ class FolderFiles:
 
     def manifest(self) -> Manifest:
         # Taken before reading: a manifest that is replaced meanwhile is read again at the next check.
-        self._stamp = file_stamp(self._folder / MANIFEST_NAME)
-        return self._opened.admit(Manifest.load(self._folder), self._folder)
+        stamp = file_stamp(self._folder / MANIFEST_NAME)
+        manifest = self._opened.admit(Manifest.load(self._folder), self._folder)
+        self._stamp = stamp
+        return manifest
 
     def check_unchanged(self) -> None:
         """Checks that the folder still has the dataset that was opened.

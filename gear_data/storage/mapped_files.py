@@ -77,12 +77,14 @@ class MappedFiles:
         now = time.monotonic()
         if now < self._next_time:
             return
-        self._next_time = now + CHECK_SECONDS
-        names = list(self._files)
-        first = self._next_file if self._next_file < len(names) else 0
-        self._next_file = first + FILES_PER_CHECK
-        for name in names[first : self._next_file]:
-            self._check_now(self._files[name])
+        files = list(self._files.values())
+        first = self._next_file if self._next_file < len(files) else 0
+        last = first + FILES_PER_CHECK
+        for number, file in enumerate(files[first:last], first):
+            # If this file is bad, the next call begins with it, and raises again.
+            self._next_file = number
+            self._check_now(file)
+        self._next_file, self._next_time = last, now + CHECK_SECONDS
 
     def check_file(self, name: str) -> None:
         """Checks one file, if its last check by this method is long enough ago.
@@ -100,8 +102,8 @@ class MappedFiles:
             return
         now = time.monotonic()
         if now >= self._next_times.get(name, 0.0):
-            self._next_times[name] = now + CHECK_SECONDS
             self._check_now(file)
+            self._next_times[name] = now + CHECK_SECONDS
 
     def _check_now(self, file: _MappedFile) -> None:
         try:

@@ -199,15 +199,16 @@ def test_readers_never_get_the_other_dataset(way: str, replace: Callable[[Path],
     dataset = open_(folder)
     replace(folder)
     seen: set[float] = set()
-    try:
-        for value in values_of(read(dataset)):
-            seen.add(value)
-    except DatasetReplacedError as error:
-        assert "open the dataset again" in str(error)
-    except DatasetNotFoundError:
-        assert replace is remove
-        assert way.startswith("pickle")
-    assert seen <= {OLD}
+    for _ in range(2):  # a caller that goes on after an error gets nothing else either
+        try:
+            for value in values_of(read(dataset)):
+                seen.add(value)
+        except DatasetReplacedError as error:
+            assert "open the dataset again" in str(error)
+        except DatasetNotFoundError:
+            assert replace is remove
+            assert way.startswith("pickle")
+        assert seen <= {OLD}
 
 
 @pytest.mark.parametrize("way", ["episodes", "batches", "pickle", "discount", "node"])

@@ -92,6 +92,19 @@ def test_replaced_and_removed_files_do_not_matter(tmp_path: Path) -> None:
     files.check()
 
 
+def test_a_bad_file_is_an_error_at_every_call(tmp_path: Path) -> None:
+    """A caller that goes on after an error must not reach the file either."""
+    files = MappedFiles(nothing)
+    for number in range(FILES_PER_CHECK + 5):
+        files.add(*file_of(tmp_path, str(number)))
+    os.truncate(tmp_path / "3", 0)
+    for _ in range(3):
+        with pytest.raises(CorruptShardError, match="/3: "):
+            files.check()
+        with pytest.raises(CorruptShardError, match="/3: "):
+            files.check_file("3")
+
+
 @pytest.mark.usefixtures("always")
 def test_the_explanation_comes_first(tmp_path: Path) -> None:
     def explain() -> None:
