@@ -222,6 +222,13 @@ class NodeRefusedError(ClusterError):
     """
 
 
+class NodeFailedError(ClusterError):
+    """Raised when a node cannot answer because of an error of its own.
+
+    Search the node's log for the id in the message.
+    """
+
+
 class CorruptResponseError(ClusterError):
     """Raised when a node's response fails its checksum.
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gear_data.cluster.addresses import Address
+from gear_data.common.secret import Secret
 from gear_data.errors import InvalidArgumentError
 
 _MIN_TOKEN_LENGTH = 16
 
 
-def read_token(path: str | os.PathLike[str]) -> str:
+def read_token(path: str | os.PathLike[str]) -> Secret:
     """Reads the token from a file.
 
     Raises:
         InvalidArgumentError: The file cannot be read, or the token is too short or is not plain ASCII without spaces.
     """
     try:
-        token = Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        token = Secret(Path(path).read_bytes().strip())
+    except OSError as error:
         raise InvalidArgumentError(f"cannot read the token: {error}", file=str(path)) from error
-    if len(token) < _MIN_TOKEN_LENGTH or not token.isprintable() or " " in token:
+    size = len(token.reveal())
+    if size < _MIN_TOKEN_LENGTH or not all(ord("!") <= byte <= ord("~") for byte in token.reveal()):
         raise InvalidArgumentError(
-            f"the token has {len(token)} characters; it needs {_MIN_TOKEN_LENGTH} or more, plain text without spaces",
+            f"the token has {size} characters; it needs {_MIN_TOKEN_LENGTH} or more, plain ASCII without spaces",
             file=str(path),
             hint=f"create one: openssl rand -hex 32 > {path}",
         )
@@ -40,12 +42,12 @@ class ServerCredentials:
         certificate, key: TLS certificate and private key, PEM. None: the server does not use TLS.
     """
 
-    token: str | None = field(default=None, repr=False)
+    token: Secret | None = None
     certificate: bytes | None = None
-    key: bytes | None = field(default=None, repr=False)
+    key: Secret | None = None
 
     @staticmethod
-    def from_files(token: str | None, certificate: Path | None, key: Path | None) -> ServerCredentials:
+    def from_files(token: Secret | None, certificate: Path | None, key: Path | None) -> ServerCredentials:
         """Reads the certificate and its key.
 
         Raises:
@@ -57,7 +59,7 @@ class ServerCredentials:
             return ServerCredentials(
                 token,
                 None if certificate is None else certificate.read_bytes(),
-                None if key is None else key.read_bytes(),
+                None if key is None else Secret(key.read_bytes()),
             )
         except OSError as error:
             raise InvalidArgumentError(f"cannot read the file: {error.strerror}", file=str(error.filename)) from error

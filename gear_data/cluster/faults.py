@@ -194,9 +194,21 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a client does not send the token",
-        "flight.server:_TokenCheck.start_call",
+        "flight.server:_TokenCheck.is_valid",
         None,
         "The client gets NodeRefusedError.",
+    ),
+    Fault(
+        "a client makes a call of Arrow Flight that nodes do not answer",
+        "flight.server:FlightServer._refuse",
+        None,
+        "The client gets NodeRefusedError, without a traceback.",
+    ),
+    Fault(
+        "a node's server raises an unexpected error, such as MemoryError",
+        "flight.server_errors:as_flight_errors",
+        None,
+        "The node logs the traceback with an id. The client gets NodeFailedError with the id, and reads from a replica.",
     ),
     # Forks.
     Fault(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
 from gear_data.cluster.environment import env_seconds
+from gear_data.common.secret import Secret, encode_json
 from gear_data.errors import ClusterError
 
 TIMEOUT_VARIABLE = "GEAR_DATA_JOIN_TIMEOUT"
@@ -46,15 +45,15 @@ class KeyValueStore:
             ClusterError: The store cannot be reached.
         """
         try:
-            self._store.set(self._prefix + key, msgspec.json.encode(value).decode())
+            self._store.set(self._prefix + key, encode_json(value).reveal().decode())
         except RuntimeError as error:
             raise ClusterError(
                 f"cannot reach the run's key-value store: {error}",
                 hint="rank 0 holds the store: check that it runs, and see its log",
             ) from error
 
-    def take(self, key: str, rank: str) -> Any:
-        """Waits for a value and returns it.
+    def take(self, key: str, rank: str) -> Secret:
+        """Waits for a value and returns its JSON, which may hold secrets.
 
         Args:
             key: Its key.
@@ -65,8 +64,8 @@ class KeyValueStore:
         """
         try:
             self._store.wait([self._prefix + key], self._timeout)
-            return msgspec.json.decode(self._store.get(self._prefix + key))
-        except (RuntimeError, ValueError) as error:
+            return Secret(self._store.get(self._prefix + key))
+        except RuntimeError as error:
             raise ClusterError(
                 f"timed out after {self._timeout.total_seconds():g} s waiting for {rank}",
                 hint=f"see the log of {rank}; ${TIMEOUT_VARIABLE} sets the timeout in seconds",

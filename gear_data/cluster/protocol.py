@@ -42,6 +42,8 @@ MAX_RESPONSE_BYTES = 1 << 30
 #: Bytes of a response that are sent in one message.
 MESSAGE_BYTES = 8 << 20
 
+#: The header with the client's token: the one that Arrow Flight looks for.
+TOKEN_HEADER = b"auth-token-bin"
 #: Schema of everything that is streamed: bytes.
 STREAM_SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
 from gear_data.cluster.key_value_store import KeyValueStore, join_timeout
@@ -32,6 +31,7 @@ from gear_data.cluster.run_credentials import RunCredentials, create_run_credent
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
 from gear_data.cluster.server.supervisor import LeaseLocation, ServerLease, join_server_lease, start_server
 from gear_data.common.error_codec import error_from_bytes, error_to_bytes
+from gear_data.common.secret import Secret, decode_json
 from gear_data.errors import ClusterError, GearError
 from gear_data.residency import host_residency
 from gear_data.selection.windows import Int64Array
@@ -323,13 +323,22 @@ class _Messages:
             GearError: The error that the rank published in its place.
             ClusterError: The rank does not publish a valid value in time.
         """
-        value = self._store.take(key, f"rank {rank}")
-        if isinstance(value, dict) and "error" in value:
-            failure = msgspec.convert(value, _Failure)
+        message = self._store.take(key, f"rank {rank}")
+        # First as a failure: it would also pass as a value without required fields.
+        failure = _failure_in(message)
+        if failure is not None:
             raise error_from_bytes(failure.error.encode(), failure.rank) or ClusterError(
                 "joining the cluster failed", file=failure.rank, hint=f"see the log of {failure.rank}"
             )
         try:
-            return msgspec.convert(value, kind)
+            return decode_json(message, kind)
         except ValueError as problem:
             raise ClusterError(f"rank {rank} published an invalid value: {problem}", hint=ONE_VERSION_HINT) from problem
+
+
+def _failure_in(message: Secret) -> _Failure | None:
+    """Returns the failure that a rank published, or None for another value."""
+    try:
+        return decode_json(message, _Failure)
+    except ValueError:
+        return None

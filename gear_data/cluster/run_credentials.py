@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime
 import os
 import secrets
-from dataclasses import dataclass, field
-
-import msgspec
+from dataclasses import dataclass
 
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.common.extras import import_extra
+from gear_data.common.secret import Secret, decode_json, encode_json
 from gear_data.errors import ClusterError
 
 #: The variable of a run is this prefix and the run's name. Processes that a rank starts find the credentials there.
@@ -26,17 +25,17 @@ class RunCredentials:
     Attributes:
         run: Name of the run; not secret.
         token: Clients send it to the run's servers.
-        certificate, key: PEM, shared by all nodes. Empty where all nodes are on one machine: TLS is not used there.
+        certificate, key: PEM, shared by all nodes. None where all nodes are on one machine: TLS is not used there.
     """
 
     run: str
-    token: str = field(repr=False)
-    certificate: str = ""
-    key: str = field(default="", repr=False)
+    token: Secret
+    certificate: str | None = None
+    key: Secret | None = None
 
     def server(self) -> ServerCredentials:
         """Returns the credentials for a server of the run."""
-        return ServerCredentials(self.token, self.certificate.encode() or None, self.key.encode() or None)
+        return ServerCredentials(self.token, _encoded(self.certificate), self.key)
 
     def export(self) -> None:
         """Writes the client's credentials to this process's environment.
@@ -45,8 +44,16 @@ class RunCredentials:
 
         Neither a URL nor a pickle holds a secret: a worker process inherits the environment.
         """
-        known = {"token": self.token, "certificate": self.certificate}
-        os.environ[VARIABLE_PREFIX + self.run] = msgspec.json.encode(known).decode()
+        known = _ClientCredentials(self.token, self.certificate)
+        os.environ[VARIABLE_PREFIX + self.run] = encode_json(known).reveal().decode()
+
+
+@dataclass(frozen=True)
+class _ClientCredentials:
+    """The part of a run's credentials that its clients need."""
+
+    token: Secret
+    certificate: str | None
 
 
 def create_run_credentials(*, tls: bool) -> RunCredentials:
@@ -59,8 +66,8 @@ def create_run_credentials(*, tls: bool) -> RunCredentials:
         MissingExtraError: `tls` is set, and the package that creates certificates is not installed.
     """
     run = secrets.token_hex(8)
-    certificate, key = _create_certificate(run) if tls else ("", "")
-    return RunCredentials(run, secrets.token_hex(32), certificate, key)
+    certificate, key = _create_certificate(run) if tls else (None, None)
+    return RunCredentials(run, Secret(secrets.token_hex(32).encode()), certificate, key)
 
 
 def run_options(run: str) -> ClientOptions:
@@ -69,17 +76,24 @@ def run_options(run: str) -> ClientOptions:
     Raises:
         ClusterError: This process does not belong to the run.
     """
-    exported = os.environ.get(VARIABLE_PREFIX + run)
-    if exported is None:
+    variable = VARIABLE_PREFIX + run
+    if variable not in os.environ:
         raise ClusterError(
             "this dataset was opened in a training run, and this process does not belong to that run",
             hint="open it again here: gear_data.open(path, cluster='torchrun')",
         )
-    known = msgspec.json.decode(exported, type=dict[str, str])
-    return ClientOptions.of_run(known["token"], known["certificate"].encode() or None, run)
+    try:
+        known = decode_json(Secret(os.environ[variable].encode()), _ClientCredentials)
+    except ValueError as error:
+        raise ClusterError(f"${variable} does not hold a run's credentials: {error}", hint="do not set it") from error
+    return ClientOptions.of_run(known.token, _encoded(known.certificate), run)
 
 
-def _create_certificate(name: str) -> tuple[str, str]:
+def _encoded(certificate: str | None) -> bytes | None:
+    return None if certificate is None else certificate.encode()
+
+
+def _create_certificate(name: str) -> tuple[str, Secret]:
     """Returns a self-signed P-256 certificate and its key, both PEM."""
     import_extra("cryptography", "tls")
     from cryptography import x509
@@ -102,5 +116,5 @@ def _create_certificate(name: str) -> tuple[str, str]:
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return certificate.public_bytes(pem).decode(), private.decode()
+    private = Secret(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    return certificate.public_bytes(pem).decode(), private

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from gear_data import errors
 from gear_data.errors import GearError
+
+#: Most characters of each text of a peer's error.
+_MAX_CHARACTERS = 10_000
+
+T = TypeVar("T", str, str | None)
 
 
 class _EncodedError(msgspec.Struct, omit_defaults=True):
@@ -39,4 +46,13 @@ def error_from_bytes(data: bytes, file: str | None = None) -> GearError | None:
     kind = getattr(errors, encoded.error, None)
     if not (isinstance(kind, type) and issubclass(kind, GearError)):
         return None
-    return kind(encoded.message, file=file, column=encoded.column, hint=encoded.hint)
+    return kind(
+        _printable(encoded.message), file=file, column=_printable(encoded.column), hint=_printable(encoded.hint)
+    )
+
+
+def _printable(text: T) -> T:
+    """Returns a peer's text without control characters, and of limited length."""
+    if text is None:
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text[:_MAX_CHARACTERS])

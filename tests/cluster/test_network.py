@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 
-import msgspec
 import pytest
 
 import gear_data
 from gear_data.cluster.run_credentials import create_run_credentials
+from gear_data.common.secret import encode_json
 from tests.support.cluster import hold_rank, network_link, vanishing_client
 from tests.support.feed import data as feed_data
 
@@ -101,7 +101,7 @@ def test_a_vanished_client_is_disconnected(folder, link):
     """A client that is only silent for the same time is not disconnected."""
     link.become()
     script, processes = vanishing_client.__file__, []
-    credentials = msgspec.json.encode(create_run_credentials(tls=True)).decode()
+    credentials = encode_json(create_run_credentials(tls=True)).reveal().decode()
     try:
         node = Host(link, 0, [script, "node", folder, network_link.HOSTS[0]])
         processes.append(node)

@@ -31,6 +31,7 @@ from gear_data.cluster.protocol import (
 from gear_data.cluster.server import shard_server as served_module
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.common.error_codec import error_from_bytes, error_to_bytes
+from gear_data.common.secret import Secret
 from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, NodeRefusedError, UnknownNameError
 from gear_data.storage.dataset_files import FolderFiles
 from gear_data.storage.identity import dataset_identity
@@ -299,7 +300,7 @@ def test_client_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("GEAR_DATA_TLS_CA", str(tmp_path / "ca.pem"))
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "2.5")
     full = ClientOptions.from_environment()
-    assert full == ClientOptions("0123456789abcdef", b"pem", 2.5)
+    assert full == ClientOptions(Secret(b"0123456789abcdef"), b"pem", 2.5)
     assert "0123456789abcdef" not in repr(full)
     full.check(remote)
     assert full.flight_location(local) == "grpc+tls://127.0.0.1:1"

@@ -26,6 +26,7 @@ from gear_data.cluster.rdma import pyverbs_library as library
 from gear_data.cluster.rdma import variable_ranges as values
 from gear_data.cluster.rdma import work_requests as work
 from gear_data.cluster.rdma.messages import QueuePairEnd
+from gear_data.common.secret import Secret
 from gear_data.errors import (
     CorruptShardError,
     DeviceError,
@@ -221,7 +222,7 @@ def test_malformed_responses_are_refused(change):
 @pytest.mark.parametrize("text", ["", "0", "65", "-1", "2.5", "two", "\u0661"])
 def test_invalid_numbers_of_queue_pairs(monkeypatch, text):
     monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", text)
-    for make in (ClientOptions.from_environment, lambda: ClientOptions.of_run("0123456789abcdef", None, "n")):
+    for make in (ClientOptions.from_environment, lambda: ClientOptions.of_run(Secret(b"0123456789abcdef"), None, "n")):
         with pytest.raises(
             InvalidArgumentError, match=r"GEAR_DATA_RDMA_QUEUE_PAIRS is .*; set it to a .* from 1 to 64"
         ):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import read_token
 from gear_data.cluster.environment import env_flag, env_int, env_seconds
+from gear_data.common.secret import Secret
 from gear_data.errors import InvalidArgumentError
 
 TOKEN_VARIABLE, CA_VARIABLE, TIMEOUT_VARIABLE = "GEAR_DATA_TOKEN_FILE", "GEAR_DATA_TLS_CA", "GEAR_DATA_NODE_TIMEOUT"
@@ -32,7 +33,7 @@ class ClientOptions:
         queue_pairs: Number of queue pairs over which one thread reads one node by RDMA.
     """
 
-    token: str | None = field(repr=False)
+    token: Secret | None
     authorities: bytes | None
     timeout: float
     checksum: bool = False
@@ -40,7 +41,7 @@ class ClientOptions:
     queue_pairs: int = 1
 
     @staticmethod
-    def of_run(token: str, certificate: bytes | None, name: str) -> ClientOptions:
+    def of_run(token: Secret, certificate: bytes | None, name: str) -> ClientOptions:
         """Returns the options of connections between nodes of a training run.
 
         Args:

@@ -23,15 +23,26 @@ from gear_data.cluster.protocol import (
     MAX_RESPONSE_BYTES,
     ONE_VERSION_HINT,
     STREAM_SCHEMA,
+    TOKEN_HEADER,
     part_offsets,
     response_checksum,
 )
 from gear_data.common.error_codec import error_from_bytes
-from gear_data.errors import CorruptResponseError, NodeRefusedError, NodeUnreachableError
+from gear_data.errors import (
+    ClusterError,
+    CorruptResponseError,
+    CorruptShardError,
+    GearError,
+    NodeFailedError,
+    NodeRefusedError,
+    NodeUnreachableError,
+)
 
 #: Bytes of the largest array whose release raises glibc's mmap threshold. glibc ignores blocks of 32 MiB or more, its
 #: own header included.
 _LARGE_BYTES = (32 << 20) - (64 << 10)
+#: Most characters of a text of gRPC in an error.
+_MAX_REASON = 300
 #: gRPC counts milliseconds in 32 bits: 24 days.
 _MAX_MS = (1 << 31) - 1
 
@@ -86,8 +97,10 @@ class Endpoint:
             limit: Whether the whole call has the timeout.
         """
         token = self.options.token
-        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-        return flight.FlightCallOptions(timeout=self.timeout if limit else None, headers=headers)
+        return flight.FlightCallOptions(
+            timeout=self.timeout if limit else None,
+            headers=[] if token is None else [(TOKEN_HEADER, token.reveal())],
+        )
 
     def invalid_response(self, found: str) -> NodeRefusedError:
         """Returns the error for a response that this client cannot use."""
@@ -110,7 +123,7 @@ class Endpoint:
             info = getattr(error, "extra_info", b"")
             node_error = error_from_bytes(info, self.name) if info else None
             if node_error is not None:
-                raise node_error from error
+                raise _as_peer_error(node_error) from error
             if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
                 raise NodeRefusedError(
                     "does not accept the token" if self.options.token else "needs a token",
@@ -229,6 +242,17 @@ class Stream:
         self.close()
 
 
+def _as_peer_error(error: GearError) -> GearError:
+    """Returns a node's error as one for which a replica is tried.
+
+    An error of the node's disk or memory would pass for one of this machine.
+    """
+    if isinstance(error, ClusterError | CorruptShardError):
+        return error
+    return NodeFailedError(f"failed: {error.message}", file=error.file, column=error.column, hint=error.hint)
+
+
 def _short(error: BaseException) -> str:
-    """Returns an error's text without gRPC's debug record."""
-    return str(error).split(" gRPC client debug context:")[0].split(". Client context:")[0]
+    """Returns the first line of an error's text, without gRPC's debug record."""
+    text = str(error).split(" gRPC client debug context:")[0].split(". Client context:")[0]
+    return text.partition("\n")[0][:_MAX_REASON]

@@ -7,8 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -18,6 +17,7 @@ from pyarrow import flight
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.keepalive import enable_keepalive
+from gear_data.cluster.flight.server_errors import ClientGoneError, as_flight_errors, flight_error
 from gear_data.cluster.protocol import (
     MESSAGE_BYTES,
     STREAM_SCHEMA,
@@ -30,8 +30,8 @@ from gear_data.cluster.protocol import (
 from gear_data.cluster.rdma.messages import QueuePairEnd, parse_queue_pair_request
 from gear_data.cluster.rdma.server import RdmaServer
 from gear_data.cluster.server.shard_server import Response, ShardServer
-from gear_data.common.error_codec import error_to_bytes
-from gear_data.errors import ClusterError, GearError, NodeRefusedError
+from gear_data.common.secret import Secret
+from gear_data.errors import ClusterError, NodeRefusedError
 
 
 class _FileRequest(msgspec.Struct, frozen=True):
@@ -68,16 +68,16 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self, shards: ShardServer, listen: Address, credentials: ServerCredentials, rdma: RdmaServer | None = None
     ) -> None:
         credentials.check(listen)
-        has_tls = credentials.certificate is not None
+        key = credentials.key
         # Set before it listens: requests may arrive at once.
         self._shards, self._rdma = shards, rdma
         self.last_used = time.monotonic()
         self.holding: set[int] = set()
         try:
             super().__init__(
-                f"grpc{'+tls' if has_tls else ''}://{listen}",
-                tls_certificates=[(credentials.certificate, credentials.key)] if has_tls else None,
-                middleware={"token": _TokenCheck(credentials.token)} if credentials.token is not None else None,
+                f"grpc{'' if key is None else '+tls'}://{listen}",
+                tls_certificates=[(credentials.certificate, key.reveal())] if key is not None else None,
+                auth_handler=None if credentials.token is None else _TokenCheck(credentials.token),
             )
         except (pa.ArrowException, OSError) as error:
             raise _listen_error(listen) from error
@@ -89,7 +89,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         `describe` returns the served shards, as JSON. `file` returns a chunk of the manifest or of a table.
         """
         self.last_used = time.monotonic()
-        with _as_flight_errors():
+        with as_flight_errors():
             if action.type == "describe":
                 yield handshake(self._shards.identity, shards=self._shards.shards, verbs=self._rdma is not None)
             elif action.type == "file":
@@ -110,7 +110,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
         Answers the client's requests in order, or holds queue pairs for it.
         """
-        with _as_flight_errors():
+        with as_flight_errors():
             command = descriptor.command or b""
             message = check_handshake(command, self._shards.identity)
             client_ends = parse_queue_pair_request(command)
@@ -124,6 +124,19 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 self.last_used = time.monotonic()
                 request = Request.from_bytes(memoryview(chunk.app_metadata))
                 _write(writer, self._shards.answer(request), checksum=message.checksum)
+
+    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
+        """Returns the schema of everything that is streamed.
+
+        Arrow cannot send a refusal of this call without a traceback.
+        """
+        return flight.SchemaResult(STREAM_SCHEMA)
+
+    def _refuse(self, *arguments: Any) -> NoReturn:
+        """Refuses a call that no node answers. Arrow's own method would send a traceback."""
+        raise flight_error(NodeRefusedError("answers only the actions describe and file, and exchanges of requests"))
+
+    list_actions = list_flights = get_flight_info = do_get = do_put = _refuse
 
     def _hold_queue_pairs(self, client_ends: tuple[QueuePairEnd, ...], reader: Any, writer: Any) -> None:
         """Keeps queue pairs open as long as the client keeps the stream open."""
@@ -162,9 +175,12 @@ def _write(writer: Any, response: Response, *, checksum: bool = False) -> None:
     head = response.sizes.tobytes()
     if checksum:
         head += np.int64(response_checksum(response.data)).tobytes()
-    writer.write_with_metadata(byte_batch(response.data[:MESSAGE_BYTES]), head)
-    for first in range(MESSAGE_BYTES, len(response.data), MESSAGE_BYTES):
-        writer.write_batch(byte_batch(response.data[first : first + MESSAGE_BYTES]))
+    try:
+        writer.write_with_metadata(byte_batch(response.data[:MESSAGE_BYTES]), head)
+        for first in range(MESSAGE_BYTES, len(response.data), MESSAGE_BYTES):
+            writer.write_batch(byte_batch(response.data[first : first + MESSAGE_BYTES]))
+    except (pa.ArrowException, OSError) as error:
+        raise ClientGoneError from error
 
 
 def _next_chunk(reader: Any) -> Any:
@@ -172,27 +188,31 @@ def _next_chunk(reader: Any) -> Any:
         return reader.read_chunk()
     except StopIteration:
         return None
-
-
-@contextmanager
-def _as_flight_errors() -> Iterator[None]:
-    try:
-        yield
-    except GearError as error:
-        raise flight.FlightServerError(error.message, extra_info=error_to_bytes(error)) from error
     except pa.ArrowCancelled:
-        # The client has closed the stream.
-        return
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise NodeRefusedError("received a message that is not Arrow data") from error
 
 
-class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses calls without the token."""
+class _TokenCheck(flight.ServerAuthHandler):  # type: ignore[misc]
+    """Refuses calls without the token.
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+    The token comes in a header of its own. Arrow does not decode that header; with middleware it decodes all headers,
+    and answers one that is not ASCII with a traceback.
+    """
 
-    def start_call(self, info: Any, headers: Any) -> None:
-        sent = [value for name, values in headers.items() if name.lower() == "authorization" for value in values]
-        sent = [value.encode() if isinstance(value, str) else value for value in sent]
-        if len(sent) != 1 or not hmac.compare_digest(sent[0], self._expected):
+    def __init__(self, token: Secret) -> None:
+        super().__init__()
+        self._expected = token
+
+    def authenticate(self, outgoing: Any, incoming: Any) -> None:
+        """Refuses Arrow's handshake: clients send the token with every call."""
+        raise flight.FlightUnauthenticatedError("send the token with every call")
+
+    def is_valid(self, token: bytes) -> bytes:
+        """Returns the client's name, which is empty. Called before every call."""
+        is_valid = hmac.compare_digest(token, self._expected.reveal())
+        del token
+        if not is_valid:
             raise flight.FlightUnauthenticatedError("no valid token")
+        return b""

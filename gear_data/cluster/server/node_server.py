@@ -24,6 +24,7 @@ from gear_data.cluster.rdma.server import open_rdma_server
 from gear_data.cluster.run_credentials import RunCredentials
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.common.error_codec import error_to_bytes
+from gear_data.common.secret import Secret, decode_json
 from gear_data.errors import GearError
 from gear_data.storage.dataset_files import open_files
 
@@ -75,7 +76,7 @@ class ServerInfo:
 
 
 def main() -> None:
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerConfig)
+    config = decode_json(Secret(sys.stdin.buffer.readline()), ServerConfig)
     serving, ranks_exited = threading.Event(), threading.Event()
     threading.Thread(target=_wait_for_ranks, args=(int(sys.argv[1]), serving, ranks_exited), daemon=True).start()
     try:

@@ -24,6 +24,7 @@ import msgspec
 
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
 from gear_data.common.error_codec import error_from_bytes
+from gear_data.common.secret import encode_json
 from gear_data.errors import ClusterError, GearError
 
 #: Seconds before each of several restarts in succession. After the last of them the server is not restarted any more.
@@ -178,7 +179,7 @@ def _handshake(process: subprocess.Popen[bytes], config: ServerConfig, timeout: 
     with process.stdout:
         try:
             with process.stdin:
-                process.stdin.write(msgspec.json.encode(config) + b"\n")
+                process.stdin.write(encode_json(config).reveal() + b"\n")
             answer = _read_line(process.stdout.fileno(), timeout)
         except BrokenPipeError:
             answer = b""

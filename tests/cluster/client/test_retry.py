@@ -39,7 +39,7 @@ def peer(folder, tmp_path, monkeypatch):
     credentials = create_run_credentials(tls=False)
     monkeypatch.setenv(f"GEAR_DATA_RUN_{credentials.run}", "")
     credentials.export()
-    (tmp_path / "token").write_text(credentials.token)
+    (tmp_path / "token").write_bytes(credentials.token.reveal())
     placement = gear_data.open(folder).placement(["node-0", "node-1"])
     shards = ",".join(map(str, placement.held[1]))
     node = NodeProcess(folder, shards, ["--token-file", str(tmp_path / "token")])

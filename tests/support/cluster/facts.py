@@ -24,7 +24,7 @@ def facts() -> list[Any]:
     values = KeyValueStore(ranks.store, "facts/", 30.0)
     values.put(f"rank-{ranks.rank}", {"greets": ranks.rank})
     before = (ranks.rank - 1) % ranks.world_size
-    greeting = values.take(f"rank-{before}", f"rank {before}")["greets"]
+    greeting = json.loads(values.take(f"rank-{before}", f"rank {before}").reveal())["greets"]
     # Rank 0 holds the store: it stays until all ranks have read.
     values.put(f"read-{ranks.rank}", {})
     if ranks.rank == 0:

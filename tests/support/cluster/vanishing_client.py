@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from gear_data.cluster.addresses import Address
@@ -25,6 +24,7 @@ from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.protocol import ColumnGroup, Request, handshake
 from gear_data.cluster.run_credentials import RunCredentials, run_options
 from gear_data.cluster.server.shard_server import ShardServer
+from gear_data.common.secret import Secret, decode_json
 from gear_data.storage.dataset_files import open_files
 
 
@@ -56,5 +56,5 @@ def client(credentials: RunCredentials, location: str) -> None:
 
 
 if __name__ == "__main__":
-    first = msgspec.json.decode(sys.stdin.readline(), type=RunCredentials)
+    first = decode_json(Secret(sys.stdin.buffer.readline()), RunCredentials)
     {"node": node, "client": client}[sys.argv[1]](first, *sys.argv[2:])
