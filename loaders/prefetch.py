@@ -30,7 +30,7 @@ class Prefetcher(Generic[T]):
     The next item is made by whichever is free: a thread, or the consumer inside `get`. So the consumer never sleeps
     while an item can be started. Sleeping and waking up costs about as much as a small batch: a consumer that only
     waited would be slower than a consumer without threads. If `make` raises an exception, `get` raises it at the turn
-    of that item.
+    of that item. No later item is started then.
 
     Args:
         make: item number -> item; called from the threads and from `get`.
@@ -45,6 +45,9 @@ class Prefetcher(Generic[T]):
         self._limit = depth + threads + 1  # each thread and the consumer may have one item in progress
         self._process = os.getpid()
         self._closed = False
+        # Whether an item has failed. No item is started after that, because the consumer ends at the failed item: it
+        # would wait for an item that, too, takes a node's timeout.
+        self._failed = False
         # A re-entrant lock: a garbage collection may call `close` in a thread that holds the lock.
         self._changed = threading.Condition()
         self._pauses = 0  # contexts of `paused` that are open
@@ -64,7 +67,12 @@ class Prefetcher(Generic[T]):
         The caller holds the lock.
         """
         item = self._started
-        if self._pauses or item >= self._taken + self._limit or (self._count is not None and item >= self._count):
+        if (
+            self._failed
+            or self._pauses
+            or item >= self._taken + self._limit
+            or (self._count is not None and item >= self._count)
+        ):
             return None
         self._started = item + 1
         return item
@@ -72,6 +80,7 @@ class Prefetcher(Generic[T]):
     def _finish(self, item: int, result: T | BaseException) -> None:
         with self._changed:
             self._ready[item] = result
+            self._failed = self._failed or isinstance(result, BaseException)
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -111,6 +120,10 @@ class Prefetcher(Generic[T]):
                 # The item is not ready. The consumer makes the next item, if there is one, instead of waiting.
                 number = self._start_next()
                 if number is None:
+                    if self._failed and item >= self._started:
+                        raise InvalidArgumentError(
+                            f"batch group {item} follows one that failed", hint="make a new iterator"
+                        )
                     self._changed.wait()
                     continue
             try:

@@ -94,7 +94,8 @@ FAULTS: tuple[Fault, ...] = (
         "no peer returns some shards, in a training run",
         "client.retry_policy:Retries.wait",
         _NODE_TIMEOUT,
-        "The client retries until this time has passed since the first failure, then raises the last error.",
+        "The client retries until this time has passed since the first request without an answer, then raises the last "
+        "error.",
     ),
     # Peers, as a client sees them.
     Fault(
@@ -107,7 +108,8 @@ FAULTS: tuple[Fault, ...] = (
         "a peer hangs, its machine loses power, or the network is cut",
         "flight.grpc_fork:timeout",
         _NODE_TIMEOUT,
-        "The call is cancelled, and its spans are read from a replica. Without a replica: NodeUnreachableError.",
+        "The call is cancelled, and its spans are read from a replica. Without a replica: NodeUnreachableError. The "
+        "time counts once over reconnects, retries and prefetched requests: calls of other threads to the peer end too.",
     ),
     Fault(
         "a connection breaks while it is idle, as when a peer restarts",
@@ -208,7 +210,8 @@ FAULTS: tuple[Fault, ...] = (
         "a node's server raises an unexpected error, such as MemoryError",
         "flight.server_errors:as_flight_errors",
         None,
-        "The node logs the traceback with an id. The client gets NodeFailedError with the id, and reads from a replica.",
+        "The node logs the traceback with an id. The client gets NodeFailedError with the id; its spans are read from "
+        "a replica.",
     ),
     # Forks.
     Fault(

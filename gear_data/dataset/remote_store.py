@@ -86,7 +86,7 @@ class RemoteDatasetFiles:
             )
 
         def fetch(file: BinaryIO) -> None:
-            for piece in self.client.file_chunks(names[0]):
+            for piece in self.client.file_chunks(names[0], entry.bytes):
                 file.write(piece)
 
         with self._cache.use(entry, fetch, self.name(entry)) as path:

@@ -84,6 +84,29 @@ def test_an_error_is_raised_at_the_turn_of_its_item(depth, threads):
     prefetcher.close()
 
 
+def test_no_item_is_started_after_a_failure():
+    """It could wait for a node as long as the failed item did."""
+    made, failing = [], threading.Event()
+
+    def make(item):
+        made.append(item)
+        if item == 1:
+            failing.set()
+            raise KeyError("item 1")
+        # The first item ends after the second, so that the thread could go on to others.
+        assert failing.wait(WAIT)
+        return item
+
+    prefetcher = Prefetcher(make, None, 8, 1)
+    assert prefetcher.get(0) == 0
+    with pytest.raises(KeyError, match="item 1"):
+        prefetcher.get(1)
+    with pytest.raises(InvalidArgumentError, match="follows one that failed"):
+        prefetcher.get(2)
+    prefetcher.close()
+    assert sorted(made) == [0, 1]
+
+
 class Stop(BaseException):
     pass
 

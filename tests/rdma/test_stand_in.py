@@ -10,6 +10,8 @@ import gc
 import itertools
 import logging
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -18,9 +20,11 @@ import torch
 import gear_data
 from gear_data import SequenceLoader
 from gear_data.cluster.flight.fetch import FlightFetch
+from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.rdma import client as client_module
 from gear_data.cluster.rdma import span_read as span_read_module
 from gear_data.cluster.rdma.fetch import RdmaFetch
+from gear_data.cluster.rdma.server import RdmaServer
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefusedError, NodeUnreachableError
 from gear_data.loaders.presets.outputs import PRESETS
@@ -232,9 +236,46 @@ def test_a_read_that_does_not_complete(folder, serve, world, monkeypatch):
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "0.5")
     verbs = gear_data.open(url(serve()), transport="verbs")
     monkeypatch.setattr(stand_in.VerbsCalls, "poll", lambda *arguments: 0)
-    with pytest.raises(NodeUnreachableError, match=r"did not answer within 0.5 s"):
+    with pytest.raises(NodeUnreachableError, match=r"RDMA READ did not complete within 0.25 s"):
         batches(verbs)
     world.wait_for_no_pairs()
+
+
+def test_queue_pairs_that_do_not_connect(folder, serve, world, monkeypatch):
+    """Half of the timeout is left for Arrow Flight."""
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "3")
+    grant, released = RdmaServer.grant, threading.Event()
+
+    def hang(server, clients):
+        assert released.wait(60)
+        return grant(server, clients)
+
+    monkeypatch.setattr(RdmaServer, "grant", hang)
+    node = serve()
+    same(batches(gear_data.open(url(node), transport="auto")), batches(gear_data.open(folder)))
+    begun = time.monotonic()
+    with pytest.raises(NodeUnreachableError, match="did not answer within 3 s"):
+        batches(gear_data.open(url(node), transport="verbs"))
+    assert time.monotonic() - begun < 2.5
+    released.set()
+
+
+def test_a_node_that_hangs_with_its_queue_pairs(folder, serve, world, monkeypatch):
+    """The timeout counts once over RDMA and Arrow Flight."""
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "2")
+    released = threading.Event()
+    automatic = gear_data.open(url(serve()), transport="auto")
+
+    def hang(server, *arguments):
+        assert released.wait(60)
+
+    monkeypatch.setattr(FlightServer, "do_exchange", hang)
+    monkeypatch.setattr(FlightServer, "do_action", hang)
+    begun = time.monotonic()
+    with pytest.raises(NodeUnreachableError, match="did not answer within 2 s"):
+        batches(automatic)
+    assert time.monotonic() - begun < 3.5
+    released.set()
 
 
 def test_an_interrupt_leaves_nothing_in_flight(folder, serve, world, monkeypatch):

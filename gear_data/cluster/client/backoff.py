@@ -15,7 +15,7 @@ class _FailureState:
     """A peer that failed and has returned nothing since.
 
     Attributes:
-        first: Time of its first failure.
+        first: Time since which it has answered nothing.
         seconds: Length of the present backoff.
         until: End of the present backoff.
     """
@@ -40,22 +40,27 @@ class PeerBackoff:
         return frozenset(peer for peer, state in list(self._failing.items()) if state.until > now)
 
     def first_failure(self, peer: int) -> float | None:
-        """Returns when a peer failed first since its last success.
+        """Returns since when a peer has answered nothing.
 
-        Returns None if it has not failed since.
+        Returns None if it has not failed since its last success.
         """
         state = self._failing.get(peer)
         return None if state is None else state.first
 
-    def record_failure(self, peer: int) -> None:
+    def record_failure(self, peer: int, since: float | None = None) -> None:
         """Starts the peer's next backoff.
 
         The first backoff after a success is `MIN_BACKOFF_SECONDS` long. Each further one is twice as long, at most
         `MAX_BACKOFF_SECONDS`.
+
+        Args:
+            peer: Its number.
+            since: Time of the request that failed; None: now.
         """
         now, before = time.monotonic(), self._failing.get(peer)
         seconds = MIN_BACKOFF_SECONDS if before is None else min(2 * before.seconds, MAX_BACKOFF_SECONDS)
-        self._failing[peer] = _FailureState(now if before is None else before.first, seconds, now + seconds)
+        first = before.first if before is not None else now if since is None else since
+        self._failing[peer] = _FailureState(first, seconds, now + seconds)
 
     def record_success(self, peer: int) -> None:
         """Ends the peer's backoff."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from gear_data.cluster.protocol import FetchedSpans
@@ -27,6 +30,21 @@ C = TypeVar("C", bound=Connection)
 S = TypeVar("S")
 
 
+@dataclass(frozen=True)
+class WaitLimits:
+    """How long a peer may take to answer.
+
+    The time counts from the first request, over reconnects, until the first response; then from response to response.
+
+    Attributes:
+        timeout: Seconds that one response may take.
+        latest: Latest time of the first response, by `time.monotonic`; it also ends an earlier attempt.
+    """
+
+    timeout: float
+    latest: float = math.inf
+
+
 class Fetch(ABC, Generic[C, S]):
     """Reads batches of spans from one peer.
 
@@ -39,10 +57,20 @@ class Fetch(ABC, Generic[C, S]):
     Args:
         peer, name: Number and name of the peer.
         batches: int64 arrays of positions of spans, one array for each request to the peer.
+        waits: How long the peer may take.
+
+    Attributes:
+        done: The responses that `take` has received and the caller has not taken.
+        error: The reason for which batches did not arrive.
     """
 
-    def __init__(self, peer: int, name: str, batches: Sequence[Int64Array]) -> None:
+    def __init__(self, peer: int, name: str, batches: Sequence[Int64Array], waits: WaitLimits) -> None:
         self.peer, self._name = peer, name
+        self._waits = waits
+        #: Time of the last response; before it, the time of the first request.
+        self.waiting_since = 0.0
+        #: Time at which the peer is given up, unless it answers before.
+        self.deadline = 0.0
         self.done: deque[FetchedSpans] = deque()
         self.error: GearError | None = None
         self._pending = deque(batches)
@@ -80,7 +108,18 @@ class Fetch(ABC, Generic[C, S]):
 
     def post(self) -> None:
         """Sends as many requests as may be in flight."""
+        self._answered()
+        self.deadline = min(self.deadline, self._waits.latest)
         self._run(self._send)
+
+    def _answered(self) -> None:
+        """Gives the peer the whole timeout for its next response."""
+        self.waiting_since = time.monotonic()
+        self.deadline = self.waiting_since + self._waits.timeout
+
+    def _seconds_left(self, least: float = 1e-3) -> float:
+        """Returns the seconds until the peer is given up, or `least` if there are fewer."""
+        return max(self.deadline - time.monotonic(), least)
 
     def take(self) -> bool:
         """Sends the next requests, and takes arrived responses or waits for one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +53,9 @@ class FetchSession:
         #: Peers that failed in this session, with their errors. They are not used again until the retry policy has
         #: waited for them.
         self._failed: dict[int, GearError] = {}
+        #: Latest time of a response, if the retry policy has set one; and of each peer whose RDMA failed.
+        self._latest = math.inf
+        self._latest_of: dict[int, float] = {}
 
     def start(self, spans: Int64Array) -> None:
         """Assigns spans to peers, and posts them.
@@ -64,7 +68,11 @@ class FetchSession:
         peers = self._assign(self._request.shard[spans])
         self._fetches = [
             self._transports.fetch(
-                peer, self._request, split_into_batches(spans[peers == peer], self._sizes), self._targets
+                peer,
+                self._request,
+                split_into_batches(spans[peers == peer], self._sizes),
+                self._targets,
+                min(self._latest, self._latest_of.pop(peer, math.inf)),
             )
             for peer in np.flatnonzero(np.bincount(peers)).tolist()
         ]
@@ -108,9 +116,11 @@ class FetchSession:
         for fetch in self._fetches:
             if fetch.error is None:
                 self._directory.backoff.record_success(fetch.peer)
-            elif not self._transports.fall_back(fetch):
+            elif self._transports.fall_back(fetch):
+                self._latest_of[fetch.peer] = fetch.deadline
+            else:
                 self._failed[fetch.peer] = fetch.error
-                self._directory.backoff.record_failure(fetch.peer)
+                self._directory.backoff.record_failure(fetch.peer, fetch.waiting_since)
 
     def _assign(self, shards: Int64Array) -> Int64Array:
         """Assigns shards to peers.
@@ -130,6 +140,8 @@ class FetchSession:
             try:
                 return self._directory.assign(shards, self._turn, self._failed)
             except NodeUnreachableError as error:
-                if not self._retries.wait(self._failed, error):
+                latest = self._retries.wait(self._failed, error)
+                if latest is None:
                     raise
+                self._latest = latest
                 self._failed.clear()

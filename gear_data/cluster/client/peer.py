@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Annotated, Any
+from contextlib import contextmanager
+from typing import Annotated
 
 import msgspec
 from pyarrow import flight
@@ -53,6 +55,10 @@ class Peer:
         self.endpoint = Endpoint(address, options)
         # Streams hold no reference to the peer: a finalizer of the peer closes them.
         self._idle: list[Stream] = []
+        #: Streams that callers use now.
+        self._busy: set[Stream] = set()
+        #: Time of the last response, by `time.monotonic`.
+        self.last_response = 0.0
         close_before_fork(self)
         weakref.finalize(self, _abandon, self._idle)
 
@@ -68,14 +74,10 @@ class Peer:
             NodeRefusedError: The peer refuses this client, or its response is malformed.
         """
         with using_grpc():
-            client = self.endpoint.connect()
-            try:
-                return self._describe(client)
-            finally:
-                client.close()
+            return self._describe(self.endpoint.timeout)
 
-    def _describe(self, client: Any) -> PeerDescription:
-        body = self._act(client, "describe", b"")
+    def _describe(self, seconds: float) -> PeerDescription:
+        body = self._act("describe", b"", seconds)
         try:
             description = msgspec.json.decode(body, type=PeerDescription)
         except (ValueError, RecursionError) as error:
@@ -95,23 +97,29 @@ class Peer:
             NodeUnreachableError, NodeRefusedError: As `describe`.
         """
         with using_grpc():
-            client = self.endpoint.connect()
-            try:
-                return self._act(client, "file", handshake(dataset, file=file, offset=offset))
-            finally:
-                client.close()
+            return self._act("file", handshake(dataset, file=file, offset=offset), self.endpoint.timeout)
 
-    def _act(self, client: Any, action: str, body: bytes) -> bytes:
-        with self.endpoint.errors():
-            results = list(client.do_action(flight.Action(action, body), self.endpoint.call_options()))
+    def _act(self, action: str, body: bytes, seconds: float) -> bytes:
+        client = self.endpoint.connect(seconds)
+        try:
+            with self.endpoint.errors():
+                answer = client.do_action(flight.Action(action, body), self.endpoint.call_options(seconds))
+                # At most two, because a node may send results without end.
+                results = list(itertools.islice(answer, 2))
+        finally:
+            client.close()
         if len(results) != 1:
             raise self.endpoint.invalid_response(f"{len(results)} results instead of 1")
         return results[0].body.to_pybytes()  # type: ignore[no-any-return]
 
-    def acquire_stream(self, dataset: str) -> tuple[Stream, PeerDescription | None]:
+    def acquire_stream(self, dataset: str, seconds: float | None = None) -> tuple[Stream, PeerDescription | None]:
         """Returns an idle stream, or a new stream and the peer's present description.
 
-        The caller returns the stream with `release_stream`, or closes it.
+        The caller returns the stream with `release_stream`, or closes it with `abandon_stream`.
+
+        Args:
+            dataset: The dataset's `dataset_identity`.
+            seconds: Time that connecting may take; None: the timeout.
 
         Returns:
             The stream, and None for the description of an idle stream.
@@ -119,23 +127,40 @@ class Peer:
         Raises:
             NodeUnreachableError, NodeRefusedError: As `describe`.
         """
-        with suppress(IndexError):
-            return self._idle.pop(), None
-        # `describe` has a timeout; opening a stream to a peer that hangs does not.
-        client = self.endpoint.connect()
+        description: PeerDescription | None = None
         try:
-            description = self._describe(client)
-        finally:
-            client.close()
-        return Stream(self.endpoint, handshake(dataset, checksum=self.endpoint.options.checksum)), description
+            stream = self._idle.pop()
+        except IndexError:
+            deadline = time.monotonic() + (self.endpoint.timeout if seconds is None else seconds)
+            # `describe` has a timeout; opening a stream to a peer that hangs does not.
+            description = self._describe(_seconds_until(deadline))
+            first = handshake(dataset, checksum=self.endpoint.options.checksum)
+            stream = Stream(self.endpoint, first, _seconds_until(deadline))
+        self._busy.add(stream)
+        return stream, description
 
     def release_stream(self, stream: Stream) -> None:
         """Returns a stream to the pool. All its requests must have been answered."""
+        self._busy.discard(stream)
         stream.was_idle = True
         if len(self._idle) < _MAX_IDLE_STREAMS:
             self._idle.append(stream)
         else:
             stream.close()
+
+    def abandon_stream(self, stream: Stream) -> None:
+        """Closes a stream that is in use, without waiting for the peer."""
+        self._busy.discard(stream)
+        stream.abandon()
+
+    def give_up(self) -> None:
+        """Ends the waits of all streams in use.
+
+        Called when one of them has timed out, and the peer has sent nothing on any other meanwhile. Otherwise requests
+        that other threads sent later would time out one after another.
+        """
+        for stream in list(self._busy):
+            stream.cancel()
 
     def close_idle(self) -> None:
         _abandon(self._idle)
@@ -148,6 +173,11 @@ class Peer:
         except ClusterError as error:
             error.file = self.name
             raise
+
+
+def _seconds_until(deadline: float) -> float:
+    """Returns the seconds until a time, at least a millisecond."""
+    return max(deadline - time.monotonic(), 1e-3)
 
 
 def _abandon(streams: list[Stream]) -> None:

@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 class RetryPolicy:
     """Time limit for retries of shards whose peers all fail.
 
-    The limit counts from the first failure of a peer, not from the start of each request. So several threads, or
-    several batches, do not wait one after another.
+    The limit counts from the first request that a peer failed to answer, not from the start of each request. So several
+    threads, or several batches, do not wait one after another. The time until a hanging peer is given up counts, too.
 
     Attributes:
-        seconds: Seconds after the first failure until the error is raised; 0: at once, without a retry.
+        seconds: Seconds after the request that failed first until the error is raised; 0: at once, without a retry.
         pause: Seconds before each attempt.
     """
 
@@ -47,7 +47,7 @@ class Retries:
         #: Time of the failure that was logged last: each failure is logged once.
         self._logged_failure = 0.0
 
-    def wait(self, peers: Iterable[int], error: GearError) -> bool:
+    def wait(self, peers: Iterable[int], error: GearError) -> float | None:
         """Waits before the next attempt.
 
         Args:
@@ -55,16 +55,17 @@ class Retries:
             error: The error that is raised without a retry, for the log.
 
         Returns:
-            False, without waiting, if the policy allows no further attempt.
+            The end of the retries, by `time.monotonic`. None, without waiting, if the policy allows no further attempt.
         """
         now = time.monotonic()
         failures = [self._backoff.first_failure(peer) for peer in peers]
         first = max((failure for failure in failures if failure is not None), default=now)
         left = first + self.policy.seconds - now
-        if left < self.policy.pause:
-            return False
+        # The attempt gets at least as long as the pause before it.
+        if left < 2 * self.policy.pause:
+            return None
         if first != self._logged_failure:
             self._logged_failure = first
             _log.warning("%s; retrying for %.0f s", error, left)
         time.sleep(self.policy.pause)
-        return True
+        return first + self.policy.seconds

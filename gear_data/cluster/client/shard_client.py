@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -35,6 +36,12 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.variable_columns import OFFSET_BYTES
+
+#: Largest manifest that a node may send.
+_MAX_MANIFEST_BYTES = 1 << 30
+_RESTART = "restart this node"
+#: Most nodes that are asked at the same time for their shards.
+_MAX_THREADS = 32
 
 _log = logging.getLogger(__name__)
 
@@ -96,10 +103,15 @@ class ShardClient:
     def _discover(self) -> Manifest:
         """Asks all nodes for their shards, and one node for the manifest."""
         errors: list[ClusterError] = []
-        for number, peer in enumerate(self._directory.peers):
+        # All at once: several nodes that hang take the timeout once.
+        with ThreadPoolExecutor(min(len(self._directory.peers), _MAX_THREADS)) as pool:
+            answers = [pool.submit(peer.describe) for peer in self._directory.peers]
+        for number, answer in enumerate(answers):
             try:
-                self._directory.update(number, peer.describe())
+                self._directory.update(number, answer.result())
             except NodeUnreachableError as error:
+                # `_file_chunk` asks the other nodes first.
+                self._directory.backoff.record_failure(number)
                 errors.append(error)
         if not self.dataset:
             raise errors[0]
@@ -118,42 +130,46 @@ class ShardClient:
         return manifest
 
     def _read_manifest(self) -> Manifest:
-        text = b"".join(self.file_chunks("manifest"))
+        text = b"".join(self.file_chunks("manifest", _MAX_MANIFEST_BYTES))
         name = f"{self._directory.peers[0].name}/manifest.json"
         try:
             manifest = Manifest.from_text(text.decode(), name)
         except UnicodeDecodeError as error:
             raise NodeRefusedError(f"sent a manifest that is not UTF-8: {error}", file=name) from error
         if dataset_identity(manifest) != self.dataset:
-            raise NodeRefusedError(
-                "sent the manifest of another dataset than it serves", file=name, hint="restart this node"
-            )
+            raise NodeRefusedError("sent the manifest of another dataset than it serves", file=name, hint=_RESTART)
         return manifest
 
-    def file_chunks(self, file: str) -> Iterator[bytes]:
+    def file_chunks(self, file: str, size: int) -> Iterator[bytes]:
         """Yields the bytes of the manifest or of a table's file, in chunks.
 
         Args:
             file: `manifest`, or the name of a table; see `ShardServer.file_chunk`.
+            size: Most bytes that the file may have.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: No node returns them.
+            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: No node returns them, or a
+                node sends more.
         """
-        offset = 0
-        while chunk := self._file_chunk(file, offset):
-            yield chunk
+        offset, failed = 0, dict[int, GearError]()
+        while chunk := self._file_chunk(file, offset, failed):
             offset += len(chunk)
+            if offset > size:
+                raise NodeRefusedError(f"sends more than {size:,} bytes for {file!r}", file=self.url, hint=_RESTART)
+            yield chunk
 
-    def _file_chunk(self, file: str, offset: int) -> bytes:
-        first_error: GearError | None = None
+    def _file_chunk(self, file: str, offset: int, failed: dict[int, GearError]) -> bytes:
+        """Returns a chunk of a file from a peer that is not in `failed`. Adds the peers that fail."""
         backoff = self._directory.backoff
         for number in sorted(range(len(self._directory.peers)), key=lambda number: number in backoff.active()):
+            if number in failed:
+                continue
             try:
                 return self._directory.peers[number].file_chunk(self.dataset, file, offset)
             except (ClusterError, CorruptShardError, DatasetReplacedError) as error:
                 backoff.record_failure(number)
-                first_error = first_error or error
-        raise first_error or InvalidArgumentError("there are no nodes; list at least one")
+                failed[number] = error
+        raise next(iter(failed.values()), InvalidArgumentError("there are no nodes; list at least one"))
 
     @property
     def uses_rdma(self) -> bool:

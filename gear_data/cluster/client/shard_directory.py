@@ -102,18 +102,22 @@ class ShardDirectory:
         """Returns the shards that no peer holds."""
         return sorted(set(range(self.shard_count)).difference(*self._held))
 
-    def acquire_stream(self, number: int) -> Stream:
+    def acquire_stream(self, number: int, seconds: float | None = None) -> Stream:
         """Returns a stream to a peer that serves the same dataset as before.
+
+        Args:
+            number: Number of the peer.
+            seconds: Time that connecting may take; None: the timeout.
 
         Raises:
             NodeUnreachableError, NodeRefusedError: The peer cannot be used.
         """
-        stream, description = self.peers[number].acquire_stream(self.dataset)
+        stream, description = self.peers[number].acquire_stream(self.dataset, seconds)
         if description is not None:
             try:
                 self.update(number, description)
             except NodeRefusedError:
-                stream.close()
+                self.peers[number].abandon_stream(stream)
                 raise
         return stream
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from gear_data.cluster.client.fetch import Fetch
+from gear_data.cluster.client.fetch import Fetch, WaitLimits
 from gear_data.cluster.client.shard_directory import ShardDirectory
 from gear_data.cluster.flight.fetch import FlightFetch
 from gear_data.cluster.protocol import Request
@@ -74,7 +75,12 @@ class PeerTransports:
         return self.rdma is not None and gpu_transfer_method(device) is not None
 
     def fetch(
-        self, number: int, request: Request, batches: Sequence[Int64Array], targets: WriteTargets | None
+        self,
+        number: int,
+        request: Request,
+        batches: Sequence[Int64Array],
+        targets: WriteTargets | None,
+        latest: float = math.inf,
     ) -> Fetch[Any, Any]:
         """Creates the fetch of one peer's part of a request. Posts nothing yet.
 
@@ -83,13 +89,21 @@ class PeerTransports:
             request: The whole request, for all peers.
             batches: int64 arrays of positions of spans, one array for each request to this peer.
             targets: Memory that rows are written to if they are read by RDMA.
+            latest: See `WaitLimits`.
         """
         peer = self._directory.peers[number]
+        waits = WaitLimits(peer.endpoint.timeout, latest)
         has_rdma = number in self._directory.rdma_peers
         if self.rdma is not None and has_rdma and self._fallback_until.get(number, 0.0) <= time.monotonic():
-            return RdmaFetch(self.rdma, number, peer.endpoint, request, batches, targets)
+            return RdmaFetch(self.rdma, number, peer.endpoint, request, batches, targets, waits)
         return FlightFetch(
-            number, peer, lambda: self._directory.acquire_stream(number), self._manifest.schema, request, batches
+            number,
+            peer,
+            lambda seconds: self._directory.acquire_stream(number, seconds),
+            self._manifest.schema,
+            request,
+            batches,
+            waits,
         )
 
     def fall_back(self, fetch: Fetch[Any, Any]) -> bool:
@@ -98,9 +112,10 @@ class PeerTransports:
         After `FALLBACK_SECONDS` the peer is read by RDMA again.
 
         Returns:
-            False, without a change, if the fetch used Arrow Flight or the transport is not `auto`.
+            False, without a change, if the fetch used Arrow Flight, the transport is not `auto`, or the fetch has taken
+            all its time.
         """
-        if not (isinstance(fetch, RdmaFetch) and self._transport == AUTO):
+        if not (isinstance(fetch, RdmaFetch) and self._transport == AUTO) or fetch.deadline <= time.monotonic():
             return False
         self._fallback_until[fetch.peer] = time.monotonic() + FALLBACK_SECONDS
         _log.warning("%s; reading this peer by Arrow Flight for %g s", fetch.error, FALLBACK_SECONDS)

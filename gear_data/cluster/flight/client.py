@@ -21,6 +21,7 @@ from gear_data.cluster.client.options import TOKEN_VARIABLE, ClientOptions
 from gear_data.cluster.flight.grpc_fork import timeout
 from gear_data.cluster.protocol import (
     MAX_RESPONSE_BYTES,
+    MESSAGE_BYTES,
     ONE_VERSION_HINT,
     STREAM_SCHEMA,
     TOKEN_HEADER,
@@ -41,6 +42,8 @@ from gear_data.errors import (
 #: Bytes of the largest array whose release raises glibc's mmap threshold. glibc ignores blocks of 32 MiB or more, its
 #: own header included.
 _LARGE_BYTES = (32 << 20) - (64 << 10)
+#: Largest message that a client accepts: `MESSAGE_BYTES`, the sizes of a response, and Arrow's own bytes.
+_MAX_MESSAGE_BYTES = MESSAGE_BYTES + (1 << 20)
 #: Most characters of a text of gRPC in an error.
 _MAX_REASON = 300
 #: gRPC counts milliseconds in 32 bits: 24 days.
@@ -74,14 +77,20 @@ class Endpoint:
     def timeout(self) -> float:
         return self.options.timeout
 
-    def connect(self) -> Any:
-        """Returns a Flight client. It connects at its first call."""
+    def connect(self, seconds: float) -> Any:
+        """Returns a Flight client. It connects at its first call.
+
+        Args:
+            seconds: Time for which it tries to connect.
+        """
         _keep_freed_memory()
         generic_options = [
             # Each client has its own connection. Clients would share one otherwise, and its flow control.
             ("grpc.use_local_subchannel_pool", 1),
-            # Time for which gRPC tries to connect. Opening a stream cannot be cancelled; gRPC's default is 20 s.
-            ("grpc.min_reconnect_backoff_ms", min(int(1000 * self.timeout), _MAX_MS)),
+            # Opening a stream cannot be cancelled; gRPC's default is 20 s.
+            ("grpc.min_reconnect_backoff_ms", min(max(int(1000 * seconds), 1), _MAX_MS)),
+            # A larger message is refused before memory is allocated for it.
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ]
         return flight.connect(
             self.options.flight_location(self.address),
@@ -90,17 +99,21 @@ class Endpoint:
             generic_options=generic_options,
         )
 
-    def call_options(self, *, limit: bool = True) -> Any:
+    def call_options(self, seconds: float | None) -> Any:
         """Returns the options of one call.
 
         Args:
-            limit: Whether the whole call has the timeout.
+            seconds: Timeout of the whole call; None: none.
         """
         token = self.options.token
         return flight.FlightCallOptions(
-            timeout=self.timeout if limit else None,
+            timeout=seconds,
             headers=[] if token is None else [(TOKEN_HEADER, token.reveal())],
         )
+
+    def no_answer(self) -> NodeUnreachableError:
+        """Returns the error for a node that does not answer in time."""
+        return NodeUnreachableError(f"did not answer within {self.timeout:g} s", file=self.name)
 
     def invalid_response(self, found: str) -> NodeRefusedError:
         """Returns the error for a response that this client cannot use."""
@@ -130,9 +143,14 @@ class Endpoint:
                     file=self.name,
                     hint=f"set ${TOKEN_VARIABLE} to the file that the node was started with (--token-file)",
                 ) from error
-            timed_out = isinstance(error, flight.FlightTimedOutError) or (stream is not None and stream.timed_out)
-            reason = f"did not answer within {self.timeout:g} s" if timed_out else f"cannot be reached: {_short(error)}"
-            raise NodeUnreachableError(reason, file=self.name) from error
+            # The second is gRPC's text for a connection that a hanging node accepts and does not serve.
+            if (
+                isinstance(error, flight.FlightTimedOutError)
+                or "timed out" in str(error)
+                or (stream is not None and stream.timed_out)
+            ):
+                raise self.no_answer() from error
+            raise NodeUnreachableError(f"cannot be reached: {_short(error)}", file=self.name) from error
 
 
 class Stream:
@@ -141,6 +159,7 @@ class Stream:
     Args:
         endpoint: The node.
         handshake: First message of the stream; see `protocol.handshake`.
+        seconds: Time that opening may take; None: the endpoint's timeout.
 
     Raises (also by every method):
         NodeUnreachableError: The stream broke, or a response took longer than the timeout. The stream is unusable then.
@@ -148,17 +167,18 @@ class Stream:
         CorruptResponseError: A response differs from its checksum, if one was requested.
     """
 
-    def __init__(self, endpoint: Endpoint, handshake: bytes) -> None:
+    def __init__(self, endpoint: Endpoint, handshake: bytes, seconds: float | None = None) -> None:
         self._endpoint = endpoint
+        seconds = endpoint.timeout if seconds is None else seconds
         #: Whether the stream was cancelled because a response took too long.
         self.timed_out = False
-        self._client = endpoint.connect()
+        self._client = endpoint.connect(seconds)
         #: See `client.fetch.Connection`.
         self.was_idle = False
         with endpoint.errors():
             descriptor = flight.FlightDescriptor.for_command(handshake)
-            self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.call_options(limit=False))
-            with timeout(self, endpoint.timeout):
+            self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.call_options(None))
+            with timeout(self, seconds):
                 self._writer.begin(STREAM_SCHEMA)
 
     def cancel(self) -> None:
@@ -168,14 +188,24 @@ class Stream:
         with suppress(AttributeError):
             self._reader.cancel()
 
-    def post(self, request: bytes) -> None:
-        """Sends a request."""
-        with self._endpoint.errors(self), timeout(self, self._endpoint.timeout):
+    def post(self, request: bytes, seconds: float | None = None) -> None:
+        """Sends a request.
+
+        Args:
+            request: The request.
+            seconds: Time that this may take; None: the endpoint's timeout.
+        """
+        with self._endpoint.errors(self), timeout(self, self._endpoint.timeout if seconds is None else seconds):
             self._writer.write_metadata(request)
 
-    def take(self) -> list[npt.NDArray[np.uint8]]:
-        """Waits for the next response and returns its parts."""
-        with self._endpoint.errors(self), timeout(self, self._endpoint.timeout):
+    def take(self, seconds: float | None = None) -> list[npt.NDArray[np.uint8]]:
+        """Waits for the next response and returns its parts.
+
+        Args:
+            seconds: Time that the first message may take; None: the endpoint's timeout. Further messages have the
+                endpoint's timeout each.
+        """
+        with self._endpoint.errors(self), timeout(self, self._endpoint.timeout if seconds is None else seconds):
             chunk = self._reader.read_chunk()
         if chunk.app_metadata is None or len(chunk.app_metadata) % 8:
             raise self._endpoint.invalid_response("a response without its sizes")
@@ -205,7 +235,8 @@ class Stream:
         whole = np.empty(total, np.uint8)
         done = 0
         while True:
-            if done + len(data) > total or not len(data):
+            # Only full messages, so that a node cannot send a byte at a time without end.
+            if len(data) != min(MESSAGE_BYTES, total - done):
                 raise self._endpoint.invalid_response("a response of another size than it declared")
             whole[done : done + len(data)] = data
             done += len(data)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.cluster.client.fetch import Fetch
+from gear_data.cluster.client.fetch import Fetch, WaitLimits
 from gear_data.cluster.client.peer import Peer
 from gear_data.cluster.flight.client import Stream
 from gear_data.cluster.protocol import ColumnGroup, FetchedSpans, Request
@@ -23,6 +23,8 @@ _MAX_REQUEST_SPANS = 2048
 #: Most requests in flight on a stream, and their bytes: sending must never wait for responses.
 MAX_IN_FLIGHT = 8
 _MAX_IN_FLIGHT_BYTES = 32 << 10
+#: Share of the timeout in which a response is received that may have arrived.
+_ARRIVED_SHARE = 0.25
 
 
 def split_into_batches(spans: Int64Array, sizes: Int64Array) -> list[Int64Array]:
@@ -53,27 +55,29 @@ class FlightFetch(Fetch[Stream, int]):
 
     Args:
         number, peer: The peer.
-        acquire_stream: Returns a stream to the peer, idle or new.
+        acquire_stream: Returns a stream to the peer, idle or new, within this number of seconds.
         schema: The dataset's schema.
         request: The whole request, for all peers.
         batches: Positions of the spans of each request to this peer.
+        waits: See `Fetch`.
     """
 
     def __init__(
         self,
         number: int,
         peer: Peer,
-        acquire_stream: Callable[[], Stream],
+        acquire_stream: Callable[[float], Stream],
         schema: Schema,
         request: Request,
         batches: Sequence[Int64Array],
+        waits: WaitLimits,
     ) -> None:
-        super().__init__(number, peer.name, batches)
+        super().__init__(number, peer.name, batches, waits)
         self._remote, self._schema, self._request = peer, schema, request
         self._acquire_stream = acquire_stream
 
     def _acquire(self) -> Stream:
-        return self._acquire_stream()
+        return self._acquire_stream(self._seconds_left())
 
     def _send(self, stream: Stream) -> None:
         while self._pending and len(self._in_flight) < MAX_IN_FLIGHT:
@@ -82,19 +86,24 @@ class FlightFetch(Fetch[Stream, int]):
             data = Request(self._request.shard[spans], groups).to_bytes()
             if self._in_flight and sum(size for _, size in self._in_flight) + len(data) > _MAX_IN_FLIGHT_BYTES:
                 return
-            stream.post(data)
+            stream.post(data, self._seconds_left())
             self._in_flight.append((self._pending.popleft(), len(data)))
 
     def _receive(self, stream: Stream) -> None:
-        parts = stream.take()
+        # While another peer was waited for, the response may have arrived.
+        parts = stream.take(self._seconds_left(_ARRIVED_SHARE * self._waits.timeout))
         self._check(self._in_flight[0][0], parts)
+        self._answered()
+        self._remote.last_response = self.waiting_since
         self.done.append(FetchedSpans(self._in_flight.popleft()[0], parts))
 
     def _release(self, stream: Stream) -> None:
         self._remote.release_stream(stream)
 
     def _abort(self, stream: Stream) -> None:
-        stream.abandon()
+        if stream.timed_out and self._remote.last_response < self.waiting_since:
+            self._remote.give_up()
+        self._remote.abandon_stream(stream)
 
     def _close_idle(self) -> None:
         self._remote.close_idle()

@@ -67,16 +67,20 @@ class RdmaClient:
                 self._open.append(_OpenDevice(device, LocalMemory(device)))
             return self._open[0]
 
-    def acquire(self, peer: int, endpoint: Endpoint) -> RdmaConnection:
+    def acquire(self, peer: int, endpoint: Endpoint, seconds: float) -> RdmaConnection:
         """Returns a connection to a peer, idle or new.
 
         The caller returns it with `release`, or closes it.
+
+        Args:
+            peer, endpoint: The peer.
+            seconds: Time that connecting may take.
         """
         opened = self.open()
         with suppress(IndexError):
             return opened.idle.setdefault(peer, []).pop()
         shards, columns = len(self._manifest.shards), len(self._manifest.schema)
-        return RdmaConnection(opened.device, endpoint, self._dataset, shards, columns)
+        return RdmaConnection(opened.device, endpoint, self._dataset, shards, columns, seconds)
 
     def release(self, peer: int, connection: RdmaConnection) -> None:
         """Returns a connection whose READs are all done to the pool."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.rdma.device import Device
 from gear_data.cluster.rdma.messages import parse_queue_pair_response, queue_pair_request
@@ -20,6 +22,7 @@ class RdmaConnection:
         endpoint: The node; its options set the number of queue pairs.
         dataset: The dataset's `dataset_identity`.
         shards, columns: Number of shards and columns of the dataset.
+        seconds: Time that connecting may take.
 
     Attributes:
         table: int64 [shards, columns, 2, 2]; see `messages`.
@@ -29,7 +32,10 @@ class RdmaConnection:
         DeviceError: This machine's device cannot create them.
     """
 
-    def __init__(self, device: Device, endpoint: Endpoint, dataset: str, shards: int, columns: int) -> None:
+    def __init__(
+        self, device: Device, endpoint: Endpoint, dataset: str, shards: int, columns: int, seconds: float
+    ) -> None:
+        deadline = time.monotonic() + seconds
         self.endpoint = endpoint
         #: See `client.fetch.Connection`.
         self.was_idle = False
@@ -38,8 +44,10 @@ class RdmaConnection:
         try:
             for _ in range(endpoint.options.queue_pairs):
                 self._pairs.append(QueuePair(device, can_be_read=False))
-            self._stream = Stream(endpoint, queue_pair_request(dataset, [pair.end for pair in self._pairs]))
-            ends, self.table = parse_queue_pair_response(self._stream.take(), len(self._pairs), shards, columns)
+            request = queue_pair_request(dataset, [pair.end for pair in self._pairs])
+            self._stream = Stream(endpoint, request, seconds)
+            response = self._stream.take(max(deadline - time.monotonic(), 1e-3))
+            ends, self.table = parse_queue_pair_response(response, len(self._pairs), shards, columns)
             for pair, end in zip(self._pairs, ends, strict=True):
                 pair.connect(end, endpoint.timeout)
         except BaseException as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from gear_data.cluster.client.fetch import Fetch
+from gear_data.cluster.client.fetch import Fetch, WaitLimits
 from gear_data.cluster.flight.client import Endpoint
 from gear_data.cluster.protocol import FetchedSpans, Request
 from gear_data.cluster.rdma.client import RdmaClient
@@ -16,6 +16,9 @@ from gear_data.selection.windows import Int64Array
 
 #: Seconds for which a completion is polled without a pause, and the length of a pause after that.
 _BUSY_SECONDS, _PAUSE_SECONDS = 100e-6, 50e-6
+#: Share of the timeout in which queue pairs must connect, and in which a READ must complete. The rest is left for
+#: Arrow Flight.
+_RDMA_SHARE = 0.5
 
 
 class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
@@ -29,6 +32,7 @@ class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
         request: The whole request, for all peers.
         batches: Positions of the spans of each read from this peer.
         targets: See `WriteTargets`.
+        waits: See `Fetch`.
     """
 
     def __init__(
@@ -39,14 +43,17 @@ class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
         request: Request,
         batches: Sequence[Int64Array],
         targets: WriteTargets | None,
+        waits: WaitLimits,
     ) -> None:
-        super().__init__(number, endpoint.name, batches)
+        super().__init__(number, endpoint.name, batches, waits)
         self._client, self._endpoint, self._request = client, endpoint, request
         self._targets = targets
+        self._limit = _RDMA_SHARE * waits.timeout
+        #: Time of the last completion; before it, the time when the first READs were posted.
         self._last_progress = 0.0
 
     def _acquire(self) -> RdmaConnection:
-        return self._client.acquire(self.peer, self._endpoint)
+        return self._client.acquire(self.peer, self._endpoint, min(self._seconds_left(), self._limit))
 
     def _send(self, connection: RdmaConnection) -> None:
         if self._pending:
@@ -68,13 +75,14 @@ class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
                 self._in_flight.rotate(-1)
         if some:
             connection.was_idle = False
-            self._last_progress = time.monotonic()
+            self._answered()
+            self._last_progress = self.waiting_since
             return
         waited = time.monotonic() - self._last_progress
-        if waited > self._endpoint.timeout:
-            # Not retried over a new queue pair: that would wait for the timeout once more.
+        if waited > self._limit:
+            # Not retried over a new queue pair: that would wait as long once more.
             connection.was_idle = False
-            raise NodeUnreachableError(f"did not answer within {self._endpoint.timeout:g} s")
+            raise NodeUnreachableError(f"RDMA READ did not complete within {self._limit:g} s")
         if waited > _BUSY_SECONDS:
             time.sleep(_PAUSE_SECONDS)
 

@@ -159,7 +159,7 @@ def test_many_small_responses(local, remote, prefetch, monkeypatch):
     """Responses end in the middle of batches."""
     monkeypatch.setattr(flight_fetch, "REQUEST_BYTES", 700)
     taken, take = [], Stream.take
-    monkeypatch.setattr(Stream, "take", lambda stream: taken.append(1) or take(stream))
+    monkeypatch.setattr(Stream, "take", lambda *given: taken.append(1) or take(*given))
     options = {"sampler": gear_data.Weighted("length"), "prefetch": prefetch}
     same(batches(remote, **options), batches(local, **options))
     assert len(taken) > 6 * 4
