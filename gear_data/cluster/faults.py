@@ -109,7 +109,7 @@ FAULTS: tuple[Fault, ...] = (
         "flight.grpc_fork:timeout",
         _NODE_TIMEOUT,
         "The call is cancelled, and its spans are read from a replica. Without a replica: NodeUnreachableError. The "
-        "time counts once over reconnects, retries and prefetched requests: calls of other threads to the peer end too.",
+        "time counts once over reconnects, retries and prefetched requests. Other threads' calls to the peer end too.",
     ),
     Fault(
         "a connection breaks while it is idle, as when a peer restarts",
@@ -167,7 +167,7 @@ FAULTS: tuple[Fault, ...] = (
         "an RDMA READ does not complete",
         "rdma.fetch:RdmaFetch._receive",
         _NODE_TIMEOUT,
-        "As after a failed READ.",
+        "As after a failed READ. Half of this time is for RDMA, the rest for Arrow Flight.",
     ),
     Fault(
         "offsets of text, read by RDMA, are damaged",
