@@ -323,7 +323,7 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
     try:
         for first, fits in ((size - 4096, True), (size - 4095, False), (-1, False)):
             connection = RdmaConnection(
-                device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema)
+                device, endpoint, dataset, len(world.manifest.shards), len(world.manifest.schema), endpoint.timeout
             )
             try:
                 address, key = connection.table[shard, 0, 0].tolist()
