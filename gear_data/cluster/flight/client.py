@@ -284,6 +284,8 @@ def _as_peer_error(error: GearError) -> GearError:
 
 
 def _short(error: BaseException) -> str:
-    """Returns the first line of an error's text, without gRPC's debug record."""
-    text = str(error).split(" gRPC client debug context:")[0].split(". Client context:")[0]
-    return text.partition("\n")[0][:_MAX_REASON]
+    """Returns the first line of an error's text, without the records of gRPC and of other servers' exceptions."""
+    text = str(error)
+    for end in (" gRPC client debug context:", ". Client context:", " Detail: ", "\n"):
+        text = text.partition(end)[0]
+    return text[:_MAX_REASON]
