@@ -10,8 +10,16 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
 _server = multiprocessing.get_context("forkserver")
-#: What nodes need; the first node waits for it.
-_server.set_forkserver_preload(["gear_data.cluster.flight.server", "tests.support.chaos.nodes"])
+#: Modules of nodes and of DataLoader workers. The first process of this kind waits for them.
+_MODULES = (
+    "gear_data.cluster.flight.server",
+    "gear_data.dataset.open",
+    "gear_data.kernels.cpu.collect",
+    "gear_data.kernels.cpu.remote_rows",
+    "gear_data.loaders.sequence_loader",
+    "tests.support.chaos.nodes",
+)
+_server.set_forkserver_preload(list(_MODULES))
 #: Seconds until a node listens. The first one loads the modules.
 _START_SECONDS = 120
 
