@@ -332,7 +332,7 @@ def test_malformed_descriptions(body: bytes, monkeypatch: pytest.MonkeyPatch) ->
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(Endpoint, "connect", lambda self: Client())
+    monkeypatch.setattr(Endpoint, "connect", lambda self, seconds: Client())
     with pytest.raises(NodeRefusedError, match="a malformed description") as error:
         Peer(Address("127.0.0.1", 1), ClientOptions(None, None, 1.0)).describe()
     assert error.value.file == "gear://127.0.0.1:1"
