@@ -33,6 +33,7 @@ from gear_data.errors import (
     ClusterError,
     CorruptResponseError,
     CorruptShardError,
+    DatasetReplacedError,
     GearError,
     NodeFailedError,
     NodeRefusedError,
@@ -278,7 +279,7 @@ def _as_peer_error(error: GearError) -> GearError:
 
     An error of the node's disk or memory would pass for one of this machine.
     """
-    if isinstance(error, ClusterError | CorruptShardError):
+    if isinstance(error, ClusterError | CorruptShardError | DatasetReplacedError):
         return error
     return NodeFailedError(f"failed: {error.message}", file=error.file, column=error.column, hint=error.hint)
 
