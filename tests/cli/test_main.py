@@ -87,7 +87,7 @@ def test_numbers_that_json_lacks_are_null(monkeypatch: pytest.MonkeyPatch, capsy
 def test_errors_of_the_system_are_status_1(
     rollouts_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(path: Any) -> None:
+    def refuse(path: Any, **options: Any) -> None:
         raise PermissionError(13, "Permission denied", "manifest.json")
 
     monkeypatch.setattr(gear_data, "verify", refuse)

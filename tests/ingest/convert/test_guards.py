@@ -27,6 +27,7 @@ from gear_data.ingest.sources.tables import dataset_stream, parquet_stream
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.episode_block import BEGIN, END
 from gear_data.storage.writing.shard_writer import ShardWriter
+from tests.support.manifests import sign_file
 
 
 def test_foreign_byte_order(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
@@ -203,6 +204,7 @@ def test_a_false_episode_table(sources: Any, rollouts: list[Any], tmp_path: Path
         data = bytearray(sound)
         data[places[name] : places[name] + lie.itemsize] = lie.tobytes()
         path.write_bytes(data)
+        sign_file(tmp_path / "out", path.name)
         with pytest.raises(ManifestError):
             gear_data.open(tmp_path / "out")._store.reader()
     # Lengths that fit their shards, with a sum that is too small.
@@ -211,6 +213,7 @@ def test_a_false_episode_table(sources: Any, rollouts: list[Any], tmp_path: Path
     place = places["length"] + 8 * longest
     data[place : place + 8] = np.int64(len(rollouts[longest]) - 1).tobytes()
     path.write_bytes(data)
+    sign_file(tmp_path / "out", path.name)
     with pytest.raises(ManifestError, match="add up"):
         gear_data.SequenceLoader(gear_data.open(tmp_path / "out"))
 
