@@ -72,7 +72,7 @@ def source_options(
         check_count("max_episode_steps", max_episode_steps, 1)
     return SourceOptions(
         columns=None if columns is None else tuple(columns),
-        rename=None if rename is None else dict(rename),
+        rename=dict(rename) if rename else None,  # an empty mapping is no other option than None
         skip_bad=skip_bad,
         episode_column=episode_column,
         step_column=step_column,

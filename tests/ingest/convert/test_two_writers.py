@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import gear_data
+from gear_data.cli import main
 from gear_data.errors import DestinationExistsError, GearError, ResumeError
 from gear_data.ingest.convert import convert
 from gear_data.ingest.engine import tasks
@@ -277,3 +278,11 @@ def test_an_overwrite_between_verification_and_repair(two: Sources, destination:
     assert kind == "error"
     assert "was replaced" in str(error)
     assert two.number(destination) == 1
+
+
+def test_the_command_and_python_resume_each_other(two: Sources, destination: Path) -> None:
+    command = ["convert", str(two.names[0]), str(destination), "--shard-bytes", "4096", "--resume"]
+    assert main(command) == 0
+    convert(two.names[0], destination, **_OPTIONS, resume=True)
+    assert main(command) == 0
+    assert two.number(destination) == 0
