@@ -97,4 +97,9 @@ def test_errors_of_the_system_are_status_1(
     assert (printed.out, printed.err) == ("", "gear-data: [Errno 13] Permission denied: 'manifest.json'\n")
     error = {"error": "PermissionError", "message": "[Errno 13] Permission denied: 'manifest.json'"}
     assert run_json(capsys, "inspect", rollouts_path, status=1) == error
-    assert run_json(capsys, "verify", rollouts_path, status=1) == {"ok": False, "shards": [], **error}
+    assert run_json(capsys, "verify", rollouts_path, status=1) == {
+        "ok": False,
+        "shards": [],
+        "differences": [],
+        **error,
+    }
