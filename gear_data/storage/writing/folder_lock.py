@@ -162,9 +162,11 @@ def _acquire(folder: Path, name: str, hint: str, wait: bool) -> tuple[int, int]:
         place, lock = opened
         if _try_lock(lock):
             if _has_name(lock, folder):
-                with typed_write_errors(folder / LOCK_NAME):
-                    os.ftruncate(lock, 0)
-                    os.pwrite(lock, this_process().to_json().encode(), 0)
+                try:
+                    _name_holder(lock, folder)
+                except BaseException:  # such as a full disk
+                    _release(place, lock, folder.name)
+                    raise
                 return place, lock
             _close(place, lock)
             continue  # the last holder removed the file after this process opened it
@@ -206,6 +208,12 @@ def _try_lock(lock: int) -> bool:
     except OSError:
         pass  # a file system without locks: users must not write from two processes there
     return True
+
+
+def _name_holder(lock: int, folder: Path) -> None:
+    with typed_write_errors(folder / LOCK_NAME):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, this_process().to_json().encode(), 0)
 
 
 def _release(place: int, lock: int, folder_name: str) -> None:
