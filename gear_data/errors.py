@@ -298,6 +298,13 @@ class MissingExtraError(GearError, ImportError):
     """
 
 
+class ForkedProcessError(GearError, RuntimeError):
+    """Raised when a forked child needs threads that only its parent has.
+
+    Prepare the object before the fork, or start the process by `spawn`.
+    """
+
+
 class DeviceError(GearError, RuntimeError):
     """Raised when a requested device does not exist or fails.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -43,7 +43,8 @@ class NextStep:
 class BatchIterator(Iterator[Batch]):
     """Iterates over a loader's batches, in order.
 
-    `close` ends the prefetch thread. Otherwise the thread lives until the iterator is garbage-collected.
+    `close` ends the prefetch thread. Otherwise the thread ends when the iterator is garbage-collected. An exception in
+    `__next__`, such as KeyboardInterrupt, closes the iterator.
 
     Args:
         builder: builds the batches.
@@ -53,16 +54,17 @@ class BatchIterator(Iterator[Batch]):
         prefetch: number of batches that are kept ready, built in a thread; 0: a batch is built when it is taken.
         position: receives the step after each batch that `__next__` returns.
         meter: counts the batches.
+        starting: see `Prefetcher`.
     """
 
     def __init__(
         self, builder: BatchBuilder, *, first: int, stride: int, count: int | None, group: int, prefetch: int,
-        position: NextStep, meter: Meter,
+        position: NextStep, meter: Meter, starting: threading.Lock,
     ) -> None:  # fmt: skip
         self._builder = builder
         self._steps = range(first, _NO_END if count is None else first + count * stride, stride)
         self._count, self._group, self._depth = count, group, prefetch
-        self._position, self._meter = position, meter
+        self._position, self._meter, self._starting = position, meter, starting
         self._taken = 0
         # Built batches that the consumer has not taken yet, the next one last.
         self._ready: list[BuiltBatch] = []
@@ -70,14 +72,15 @@ class BatchIterator(Iterator[Batch]):
         self._started = self._closed = False
 
     def __next__(self) -> Batch:
-        if not self._started:
-            self._start()
         taken = self._taken
         if self._closed or taken == self._count:
             self.close()
             raise StopIteration
-        began = time.perf_counter()
+        # All in one block: after an interrupt anywhere in it, the batches that are ready may be of other steps.
         try:
+            if not self._started:
+                self._start()
+            began = time.perf_counter()
             if not self._ready:
                 if self._prefetcher is None:
                     self._ready = self._builder.build(self._steps[taken : taken + 1])
@@ -85,17 +88,14 @@ class BatchIterator(Iterator[Batch]):
                     self._ready = self._prefetcher.get(taken // self._group)[::-1]
             built = self._ready.pop()
             batch = built.batch if built.deliver is None else built.deliver(built.batch)
+            self._meter.add(built, time.perf_counter() - began)
+            self._taken = taken + 1
+            self._position.next_step = self._steps[taken] + self._steps.step
         except BaseException:
             self.close()
             raise
-        self._meter.add(built, time.perf_counter() - began)
-        self._taken = taken + 1
-        self._position.next_step = self._steps[taken] + self._steps.step
         # No attribute refers to the batch, so its memory is free as soon as the consumer drops the batch.
         return batch
-
-    def __del__(self) -> None:
-        self.close()
 
     def _start(self) -> None:
         """Starts the clock and the prefetch thread.
@@ -114,19 +114,14 @@ class BatchIterator(Iterator[Batch]):
 
             # One thread is enough, because the consumer builds, too, instead of waiting. A second thread would contend
             # with both for the interpreter lock.
-            self._prefetcher = Prefetcher(build_group, groups, -(-self._depth // group), threads=1)
+            self._prefetcher = Prefetcher(build_group, groups, -(-self._depth // group), 1, self._starting)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[int]:
-        """Returns a context in which no batch is started.
-
-        The context's value is the first step whose batch is not started; 0 without a prefetch thread.
-        """
+    @property
+    def unstarted_step(self) -> int:
+        """The step after the last batch that was started; 0 without a prefetch thread."""
         if self._prefetcher is None:
-            yield 0
-            return
-        with self._prefetcher.paused() as next_group:
-            yield self._steps.start + next_group * self._group * self._steps.step
+            return 0
+        return self._steps.start + self._prefetcher.started * self._group * self._steps.step
 
     def close(self) -> None:
         """Ends the prefetch thread, and drops batches that are ready."""

@@ -1,27 +1,136 @@
-"""Prefetcher: makes items in threads, ahead of their consumer and in order."""
+"""Prefetcher: makes items in threads, ahead of their consumer and in order.
+
+An interrupt (KeyboardInterrupt) may arrive between any two instructions of the consumer. It must not be lost, and must
+not leave a lock locked. So the consumer waits only in compiled code, and holds locks only by `with`. `Condition` is
+written in Python: an interrupt inside it leaves its lock locked. Nothing written in Python runs when a prefetcher dies.
+"""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
+import math
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from gear_data.common.cancellation import Cancellation, take
 from gear_data.errors import InvalidArgumentError
 
 T = TypeVar("T")
 
-#: Prefetchers to close before the interpreter ends: a thread inside a kernel would read memory already unmapped.
-_alive: weakref.WeakSet[Prefetcher[Any]] = weakref.WeakSet()
+#: Seconds for which `close` and the end of the process wait for threads. Longer work ends by itself, and its result is
+#: dropped: a compiled call or a function of the user cannot be stopped.
+END_SECONDS = 1.0
+
+
+class _Work(Generic[T]):
+    """The state that a prefetcher shares with its threads.
+
+    The threads do not refer to the prefetcher, so it dies with its last reference elsewhere. That ends the threads.
+
+    Attributes:
+        make: see `Prefetcher`.
+        turns: numbers of the items that may be started. Anything else ends the threads.
+        made: numbers of items and their results.
+        starting: held while an item is started; see `Prefetcher`.
+        started: the number after the last item that was started.
+        closed: no item is started any more.
+        failed: the first item that failed; infinite: none. The consumer ends there, so no later item is started.
+        deadline: time of `time.monotonic` until which anything waits for the threads; infinite until they are to end.
+        threads: for each thread that began a lock that it holds until it ends, and its cancellation.
+    """
+
+    def __init__(self, make: Callable[[int], T], starting: threading.Lock) -> None:
+        self.make = make
+        self.turns: SimpleQueue[Any] = SimpleQueue()
+        self.made: SimpleQueue[tuple[int, T | BaseException]] = SimpleQueue()
+        self.starting = starting
+        self.started = 0
+        self.closed = False
+        self.failed = math.inf
+        self.deadline = math.inf
+        self.threads: list[tuple[threading.Lock, Cancellation]] = []
+
+    def begin(self, item: int) -> bool:
+        """Returns whether the item may be started, and notes that it is."""
+        with self.starting:
+            if item > self.failed:
+                return False
+            self.started = max(self.started, item + 1)
+            return True
+
+    def fail(self, item: int) -> None:
+        with self.starting:
+            self.failed = min(self.failed, item)
+
+    def close(self) -> None:
+        """Makes the threads end soon. Does not wait."""
+        self.closed = True
+        self.deadline = min(self.deadline, time.monotonic() + END_SECONDS)
+        self.turns.put(None)
+        for _, cancellation in list(self.threads):
+            cancellation.cancel()
+
+    def wait(self) -> None:
+        """Waits until the threads have ended, or until the deadline."""
+        for running, _ in list(self.threads):
+            if running.acquire(timeout=max(0.0, self.deadline - time.monotonic())):
+                running.release()
+
+
+#: The work of each running thread, by the lock that the thread holds. Only the thread itself changes its entry.
+_running: dict[threading.Lock, _Work[Any]] = {}
+os.register_at_fork(after_in_child=_running.clear)
 
 
 @atexit.register
 def _close_all() -> None:
-    for prefetcher in list(_alive):
-        prefetcher.close()
+    """Ends all threads before the interpreter ends.
+
+    A thread inside a compiled call would read memory that is already unmapped.
+    """
+    try:
+        running = list(_running.values())
+        for work in running:
+            work.close()
+        for work in running:
+            work.wait()
+    except KeyboardInterrupt:
+        return  # the process ends, as the user wants it to
+
+
+def _run(arguments: list[tuple[_Work[T], weakref.ref[Prefetcher[T]]]]) -> None:
+    """Makes items in a thread, until the prefetcher is closed or dead.
+
+    When the lock is free, the thread refers to nothing: memory of the builder is free as soon as its owner drops it.
+    """
+    running = threading.Lock()
+    with running:
+        _make_items(*arguments.pop(), running)
+        del _running[running]
+
+
+def _make_items(work: _Work[T], owner: weakref.ref[Prefetcher[T]], running: threading.Lock) -> None:
+    cancellation = Cancellation()
+    with cancellation.active():
+        _running[running] = work
+        work.threads.append((running, cancellation))
+        while isinstance(item := work.turns.get(), int) and not work.closed and owner() is not None:
+            if not work.begin(item):
+                continue
+            try:
+                result: T | BaseException = work.make(item)
+            except BaseException as error:  # the consumer raises it
+                result = error
+                work.fail(item)
+            if not work.closed:
+                work.made.put((item, result))
+            del result  # a thread that waits must not keep a batch's memory
+        work.turns.put(None)  # ends the next thread
 
 
 class Prefetcher(Generic[T]):
@@ -32,76 +141,40 @@ class Prefetcher(Generic[T]):
     waited would be slower than a consumer without threads. If `make` raises an exception, `get` raises it at the turn
     of that item. No later item is started then.
 
+    The threads end after `close`, and after the death of the prefetcher.
+
     Args:
-        make: item number -> item; called from the threads and from `get`.
+        make: item number -> item; called from the threads and from `get`. It must not refer to the prefetcher.
         count: number of items; None: no end.
         depth: the most items that are ready; items in progress do not count.
         threads: number of threads; the consumer makes items too.
+        starting: a lock. While another holds it, no item is started.
     """
 
-    def __init__(self, make: Callable[[int], T], count: int | None, depth: int, threads: int) -> None:
-        self._make = make
+    def __init__(
+        self, make: Callable[[int], T], count: int | None, depth: int, threads: int, starting: threading.Lock
+    ) -> None:
         self._count = count
         self._limit = depth + threads + 1  # each thread and the consumer may have one item in progress
         self._process = os.getpid()
-        self._closed = False
-        # Whether an item has failed. No item is started after that, because the consumer ends at the failed item: it
-        # would wait for an item that, too, takes a node's timeout.
-        self._failed = False
-        # A re-entrant lock: a garbage collection may call `close` in a thread that holds the lock.
-        self._changed = threading.Condition()
-        self._pauses = 0  # contexts of `paused` that are open
+        self._work = _Work(make, starting)
         self._ready: dict[int, T | BaseException] = {}
-        self._started = 0  # items that are made or in progress; the number of the next item
-        self._taken = 0  # items that the consumer has taken
-        self._threads = [
-            threading.Thread(target=self._run, name=f"gear-prefetch-{k}", daemon=True) for k in range(threads)
-        ]
-        _alive.add(self)
-        for thread in self._threads:
-            thread.start()
-
-    def _start_next(self) -> int | None:
-        """Returns the number of the next item to make, or None if no item may be started.
-
-        The caller holds the lock.
-        """
-        item = self._started
-        if (
-            self._failed
-            or self._pauses
-            or item >= self._taken + self._limit
-            or (self._count is not None and item >= self._count)
-        ):
-            return None
-        self._started = item + 1
-        return item
-
-    def _finish(self, item: int, result: T | BaseException) -> None:
-        with self._changed:
-            self._ready[item] = result
-            self._failed = self._failed or isinstance(result, BaseException)
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while (item := self._start_next()) is None and not self._closed:
-                    self._changed.wait()
-                if self._closed or item is None:
-                    return
-            try:
-                result: T | BaseException = self._make(item)
-            except BaseException as error:  # the consumer raises it
-                result = error
-            self._finish(item, result)
-            del result  # a thread that waits must not keep a batch's memory
+        for item in range(self._limit if count is None else min(count, self._limit)):
+            self._work.turns.put(item)
+        # `SimpleQueue.put` is compiled code: nothing can interrupt it.
+        owner = self._owner = weakref.ref(self, self._work.turns.put)
+        for number in range(threads):
+            # Not kept: the end of a `Thread` runs Python code, which belongs into the thread.
+            threading.Thread(
+                target=_run, args=([(self._work, owner)],), name=f"gear-prefetch-{number}", daemon=True
+            ).start()
 
     def get(self, item: int) -> T:
         """Returns item number `item`. The consumer must take items in order.
 
         Raises:
-            Exception: any error that `make` raised for this item.
+            Exception: any error that `make` raised for this item. After any other exception, such as KeyboardInterrupt,
+                the prefetcher can only be closed.
             InvalidArgumentError: this process is a forked child of the process that made the prefetcher. The child has
                 none of its threads.
         """
@@ -110,62 +183,56 @@ class Prefetcher(Generic[T]):
                 f"this iterator belongs to process {self._process}: its threads do not exist in a forked child",
                 hint="make a new iterator in the child",
             )
-        while True:
-            with self._changed:
-                if item in self._ready:
-                    result = self._ready.pop(item)
-                    self._taken = item + 1
-                    self._changed.notify_all()
-                    break
-                # The item is not ready. The consumer makes the next item, if there is one, instead of waiting.
-                number = self._start_next()
-                if number is None:
-                    if self._failed and item >= self._started:
-                        raise InvalidArgumentError(
-                            f"batch group {item} follows one that failed", hint="make a new iterator"
-                        )
-                    self._changed.wait()
-                    continue
+        work, ready = self._work, self._ready
+        while item not in ready:
+            # If no item has been made, the consumer makes the next item, if there is one, instead of waiting.
+            number = self._next_turn() if work.made.empty() else None
+            if number is None:
+                if item > work.failed:
+                    raise InvalidArgumentError(
+                        f"batch group {item} follows one that failed", hint="make a new iterator"
+                    )
+                number, outcome = take(work.made)
+                ready[number] = outcome
+                continue
+            if not work.begin(number):
+                continue
             try:
-                outcome: T | BaseException = self._make(number)
+                ready[number] = work.make(number)
             except Exception as error:  # raised when the consumer takes item `number`
-                outcome = error
-            self._finish(number, outcome)
+                ready[number] = error
+                work.fail(number)
+        result = ready.pop(item)
+        following = item + self._limit
+        if self._count is None or following < self._count:
+            work.turns.put(following)
         if isinstance(result, BaseException):
             raise result
         return result
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[int]:
-        """Returns a context in which no item is started.
-
-        The context's value is the number of the next item.
-        """
-        # A counter, not the lock: inside the context, a garbage collection may call `close`, which joins the threads.
-        with self._changed:
-            self._pauses += 1
-            next_item = self._started
+    def _next_turn(self) -> int | None:
+        """Returns the number of the next item to make, or None if no item may be started."""
         try:
-            yield next_item
-        finally:
-            with self._changed:
-                self._pauses -= 1
-                self._changed.notify_all()
+            number: int | None = self._work.turns.get_nowait()
+        except Empty:
+            return None
+        return number
+
+    @property
+    def started(self) -> int:
+        """The number after the last item that was started."""
+        return self._work.started
 
     def close(self) -> None:
-        """Ends the threads, and drops items that are ready."""
-        # An iterator that lives at interpreter exit calls `close` again, when this module's names are gone.
-        if self._closed:
+        """Ends the threads, and drops items that are ready.
+
+        Waits at most `END_SECONDS`, if an item is in progress.
+        """
+        # A forked child has none of the threads.
+        if self._work.closed or os.getpid() != self._process:
             return
-        # A forked child has none of the threads, and its copy of the lock may stay locked for ever.
-        if os.getpid() != self._process:
-            self._closed = True
-            return
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            # A garbage collection may call this in one of the threads, which ends after this call.
-            if thread is not threading.current_thread():
-                thread.join()
+        self._work.close()
+        self._work.wait()
         self._ready.clear()
+        while not self._work.made.empty():
+            self._work.made.get()

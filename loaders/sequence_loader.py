@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import weakref
@@ -16,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.common.distributed import is_distributed, rank_and_world_size
+from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import Normalize, check_range
@@ -172,8 +172,10 @@ class SequenceLoader(IterableDataset[Batch]):
         self._worker_state: tuple[int, bool] | None = None
         self._shared = SharedResumeState()
         self._meter = Meter(len(self._components))
-        # Iterators with a prefetch thread; `update_weights` pauses them.
-        self._ahead: weakref.WeakSet[BatchIterator] = weakref.WeakSet()
+        # Iterators with a prefetch thread. Not a `WeakSet`, which runs Python code when an iterator dies.
+        self._ahead: list[weakref.ref[BatchIterator]] = []
+        # Held while an iterator starts a batch, and while `update_weights` changes weights.
+        self._starting = fork_safe_lock()
 
     def _end(self) -> tuple[int | None, int]:
         """Returns the number of batches (None: no end) and the windows of the last batch."""
@@ -204,12 +206,13 @@ class SequenceLoader(IterableDataset[Batch]):
             "_meter": Meter(len(self._components)),
             "_position": NextStep(self._position.next_step),
             "_shared": copy.copy(self._shared_state()),
-            "_ahead": None,
+            "_ahead": [],
+            "_starting": None,
         }
         return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _ahead=weakref.WeakSet())
+        self.__dict__.update(state, _starting=fork_safe_lock())
 
     def _shared_state(self) -> SharedResumeState:
         """Returns the resume state that this process shares with the DataLoader's workers.
@@ -282,9 +285,10 @@ class SequenceLoader(IterableDataset[Batch]):
         batches = BatchIterator(
             builder, first=first, stride=stride, group=group, prefetch=prefetch, position=self._position,
             count=None if self._steps is None else max(0, -(-(self._steps - first) // stride)), meter=self._meter,
+            starting=self._starting,
         )  # fmt: skip
         if prefetch:
-            self._ahead.add(batches)
+            self._ahead = [*(each for each in self._ahead if each() is not None), weakref.ref(batches)]
         return batches
 
     def update_weights(
@@ -321,12 +325,12 @@ class SequenceLoader(IterableDataset[Batch]):
                 weight, a `from_step` too early, or DataLoader workers build the batches. No weight changes then.
         """
         selector = check_updatable(self._components, dataset, self._shared_state())
-        with contextlib.ExitStack() as stack:
-            # Prefetch threads start no batch until the update is in place.
+        # Prefetch threads start no batch until the update is in place.
+        with self._starting:
             soonest = max(
                 self._position.next_step,
                 self._source.loader_step(dataset, selector.soonest),
-                *(stack.enter_context(batches.paused()) for batches in list(self._ahead)),
+                *(batches.unstarted_step for each in self._ahead if (batches := each()) is not None),
             )
             (ids, weights), first_step = agree_on_update(
                 episode_ids, values, from_step, soonest, all_ranks=self._config.rank is None

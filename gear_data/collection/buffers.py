@@ -6,11 +6,14 @@ them keep the lease alive, so the memory of a batch is never overwritten while a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from gear_data.collection.give_back import GiveBack, give_back
 
 T = TypeVar("T")
 
@@ -24,21 +27,17 @@ class _Memory(np.ndarray[Any, Any]):
     """The memory of a buffer: uint8 [size], aligned to `ALIGNMENT`.
 
     NumPy collapses the chain of bases of a view while the bases have the same class. This separate class stops that.
-    Otherwise, a view of a lease would have the owner of the memory as its base, and would not keep the lease alive.
+    Otherwise, a lease would have the owner of the memory as its base.
     """
 
 
 class _Lease(np.ndarray[Any, Any]):
-    """A view of a lent buffer. Its end returns the buffer to the pool."""
+    """A view of a lent buffer, which the lent array has as its base.
 
-    buffer: tuple[npt.NDArray[np.uint8], Any]
-    idle: list[tuple[npt.NDArray[np.uint8], Any]]
+    An array dies before its base. So this view keeps the reference alive that gives the buffer back.
+    """
 
-    def __del__(self, limit: int = IDLE_BUFFERS) -> None:
-        # `limit` is bound here: at interpreter exit the module's names are gone. Views of a lease have no `idle`.
-        own = self.__dict__
-        if "idle" in own and len(own["idle"]) < limit:
-            own["idle"].append(own["buffer"])
+    given_back: GiveBack[tuple[npt.NDArray[np.uint8], Any]]
 
 
 class BufferPool(Generic[T]):
@@ -56,8 +55,8 @@ class BufferPool(Generic[T]):
         self._size = size
         self._describe = describe
         self._reuse = reuse
-        # list.append and list.pop are atomic: leases end in any thread.
-        self._idle: list[tuple[npt.NDArray[np.uint8], T]] = []
+        # append and pop are atomic: leases end in any thread. Beyond the limit, the buffer that idles longest is freed.
+        self._idle: deque[GiveBack[tuple[npt.NDArray[np.uint8], T]]] = deque(maxlen=IDLE_BUFFERS)
 
     def lease(self) -> tuple[npt.NDArray[np.uint8], T]:
         """Lends a buffer.
@@ -67,15 +66,16 @@ class BufferPool(Generic[T]):
             a view of it lives.
         """
         try:
-            buffer = self._idle.pop()
+            buffer = self._idle.pop().item
         except IndexError:
             buffer = self._allocate()
         memory, description = buffer
         if not self._reuse:
             return memory, description
         lease = memory.view(_Lease)
-        lease.buffer, lease.idle = buffer, self._idle
-        return np.ndarray(self._size, np.uint8, lease), description
+        lent = np.ndarray(self._size, np.uint8, lease)
+        lease.given_back = give_back(buffer, self._idle, lent)
+        return lent, description
 
     def _allocate(self) -> tuple[npt.NDArray[np.uint8], T]:
         raw = np.empty(self._size + ALIGNMENT, np.uint8)
@@ -90,4 +90,4 @@ def pooled_memory(leased: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None
     The result is the same array for every lease of the buffer. It is None if the pool does not use the memory again.
     """
     lease: Any = leased.base
-    return lease.buffer[0] if isinstance(lease, _Lease) else None
+    return lease.given_back.item[0] if isinstance(lease, _Lease) else None

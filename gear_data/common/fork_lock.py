@@ -9,7 +9,8 @@ import os
 import threading
 import weakref
 
-_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+#: Not a `WeakSet`: it runs Python code when a lock dies, and an interrupt in such code is lost.
+_locks: list[weakref.ref[threading.Lock]] = []
 #: Guards `_locks`.
 _registering = threading.Lock()
 #: Locks held during the current fork.
@@ -23,13 +24,13 @@ def fork_safe_lock() -> threading.Lock:
     """
     lock = threading.Lock()
     with _registering:
-        _locks.add(lock)
+        _locks[:] = [*(each for each in _locks if each() is not None), weakref.ref(lock)]
     return lock
 
 
 def _before_fork() -> None:
     _registering.acquire()
-    _held.extend(_locks)
+    _held.extend(lock for each in _locks if (lock := each()) is not None)
     for lock in _held:
         lock.acquire()
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.cluster.placement import Placement
+from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters, planning, views
 from gear_data.dataset.episode import Episode
 from gear_data.dataset.positions import check_id, check_position, check_positions
@@ -199,8 +200,15 @@ class Dataset:
 
         Columns: `episode_id`, `shard`, `start`, `length`, `return`, `terminated`, `truncated`, `source`, `task`,
         `content`, and the episode metadata of the source.
+
+        Raises:
+            ForkedProcessError: this process is a forked child, and Polars was in use before the fork. `episode_table`
+                works there.
         """
-        return self._store.episodes if self.episode_ids is None else self._store.episodes[self.episode_ids]
+        if self.episode_ids is None:
+            return self._store.episodes
+        check_polars_threads()
+        return self._store.episodes[self.episode_ids]
 
     @cached_property
     def episode_table(self) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.polars_threads import check_polars_threads
 from gear_data.errors import EmptySourceError, InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.kernels.cuda import cudf
 
@@ -28,7 +29,9 @@ def parse(expression: pl.Expr | str, names: Sequence[str]) -> pl.Expr:
     Raises:
         UnknownNameError: a column does not exist. The error lists the known columns.
         InvalidArgumentError: the argument is neither an expression nor text, or the SQL is invalid.
+        ForkedProcessError: Polars cannot evaluate expressions here; see `check_polars_threads`.
     """
+    check_polars_threads()
     import polars as pl
 
     if isinstance(expression, str):

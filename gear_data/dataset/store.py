@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.collection.reader import ColumnReader
+from gear_data.common.polars_threads import check_polars_threads
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
 from gear_data.residency import (
     DeviceColumns,
@@ -210,7 +211,11 @@ class DatasetStore:
 
     @cached_property
     def episodes(self) -> pl.DataFrame:
-        """Episode table as a Polars frame."""
+        """Episode table as a Polars frame.
+
+        Raises ForkedProcessError if Polars cannot make it here.
+        """
+        check_polars_threads()
         import polars as pl
 
         try:

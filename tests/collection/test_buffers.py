@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from gear_data import SequenceLoader
+from gear_data.collection.buffers import IDLE_BUFFERS, BufferPool
 from gear_data.loaders.presets.outputs import PRESETS
+from tests.support.running.python_calls import python_calls
 
 BATCHES = 1000
 OPTIONS = {"batch_size": 6, "context": 5, "seed": 9}
@@ -138,3 +140,48 @@ def test_memory_does_not_grow(dataset, prefetch):
     loader.close()
     # 500 lost batches would be 500 sizes. Prefetching may hold a few groups of batches more or fewer.
     assert growth < (2 if prefetch == 0 else 25) * size
+
+
+@pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
+def test_no_python_code_runs_when_a_batch_dies(dataset, keep):
+    """An interrupt in such code would be lost."""
+    loader = iter(SequenceLoader(dataset, prefetch=0, **OPTIONS))
+    kept = [keep(next(loader)) for _ in range(IDLE_BUFFERS + 3)]
+    assert python_calls(kept.clear) == []
+    loader.close()
+
+
+def test_the_pool_lends_the_buffer_that_came_back_last():
+    pool = BufferPool(100, lambda memory: memory.ctypes.data, reuse=True)
+    leases = [pool.lease() for _ in range(5)]
+    addresses = [description for _, description in leases]
+    assert len(set(addresses)) == 5
+    for number in (3, 0, 4, 1, 2):
+        leases[number] = None
+    again = [pool.lease() for _ in range(6)]
+    assert [description for _, description in again[:5]] == [addresses[number] for number in (2, 1, 4, 0, 3)]
+    assert again[5][1] not in addresses
+    assert all(memory.ctypes.data == description for memory, description in again)
+
+
+def test_the_pool_keeps_a_limited_number_of_buffers():
+    pool = BufferPool(100, lambda memory: memory.ctypes.data, reuse=True)
+    leases = [pool.lease() for _ in range(IDLE_BUFFERS + 4)]
+    addresses = [description for _, description in leases]
+    while leases:
+        leases.pop(0)
+    kept = [pool.lease() for _ in range(IDLE_BUFFERS)]
+    assert [description for _, description in kept] == addresses[-1 : -IDLE_BUFFERS - 1 : -1]
+
+
+@pytest.mark.parametrize(
+    "take", [lambda lent: lent[3:], lambda lent: memoryview(lent), lambda lent: lent.view(np.int32)]
+)
+def test_a_part_of_a_lease_keeps_its_buffer(take):
+    pool = BufferPool(100, lambda memory: memory.ctypes.data, reuse=True)
+    lent, address = pool.lease()
+    part = take(lent)
+    del lent
+    assert pool.lease()[1] != address
+    del part
+    assert address in [lease[1] for lease in [pool.lease(), pool.lease()]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import signal
 import subprocess
 import sys
 import threading
@@ -13,8 +14,11 @@ from collections import Counter
 import pytest
 
 from gear_data import SequenceLoader
+from gear_data.common.cancellation import call_interruptibly
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.prefetch import Prefetcher
+from gear_data.loaders.prefetch import END_SECONDS, Prefetcher
+from tests.support.running.eventually import eventually
+from tests.support.running.python_calls import python_calls
 
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (8, 2), (5, 3)]  # depth, threads
 every_shape = pytest.mark.parametrize(("depth", "threads"), SHAPES)
@@ -25,11 +29,16 @@ def alive():
     return [thread for thread in threading.enumerate() if thread.name.startswith("gear-prefetch")]
 
 
+def ended():
+    """Whether all threads end. A thread whose prefetcher died ends by itself."""
+    return eventually(lambda: not alive())
+
+
 @pytest.fixture(autouse=True)
 def no_thread_left():
-    assert not alive()
+    assert ended()
     yield
-    assert not alive()
+    assert ended()
 
 
 @every_shape
@@ -43,7 +52,7 @@ def test_items_come_in_order_and_each_is_made_once(depth, threads, count):
         made[item] += 1
         return item * item
 
-    prefetcher = Prefetcher(make, count, depth, threads)
+    prefetcher = Prefetcher(make, count, depth, threads, threading.Lock())
     assert [prefetcher.get(item) for item in range(count)] == [item * item for item in range(count)]
     prefetcher.close()
     assert made == Counter(range(count))
@@ -60,7 +69,7 @@ def test_no_more_than_depth_items_are_ahead_of_the_consumer(depth, threads):
             worst = max(worst, item - taken)
         return item
 
-    prefetcher = Prefetcher(make, None, depth, threads)
+    prefetcher = Prefetcher(make, None, depth, threads, threading.Lock())
     for item in range(60):
         prefetcher.get(item)
         with lock:
@@ -77,7 +86,7 @@ def test_an_error_is_raised_at_the_turn_of_its_item(depth, threads):
             raise KeyError("item 5")
         return item
 
-    prefetcher = Prefetcher(make, None, depth, threads)
+    prefetcher = Prefetcher(make, None, depth, threads, threading.Lock())
     assert [prefetcher.get(item) for item in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(KeyError, match="item 5"):
         prefetcher.get(5)
@@ -97,7 +106,7 @@ def test_no_item_is_started_after_a_failure():
         assert failing.wait(WAIT)
         return item
 
-    prefetcher = Prefetcher(make, None, 8, 1)
+    prefetcher = Prefetcher(make, None, 8, 1, threading.Lock())
     assert prefetcher.get(0) == 0
     with pytest.raises(KeyError, match="item 1"):
         prefetcher.get(1)
@@ -115,7 +124,7 @@ def test_a_base_exception_is_handed_over():
     def make(item):
         raise Stop
 
-    prefetcher = Prefetcher(make, None, 2, 2)
+    prefetcher = Prefetcher(make, None, 2, 2, threading.Lock())
     with pytest.raises(Stop):
         prefetcher.get(0)
     prefetcher.close()
@@ -128,20 +137,20 @@ def test_closing_at_any_moment_ends_the_threads(depth, threads):
     sys.setswitchinterval(1e-6)  # threads change over within every few instructions
     try:
         for turn in range(400):
-            prefetcher = Prefetcher(lambda item: item, None, depth, threads)
+            prefetcher = Prefetcher(lambda item: item, None, depth, threads, threading.Lock())
             for item in range(turn % 4):
                 prefetcher.get(item)
             closing = threading.Thread(target=prefetcher.close, daemon=True)
             closing.start()
             closing.join(WAIT)
             assert not closing.is_alive()
-            assert not alive()
+            assert ended()
     finally:
         sys.setswitchinterval(before)
 
 
 def test_closing_twice_and_after_the_end_is_fine():
-    prefetcher = Prefetcher(lambda item: item, 3, 4, 2)
+    prefetcher = Prefetcher(lambda item: item, 3, 4, 2, threading.Lock())
     assert [prefetcher.get(item) for item in range(3)] == [0, 1, 2]
     prefetcher.close()
     prefetcher.close()
@@ -156,7 +165,7 @@ def test_closing_waits_for_items_in_progress():
         finished.append(item)
         return item
 
-    prefetcher = Prefetcher(make, None, 1, 1)
+    prefetcher = Prefetcher(make, None, 1, 1, threading.Lock())
     assert started.wait(WAIT)
     closing = threading.Thread(target=prefetcher.close)
     closing.start()
@@ -180,7 +189,7 @@ class Item:
 
 
 def test_an_item_is_released_after_it_is_handed_over():
-    prefetcher = Prefetcher(Item, 40, 2, 2)
+    prefetcher = Prefetcher(Item, 40, 2, 2, threading.Lock())
     for item in range(40):
         prefetcher.get(item)
         assert item not in Item.living
@@ -192,9 +201,9 @@ def test_an_item_is_released_after_it_is_handed_over():
 
 def test_the_interpreter_ends_while_items_are_in_progress():
     code = (
-        "import time\n"
+        "import threading, time\n"
         "from gear_data.loaders.prefetch import Prefetcher\n"
-        "p = Prefetcher(lambda item: time.sleep(0.01) or item, None, 8, 2)\n"
+        "p = Prefetcher(lambda item: time.sleep(0.01) or item, None, 8, 2, threading.Lock())\n"
         "print(p.get(0))\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
@@ -246,7 +255,7 @@ def test_a_forked_child_must_make_a_new_iterator(dataset):
 
 def test_closing_in_a_forked_child_returns():
     """The child has no threads, and its copy of the lock has any state."""
-    prefetcher = Prefetcher(lambda item: item, None, 4, 2)
+    prefetcher = Prefetcher(lambda item: item, None, 4, 2, threading.Lock())
     process = multiprocessing.get_context("fork").Process(target=prefetcher.close)
     process.start()
     process.join(WAIT)
@@ -255,3 +264,116 @@ def test_closing_in_a_forked_child_returns():
     assert not hung
     assert prefetcher.get(0) == 0
     prefetcher.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+def test_no_python_code_runs_when_an_iterator_dies(dataset, prefetch):
+    """An interrupt in such code would be lost."""
+    iterators = [iter(SequenceLoader(dataset, 2, context=3, prefetch=prefetch)) for _ in range(3)]
+    for iterator in iterators[1:]:
+        next(iterator)
+    iterators[-1].close()
+    del iterator
+    assert python_calls(iterators.clear) == []
+
+
+def test_an_interrupted_iterator_is_closed(dataset):
+    """An interrupt can arrive between taking and counting a batch."""
+
+    def interrupt(batch, rng):
+        if interrupted:
+            raise KeyboardInterrupt
+        return batch
+
+    interrupted = []
+    loader = SequenceLoader(dataset, 2, context=3, prefetch=0, transform=interrupt)
+    iterator = iter(loader)
+    next(iterator)
+    interrupted.append(True)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert next(iterator, None) is None
+    assert loader.state_dict()["step"] == 1
+
+
+class Busy:
+    """Makes items; in a thread, making an item takes until `let_go` is set."""
+
+    def __init__(self):
+        self.started, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self, item):
+        if threading.current_thread() is not threading.main_thread():
+            self.started.set()
+            self.let_go.wait(WAIT)
+        return item
+
+
+def test_closing_does_not_wait_for_ever():
+    busy = Busy()
+    prefetcher = Prefetcher(busy, None, 1, 1, threading.Lock())
+    assert busy.started.wait(WAIT)
+    began = time.monotonic()
+    prefetcher.close()
+    assert END_SECONDS <= time.monotonic() - began < WAIT / 2
+    assert alive()
+    busy.let_go.set()
+
+
+def test_closing_cancels_a_wait_of_the_thread():
+    """The thread may wait for a node that does not answer."""
+    started, cancelled = threading.Event(), threading.Event()
+
+    def make(item):
+        if threading.current_thread() is threading.main_thread():
+            return item
+        started.set()
+        return call_interruptibly(lambda: cancelled.wait(WAIT), cancelled.set)
+
+    prefetcher = Prefetcher(make, None, 1, 1, threading.Lock())
+    assert started.wait(WAIT)
+    prefetcher.close()
+    assert cancelled.is_set()
+
+
+def test_an_item_of_a_thread_that_ends_late_is_dropped():
+    started, let_go, items = threading.Event(), threading.Event(), []
+
+    def make(item):
+        started.set()
+        let_go.wait(WAIT)
+        items.append(Item(item))
+        return items[-1]
+
+    prefetcher = Prefetcher(make, None, 1, 1, threading.Lock())
+    assert started.wait(WAIT)
+    prefetcher.close()
+    let_go.set()
+    assert ended()
+    items.clear()
+    assert not Item.living
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_a_process_ends_while_a_thread_is_busy(interrupts):
+    """Once with the exit that a second interrupt hastens."""
+    code = (
+        "import threading, time\n"
+        "from gear_data.loaders.prefetch import Prefetcher\n"
+        "main = threading.main_thread()\n"
+        "make = lambda item: item if threading.current_thread() is main else time.sleep(600)\n"
+        "p = Prefetcher(make, None, 1, 2, threading.Lock())\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(interrupts):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        _, errors = process.communicate(timeout=WAIT)
+    finally:
+        process.kill()
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors and "ignored" not in errors

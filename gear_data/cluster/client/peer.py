@@ -17,6 +17,7 @@ from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
 from gear_data.cluster.protocol import check_handshake, handshake
+from gear_data.common.cancellation import call_interruptibly
 from gear_data.errors import ClusterError
 
 #: Idle streams to one peer that are kept for the next batch.
@@ -74,7 +75,7 @@ class Peer:
             NodeRefusedError: The peer refuses this client, or its response is malformed.
         """
         with using_grpc():
-            return self._describe(self.endpoint.timeout)
+            return call_interruptibly(lambda: self._describe(self.endpoint.timeout))
 
     def _describe(self, seconds: float) -> PeerDescription:
         body = self._act("describe", b"", seconds)
@@ -97,7 +98,8 @@ class Peer:
             NodeUnreachableError, NodeRefusedError: As `describe`.
         """
         with using_grpc():
-            return self._act("file", handshake(dataset, file=file, offset=offset), self.endpoint.timeout)
+            first = handshake(dataset, file=file, offset=offset)
+            return call_interruptibly(lambda: self._act("file", first, self.endpoint.timeout))
 
     def _act(self, action: str, body: bytes, seconds: float) -> bytes:
         client = self.endpoint.connect(seconds)
@@ -131,13 +133,16 @@ class Peer:
         try:
             stream = self._idle.pop()
         except IndexError:
-            deadline = time.monotonic() + (self.endpoint.timeout if seconds is None else seconds)
-            # `describe` has a timeout; opening a stream to a peer that hangs does not.
-            description = self._describe(_seconds_until(deadline))
-            first = handshake(dataset, checksum=self.endpoint.options.checksum)
-            stream = Stream(self.endpoint, first, _seconds_until(deadline))
+            stream, description = call_interruptibly(lambda: self._open_stream(dataset, seconds))
         self._busy.add(stream)
         return stream, description
+
+    def _open_stream(self, dataset: str, seconds: float | None) -> tuple[Stream, PeerDescription]:
+        deadline = time.monotonic() + (self.endpoint.timeout if seconds is None else seconds)
+        # `describe` has a timeout; opening a stream to a peer that hangs does not.
+        description = self._describe(_seconds_until(deadline))
+        first = handshake(dataset, checksum=self.endpoint.options.checksum)
+        return Stream(self.endpoint, first, _seconds_until(deadline)), description
 
     def release_stream(self, stream: Stream) -> None:
         """Returns a stream to the pool. All its requests must have been answered."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gear_data.cluster.client.backoff import PeerBackoff
+from gear_data.common.cancellation import check_cancelled
 from gear_data.errors import GearError
 
 _log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Retries:
         Returns:
             The end of the retries, by `time.monotonic`. None, without waiting, if the policy allows no further attempt.
         """
+        check_cancelled()
         now = time.monotonic()
         failures = [self._backoff.first_failure(peer) for peer in peers]
         first = max((failure for failure in failures if failure is not None), default=now)

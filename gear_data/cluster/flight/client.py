@@ -18,7 +18,7 @@ from pyarrow import flight
 
 from gear_data.cluster.addresses import SCHEME, Address
 from gear_data.cluster.client.options import TOKEN_VARIABLE, ClientOptions
-from gear_data.cluster.flight.grpc_fork import timeout
+from gear_data.cluster.flight.grpc_fork import note_grpc_threads, timeout
 from gear_data.cluster.protocol import (
     MAX_RESPONSE_BYTES,
     MESSAGE_BYTES,
@@ -28,6 +28,7 @@ from gear_data.cluster.protocol import (
     part_offsets,
     response_checksum,
 )
+from gear_data.common.cancellation import call_interruptibly
 from gear_data.common.error_codec import error_from_bytes
 from gear_data.errors import (
     ClusterError,
@@ -85,6 +86,7 @@ class Endpoint:
             seconds: Time for which it tries to connect.
         """
         _keep_freed_memory()
+        note_grpc_threads()
         generic_options = [
             # Each client has its own connection. Clients would share one otherwise, and its flow control.
             ("grpc.use_local_subchannel_pool", 1),
@@ -206,8 +208,7 @@ class Stream:
             seconds: Time that the first message may take; None: the endpoint's timeout. Further messages have the
                 endpoint's timeout each.
         """
-        with self._endpoint.errors(self), timeout(self, self._endpoint.timeout if seconds is None else seconds):
-            chunk = self._reader.read_chunk()
+        chunk = self._read_chunk(self._endpoint.timeout if seconds is None else seconds)
         if chunk.app_metadata is None or len(chunk.app_metadata) % 8:
             raise self._endpoint.invalid_response("a response without its sizes")
         sizes = np.frombuffer(chunk.app_metadata, np.int64).tolist()
@@ -243,9 +244,11 @@ class Stream:
             done += len(data)
             if done == total:
                 return whole
-            with self._endpoint.errors(self), timeout(self, self._endpoint.timeout):
-                chunk = self._reader.read_chunk()
-            data = self._bytes(chunk)
+            data = self._bytes(self._read_chunk(self._endpoint.timeout))
+
+    def _read_chunk(self, seconds: float) -> Any:
+        with self._endpoint.errors(self), timeout(self, seconds):
+            return call_interruptibly(self._reader.read_chunk, self.cancel)
 
     def _bytes(self, chunk: Any) -> npt.NDArray[np.uint8]:
         if chunk.data is None:

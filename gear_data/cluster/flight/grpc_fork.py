@@ -83,56 +83,61 @@ class _DeadlineThread:
 class _ForkGate:
     """A gate that is closed while the process forks.
 
-    A fork waits until all callers have left.
+    A fork waits until all callers have left. Each thread has a lock, which it holds while it is inside. `with` takes
+    and releases a lock in compiled code: an interrupt cannot leave the lock locked.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._callers = 0
-        self._closed = False
-        #: Whether anybody entered since the last fork.
-        self.was_used = False
+        self._registering = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}
+        self.is_closed = False
+        #: Locks of threads, held while the gate is closed.
+        self._held: list[threading.Lock] = []
+        #: Whether gRPC may have threads.
+        self.has_threads = False
 
-    def enter(self) -> None:
-        with self._changed:
-            while self._closed:
-                self._changed.wait()
-            self._callers += 1
-            self.was_used = True
-
-    def leave(self) -> None:
-        with self._changed:
-            self._callers -= 1
-            self._changed.notify_all()
+    def own_lock(self) -> threading.Lock:
+        """Returns the lock of the calling thread."""
+        thread = threading.get_ident()
+        lock = self._locks.get(thread)
+        if lock is None:
+            # Waits while the gate is closed.
+            with self._registering:
+                lock = self._locks.setdefault(thread, threading.Lock())
+        return lock
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            # This ends soon: every wait of a caller has a timeout.
-            while self._callers:
-                self._changed.wait()
+        self._registering.acquire()
+        self.is_closed = True
+        for thread, lock in self._locks.items():
+            # A thread that forks is not inside, whatever its lock says.
+            if thread != threading.get_ident():
+                # This is soon free: every wait of a caller has a timeout.
+                lock.acquire()
+                self._held.append(lock)
 
     def open(self) -> None:
-        with self._changed:
-            self._closed = False
-            self._changed.notify_all()
+        while self._held:
+            self._held.pop().release()
+        self.is_closed = False
+        self._registering.release()
 
 
 _deadlines, _gate = _DeadlineThread(), _ForkGate()
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
-@contextmanager
-def using_grpc() -> Iterator[None]:
-    """Keeps the process from forking during the body.
+def using_grpc() -> threading.Lock:
+    """Returns a context in which the process does not fork.
 
-    All use of gRPC is in such a body. Not reentrant.
+    All use of gRPC is in such a context. Not reentrant.
     """
-    _gate.enter()
-    try:
-        yield
-    finally:
-        _gate.leave()
+    return _gate.own_lock()
+
+
+def note_grpc_threads() -> None:
+    """Says that gRPC may have threads from now on, until the next fork."""
+    _gate.has_threads = True
 
 
 @contextmanager
@@ -168,7 +173,7 @@ def _before_fork() -> None:
         return
     _gate.close()
     _close_all()
-    if _gate.was_used:
+    if _gate.has_threads:
         # gRPC ends its threads in the background. A child forked earlier would wait for them forever.
         deadline = time.monotonic() + _GRPC_END_SECONDS
         while _grpc_threads_running():
@@ -176,11 +181,12 @@ def _before_fork() -> None:
                 _log.warning("the process forks while other code in it uses gRPC: a child that uses gRPC may hang")
                 break
             time.sleep(0.0005)
-        _gate.was_used = False
+        _gate.has_threads = False
 
 
 def _after_fork_in_parent() -> None:
-    _gate.open()
+    if _gate.is_closed:
+        _gate.open()
 
 
 def _after_fork_in_child() -> None:

@@ -11,6 +11,7 @@ from gear_data.cluster.protocol import FetchedSpans, Request
 from gear_data.cluster.rdma.client import RdmaClient
 from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.span_read import SpanRead, WriteTargets
+from gear_data.common.cancellation import check_cancelled
 from gear_data.errors import NodeUnreachableError
 from gear_data.selection.windows import Int64Array
 
@@ -84,6 +85,7 @@ class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
             connection.was_idle = False
             raise NodeUnreachableError(f"RDMA READ did not complete within {self._limit:g} s")
         if waited > _BUSY_SECONDS:
+            check_cancelled()
             time.sleep(_PAUSE_SECONDS)
 
     def _release(self, connection: RdmaConnection) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
+from gear_data.collection.give_back import GiveBack, give_back
 from gear_data.collection.plan import BatchPlan
 from gear_data.residency.device.memory import TO_DEVICE, DeviceBuffer, PinnedBuffer
 from gear_data.residency.device.staging import StagingBuffer
@@ -162,9 +163,10 @@ class DevicePool:
         self._make = make
         self._keep = keep
         # First in, first out: the collection of the oldest buffer has ended, so nobody waits for its pinned memory.
-        # append and popleft are atomic, and leases end in the thread that drops the last tensor.
         self._idle: deque[BatchBuffer] = deque()
-        self._dropped: deque[BatchBuffer] = deque()
+        # No object of this process refers to the arrays of these buffers, but a device may still read them. append and
+        # popleft are atomic, and leases end in the thread that drops the last tensor.
+        self._dropped: deque[GiveBack[BatchBuffer]] = deque()
 
     def lease(self) -> BatchLease:
         """Lends an idle buffer, or a new one."""
@@ -172,14 +174,7 @@ class DevicePool:
             buffer = self._idle.popleft()
         except IndexError:
             buffer = self._make()
-        return BatchLease(buffer, self)
-
-    def drop(self, buffer: BatchBuffer) -> None:
-        """Takes a buffer back.
-
-        No object of this process refers to the buffer's arrays, but a device may still read them.
-        """
-        self._dropped.append(buffer)
+        return BatchLease(buffer, self._dropped)
 
     def release(self, runtime: Any, stream: int) -> None:
         """Makes dropped buffers available again, after all work that is now in a stream.
@@ -189,7 +184,7 @@ class DevicePool:
             stream: the stream's handle.
         """
         while self._dropped:
-            buffer = self._dropped.popleft()
+            buffer = self._dropped.popleft().item
             runtime.eventRecord(buffer.released.ptr, stream)
             if len(self._idle) < self._keep:
                 self._idle.append(buffer)
@@ -201,10 +196,9 @@ class BatchLease:
     Arrays over the buffer hold the lease. When the last of these arrays dies, the buffer goes back to the pool.
     """
 
-    __slots__ = ("_pool", "buffer")
+    # Weak references to an object of this class are told of its death before its attributes die.
+    __slots__ = ("__weakref__", "_given_back", "buffer")
 
-    def __init__(self, buffer: BatchBuffer, pool: DevicePool) -> None:
-        self.buffer, self._pool = buffer, pool
-
-    def __del__(self) -> None:
-        self._pool.drop(self.buffer)
+    def __init__(self, buffer: BatchBuffer, dropped: deque[GiveBack[BatchBuffer]]) -> None:
+        self.buffer = buffer
+        self._given_back = give_back(buffer, dropped, self)

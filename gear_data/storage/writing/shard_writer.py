@@ -110,9 +110,11 @@ class ShardWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # If `close` ran, there is no shard to wait for. Otherwise an earlier error is the one to report.
-        with suppress(BaseException):
-            self._wait_for_shard()
-        self._thread.shutdown()
+        try:
+            with suppress(Exception):
+                self._wait_for_shard()
+        finally:
+            self._thread.shutdown()
 
     @property
     def num_episodes(self) -> int:

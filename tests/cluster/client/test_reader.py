@@ -33,6 +33,7 @@ from gear_data.storage.mapped_shards import ShardLease
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable as variable_data
+from tests.support.running.eventually import eventually
 
 LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -363,7 +364,8 @@ def test_connections_end_with_the_dataset(nodes):
     assert any(peer()._idle for peer in peers)
     del dataset
     gc.collect()
-    assert [peer() for peer in peers] == [None, None]
+    # The prefetch thread ends by itself.
+    assert eventually(lambda: [peer() for peer in peers] == [None, None])
 
 
 def test_options_that_remote_datasets_refuse(nodes, remote):

@@ -80,8 +80,13 @@ def copies(loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
 
 
 def from_device(gpu: GpuUnderTest, loader: SequenceLoader, steps: int = STEPS) -> list[dict[str, Any]]:
-    """Returns the first batches, as a training step on the device reads them."""
-    got = [gpu.read(batch) for batch in itertools.islice(loader, steps)]
+    """Returns the first batches, as a training step on the device reads them.
+
+    The iterator's memory is free afterwards.
+    """
+    batches: Any = iter(loader)
+    got = [gpu.read(batch) for batch in itertools.islice(batches, steps)]
+    batches.close()
     gpu.finish()
     return got
 

@@ -1,0 +1,129 @@
+"""Calls that block in compiled code end early: cancelled or interrupted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from gear_data.common.cancellation import Cancellation, Cancelled, call_interruptibly, check_cancelled
+
+WAIT = 30.0
+
+
+def start(function, cancellation):
+    """Runs a function in a thread with a cancellation.
+
+    Returns the thread, and a list that receives the error.
+    """
+    raised = []
+
+    def run():
+        with cancellation.active():
+            try:
+                function()
+            except BaseException as error:
+                raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, raised
+
+
+def test_a_thread_without_cancellation_calls_the_function_itself():
+    threads = []
+    thread = threading.Thread(target=lambda: threads.append(call_interruptibly(threading.get_ident)))
+    thread.start()
+    thread.join()
+    assert threads == [thread.ident]
+
+
+def test_the_main_thread_gets_results_and_errors():
+    assert call_interruptibly(lambda: 5) == 5
+    assert call_interruptibly(threading.get_ident) != threading.get_ident()
+    with pytest.raises(KeyError, match="six"):
+        call_interruptibly(lambda: {}["six"])
+
+
+def test_calls_of_the_main_thread_share_a_thread():
+    threads = {call_interruptibly(threading.get_ident) for _ in range(20)}
+    assert len(threads) == 1
+
+
+def test_cancelling_ends_the_wait():
+    ended, waiting = threading.Event(), threading.Event()
+
+    def wait():
+        waiting.set()
+        assert ended.wait(WAIT)
+
+    cancellation = Cancellation()
+    thread, raised = start(lambda: call_interruptibly(wait, ended.set), cancellation)
+    assert waiting.wait(WAIT)
+    cancellation.cancel()
+    thread.join(WAIT)
+    assert [type(error) for error in raised] == [Cancelled]
+
+
+def test_a_cancelled_thread_begins_no_call():
+    called = []
+    cancellation = Cancellation()
+    cancellation.cancel()
+    thread, raised = start(lambda: call_interruptibly(lambda: called.append(1)), cancellation)
+    thread.join(WAIT)
+    assert ([type(error) for error in raised], called) == ([Cancelled], [])
+
+
+def test_checking_raises_only_in_the_cancelled_thread():
+    check_cancelled()
+    cancellation = Cancellation()
+    thread, raised = start(check_cancelled, cancellation)
+    thread.join(WAIT)
+    assert raised == []
+    cancellation.cancel()
+    thread, raised = start(check_cancelled, cancellation)
+    thread.join(WAIT)
+    assert [type(error) for error in raised] == [Cancelled]
+    check_cancelled()
+
+
+@pytest.fixture
+def interrupt():
+    """An event after which this process is interrupted."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    begun = threading.Event()
+
+    def send():
+        assert begun.wait(WAIT)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield begun
+    thread.join()
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("with_end", [True, False])
+def test_an_interrupt_ends_a_call_of_the_main_thread(interrupt, with_end):
+    released, events = threading.Event(), []
+
+    def wait():
+        interrupt.set()
+        released.wait(WAIT)
+        events.append("returned")
+
+    def end():
+        events.append("ended")
+        released.set()
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        call_interruptibly(wait, end if with_end else None)
+    assert time.monotonic() - began < WAIT / 2
+    # With `end`, the call has returned before the interrupt is raised: its objects are free again.
+    assert events == (["ended", "returned"] if with_end else [])
+    released.set()
+    assert call_interruptibly(lambda: 7) == 7
