@@ -128,6 +128,8 @@ class MappedShards:
         self._shards = shards
         self._map_shard = map_shard
         self._mapped = mapped
+        #: Checks mapped files of the dataset before a batch: see `MappedFiles.check`.
+        self.check: Callable[[], None] = mapped.check
         self._buffers: dict[int, pa.Buffer] = {}
         self._ready: set[int] = set()
         self.addresses: npt.NDArray[np.int64] = np.zeros((len(shards), len(schema)), np.int64)
@@ -152,10 +154,6 @@ class MappedShards:
         for shard in shards:
             self.touch(shard)
         return ShardLease(self.addresses)
-
-    def check(self) -> None:
-        """Checks mapped files of the dataset. See `MappedFiles.check`."""
-        self._mapped.check()
 
     @property
     def all_mapped(self) -> bool:

@@ -570,13 +570,13 @@ def test_columns_of_steps_that_are_refused(name: str, value: Any, tmp_path: Path
 @pytest.mark.parametrize("place", [0, 3, -1])
 def test_offsets_never_become_addresses(place: int, value: int, dataset: Path) -> None:
     ds = gear_data.open(dataset)
+    inside = [i for i, s in enumerate(ds.episodes["shard"]) if s == 1]
     shard = ds.manifest.shards[1]
     data = bytearray((dataset / shard.entry.file).read_bytes())
     offset = shard.variable["texts"].offsets + 8 * (place % (shard.steps + 1))
     data[offset : offset + 8] = value.to_bytes(8, "little", signed=True)
     (dataset / shard.entry.file).write_bytes(data)
     sign_file(dataset, shard.entry.file)
-    inside = [i for i, s in enumerate(ds.episodes["shard"]) if s == 1]
     ds = gear_data.open(dataset)
     refused = 0
     for i in inside:

@@ -18,6 +18,7 @@ from gear_data.residency import RESIDENCIES
 from tests.support.feed import data as feed_data
 from tests.support.feed import reference as ref
 from tests.support.feed.batches import same, take
+from tests.support.running.eventually import eventually
 
 OPTIONS = {"batch_size": 10, "context": 6, "seed": 3, "preset": "decision_transformer"}
 every_sampler = pytest.mark.parametrize("sampler", feed_data.EVERY_SAMPLER.values(), ids=feed_data.EVERY_SAMPLER)
@@ -214,7 +215,7 @@ def test_an_error_in_a_transform_comes_at_its_step_and_ends_the_iteration(datase
         for _ in range(4):
             next(iterator)
     assert next(iterator, None) is None
-    assert not prefetching()
+    assert eventually(lambda: not prefetching(), 10)
 
 
 # Threads
@@ -228,11 +229,11 @@ def test_an_abandoned_iterator_leaves_no_thread(dataset):
     for _ in SequenceLoader(dataset, prefetch=4, **OPTIONS):
         assert prefetching()
         break
-    assert not prefetching()
+    assert eventually(lambda: not prefetching(), 10)
     iterator = iter(SequenceLoader(dataset, prefetch=4, **OPTIONS))
     next(iterator)
     del iterator
-    assert not prefetching()
+    assert eventually(lambda: not prefetching(), 10)
 
 
 def test_simultaneous_iterators_are_independent(dataset):

@@ -256,7 +256,7 @@ def test_repair_beside_an_overwrite(two: Sources, destination: Path) -> None:
     assert two.number(destination) == 1
     shard = next((destination / "shards").iterdir())
     shard.write_bytes(bytes(shard.stat().st_size))
-    stop = Stop("gear_data.ingest.repair:_write")
+    stop = Stop("gear_data.ingest.repair:_rebuild")
     with stoppable(repair, destination, two.names[1], stop=stop) as first:
         first.expect("stopped")
         with pytest.raises(DestinationExistsError) as error:

@@ -111,6 +111,8 @@ def run(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request["variables"])
     os.sched_setaffinity(0, request["cores"])
+    # The streams of the server belong to other files.
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
     tempfile.tempdir = None
     # The first program compiles the project's modules, and the others load them.
     sys.dont_write_bytecode, sys.pycache_prefix = False, os.path.dirname(request["executable"])

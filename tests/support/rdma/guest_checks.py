@@ -405,8 +405,8 @@ def check_auto_reads_by_flight_where_rdma_fails(world: World) -> None:
     rdma = client._transports.rdma
     original = rdma.acquire
 
-    def broken(number: int, endpoint: Endpoint) -> RdmaConnection:
-        connection = original(number, endpoint)
+    def broken(number: int, endpoint: Endpoint, seconds: float) -> RdmaConnection:
+        connection = original(number, endpoint, seconds)
         connection.table[..., 1] ^= 0x5A00
         return connection
 

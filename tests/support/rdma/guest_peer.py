@@ -16,6 +16,7 @@ from pathlib import Path
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.shard_client import ShardClient
+from gear_data.common.secret import Secret
 from gear_data.errors import NodeRefusedError, NodeUnreachableError
 from tests.support.rdma.guest_rows import Rows
 
@@ -25,7 +26,7 @@ def main(dataset: str, place: str) -> None:
     rows, address, options = Rows(Path(dataset)), Address.parse(place), ClientOptions.from_environment()
     client = ShardClient([address], options, transport="verbs")
     try:
-        ShardClient([address], replace(options, token="not-the-token-of-the-RDMA-tests"), transport="verbs")
+        ShardClient([address], replace(options, token=Secret(b"not-the-token-of-the-RDMA-tests")), transport="verbs")
     except NodeRefusedError as error:
         print("without the token:", error, flush=True)
     for spans in (1, 100, 2000):
