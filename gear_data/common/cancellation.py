@@ -6,8 +6,10 @@ thread is the only thread to which Python delivers interrupts: another thread ma
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -125,8 +127,24 @@ class _Call:
 #: Seconds within which `end` ends a call.
 _END_SECONDS = 1.0
 #: Threads that wait for a call.
-_idle: list[SimpleQueue[_Call]] = []
+_idle: list[SimpleQueue[_Call | None]] = []
+#: All threads that make calls.
+_threads: list[tuple[threading.Thread, SimpleQueue[_Call | None]]] = []
 os.register_at_fork(after_in_child=_idle.clear)
+os.register_at_fork(after_in_child=_threads.clear)
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Ends the threads before the interpreter ends: a call that returns after that would crash the process."""
+    threads = list(_threads)
+    _threads.clear()
+    _idle.clear()
+    for _, calls in threads:
+        calls.put(None)
+    deadline = time.monotonic() + _END_SECONDS
+    for thread, _ in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _call_elsewhere(function: Callable[[], T], end: Callable[[], None] | None) -> T:
@@ -134,7 +152,9 @@ def _call_elsewhere(function: Callable[[], T], end: Callable[[], None] | None) -
         calls = _idle.pop()
     except IndexError:
         calls = SimpleQueue()
-        threading.Thread(target=_serve, args=(calls,), name="gear-data-calls", daemon=True).start()
+        thread = threading.Thread(target=_serve, args=(calls,), name="gear-data-calls", daemon=True)
+        _threads.append((thread, calls))
+        thread.start()
     call = _Call(function)
     try:
         calls.put(call)
@@ -150,9 +170,8 @@ def _call_elsewhere(function: Callable[[], T], end: Callable[[], None] | None) -
     return call.result  # type: ignore[no-any-return]
 
 
-def _serve(calls: SimpleQueue[_Call]) -> None:
-    while True:
-        call = calls.get()
+def _serve(calls: SimpleQueue[_Call | None]) -> None:
+    while (call := calls.get()) is not None:
         try:
             call.result = call.function()
         except BaseException as error:  # the caller raises it

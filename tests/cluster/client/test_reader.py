@@ -363,9 +363,12 @@ def test_connections_end_with_the_dataset(nodes):
     peers = [weakref.ref(peer) for peer in dataset._store._client._directory.peers]
     assert any(peer()._idle for peer in peers)
     del dataset
-    gc.collect()
-    # The prefetch thread ends by itself.
-    assert eventually(lambda: [peer() for peer in peers] == [None, None])
+
+    def are_gone() -> bool:
+        gc.collect()  # the prefetch thread ends by itself, and leaves a reference cycle
+        return [peer() for peer in peers] == [None, None]
+
+    assert eventually(are_gone)
 
 
 def test_options_that_remote_datasets_refuse(nodes, remote):
