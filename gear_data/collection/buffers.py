@@ -31,13 +31,24 @@ class _Memory(np.ndarray[Any, Any]):
     """
 
 
+class _Loan:
+    """Dies with the lease that keeps it, which gives the buffer back.
+
+    Weak references to a lease itself would not do: the attributes of an array die before the array, and with them the
+    reference. The slots of this object die after its references were called.
+    """
+
+    __slots__ = ("__weakref__", "given_back")
+    given_back: GiveBack[tuple[npt.NDArray[np.uint8], Any]]
+
+
 class _Lease(np.ndarray[Any, Any]):
     """A view of a lent buffer, which the lent array has as its base.
 
-    An array dies before its base. So this view keeps the reference alive that gives the buffer back.
+    Arrays over the lent array, or over this view, keep the loan.
     """
 
-    given_back: GiveBack[tuple[npt.NDArray[np.uint8], Any]]
+    loan: _Loan
 
 
 class BufferPool(Generic[T]):
@@ -73,9 +84,9 @@ class BufferPool(Generic[T]):
         if not self._reuse:
             return memory, description
         lease = memory.view(_Lease)
-        lent = np.ndarray(self._size, np.uint8, lease)
-        lease.given_back = give_back(buffer, self._idle, lent)
-        return lent, description
+        lease.loan = loan = _Loan()
+        loan.given_back = give_back(buffer, self._idle, loan)
+        return np.ndarray(self._size, np.uint8, lease), description
 
     def _allocate(self) -> tuple[npt.NDArray[np.uint8], T]:
         raw = np.empty(self._size + ALIGNMENT, np.uint8)
@@ -90,4 +101,4 @@ def pooled_memory(leased: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None
     The result is the same array for every lease of the buffer. It is None if the pool does not use the memory again.
     """
     lease: Any = leased.base
-    return lease.given_back.item[0] if isinstance(lease, _Lease) else None
+    return lease.loan.given_back.item[0] if isinstance(lease, _Lease) else None

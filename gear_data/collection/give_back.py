@@ -17,8 +17,8 @@ T = TypeVar("T")
 class GiveBack(weakref.ref[Any], Generic[T]):
     """A weak reference that enters a deque when its object dies.
 
-    It must itself live until then, so something that the object keeps alive refers to it. This cannot be an attribute
-    of the object if its class derives from `numpy.ndarray`: attributes die before the array does.
+    It must itself live until then, so the object refers to it. An array cannot be the object: the attributes of an
+    array, of a class that derives from `numpy.ndarray`, die before its weak references are called.
 
     Attributes:
         item: what is given back.

@@ -275,7 +275,8 @@ class TestBufferPool:
         del view
         assert pool.lease()[0].ctypes.data == address
 
-    def test_arrays_and_tensors_of_any_form_keep_the_lease(self):
+    @pytest.mark.parametrize("leased", [lambda lease: lease, lambda lease: lease.base], ids=["array", "base"])
+    def test_arrays_and_tensors_of_any_form_keep_the_lease(self, leased):
         pool = BufferPool(1024, address_of, reuse=True)
         for keep in (
             lambda array: array,
@@ -286,7 +287,7 @@ class TestBufferPool:
             memoryview,
         ):
             buffer, address = pool.lease()
-            kept = keep(np.ndarray((4, 8), np.float32, buffer, 256))
+            kept = keep(np.ndarray((4, 8), np.float32, leased(buffer), 256))
             del buffer
             assert pool.lease()[1] != address
             del kept
