@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 from tests.chaos.result import ChaosResult, Limit
-from tests.support.chaos.case_folder import Whole, copy_case, failure_of, last_lines, log_of, run_whole, wrong_after
+from tests.chaos.visits import visits
+from tests.support.chaos.case_folder import Whole, copy_case, failure_of, last_lines, log_of, wrong_after
 from tests.support.chaos.system_calls import Answer, Call, refusal, supervise
-from tests.support.chaos.write_paths import WRITE_PATHS, Job, inside, warm_up
+from tests.support.chaos.write_paths import Job, inside
 
 _YEAR = 365 * 86400.0
 #: Seconds that a clock is wrong by. A clock that runs since 1970 is wrong by the whole time.
@@ -33,21 +33,13 @@ def run(seed: int, limit: Limit) -> ChaosResult:
     """
     if (reason := refusal()) is not None:
         return ChaosResult("clocks", seed, 0, {}, skipped={"all": reason})
-    warm_up()
     tried: Counter[str] = Counter()
     failures: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="gear-chaos-") as scratch:
-        case = Path(scratch, "case")
-        wholes: dict[str, Whole] = {}
-        for number in limit.numbers():
-            visit, index = divmod(number, len(WRITE_PATHS))
-            path = WRITE_PATHS[index]
-            if path.name not in wholes:
-                wholes[path.name] = run_whole(path, case)
-            killed = (visit + index) % 2 == 1
-            failure = _jump(wholes[path.name], case, seed, visit, killed=killed)
-            tried["killed and continued" if killed else "whole"] += 1
-            failures += [f"case {number}: {path.name}{failure}"] if failure else []
+    for visit in visits(limit):
+        killed = (visit.round + visit.index) % 2 == 1
+        failure = _jump(visit.whole, visit.folder, seed, visit.round, killed=killed)
+        tried["killed and continued" if killed else "whole"] += 1
+        failures += [f"case {visit.case}: {visit.whole.path.name}{failure}"] if failure else []
     return ChaosResult("clocks", seed, tried.total(), dict(tried), tuple(failures))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,10 +20,11 @@ from pathlib import Path
 
 from gear_data.errors import GearError
 from tests.chaos.result import ChaosResult, Limit
-from tests.support.chaos.case_folder import Whole, copy_case, failure_of, last_lines, log_of, run_whole, wrong_after
+from tests.chaos.visits import visits
+from tests.support.chaos.case_folder import Whole, copy_case, failure_of, last_lines, log_of, wrong_after
 from tests.support.chaos.small_disk import PAGE, enlarge, own_mounts, small_disk
 from tests.support.chaos.system_calls import PLAIN_WRITES, SPACE, Answer, Call, refusal, supervise
-from tests.support.chaos.write_paths import WRITE_PATHS, Job, inside, warm_up
+from tests.support.chaos.write_paths import Job, inside
 
 _SMALL = "small tmpfs"
 _KINDS = ("EIO", "ENOSPC", "short writes", _SMALL)
@@ -35,22 +35,15 @@ def run(seed: int, limit: Limit) -> ChaosResult:
     """Lets the disk fail in the write paths in turn, in one way after the other."""
     if (reason := refusal()) is not None:
         return ChaosResult("disks", seed, 0, {}, skipped={"all": reason})
-    warm_up()
     unmountable = own_mounts()
     kinds = [kind for kind in _KINDS if unmountable is None or kind != _SMALL]
     tried: Counter[str] = Counter()
     failures: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="gear-chaos-") as scratch:
-        case = Path(scratch, "case")
-        wholes: dict[str, Whole] = {}
-        for number in limit.numbers():
-            visit, index = divmod(number, len(WRITE_PATHS))
-            path, kind = WRITE_PATHS[index], kinds[(visit + index) % len(kinds)]
-            if path.name not in wholes:
-                wholes[path.name] = run_whole(path, case)
-            failure = _fail(wholes[path.name], case, seed, visit, kind)
-            tried[kind] += 1
-            failures += [f"case {number}: {path.name}, {kind}{failure}"] if failure else []
+    for visit in visits(limit):
+        kind = kinds[(visit.round + visit.index) % len(kinds)]
+        failure = _fail(visit.whole, visit.folder, seed, visit.round, kind)
+        tried[kind] += 1
+        failures += [f"case {visit.case}: {visit.whole.path.name}, {kind}{failure}"] if failure else []
     skipped = {} if unmountable is None else {_SMALL: unmountable}
     return ChaosResult("disks", seed, tried.total(), dict(tried), tuple(failures), skipped)
 

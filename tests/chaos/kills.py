@@ -11,14 +11,14 @@ lock, shared memory or process.
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 from tests.chaos.result import ChaosResult, Limit
-from tests.support.chaos.case_folder import Whole, copy_case, failure_of, last_lines, log_of, run_whole, wrong_after
+from tests.chaos.visits import visits
+from tests.support.chaos.case_folder import Whole, copy_case, failure_of, last_lines, log_of, wrong_after
 from tests.support.chaos.system_calls import Answer, Call, refusal, supervise
-from tests.support.chaos.write_paths import WRITE_PATHS, inside, warm_up
+from tests.support.chaos.write_paths import inside
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
@@ -28,20 +28,13 @@ def run(seed: int, limit: Limit) -> ChaosResult:
     """
     if (reason := refusal()) is not None:
         return ChaosResult("kills", seed, 0, {}, skipped={"all": reason})
-    warm_up()
     tried: Counter[str] = Counter()
     failures: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="gear-chaos-") as scratch:
-        case = Path(scratch, "case")
-        wholes: dict[str, Whole] = {}
-        for number in limit.numbers():
-            visit, index = divmod(number, len(WRITE_PATHS))
-            path = WRITE_PATHS[index]
-            if path.name not in wholes:
-                wholes[path.name] = run_whole(path, case)
-            failure = _kill(wholes[path.name], case, seed, visit)
-            tried[path.name.partition(" ")[0]] += 1
-            failures += [f"case {number}: {path.name}, {failure}"] if failure else []
+    for visit in visits(limit):
+        name = visit.whole.path.name
+        failure = _kill(visit.whole, visit.folder, seed, visit.round)
+        tried[name.partition(" ")[0]] += 1
+        failures += [f"case {visit.case}: {name}, {failure}"] if failure else []
     return ChaosResult("kills", seed, tried.total(), dict(tried), tuple(failures))
 
 

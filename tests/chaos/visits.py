@@ -1,0 +1,45 @@
+"""Visits of the write paths in turn, as long as a limit allows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.result import Limit
+from tests.support.chaos.case_folder import Whole, run_whole
+from tests.support.chaos.write_paths import WRITE_PATHS, warm_up
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One case of a harness.
+
+    Attributes:
+        case: Number of the case.
+        round: How often the write path was visited before.
+        index: Position of the write path in `WRITE_PATHS`.
+        whole: The write path, and a run of it without faults.
+        folder: Folder for the case. All cases have the same one.
+    """
+
+    case: int
+    round: int
+    index: int
+    whole: Whole
+    folder: Path
+
+
+def visits(limit: Limit) -> Iterator[Visit]:
+    """Yields the visits that the limit allows. The first visit of a write path runs it once without faults."""
+    warm_up()
+    with tempfile.TemporaryDirectory(prefix="gear-chaos-") as scratch:
+        folder = Path(scratch, "case")
+        wholes: dict[str, Whole] = {}
+        for number in limit.numbers():
+            round_, index = divmod(number, len(WRITE_PATHS))
+            path = WRITE_PATHS[index]
+            if path.name not in wholes:
+                wholes[path.name] = run_whole(path, folder)
+            yield Visit(number, round_, index, wholes[path.name], folder)
