@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -189,6 +190,17 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def parse_with_quick(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, quick: Mapping[str, Any]
+) -> argparse.Namespace:
+    """Parses arguments. `--quick` sets other defaults, and options that are given hold all the same."""
+    args = parser.parse_args(arguments)
+    if args.quick:
+        parser.set_defaults(**quick)
+        args = parser.parse_args(arguments)
+    return args
 
 
 def progress(text: str) -> None:

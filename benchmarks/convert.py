@@ -38,6 +38,7 @@ from common import (
     describe_machine,
     machine_facts,
     parquet_files,
+    parse_with_quick,
     progress,
     spread,
     synthetic_episodes,
@@ -268,10 +269,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
-    args = parser.parse_args(arguments)
-    if args.quick:
-        parser.set_defaults(**QUICK)
-        args = parser.parse_args(arguments)
+    args = parse_with_quick(parser, arguments, QUICK)
     if args.source is not None and not args.source.exists():
         parser.error(f"--source {args.source}: no such file or folder")
     return args

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, command_line, describe_machine, machine_facts, progress, spread, write_json
+from common import ROOT, command_line, describe_machine, machine_facts, parse_with_quick, progress, spread, write_json
 from feeding.contenders import (
     CONTENDERS,
     INLINE,
@@ -240,10 +240,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
-    args = parser.parse_args(arguments)
-    if args.quick:
-        parser.set_defaults(**QUICK)
-        args = parser.parse_args(arguments)
+    args = parse_with_quick(parser, arguments, QUICK)
     if args.all:
         args.wait = args.leak = args.profile = True
     args.race = args.all or not (args.wait or args.leak or args.profile)
