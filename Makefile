@@ -15,7 +15,7 @@ demo: $(VENV)/installed-train
 
 test: $(VENV)/installed-test lint site
 	@if [ -n "$$GEAR_DATA_REQUIRE_VERBS" ]; then $(BIN)/python tests/support/rdma/image.py; fi
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

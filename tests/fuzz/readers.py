@@ -74,6 +74,7 @@ def in_child(body: Callable[[], int], log: Path, time_limit: int) -> tuple[int, 
     if child == 0:
         status = _FAILED
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's time limit has a handler
             signal.alarm(time_limit)  # ends the process even inside C code
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + _ADDRESSES,) * 2)
