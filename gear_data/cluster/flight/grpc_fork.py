@@ -83,27 +83,28 @@ class _DeadlineThread:
 class _ForkGate:
     """A gate that is closed while the process forks.
 
-    A fork waits until all callers have left. Each thread has a lock, which it holds while it is inside. `with` takes
-    and releases a lock in compiled code: an interrupt cannot leave the lock locked.
+    A fork waits until all callers have left. Each thread has a lock, which it holds while it is inside. A thread may
+    enter again while it is inside, so the locks are reentrant. `with` takes and releases a lock in compiled code: an
+    interrupt cannot leave the lock locked.
     """
 
     def __init__(self) -> None:
         self._registering = threading.Lock()
-        self._locks: dict[int, threading.Lock] = {}
+        self._locks: dict[int, threading.RLock] = {}
         self.is_closed = False
         #: Locks of threads, held while the gate is closed.
-        self._held: list[threading.Lock] = []
+        self._held: list[threading.RLock] = []
         #: Whether gRPC may have threads.
         self.has_threads = False
 
-    def own_lock(self) -> threading.Lock:
+    def own_lock(self) -> threading.RLock:
         """Returns the lock of the calling thread."""
         thread = threading.get_ident()
         lock = self._locks.get(thread)
         if lock is None:
             # Waits while the gate is closed.
             with self._registering:
-                lock = self._locks.setdefault(thread, threading.Lock())
+                lock = self._locks.setdefault(thread, threading.RLock())
         return lock
 
     def close(self) -> None:
@@ -127,10 +128,10 @@ _deadlines, _gate = _DeadlineThread(), _ForkGate()
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
-def using_grpc() -> threading.Lock:
+def using_grpc() -> threading.RLock:
     """Returns a context in which the process does not fork.
 
-    All use of gRPC is in such a context. Not reentrant.
+    All use of gRPC is in such a context. Contexts of a thread may be nested.
     """
     return _gate.own_lock()
 
