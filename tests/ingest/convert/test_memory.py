@@ -22,11 +22,11 @@ print(int(peak.split()[1]) << 10, report.bytes)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak memory from")
-def test_three_times_the_data_takes_no_more_memory(sources: Any, tmp_path: Path) -> None:
+def test_five_times_the_data_takes_no_more_memory(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(100, seed=1, max_length=1000, states=36, actions=8)
     file = sources.write_episodes(tmp_path / "one.parquet", rollouts, row_group=10)
     peaks, sizes = [], []
-    for times in (4, 12):  # both sources are larger than one read
+    for times in (4, 20):  # both sources are larger than one read
         (tmp_path / f"source{times}").mkdir()
         for i in range(times):
             os.link(file, tmp_path / f"source{times}" / f"{i}.parquet")
@@ -34,7 +34,7 @@ def test_three_times_the_data_takes_no_more_memory(sources: Any, tmp_path: Path)
         # The smaller of two runs: on a busy machine the allocators of several threads sometimes keep more memory.
         peaks.append(min(peak for peak, _ in found))
         sizes.append(found[0][1])
-    assert sizes[1] - sizes[0] > 50 << 20
+    assert sizes[1] - sizes[0] > 100 << 20
     assert peaks[1] - peaks[0] < (sizes[1] - sizes[0]) // 2
 
 
