@@ -15,7 +15,7 @@ from gear_data.cluster.placement import Placement
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters, planning, views
 from gear_data.dataset.episode import Episode
-from gear_data.dataset.positions import check_id, check_position, check_positions
+from gear_data.dataset.positions import check_id, check_position, check_positions, check_range
 from gear_data.dataset.split import split_positions, split_sizes
 from gear_data.dataset.step_filter import combined_mask
 from gear_data.dataset.store import DatasetStore
@@ -243,6 +243,7 @@ class Dataset:
 
     def _ids(self, first: int, last: int) -> Int64Array:
         """Returns the ids of the episodes at positions first to last - 1."""
+        check_range(first, last, self.num_episodes)
         return np.arange(first, last) if self.episode_ids is None else self.episode_ids[first:last]
 
     def _view_of(self, ids: Int64Array) -> Dataset:
@@ -256,6 +257,7 @@ class Dataset:
 
         Raises:
             UnknownNameError: the column does not exist. The error lists the columns.
+            EpisodeIndexError: the dataset or view has no such positions.
         """
         return self._store.steps(name, self._ids(first, last))
 
@@ -266,6 +268,7 @@ class Dataset:
 
         Raises:
             UnknownNameError: the column does not exist. The error lists the columns.
+            EpisodeIndexError: the dataset or view has no such positions.
             CorruptShardError: the values are damaged.
         """
         return self._store.values(name, self._ids(first, last))
@@ -274,6 +277,9 @@ class Dataset:
         """Returns int64 [last - first]: bytes of each episode over all columns.
 
         The episodes are at positions first to last - 1.
+
+        Raises:
+            EpisodeIndexError: the dataset or view has no such positions.
         """
         return self._store.sizes(self._ids(first, last))
 

@@ -58,6 +58,24 @@ def check_positions(positions: Any, count: int) -> Int64Array:
     return checked
 
 
+def check_range(first: int, last: int, count: int) -> None:
+    """Checks that positions first to last - 1 are episodes of a dataset or view.
+
+    Args:
+        first: position of the first episode.
+        last: position after the last episode.
+        count: number of episodes of the dataset or view.
+
+    Raises:
+        EpisodeIndexError: they are not.
+    """
+    if not 0 <= first <= last <= count:
+        raise EpisodeIndexError(
+            f"positions {first} to {last} are not a range of episodes: positions are 0 to {count}",
+            hint="the last position is exclusive, and negative positions are not supported",
+        )
+
+
 def check_id(index: Any, ids: Int64Array | None, count: int) -> int:
     """Returns an episode's id as an int.
 

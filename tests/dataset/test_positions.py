@@ -96,6 +96,20 @@ def test_a_list_with_a_position_outside(outside: int, ds: gear_data.Dataset) -> 
         ds.select([0, outside])
 
 
+@pytest.mark.parametrize("read", ["steps", "values", "sizes"])
+@pytest.mark.parametrize("viewed", [False, True], ids=["dataset", "view"])
+@pytest.mark.parametrize(("first", "after_end"), [(0, 1), (-1, 0), (1, 1), (10**30, 10**30)])
+def test_ranges_outside(first: int, after_end: int, viewed: bool, read: str, ds: gear_data.Dataset) -> None:
+    """Beyond the end, a slice of a view's ids would be shorter than asked for."""
+    dataset = ds.select([0, 2, 3]) if viewed else ds
+    names = () if read == "sizes" else ("rewards",)
+    last = len(dataset) + after_end
+    with pytest.raises(
+        EpisodeIndexError, match=f"positions {first} to {last} are not .*: positions are 0 to {len(dataset)}"
+    ):
+        getattr(dataset, read)(*names, first, last)
+
+
 @pytest.mark.parametrize("positions", [[3, 2], [2, 2], [0, 5, 4, 6], np.array([1, 0]), [-1, 0]], ids=str)
 def test_positions_must_ascend(positions: Any, ds: gear_data.Dataset) -> None:
     with pytest.raises(InvalidArgumentError, match="positions must ascend without repeats, but"):
