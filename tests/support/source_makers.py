@@ -141,6 +141,17 @@ def robomimic(folder: Path, rollouts: Sequence[Rollout]) -> None:
         file["mask/train"] = [b"demo_0", b"demo_3"]
 
 
+def d3rlpy(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    folder.mkdir(parents=True)
+    with h5py.File(folder / "buffer.h5", "w") as file:
+        file["columns"] = ["observations", "actions", "rewards", "terminated"]
+        file["num_episodes"], file["version"] = len(rollouts), "2.1"
+        for i, rollout in enumerate(rollouts):
+            columns = rollout.columns
+            file[f"observations_{i}"], file[f"actions_{i}"] = columns["observations"], columns["actions"]
+            file[f"rewards_{i}"], file[f"terminated_{i}"] = columns["rewards"][:, None], columns["terminated"][-1]
+
+
 def npz(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
     flat = _flat(rollouts)
@@ -263,6 +274,7 @@ MAKERS: dict[str, Maker] = {
     "minari": minari,
     "minari-arrow": minari_arrow,
     "robomimic": robomimic,
+    "d3rlpy": d3rlpy,
     "npz": npz,
     "npz-imitation": npz_imitation,
     "ogbench": ogbench,

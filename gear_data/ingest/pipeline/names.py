@@ -33,6 +33,7 @@ _CANONICAL = {
     "next.reward": "rewards",
     "done": DONES,
     "next.done": DONES,
+    "episode_terminals": DONES,
     "terminal": "terminated",
     "terminals": "terminated",
     "terminations": "terminated",

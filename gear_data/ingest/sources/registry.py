@@ -23,6 +23,7 @@ _MODULES = (
     "arrays.npy_folder",
     "arrays.npz",
     "arrays.ogbench",
+    "d3rlpy",
     "d4rl.reader",
     "robomimic",
     "in_memory",

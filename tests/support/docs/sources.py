@@ -45,6 +45,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "lift": _from_maker("robomimic"),
     "imitation": _from_maker("npz-imitation"),
     "ogbench": _ogbench,
+    "d3rlpy": _from_maker("d3rlpy"),
     "arrays": _from_maker("numpy"),
     "images": _from_maker("images"),
 }

@@ -21,32 +21,39 @@ BoolArray = npt.NDArray[np.bool_]
 class EndRule:
     """The rule that finds the episodes' ends.
 
-    Terminal steps always end an episode. For other ends, the first of `timeouts`, `next_observations` and `max_steps`
-    that is not None applies.
+    Terminal steps always end an episode. For other ends, the first of `timeouts`, `dones`, `next_observations` and
+    `max_steps` that is not None applies.
 
     Attributes:
         terminals: dataset of the flags of terminal steps.
         timeouts: dataset of the flags of steps at which an episode was truncated.
+        dones: dataset of the flags of the last steps, terminal or not.
         next_observations: dataset of the observations after each step.
         max_steps: an episode ends after this number of steps.
     """
 
     terminals: str
     timeouts: str | None
+    dones: str | None
     next_observations: str | None
     max_steps: int | None
 
     @property
     def by_flags(self) -> bool:
         """Whether ends can be found without reading observations."""
-        return self.timeouts is not None or self.next_observations is None
+        return self.end_flags is not None or self.next_observations is None
+
+    @property
+    def end_flags(self) -> str | None:
+        """The dataset that marks the ends of episodes without a terminal step."""
+        return self.timeouts or self.dones
 
     def check(self, file: str) -> None:
         """Checks that the rule finds ends of episodes without a terminal step.
 
         Raises UnknownFormatError otherwise.
         """
-        if self.timeouts is None and self.next_observations is None and self.max_steps is None:
+        if self.by_flags and self.end_flags is None and self.max_steps is None:
             raise UnknownFormatError(
                 "neither 'timeouts' nor 'next_observations' says where episodes end",
                 file=file,
@@ -65,8 +72,8 @@ class EndRule:
             age: number of steps that the first row's episode has before it.
         """
         ends: BoolArray = file[self.terminals][start:stop].reshape(-1).astype(np.bool_)
-        if self.timeouts is not None:
-            ends |= file[self.timeouts][start:stop].reshape(-1).astype(np.bool_)
+        if self.end_flags is not None:
+            ends |= file[self.end_flags][start:stop].reshape(-1).astype(np.bool_)
         elif self.next_observations is None and self.max_steps is not None:
             steps = np.arange(stop - start)
             begins = np.concatenate([[True], ends[:-1]])

@@ -14,7 +14,7 @@ import h5py
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.location import SourceFile, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns
-from gear_data.ingest.pipeline.names import canonical_name, name_map
+from gear_data.ingest.pipeline.names import DONES, canonical_name, name_map
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.d4rl.episode_ends import EndRule
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts, plain_value
@@ -79,10 +79,10 @@ def read_layout(file: h5py.File, name: str, options: SourceOptions) -> D4rlLayou
                 column=required,
                 hint=f"rename it with --rename NAME={canonical_name(required)}, or leave --format out",
             )
-    next_observations, timeouts = by_name.get("next_observations"), by_name.get("truncated")
+    next_observations, timeouts, dones = (by_name.get(name) for name in ("next_observations", "truncated", DONES))
     observations = by_name["observations"]
     max_steps = None
-    if timeouts is None and next_observations is None:
+    if timeouts is None and dones is None and next_observations is None:
         max_steps = _max_steps(options.max_episode_steps, metadata, name)
     chosen = choose_columns(candidates, options)
     needed = {*chosen, observations, *([next_observations] if next_observations else [])}
@@ -99,7 +99,7 @@ def read_layout(file: h5py.File, name: str, options: SourceOptions) -> D4rlLayou
             _column(datasets, source, column, name, has_final and column == "observations")
             for source, column in sources.items()
         ),
-        end_rule=EndRule(by_name["terminated"], timeouts, next_observations, max_steps),
+        end_rule=EndRule(by_name["terminated"], timeouts, dones, next_observations, max_steps),
         has_final=has_final,
         metadata=metadata,
     )
@@ -185,11 +185,10 @@ def _column(
 
 
 def _read_metadata(file: h5py.File, non_columns: Mapping[str, str], name: str) -> dict[str, Any]:
-    """Reads the attributes of the file, and the scalars under `metadata/`."""
+    """Reads the attributes of the file, and its scalars."""
     with reading(name):
         facts, _ = attribute_facts(file, ())
-        scalars = [path for path, kind in non_columns.items() if kind == SCALAR and path.startswith(_METADATA)]
-        for path in scalars:
+        for path in (path for path, kind in non_columns.items() if kind == SCALAR):
             check_heaps(file[path])
             if (value := plain_value(file[path][()])) is not None:
                 facts[path.removeprefix(_METADATA)] = value

@@ -229,7 +229,7 @@ class D4rlSource:
         """
         count = len(observations) - 1  # the last row of a file has no next row
         jumps = rows_differ(next_observations[:count], observations[1:])
-        if self._end_rule.timeouts is None:
+        if self._end_rule.end_flags is None:
             ends[:count] |= jumps
             return
         inside = np.flatnonzero(jumps & ~ends[:count])
@@ -245,7 +245,7 @@ class D4rlSource:
         length whose last step is not terminal was truncated.
         """
         if self._end_rule.timeouts is None:
-            if self._end_rule.next_observations is not None or self._end_rule.max_steps is None:
+            if self._end_rule.max_steps is None:
                 return block
             last = block.offsets[1:] - 1
             truncated = np.zeros(int(block.lengths.sum()), np.bool_)
