@@ -16,9 +16,9 @@ from collections import Counter
 from pathlib import Path
 
 from tests.chaos.result import ChaosResult, Limit
-from tests.chaos.visits import visits
 from tests.support.chaos.case_folder import Whole, copy_case, failure_of, last_lines, log_of, wrong_after
 from tests.support.chaos.system_calls import Answer, Call, refusal, supervise
+from tests.support.chaos.visits import visits
 from tests.support.chaos.write_paths import Job, inside
 
 _YEAR = 365 * 86400.0

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from gear_data.errors import GearError
 from tests.chaos.result import ChaosResult, Limit
-from tests.chaos.visits import visits
 from tests.support.chaos.case_folder import Whole, copy_case, failure_of, last_lines, log_of, wrong_after
 from tests.support.chaos.small_disk import PAGE, enlarge, own_mounts, small_disk
 from tests.support.chaos.system_calls import PLAIN_WRITES, SPACE, Answer, Call, refusal, supervise
+from tests.support.chaos.visits import visits
 from tests.support.chaos.write_paths import Job, inside
 
 _SMALL = "small tmpfs"
