@@ -21,6 +21,8 @@ _LFS_POINTER = b"version https://git-lfs"
 #: More folders than this usually hold one episode each.
 _FEW_FOLDERS = 64
 _VAL_ARCHIVE = "-val.npz"
+#: Hidden files that are listed: they describe the arrays of a Zarr store of version 2.
+_LISTED_HIDDEN = frozenset({".zarray", ".zattrs", ".zgroup"})
 _SPLITS = ("train", "validation", "valid", "val", "test", "dev", "eval")
 
 
@@ -187,13 +189,17 @@ def _local_folder(root: str) -> Location:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
             path = os.path.join(folder, name)
-            if name.startswith("."):
+            if _is_hidden(name):
                 continue
             file = _local_file(path, os.path.relpath(path, root))
             if file is None:
                 raise _special(os.path.relpath(path, root))
             files.append(file)
     return Location(root, tuple(sorted(files, key=_natural_order)), folder=True)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") and name not in _LISTED_HIDDEN
 
 
 def _local_file(path: str, name: str) -> SourceFile | None:
@@ -237,7 +243,7 @@ def _remote(url: str) -> Location:
     files = []
     for path, info in found.items():
         name = str(PurePosixPath(path).relative_to(root)) if folder else PurePosixPath(path).name
-        if not any(part.startswith(".") for part in PurePosixPath(name).parts):
+        if not any(map(_is_hidden, PurePosixPath(name).parts)):
             stamp = next((str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified") if info.get(key)), "")
             if info["type"] == "other":  # of a file system of this machine
                 raise _special(name)

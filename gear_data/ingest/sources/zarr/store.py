@@ -1,0 +1,207 @@
+"""Zarr stores: folders, and `.zip` archives of such folders.
+
+A store maps keys, such as `data/action/0.0`, to bytes. A folder has a file for each key, an archive has a member. The
+keys `.zgroup` and `.zarray` (version 2) or `zarr.json` (version 3) mark groups and arrays:
+https://zarr-specs.readthedocs.io.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from gear_data.errors import CorruptSourceError, GearError
+from gear_data.ingest.location import Location, SourceFile
+
+ZIP_SUFFIX = ".zip"
+ARRAY_V2, ATTRIBUTES_V2, NODE_V3 = ".zarray", ".zattrs", "zarr.json"
+_NODES = (ARRAY_V2, ".zgroup", NODE_V3)
+#: Upper bound on the compression ratio of deflate, which is 1032 to 1 (RFC 1951).
+_MAX_DEFLATE_RATIO = 1040
+_DOWNLOAD_AGAIN = "download it again"
+
+
+@dataclass(frozen=True)
+class ZarrStore:
+    """A store of Zarr arrays.
+
+    Attributes:
+        name: the name of the folder or archive, for messages.
+        files: key -> file; None for an archive.
+        members: key -> member; None for a folder.
+        archive: the archive; None for a folder.
+    """
+
+    name: str
+    files: Mapping[str, SourceFile] | None = None
+    members: Mapping[str, zipfile.ZipInfo] | None = None
+    archive: SourceFile | None = None
+
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Yields each key with the bytes that it takes in the folder or archive."""
+        for key, file in (self.files or {}).items():
+            yield key, file.size
+        for key, member in (self.members or {}).items():
+            yield key, member.compress_size
+
+    def place(self, key: str) -> str:
+        """Returns the name of a key, for messages."""
+        file = None if self.files is None else self.files.get(key)
+        return file.name if file is not None else f"{self.name}/{key}"
+
+
+def find_stores(location: Location) -> list[ZarrStore]:
+    """Returns the stores of a location: the topmost folders with Zarr's files, in folders and in archives.
+
+    An archive without Zarr's files has no store.
+
+    Raises:
+        CorruptSourceError: an archive is damaged.
+    """
+    roots = _roots(file.name for file in location.files)
+    files: dict[str, dict[str, SourceFile]] = {root: {} for root in roots}
+    for file in location.files if roots else ():
+        root = _root_of(file.name, files)
+        if root is not None:
+            files[root][_key(file.name, root)] = file
+    stores = [ZarrStore(root or location.name, files=found) for root, found in files.items()]
+    for archive in location.with_suffix(ZIP_SUFFIX):
+        if _root_of(archive.name, files) is None:
+            stores += _stores_of_archive(archive)
+    return stores
+
+
+def _stores_of_archive(file: SourceFile) -> list[ZarrStore]:
+    file.check_readable()
+    with _reading(file.name), file.open() as stream, zipfile.ZipFile(stream) as archive:
+        infos = [info for info in archive.infolist() if not info.is_dir()]
+    roots = _roots(info.filename for info in infos)
+    if not roots:
+        return []
+    if sum(info.compress_size for info in infos) > file.size:
+        raise CorruptSourceError("its members claim more bytes than the file has", file=file.name, hint=_DOWNLOAD_AGAIN)
+    members: dict[str, dict[str, zipfile.ZipInfo]] = {root: {} for root in roots}
+    for info in infos:
+        root = _root_of(info.filename, members)
+        if root is not None:
+            members[root][_key(info.filename, root)] = info
+    return [
+        ZarrStore(f"{file.name}/{root}" if root else file.name, members=found, archive=file)
+        for root, found in members.items()
+    ]
+
+
+def _roots(names: Iterable[str]) -> list[str]:
+    """Returns the topmost folders with a group or an array; "" is the place itself."""
+    folders = dict.fromkeys(name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in _NODES)
+    if "" in folders:
+        return [""]
+    return [folder for folder in folders if not any(parent in folders for parent in _parents(folder))]
+
+
+def _root_of(name: str, roots: Mapping[str, object]) -> str | None:
+    """Returns the root among `roots` that a file is in."""
+    return next((parent for parent in (*_parents(name), "") if parent in roots), None)
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _key(name: str, root: str) -> str:
+    return name[len(root) + 1 :] if root else name
+
+
+class StoreReader:
+    """Reads the values of a store's keys; a context manager.
+
+    An archive stays open between two keys.
+    """
+
+    def __init__(self, store: ZarrStore) -> None:
+        self._store = store
+        self._open = ExitStack()
+        self._archive: zipfile.ZipFile | None = None
+
+    def __enter__(self) -> StoreReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def read(self, key: str) -> bytes | None:
+        """Returns the bytes of a key; None if the store does not have the key.
+
+        Raises:
+            CorruptSourceError: the file or the archive is damaged.
+        """
+        store = self._store
+        if store.files is not None:
+            file = store.files.get(key)
+            if file is None:
+                return None
+            with _reading(file.name), file.open() as stream:
+                return _exactly(stream, file.size, file.name)
+        member = (store.members or {}).get(key)
+        if member is None or store.archive is None:
+            return None
+        with _reading(store.place(key)):
+            _check_member(member, store.place(key))
+            if self._archive is None:
+                self._archive = self._open.enter_context(
+                    zipfile.ZipFile(self._open.enter_context(store.archive.open()))
+                )
+            return self._archive.read(member)
+
+
+def _exactly(stream: IO[bytes], size: int, place: str) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise CorruptSourceError(
+            f"has {len(data)} bytes, but had {size} before",
+            file=place,
+            hint="do not change the source while it is read",
+        )
+    return data
+
+
+def _check_member(info: zipfile.ZipInfo, place: str) -> None:
+    """Checks that a member is plain, and that its size is possible.
+
+    Raises CorruptSourceError otherwise.
+    """
+    if info.flag_bits & 1:
+        raise CorruptSourceError("is encrypted", file=place, hint="write the archive again without a password")
+    fits = info.file_size == info.compress_size
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        fits = info.file_size <= _MAX_DEFLATE_RATIO * (info.compress_size + 1)
+    elif info.compress_type != zipfile.ZIP_STORED:
+        raise CorruptSourceError(
+            "is compressed by another method than deflate", file=place, hint="write the archive again, uncompressed"
+        )
+    if not fits:
+        raise CorruptSourceError(
+            f"claims to unpack {info.compress_size} bytes to {info.file_size}, which is impossible",
+            file=place,
+            hint=_DOWNLOAD_AGAIN,
+        )
+
+
+@contextmanager
+def _reading(place: str) -> Iterator[None]:
+    """Converts the errors of files and of zipfile to CorruptSourceError."""
+    try:
+        yield
+    except GearError:
+        raise
+    except (
+        zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError, LookupError,
+        OverflowError,
+    ) as error:  # fmt: skip
+        raise CorruptSourceError(f"cannot be read: {error}", file=place, hint=_DOWNLOAD_AGAIN) from error
