@@ -152,6 +152,24 @@ def d3rlpy(folder: Path, rollouts: Sequence[Rollout]) -> None:
             file[f"rewards_{i}"], file[f"terminated_{i}"] = columns["rewards"][:, None], columns["terminated"][-1]
 
 
+def isaac_lab(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    folder.mkdir(parents=True)
+    with h5py.File(folder / "dataset.hdf5", "w") as file:
+        data = file.create_group("data")
+        data.attrs["total"] = sum(map(len, rollouts))
+        data.attrs["env_args"] = json.dumps({"env_name": "Isaac-Lift-Cube-Franka-v0", "type": 2})
+        for i, rollout in enumerate(rollouts):
+            group = data.create_group(f"demo_{i}")
+            group.attrs["num_samples"], group.attrs["seed"], group.attrs["success"] = len(rollout), i, bool(i % 2)
+            states = rollout.columns["observations"]
+            group.create_dataset("actions", data=rollout.columns["actions"], compression="gzip")
+            group.create_dataset("obs/actions", data=np.zeros_like(rollout.columns["actions"]), compression="gzip")
+            group.create_dataset("obs/state", data=states, compression="gzip")
+            group["rewards"] = rollout.columns["rewards"]
+            group.create_dataset("initial_state/articulation/robot/root_pose", data=states[:1], compression="gzip")
+            group.create_dataset("states/articulation/robot/root_pose", data=states, compression="gzip")
+
+
 def npz(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
     flat = _flat(rollouts)
@@ -275,6 +293,7 @@ MAKERS: dict[str, Maker] = {
     "minari-arrow": minari_arrow,
     "robomimic": robomimic,
     "d3rlpy": d3rlpy,
+    "robomimic-isaac-lab": isaac_lab,
     "npz": npz,
     "npz-imitation": npz_imitation,
     "ogbench": ogbench,

@@ -25,7 +25,7 @@ _MODULES = (
     "arrays.ogbench",
     "d3rlpy",
     "d4rl.reader",
-    "robomimic",
+    "robomimic.reader",
     "in_memory",
     "lerobot.reader",
     "minari.arrow",

@@ -30,7 +30,10 @@ _FORMATS = {
     "lerobot-v2.1": "lerobot",
     "lerobot-v3": "lerobot",
     "npz-imitation": "npz",
+    "robomimic-isaac-lab": "robomimic",
 }
+#: Sources in which nothing terminates.
+_TRUNCATED = ("ogbench", "robomimic-isaac-lab")
 _NEEDS = {"torchrl": "tensordict", "rlds": "tensorflow_datasets"}
 #: Small sizes of units and blocks, so that there are many.
 _SIZES = {"UNIT_BYTES": 1, "_BLOCK_BYTES": 600, "_BATCH_BYTES": 600, "_CHUNK_BYTES": 600}
@@ -99,7 +102,7 @@ def case(request: pytest.FixtureRequest, sources: Any, tmp_path_factory: pytest.
         pytest.importorskip(_NEEDS[name])
     folder = tmp_path_factory.mktemp("case")
     rollouts = sources.make_rollouts(10, seed=5, max_length=9)
-    if name == "ogbench":  # nothing terminates
+    if name in _TRUNCATED:
         rollouts = [r.with_columns(truncated=r.ends, terminated=np.zeros(len(r), np.bool_)) for r in rollouts]
     source = _write(name, folder / "source", rollouts)
     report = gear_data.convert(source, folder / "dataset", **_OPTIONS)

@@ -47,6 +47,22 @@ class GroupColumn:
     encoded: bool = False
 
 
+@dataclass(frozen=True)
+class GroupContents:
+    """The datasets to read from every episode's group.
+
+    Attributes:
+        columns: datasets with a row per step.
+        facts: datasets with one row, which belongs to the whole episode. Their `spec` is the fact's: a scalar, or an
+            array that becomes a list.
+        findings: notes on datasets with an unusual number of rows.
+    """
+
+    columns: tuple[GroupColumn, ...]
+    facts: tuple[GroupColumn, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
 @dataclass
 class GroupEpisode:
     """An episode that was read.
@@ -58,6 +74,7 @@ class GroupEpisode:
         finals: name -> [1, ...], final observations.
         variable: name -> T texts or bytes.
         variable_finals: name -> one text or bytes, the final observation.
+        facts: name -> plain value, or nested list of them, of a dataset with one row; None if the group lacks it.
     """
 
     number: int
@@ -66,6 +83,7 @@ class GroupEpisode:
     finals: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     variable: dict[str, pa.Array] = field(default_factory=dict)
     variable_finals: dict[str, pa.Array] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -79,14 +97,14 @@ class EpisodeReader:
     """Reads the episodes of one source.
 
     Attributes:
-        columns: the columns to read from each episode.
+        contents: the columns and facts to read from each episode.
         steps: path of the dataset whose rows are the steps.
-        model: file and episode that `columns` were inferred from, for messages.
+        model: file and episode that `contents` were inferred from, for messages.
         links: paths of every link below the model's group, for comparison with the other episodes.
         findings: receives the findings.
     """
 
-    columns: tuple[GroupColumn, ...]
+    contents: GroupContents
     steps: str
     model: str
     links: frozenset[str]
@@ -107,8 +125,10 @@ class EpisodeReader:
         if not steps:
             raise opened.error("the episode has no steps", self.steps)
         episode = GroupEpisode(number, steps)
-        for column in self.columns:
+        for column in self.contents.columns:
             self._read_column(column, opened, episode)
+        for fact in self.contents.facts:
+            episode.facts[fact.spec.name] = self._read_fact(fact, opened) if fact.path in links else None
         return episode
 
     def _read_column(self, column: GroupColumn, opened: _OpenGroup, episode: GroupEpisode) -> None:
@@ -137,6 +157,18 @@ class EpisodeReader:
             episode.finals[spec.name] = values[steps:]
         elif column.final is not None:
             episode.finals[spec.name] = self._read_final(column, column.final, opened, steps)
+
+    def _read_fact(self, fact: GroupColumn, opened: _OpenGroup) -> Any:
+        """Returns the value of a dataset with one row. One element becomes a scalar."""
+        dataset = opened.dataset(fact.path)
+        opened.check_rows(dataset, 1, self.steps)
+        self._check_matches(dataset, fact, opened)
+        if fact.spec.variable_length:
+            return opened.read_variable(dataset, fact.spec)[0].as_py()
+        with reading(opened.file.name, fact.path, opened.number):
+            values = read_fixed(dataset.id, dataset.shape, dataset.dtype)
+        values = self._cast(values, fact, opened)
+        return values.item() if values.size == 1 else values[0].tolist()
 
     def _read_final(self, column: GroupColumn, path: str, opened: _OpenGroup, steps: int) -> npt.NDArray[Any]:
         """Returns [1, *shape]: the last row of the observations after each step."""

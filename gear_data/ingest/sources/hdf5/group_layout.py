@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import h5py
-from h5py import h5g, h5l, h5o
+from h5py import h5d, h5g, h5l, h5o
 
-from gear_data.errors import BadEpisodeError, CorruptSourceError
+from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.hdf5.open_file import reading
@@ -32,7 +32,7 @@ class GroupLayout:
         prefix: start of the episodes' names; a number follows.
         steps: path of the dataset whose rows are an episode's steps.
         declared: attribute of an episode that declares its number of steps.
-        ignored: further attributes that are not kept as facts.
+        ignored: attributes of an episode that are not kept as facts.
         facts: reads further facts from a file: name of an episode -> its facts.
         check: checks a file as a whole, when its first episode is read. The arguments are the file, its name, its
             number of episodes, its total number of steps, and the log that receives findings.
@@ -74,3 +74,18 @@ class GroupLayout:
                 if isinstance(item, h5g.GroupID):
                     return h5py.Group(item)
         raise BadEpisodeError(f"'{key}' is not a group of this file", file=name, row=number)
+
+    def count_steps(self, parent: h5py.Group, name: str, number: int, key: str) -> int:
+        """Counts the rows of an episode's steps dataset.
+
+        Returns 0 for a bad episode, which is reported when it is read.
+        """
+        steps = self.steps.encode()
+        try:
+            with reading(name):
+                group = self.group(parent, name, number, key)
+                if group.id.links.get_info(steps).type == h5l.TYPE_HARD:
+                    return int(h5d.open(group.id, steps).shape[0])
+        except GearError:
+            pass
+        return 0

@@ -11,14 +11,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pyarrow as pa
-from h5py import h5d, h5l
 
-from gear_data.errors import BadEpisodeError, EmptySourceError, GearError
+from gear_data.errors import BadEpisodeError, EmptySourceError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import SourceFile, files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts
-from gear_data.ingest.sources.hdf5.episode_reader import EpisodeReader, GroupColumn, GroupEpisode
+from gear_data.ingest.sources.hdf5.episode_reader import EpisodeReader, GroupContents, GroupEpisode
 from gear_data.ingest.sources.hdf5.group_layout import MAX_DIGITS, GroupLayout
 from gear_data.ingest.sources.hdf5.inventory import SCALAR, inventory, links_below
 from gear_data.ingest.sources.hdf5.open_file import open_hdf5, reading
@@ -31,52 +30,74 @@ _BLOCK_BYTES = 16 << 20
 def open_groups(
     files: tuple[SourceFile, ...],
     layout: GroupLayout,
-    describe: Callable[[Mapping[str, h5py.Dataset], Mapping[str, str], str], Sequence[GroupColumn]],
+    describe: Callable[[Mapping[str, h5py.Dataset], Mapping[str, str], str], GroupContents],
     *,
     metadata: Mapping[str, Any],
     skip_bad: bool,
 ) -> GroupedEpisodeSource:
-    """Opens a source with the columns of the first episode that has steps.
+    """Opens a source with the columns of its first episode of two steps or more.
+
+    An episode of one step does not show which datasets have one row for the whole episode. It is the model only if
+    there is no longer one.
 
     Args:
         files: the files, in source order.
         layout: the layout of all files.
-        describe: chooses the columns of an episode, from the two results of `inventory` and the file's name.
+        describe: chooses the columns and facts of an episode, from the two results of `inventory` and the file's name.
         metadata: facts about the source.
         skip_bad: leave bad episodes out and report them, instead of raising.
 
     Raises:
         EmptySourceError: no episode has steps.
     """
+    model = _find_model(files, layout)
+    if model is None:
+        raise EmptySourceError(f"holds no episode with steps in '{layout.steps}'", file=files[0].name)
+    file, number, key = model
+    with open_hdf5(file) as opened:
+        with reading(file.name, row=number):
+            group = layout.group(opened[layout.parent], file.name, number, key)
+        datasets, non_columns = inventory(group, file.name)
+        contents = describe(datasets, non_columns, file.name)
+        with reading(file.name, row=number):
+            facts, _ = attribute_facts(group, layout.ignored)
+        source = GroupedEpisodeSource(
+            files,
+            layout,
+            contents,
+            model=f"{file.name} {key}",
+            links=frozenset(links_below(group, file.name)),
+            fact_types={name: type(value) for name, value in facts.items()},
+            metadata=metadata,
+            skip_bad=skip_bad,
+        )
+        for finding in contents.findings:
+            source.findings.add(finding)
+        for path, kind in non_columns.items():
+            if kind == SCALAR:
+                message = "a scalar in every episode, where one row per step is expected; left out"
+                source.findings.add(Finding("column-left-out", message, 1, file.name, number, path))
+        return source
+
+
+def _find_model(files: tuple[SourceFile, ...], layout: GroupLayout) -> tuple[SourceFile, int, str] | None:
+    """Returns file, number and name of the first episode of two steps or more.
+
+    Without such an episode: of the first episode that has a step. None if no episode has steps.
+    """
+    shortest = None
     for file in files:
         with open_hdf5(file) as opened:
-            for number, key in layout.episodes(opened, file.name):
-                try:
-                    group = layout.group(opened[layout.parent], file.name, number, key)
-                except BadEpisodeError:
-                    continue  # reported when the episode is read
-                datasets, non_columns = inventory(group, file.name)
-                if layout.steps not in datasets or not datasets[layout.steps].shape[0]:
-                    continue
-                columns = describe(datasets, non_columns, file.name)
-                with reading(file.name, row=number):
-                    facts, _ = attribute_facts(group, layout.ignored | {layout.declared})
-                source = GroupedEpisodeSource(
-                    files,
-                    layout,
-                    columns,
-                    model=f"{file.name} {key}",
-                    links=frozenset(links_below(group, file.name)),
-                    fact_types={name: type(value) for name, value in facts.items()},
-                    metadata=metadata,
-                    skip_bad=skip_bad,
-                )
-                for path, kind in non_columns.items():
-                    if kind == SCALAR:
-                        message = "a scalar in every episode, where one row per step is expected; left out"
-                        source.findings.add(Finding("column-left-out", message, 1, file.name, number, path))
-                return source
-    raise EmptySourceError(f"holds no episode with steps in '{layout.steps}'", file=files[0].name)
+            episodes = layout.episodes(opened, file.name)
+            with reading(file.name):
+                parent = opened[layout.parent]
+            for number, key in episodes:
+                steps = layout.count_steps(parent, file.name, number, key)
+                if steps > 1:
+                    return file, number, key
+                if steps and shortest is None:
+                    shortest = file, number, key
+    return shortest
 
 
 class GroupedEpisodeSource:
@@ -87,8 +108,8 @@ class GroupedEpisodeSource:
     Args:
         files: the files, in source order.
         layout: the layout of all files.
-        columns: the columns to read from every episode.
-        model: file and episode that `columns` were inferred from, for messages.
+        contents: the columns and facts to read from every episode.
+        model: file and episode that `contents` were inferred from, for messages.
         links: paths of every link below the group of that episode.
         fact_types: name -> type of the facts that attributes give.
         metadata: facts about the source.
@@ -101,7 +122,7 @@ class GroupedEpisodeSource:
         self,
         files: tuple[SourceFile, ...],
         layout: GroupLayout,
-        columns: Sequence[GroupColumn],
+        contents: GroupContents,
         *,
         model: str,
         links: frozenset[str],
@@ -112,9 +133,9 @@ class GroupedEpisodeSource:
         self.findings = FindingLog()
         self.resume_state: dict[str, Any] = {}
         self.metadata = metadata
-        self.columns: tuple[ColumnSpec, ...] = tuple(column.spec for column in columns)
+        self.columns: tuple[ColumnSpec, ...] = tuple(column.spec for column in contents.columns)
         self.num_rows: int | None = None
-        self._reader = EpisodeReader(tuple(columns), layout.steps, model, links, self.findings)
+        self._reader = EpisodeReader(contents, layout.steps, model, links, self.findings)
         self._files = files
         self._layout = layout
         self._fact_types = fact_types
@@ -225,32 +246,19 @@ class GroupedEpisodeSource:
             self.findings.add(Finding("gapped-episodes", message, missing, name, row))
         with reading(name):
             parent = file[self._layout.parent]
-        steps = sum(self._steps_of(parent, name, *episode) for episode in episodes)
+        steps = sum(self._layout.count_steps(parent, name, *episode) for episode in episodes)
         self._layout.check(file, name, len(episodes), steps, self.findings)
 
-    def _steps_of(self, parent: h5py.Group, name: str, number: int, key: str) -> int:
-        """Counts the rows of an episode's steps dataset.
-
-        Returns 0 for a bad episode, which is reported when it is read.
-        """
-        steps = self._layout.steps.encode()
-        try:
-            with reading(name):
-                group = self._layout.group(parent, name, number, key)
-                if group.id.links.get_info(steps).type == h5l.TYPE_HARD:
-                    return int(h5d.open(group.id, steps).shape[0])
-        except GearError:
-            pass
-        return 0
-
     def _facts(self, group: h5py.Group, name: str, episode: GroupEpisode) -> dict[str, Any]:
-        """Returns an episode's facts from its attributes.
+        """Returns an episode's facts, from its attributes and its datasets of one row.
 
-        Attributes that the episode lacks are None.
+        Facts that the episode lacks are None.
         """
         with reading(name, row=episode.number):
-            found, unreadable = attribute_facts(group, self._layout.ignored)
-        declared = found.pop(self._layout.declared, episode.steps)
+            found, unreadable = attribute_facts(group, self._layout.ignored - {self._layout.declared})
+        declared = found.get(self._layout.declared, episode.steps)
+        for ignored in self._layout.ignored & found.keys():
+            del found[ignored]
         if declared != episode.steps:
             message = f"'{self._layout.declared}' is {declared}, but there are {episode.steps} steps; all are read"
             self.findings.add(
@@ -271,7 +279,7 @@ class GroupedEpisodeSource:
                 "left out"
             )
             self.findings.add(Finding("fact-left-out", message, 1, name, episode.number, key))
-        return facts
+        return {**facts, **episode.facts}
 
     def _block(
         self,

@@ -25,7 +25,7 @@ from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts
 from gear_data.ingest.sources.hdf5.datasets import step_spec
-from gear_data.ingest.sources.hdf5.episode_reader import GroupColumn
+from gear_data.ingest.sources.hdf5.episode_reader import GroupColumn, GroupContents
 from gear_data.ingest.sources.hdf5.group_layout import GroupLayout
 from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, open_groups
 from gear_data.ingest.sources.hdf5.inventory import links_of, refuse_links
@@ -36,8 +36,8 @@ _MAIN = "main_data.hdf5"
 _PREFIX = "episode_"
 _TUPLE_ENTRY = re.compile(r"(?<=/)_index_([0-9]+)")
 _REQUIRED = ("observations", "actions", "rewards", "terminations", "truncations")
-#: Attributes of an episode that repeat its number, or statistics of its rewards.
-_IGNORED = frozenset({"id", "rewards_max", "rewards_mean", "rewards_min", "rewards_std", "rewards_sum"})
+#: Attributes of an episode that repeat its number or its length, or statistics of its rewards.
+_IGNORED = frozenset({"id", "rewards_max", "rewards_mean", "rewards_min", "rewards_std", "rewards_sum", "total_steps"})
 
 
 def probe(location: Location) -> str | None:
@@ -79,11 +79,12 @@ def _open_file(file: SourceFile, metadata_file: SourceFile | None, options: Sour
     def check(opened: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
         metadata.check_counts(episodes, steps, findings)
 
-    def describe(datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str) -> list[GroupColumn]:
+    def describe(datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str) -> GroupContents:
         paths = {_TUPLE_ENTRY.sub(r"\1", path): path for path in [*datasets, *links_of(non_columns)]}
         chosen = choose_columns(paths, options)
         refuse_links(non_columns, [paths[alias] for alias in chosen], name)
-        return [_column(paths[alias], alias, column, datasets, metadata, name) for alias, column in chosen.items()]
+        columns = (_column(paths[alias], alias, column, datasets, metadata, name) for alias, column in chosen.items())
+        return GroupContents(tuple(columns))
 
     layout = GroupLayout(
         parent="/",

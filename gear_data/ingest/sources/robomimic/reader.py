@@ -17,23 +17,21 @@ import h5py
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts, plain_value
-from gear_data.ingest.sources.hdf5.datasets import check_dataset, step_spec
-from gear_data.ingest.sources.hdf5.episode_reader import GroupColumn
+from gear_data.ingest.sources.hdf5.datasets import check_dataset
+from gear_data.ingest.sources.hdf5.episode_reader import GroupContents
 from gear_data.ingest.sources.hdf5.group_layout import GroupLayout
 from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, open_groups
 from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
-from gear_data.ingest.sources.hdf5.inventory import inventory, links_of, refuse_links
+from gear_data.ingest.sources.hdf5.inventory import inventory
 from gear_data.ingest.sources.hdf5.open_file import hdf5_files, open_hdf5, reading
+from gear_data.ingest.sources.robomimic.contents import STEPS, describe
 
 _PARENT = "data"
 _PREFIX = "demo_"
-_STEPS = "actions"
 _TOTAL = "total"
 _MASKS = "mask"
-_OBSERVATIONS, _NEXT_OBSERVATIONS = "obs/", "next_obs/"
 
 
 def probe(location: Location) -> str | None:
@@ -47,8 +45,8 @@ def probe(location: Location) -> str | None:
             if not isinstance(data, h5py.Group):
                 return None
             name = next((key for key in data if re.fullmatch(_PREFIX + "[0-9]+", key)), None)
-            if name is not None and isinstance(data.get(f"{name}/{_STEPS}"), h5py.Dataset):
-                return f"robomimic HDF5: {_PARENT}/{name} in {files[0].name} has '{_STEPS}'"
+            if name is not None and isinstance(data.get(f"{name}/{STEPS}"), h5py.Dataset):
+                return f"robomimic HDF5: {_PARENT}/{name} in {files[0].name} has '{STEPS}'"
     except GearError:
         pass  # a damaged file is not recognised as robomimic
     return None
@@ -64,30 +62,21 @@ def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
             raise UnknownFormatError(f"has no group '{_PARENT}'", file=files[0].name, hint="leave --format out")
         metadata, _ = attribute_facts(first[_PARENT], {_TOTAL})
 
-    def describe(datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str) -> list[GroupColumn]:
-        paths = [path for path in [*datasets, *links_of(non_columns)] if not path.startswith(_NEXT_OBSERVATIONS)]
-        chosen = choose_columns(paths, options)
-        refuse_links(non_columns, chosen, name)
-        return [_column(path, column, datasets, name) for path, column in chosen.items()]
+    def describe_group(
+        datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str
+    ) -> GroupContents:
+        return describe(datasets, non_columns, name, options)
 
     layout = GroupLayout(
         parent=_PARENT,
         prefix=_PREFIX,
-        steps=_STEPS,
+        steps=STEPS,
         declared="num_samples",
         ignored=frozenset(),
         facts=_filters,
         check=_check_total,
     )
-    return open_groups(files, layout, describe, metadata=metadata, skip_bad=options.skip_bad)
-
-
-def _column(path: str, name: str, datasets: Mapping[str, h5py.Dataset], file: str) -> GroupColumn:
-    next_path = _NEXT_OBSERVATIONS + path.removeprefix(_OBSERVATIONS) if path.startswith(_OBSERVATIONS) else None
-    final = next_path if next_path in datasets else None
-    with reading(file, path):
-        spec = step_spec(datasets[path], path, name, file, has_final=final is not None)
-    return GroupColumn(spec, path, final if spec.has_final else None)
+    return open_groups(files, layout, describe_group, metadata=metadata, skip_bad=options.skip_bad)
 
 
 def _filters(file: h5py.File, source: SourceFile) -> Mapping[str, Mapping[str, str | None]]:

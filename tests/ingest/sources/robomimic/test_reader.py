@@ -18,9 +18,9 @@ import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources import robomimic
 from gear_data.ingest.sources.hdf5 import grouped_source
 from gear_data.ingest.sources.registry import open_source
+from gear_data.ingest.sources.robomimic import reader as robomimic
 from gear_data.storage.episode_block import BEGIN, END
 
 Demo = dict[str, Any]
