@@ -68,6 +68,12 @@ def _change(path: Path, name: str, rows: int, demos: Sequence[int]) -> Path:
     return path
 
 
+def _datasets(group: h5py.Group) -> list[str]:
+    names: list[str] = []
+    group.visit(names.append)
+    return [name for name in names if isinstance(group[name], h5py.Dataset)]
+
+
 def _findings(dataset: gear_data.Dataset, code: str) -> list[tuple[Any, Any]]:
     return [(found["column"], found["count"]) for found in dataset.manifest.findings if found["code"] == code]
 
@@ -82,9 +88,7 @@ def test_isaac_lab_is_what_h5py_reads(tmp_path: Path) -> None:
         for i in range(4):
             demo, row = file[f"data/demo_{i}"], ds.episodes.row(i, named=True)
             assert (row["success"], row["seed"], row["num_samples"]) == (bool(i % 2), 40 + i, len(demo["actions"]))
-            names: list[str] = []
-            demo.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-            for name in names:
+            for name in _datasets(demo):
                 if name in _OF_EPISODE:
                     assert row[name.replace("/", ".")] == demo[name][0].tolist()
                     continue
