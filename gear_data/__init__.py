@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gear_data.exports.registry import export
     from gear_data.ingest.convert import ConvertReport, convert
     from gear_data.ingest.lint import LintReport, lint
+    from gear_data.ingest.merge import MergeReport, merge
     from gear_data.ingest.repair import RepairReport, repair
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.presets.batch_format import BatchFormat
@@ -45,6 +46,7 @@ _PUBLIC = {
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
     "LintReport": ("gear_data.ingest.lint", "LintReport"),
+    "MergeReport": ("gear_data.ingest.merge", "MergeReport"),
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
     "Placement": ("gear_data.cluster.placement", "Placement"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
@@ -59,6 +61,7 @@ _PUBLIC = {
     "export": ("gear_data.exports.registry", "export"),
     "export_batches": ("gear_data.exports.batches", "export_batches"),
     "lint": ("gear_data.ingest.lint", "lint"),
+    "merge": ("gear_data.ingest.merge", "merge"),
     "open": ("gear_data.dataset.open", "open_dataset"),
     "repair": ("gear_data.ingest.repair", "repair"),
     "verify": ("gear_data.storage.verify", "verify"),
@@ -73,6 +76,7 @@ __all__ = [
     "Fifo",
     "GearError",
     "LintReport",
+    "MergeReport",
     "Mixture",
     "Placement",
     "RepairReport",
@@ -88,6 +92,7 @@ __all__ = [
     "export",
     "export_batches",
     "lint",
+    "merge",
     "open",
     "repair",
     "verify",

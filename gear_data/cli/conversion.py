@@ -1,4 +1,4 @@
-"""`gear-data convert`, `lint` and `repair`."""
+"""`gear-data convert`, `lint`, `merge` and `repair`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def add_commands(commands: Any) -> None:
     """Declares the commands of this group."""
     _add_convert(commands)
     _add_lint(commands)
+    _add_merge(commands)
     _add_repair(commands)
 
 
@@ -109,6 +110,30 @@ def _lint(options: argparse.Namespace) -> int:
         kinds = f"{len(report.findings)} kind{'' if len(report.findings) == 1 else 's'} of findings"
         print(f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}, {kinds}")
     return 1 if report.findings else 0
+
+
+def _add_merge(commands: Any) -> None:
+    summary = "merge datasets into one, without writing their shards again"
+    parser = add_command(commands, "merge", _merge, summary, "gear-data merge hopper-medium/ hopper-expert/ hopper/")
+    parser.add_argument("datasets", metavar="DATASET", nargs="+", help="folders or URLs of at least two GEAR datasets")
+    parser.add_argument("destination", metavar="DST", help="folder or URL to create for the merged dataset")
+    parser.add_argument("--overwrite", action="store_true", help="replace the GEAR dataset at DST")
+    parser.add_argument("--resume", action="store_true", help="begin an interrupted merge again")
+
+
+def _merge(options: argparse.Namespace) -> int:
+    report = gear_data.merge(options.datasets, options.destination, overwrite=options.overwrite, resume=options.resume)
+    if options.json:
+        print_json(report.to_json())
+        return 0
+    for warning in report.warnings:
+        print(f"warning: {warning}")
+    print(
+        f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}, "
+        f"{pluralize(report.shards, 'shard')} ({report.linked} linked), {format_bytes(report.bytes)} "
+        f"in {report.seconds:.1f} s -> {options.destination}"
+    )
+    return 0
 
 
 def _add_repair(commands: Any) -> None:

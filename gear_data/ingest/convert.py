@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gear_data.common.paths import plain_path, printable
-from gear_data.common.progress import pluralize, progress_bar
-from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, ResumeError, unknown_name
+from gear_data.common.progress import progress_bar
+from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
-from gear_data.ingest.destination import LockedTarget, check_disjoint, choose_target, locked_target
+from gear_data.ingest.destination import (
+    LockedTarget,
+    abandoned_on_error,
+    check_disjoint,
+    choose_target,
+    finished_manifest,
+    locked_target,
+)
 from gear_data.ingest.engine.protocol import Engine
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, plan_tasks
@@ -30,8 +35,7 @@ from gear_data.storage.atomic import swap_folders
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_text
-from gear_data.storage.writing.progress_files import LOCK, PROGRESS
-from gear_data.storage.writing.staging import MergedTasks, StagedDataset, TaskResult, difference
+from gear_data.storage.writing.staging import MergedTasks, StagedDataset, TaskResult
 
 MIN_SHARD_BYTES = 1 << 10
 ENGINES = ("local", "ray")
@@ -200,9 +204,11 @@ class Conversion:
             self._spec = replace(self._spec, format=format_name)
             identity = self._identity()
             if self._resume and (not self._locked.locks or self._store.size(MANIFEST_NAME) is not None):
-                return self._finished_manifest(identity)
+                return finished_manifest(self._store, self._locked, identity)
             tasks = plan_tasks(source.units(), self._spec.shard_bytes)
-            with self._staged(source, {**identity, "tasks": [list(task.start) for task in tasks]}) as staged:
+            staging_options = {**identity, "tasks": [list(task.start) for task in tasks]}
+            staged = StagedDataset(self._store, stored_schema(source), staging_options, resume=self._resume)
+            with abandoned_on_error(staged, self._target):
                 pool.resize(len(tasks) - 1)
                 opening_findings = source.findings.to_json()
                 results = self._run_tasks(self._engine(source, pool), source, tasks)
@@ -254,43 +260,6 @@ class Conversion:
             "source_fingerprint": getattr(self._location.dataset, "_fingerprint", None),
             "options": self._spec.to_json(),
         }
-
-    def _finished_manifest(self, identity: Mapping[str, Any]) -> Manifest:
-        """Returns the manifest of a dataset that an earlier run finished."""
-        file = f"{self._store.name}/{MANIFEST_NAME}"
-        try:
-            text = self._store.read(MANIFEST_NAME).decode("utf-8", "replace")
-        except FileNotFoundError as error:
-            raise ResumeError("was removed meanwhile", file=file, hint="run the same command again") from error
-        except OSError as error:
-            raise ResumeError(f"cannot be read: {error}", file=file, hint="use --overwrite to convert again") from error
-        manifest = Manifest.from_text(text, file)
-        known = {name: manifest.provenance.get(name) for name in identity}
-        change = difference(known, json.loads(json.dumps(identity)))
-        if change is not None:
-            raise ResumeError(
-                f"the finished dataset has another {change}",
-                file=self._store.name,
-                hint="use --overwrite to convert again",
-            )
-        if self._locked.locks:
-            self._store.clear(PROGRESS, keep=LOCK)
-        return manifest
-
-    @contextmanager
-    def _staged(self, source: EpisodeSource, options: Mapping[str, Any]) -> Iterator[StagedDataset]:
-        """Provides the staged dataset, and abandons it if the body fails."""
-        staged = StagedDataset(self._store, stored_schema(source), options, resume=self._resume)
-        try:
-            yield staged
-        except BaseException as error:
-            kept = staged.abandon()
-            # A failed overwrite keeps the old dataset, and nothing of the new one.
-            if kept and isinstance(error, GearError) and not self._target.replaces:
-                text = f"{pluralize(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: "
-                text += "--resume continues from there"
-                error.hint = f"{error.hint}\n  {text}" if error.hint else text
-            raise
 
     def _engine(self, source: EpisodeSource, pool: WorkerPool) -> Engine:
         if self._engine_name == "ray":

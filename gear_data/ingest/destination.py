@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gear_data.common.paths import is_remote
-from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentError, UnwritableError
+from gear_data.common.progress import pluralize
+from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentError, ResumeError, UnwritableError
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
-from gear_data.storage.manifest import MANIFEST_NAME
+from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 from gear_data.storage.writing.folder_lock import LOCK_NAME, FolderLock
 from gear_data.storage.writing.progress_files import LOCK, PROGRESS
+from gear_data.storage.writing.staging import StagedDataset, difference
 
 #: The files that a dataset's folder may hold. The hub adds `.gitattributes`.
 _DATASET_FILES = frozenset(
@@ -119,6 +123,51 @@ def remove_dataset(store: LocalFileStore) -> None:
     """
     store.remove(MANIFEST_NAME)
     shutil.rmtree(store.folder, ignore_errors=True)
+
+
+def finished_manifest(store: FileStore, locked: LockedTarget, identity: Mapping[str, Any]) -> Manifest:
+    """Returns the manifest of a dataset that an earlier run finished.
+
+    Args:
+        store: the dataset's folder.
+        locked: the destination.
+        identity: facts of the provenance that a resumed run must share.
+
+    Raises:
+        ResumeError: the dataset was removed meanwhile, or has other facts.
+    """
+    file = f"{store.name}/{MANIFEST_NAME}"
+    try:
+        text = store.read(MANIFEST_NAME).decode("utf-8", "replace")
+    except FileNotFoundError as error:
+        raise ResumeError("was removed meanwhile", file=file, hint="run the same command again") from error
+    except OSError as error:
+        raise ResumeError(f"cannot be read: {error}", file=file, hint="use --overwrite to convert again") from error
+    manifest = Manifest.from_text(text, file)
+    known = {name: manifest.provenance.get(name) for name in identity}
+    change = difference(known, json.loads(json.dumps(identity)))
+    if change is not None:
+        raise ResumeError(
+            f"the finished dataset has another {change}", file=store.name, hint="use --overwrite to convert again"
+        )
+    if locked.locks:
+        store.clear(PROGRESS, keep=LOCK)
+    return manifest
+
+
+@contextmanager
+def abandoned_on_error(staged: StagedDataset, target: Target) -> Iterator[None]:
+    """Abandons the staged dataset if the body fails. The error says what is kept."""
+    try:
+        yield
+    except BaseException as error:
+        kept = staged.abandon()
+        # A failed overwrite keeps the old dataset, and nothing of the new one.
+        if kept and isinstance(error, GearError) and not target.replaces:
+            text = f"{pluralize(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: "
+            text += "--resume continues from there"
+            error.hint = f"{error.hint}\n  {text}" if error.hint else text
+        raise
 
 
 def choose_target(destination: str, overwrite: bool, resume: bool) -> Target:

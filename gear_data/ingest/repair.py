@@ -82,7 +82,7 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
         progress: Show a progress bar. None shows one on a terminal.
 
     Raises:
-        InvalidArgumentError: `path` is a URL.
+        InvalidArgumentError: `path` is a URL, or the dataset was merged from others.
         CorruptShardError: The table of episodes or of final observations is damaged. Rebuilding needs both.
         DestinationExistsError: Another process is writing to the dataset, or replaced it meanwhile.
         ManifestError: The manifest cannot be read, or does not record the origin of its shards.
@@ -122,6 +122,12 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
 
 def _rebuild(folder: Path, manifest: Manifest, damaged: Sequence[int], source: Any, progress: bool | None) -> None:
     """Rebuilds the shards with the indices `damaged`."""
+    if "merged" in manifest.provenance:
+        raise InvalidArgumentError(
+            f"the dataset is a merge of {manifest.provenance.get('source')}, and was not converted from one source",
+            file=str(folder),
+            hint="repair those datasets (a linked shard is damaged in them, too), then merge them again",
+        )
     opened = _open_source(manifest, folder, source)
     contents = read_episodes(folder / manifest.tables["episodes"].file, manifest).column("content").to_pylist()
     first = [0]

@@ -70,6 +70,33 @@ def atomic_file(path: Path, mark: str = "") -> Iterator[Path]:
         raise
 
 
+def link_file(source: Path, path: Path) -> bool:
+    """Gives a file a second name, a hard link, if the file systems allow it.
+
+    Args:
+        source: existing file. A symbolic link is followed.
+        path: new name, which is replaced if it exists. Missing parent folders are created.
+
+    Returns:
+        False if there is no link, such as between two disks or for a file of another user.
+
+    Raises:
+        UnwritableError: the folder of the new name cannot be written to.
+        StorageFullError: the disk is full.
+    """
+    with typed_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        try:
+            os.link(os.path.realpath(source), path)
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            return False
+        _fsync(path.parent)
+        return True
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a small text file atomically."""
     with atomic_file(path) as temporary:

@@ -1,23 +1,29 @@
 """Values of a dataset's manifest and tables, computed again from its shards.
 
 Checksums find changed bytes. This finds values that were wrong when their checksum was made.
+
+Floating-point sums depend on their order. A conversion adds episodes to tasks, and tasks to the dataset. A merge adds
+datasets, from the statistics in their manifests. So the provenance has the order: `tasks`, or the parts in `merged`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.common.typed_json import Count
 from gear_data.kernels import cpu
+from gear_data.schema import Schema
 from gear_data.storage.episode_block import EpisodeBlock
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest, fingerprint
-from gear_data.storage.statistics import RunningStatistics
+from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, merged_statistics
 
 #: Sums in another order, as other versions of NumPy may use, differ by less than this part of the largest value.
 _TOLERANCE = 1e-9
@@ -64,9 +70,7 @@ class Recomputation:
     def __init__(self, manifest: Manifest) -> None:
         self._differences: list[Difference] = []
         self._manifest = manifest
-        self._task_ends = _task_ends(manifest)
-        self._statistics = RunningStatistics(manifest.schema)
-        self._task = RunningStatistics(manifest.schema)
+        self._statistics = _part_statistics(manifest.schema, manifest.provenance, len(manifest.shards))
         self._contents: list[bytes] = []
         self._shards = 0
 
@@ -81,11 +85,7 @@ class Recomputation:
         """
         self._shards += 1
         self._contents += contents
-        self._task.update(block.columns, block.lengths)
-        if index + 1 in self._task_ends:
-            # As at conversion: the statistics of a task's episodes are merged, then the statistics of the tasks.
-            self._statistics.merge(self._task.state())
-            self._task = RunningStatistics(self._manifest.schema)
+        self._statistics.add(block.columns, block.lengths)
         self._compare_table(block, contents, episodes)
         self._compare_shard(index, block)
 
@@ -185,15 +185,97 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _task_ends(manifest: Manifest) -> frozenset[int]:
-    """Returns the number of shards up to each task's end.
+class _PartRecord(msgspec.Struct, frozen=True):
+    """The fields of a part of a merged dataset that say how its statistics were made."""
 
-    A dataset of another writer, without tasks, is one task.
+    shards: Count
+    provenance: dict[str, Any]
+
+
+class _PartStatistics(Protocol):
+    """Statistics of a part of a dataset, updated shard by shard."""
+
+    def add(self, columns: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> None:
+        """Adds the episodes of the next shard. See `RunningStatistics.update`."""
+
+    def result(self) -> dict[str, ColumnStatistics]:
+        """Returns the statistics of each column."""
+
+
+def _part_statistics(schema: Schema, provenance: Mapping[str, Any], shards: int) -> _PartStatistics:
+    """Returns empty statistics that add up a dataset as its writer did.
+
+    A dataset of another writer, without this provenance, is one task.
+
+    Args:
+        schema: all columns.
+        provenance: provenance of the dataset.
+        shards: number of its shards.
     """
-    count = len(manifest.shards)
     try:
-        tasks = msgspec.convert(manifest.provenance.get("tasks"), list[tuple[int, int, int]])
+        parts = msgspec.convert(provenance.get("merged"), list[_PartRecord])
     except msgspec.ValidationError:
-        return frozenset({count})
-    ends = list(accumulate(shards for _, _, shards in tasks))
-    return frozenset(ends if ends and ends[-1] == count else [count])
+        return _TaskStatistics(schema, _task_ends(provenance, shards))
+    if sum(part.shards for part in parts) != shards or not all(part.shards for part in parts):
+        return _TaskStatistics(schema, frozenset({shards}))
+    return _MergedStatistics(
+        schema, [(part.shards, _part_statistics(schema, part.provenance, part.shards)) for part in parts]
+    )
+
+
+class _TaskStatistics:
+    """Statistics of a converted dataset.
+
+    They are made for each task's episodes, and merged in the order of the tasks.
+
+    Args:
+        schema: all columns.
+        ends: number of shards up to each task's end.
+    """
+
+    def __init__(self, schema: Schema, ends: frozenset[int]) -> None:
+        self._schema = schema
+        self._ends = ends
+        self._shards = 0
+        self._total = RunningStatistics(schema)
+        self._task = RunningStatistics(schema)
+
+    def add(self, columns: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> None:
+        self._task.update(columns, lengths)
+        self._shards += 1
+        if self._shards in self._ends:
+            self._total.merge(self._task.state())
+            self._task = RunningStatistics(self._schema)
+
+    def result(self) -> dict[str, ColumnStatistics]:
+        return self._total.result()
+
+
+class _MergedStatistics:
+    """Statistics of a merged dataset: of each part, merged in order.
+
+    Args:
+        schema: all columns.
+        parts: number of shards and statistics of each part.
+    """
+
+    def __init__(self, schema: Schema, parts: list[tuple[int, _PartStatistics]]) -> None:
+        self._schema = schema
+        self._parts = [part for _, part in parts]
+        self._of_shard = iter([part for shards, part in parts for _ in range(shards)])
+
+    def add(self, columns: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> None:
+        next(self._of_shard).add(columns, lengths)
+
+    def result(self) -> dict[str, ColumnStatistics]:
+        return merged_statistics(self._schema, (part.result() for part in self._parts))
+
+
+def _task_ends(provenance: Mapping[str, Any], shards: int) -> frozenset[int]:
+    """Returns the number of shards up to each task's end."""
+    try:
+        tasks = msgspec.convert(provenance.get("tasks"), list[tuple[int, int, int]])
+    except msgspec.ValidationError:
+        return frozenset({shards})
+    ends = list(accumulate(count for _, _, count in tasks))
+    return frozenset(ends if ends and ends[-1] == shards else [shards])

@@ -10,7 +10,7 @@ for all its elements. A variable-length column has none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +190,31 @@ class RunningStatistics:
         self._m2 = np.array(state.m2, np.float64)
         self._min = np.where(self._count > 0, np.array(state.min, np.float64), np.inf)
         self._max = np.where(self._count > 0, np.array(state.max, np.float64), -np.inf)
+
+
+def merged_statistics(schema: Schema, parts: Iterable[Mapping[str, ColumnStatistics]]) -> dict[str, ColumnStatistics]:
+    """Returns the statistics of several datasets together."""
+    running = RunningStatistics(schema)
+    for part in parts:
+        running.merge(_state(schema, part))
+    return running.result()
+
+
+def _state(schema: Schema, statistics: Mapping[str, ColumnStatistics]) -> StatisticsState:
+    columns = [statistics[column.name] for column in schema.fixed_columns]
+    empty = np.zeros(0)
+    count = np.concatenate([np.zeros(0, np.int64), *(item.count for item in columns)])
+    mean, std, low, high = (
+        np.concatenate([empty, *(getattr(item, name) for item in columns)]) for name in ("mean", "std", "min", "max")
+    )
+    mean, std, low, high = (np.where(count > 0, values, 0.0) for values in (mean, std, low, high))
+    return StatisticsState(
+        count=count.tolist(),
+        mean=mean.tolist(),
+        m2=(std * std * count).tolist(),
+        min=low.tolist(),
+        max=high.tolist(),
+    )
 
 
 def _reduce_episodes(

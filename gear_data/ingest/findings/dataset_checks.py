@@ -11,13 +11,16 @@ import pyarrow as pa
 
 from gear_data.ingest.findings.log import Finding, FindingLog
 
+#: The code of episodes that repeat an earlier one.
+DUPLICATE = "duplicate-episode"
+
 
 def check_dataset(
     findings: FindingLog,
     metadata: Mapping[str, Any],
     contents: Sequence[bytes],
     steps: int,
-    source_of: Callable[[int], tuple[str, int]],
+    source_of: Callable[[int], tuple[str, int | None]],
 ) -> None:
     """Adds findings about the whole dataset.
 
@@ -29,13 +32,13 @@ def check_dataset(
         metadata: The source's own metadata.
         contents: The content hash of every episode, 16 bytes each, in order.
         steps: The number of steps of all episodes.
-        source_of: Returns the source file of an episode and its row there, given its index.
+        source_of: Returns the source file of an episode and its row there (None if unknown), given its index.
     """
     repeated, original = _repeated(contents)
     if len(repeated):
         first = int(repeated[0])
         message = f"episodes hold the same steps as earlier ones, first episode {first} as episode {original}; kept"
-        findings.add(Finding("duplicate-episode", message, len(repeated), *source_of(first)))
+        findings.add(Finding(DUPLICATE, message, len(repeated), *source_of(first)))
     known = {(finding.code, finding.column) for finding in findings}
     if any(code == "bad-episode" for code, _ in known):
         return  # the totals differ because bad episodes are left out

@@ -141,17 +141,17 @@ class StagedDataset:
         statistics = RunningStatistics(self._schema)
         for task in tasks:
             statistics.merge(task.statistics)
-        episodes = join_episode_tables(list(self._tables(tasks, "episodes", _renumbered_episodes)))
+        episodes = join_episode_tables(list(self._tables(tasks, "episodes", renumbered_episodes)))
         if SOURCE_ROW not in episodes.column_names or episodes.column(SOURCE_ROW).null_count:
             raise ResumeError(
                 "another version of gear-data began this conversion", file=self._store.name, hint=START_OVER
             )
         rows = episodes.column(SOURCE_ROW).to_numpy()
         episodes = episodes.drop_columns(SOURCE_ROW)
-        tables = {"episodes": self._write_table("episodes.arrow", episodes)}
+        tables = {"episodes": write_table(self._store, "episodes.arrow", episodes)}
         if self._schema.final_columns:
-            finals = pa.concat_tables(self._tables(tasks, "finals", _renumbered_finals))
-            tables["finals"] = self._write_table("finals.arrow", finals)
+            finals = pa.concat_tables(self._tables(tasks, "finals", renumbered_finals))
+            tables["finals"] = write_table(self._store, "finals.arrow", finals)
         return MergedTasks(shards, statistics, episodes, rows, tables)
 
     def _tables(
@@ -173,11 +173,6 @@ class StagedDataset:
                 yield renumber(parse_table(data, name), first_episode, first_shard)
             first_episode += sum(shard.episodes for shard in task.shards)
             first_shard += len(task.shards)
-
-    def _write_table(self, name: str, table: pa.Table) -> FileEntry:
-        with self._store.writing(name) as path:
-            write_ipc(path, table.combine_chunks())
-            return FileEntry(name, path.stat().st_size, checksum(path))
 
     def manifest(
         self, merged: MergedTasks, provenance: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]
@@ -231,6 +226,13 @@ class StagedDataset:
         return sum(file != _OPTIONS and not file.endswith("done.json") for file in files)
 
 
+def write_table(store: FileStore, name: str, table: pa.Table) -> FileEntry:
+    """Writes a table of a dataset."""
+    with store.writing(name) as path:
+        write_ipc(path, table.combine_chunks())
+        return FileEntry(name, path.stat().st_size, checksum(path))
+
+
 def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
     """Returns the first difference of two JSON objects as text.
 
@@ -264,7 +266,8 @@ class MergedTasks:
     tables: Mapping[str, FileEntry]
 
 
-def _renumbered_episodes(table: pa.Table, first_episode: int, first_shard: int) -> pa.Table:
+def renumbered_episodes(table: pa.Table, first_episode: int, first_shard: int) -> pa.Table:
+    """Returns an episode table whose episodes and shards are numbered after the ones before them."""
     if not first_episode and not first_shard:
         return table
     for name, first in (("episode_id", first_episode), ("shard", first_shard)):
@@ -274,7 +277,8 @@ def _renumbered_episodes(table: pa.Table, first_episode: int, first_shard: int) 
     return table
 
 
-def _renumbered_finals(table: pa.Table, first_episode: int, first_shard: int) -> pa.Table:
+def renumbered_finals(table: pa.Table, first_episode: int, first_shard: int) -> pa.Table:
+    """Returns a table of final observations whose episodes are numbered after the ones before them."""
     field = table.schema.field("episode_id")
     ids = pa.array(table.column("episode_id").to_numpy() + first_episode, field.type)
     return table.set_column(table.schema.get_field_index("episode_id"), field, ids)

@@ -58,7 +58,15 @@ def warm_up() -> None:
     Nothing here may start a thread.
     """
     modules = ("h5py", "pandas", "torch", "datasets", "pyarrow.pandas_compat", "pyarrow.parquet", "safetensors.numpy")
-    ours = ("ingest.convert", "ingest.repair", "dataset.open", "exports.registry", "exports.batches", "storage.verify")
+    ours = (
+        "ingest.convert",
+        "ingest.merge",
+        "ingest.repair",
+        "dataset.open",
+        "exports.registry",
+        "exports.batches",
+        "storage.verify",
+    )
     for module in (*modules, *(f"gear_data.{name}" for name in ours), "gear_data.loaders.sequence_loader"):
         importlib.import_module(module)
     from gear_data.ingest.sources.registry import known_formats
@@ -145,6 +153,32 @@ def _whole(folder: Path) -> None:
     report = gear_data.verify(folder / "data", progress=False)
     if not report.ok:
         raise RuntimeError(f"the dataset opens and does not verify: {[f.error for f in report.shards if not f.ok]}")
+
+
+def _parts(folder: Path) -> None:
+    rollouts = make_rollouts(12, seed=3)
+    for name, part in (("a", rollouts[:7]), ("b", rollouts[7:])):
+        write_d4rl(folder / f"{name}.hdf5", part)
+        gear_data.convert(folder / f"{name}.hdf5", folder / name, **OPTIONS)
+
+
+def _merge(folder: Path, **options: Any) -> None:
+    gear_data.merge([folder / "a", folder / "b"], folder / "data", progress=False, **options)
+
+
+def _merge_over(folder: Path) -> None:
+    """Writes the datasets to merge, and an older dataset at the destination."""
+    _parts(folder)
+    gear_data.convert(folder / "a.hdf5", folder / "data", **OPTIONS)
+
+
+def _merge_again(folder: Path) -> None:
+    try:
+        _merge(folder, resume=True)
+    except ResumeError as error:  # killed before it wrote its options
+        if "--overwrite" not in str(error) or list((folder / "data").rglob("*.arrow")):
+            raise
+        _merge(folder, overwrite=True)
 
 
 # Jobs that read a dataset.
@@ -239,6 +273,14 @@ WRITE_PATHS = (
         partial(_convert, place=_BUCKET),
         partial(_resume, place=_BUCKET),
         partial(_whole_or_refused, place=_BUCKET),
+    ),
+    WritePath("merge", _parts, _merge, _merge_again, _whole_or_refused),
+    WritePath(
+        "merge --overwrite",
+        _merge_over,
+        partial(_merge, overwrite=True),
+        partial(_merge, overwrite=True),
+        _whole,
     ),
     WritePath("repair", _damaged, _repair, _repair),
     WritePath("verify", _dataset, _verify, _verify, _whole),

@@ -1,0 +1,211 @@
+"""Merges datasets of GEAR shards into one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from gear_data.common.paths import plain_path, printable
+from gear_data.errors import InvalidArgumentError
+from gear_data.ingest.card import CARD_NAME, dataset_card
+from gear_data.ingest.destination import (
+    LockedTarget,
+    abandoned_on_error,
+    choose_target,
+    finished_manifest,
+    locked_target,
+)
+from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.merging.inputs import MergeInput, check_apart, open_inputs
+from gear_data.ingest.merging.link import EPISODES, FINALS, link_shards, merged_episodes, write_tables
+from gear_data.ingest.merging.schemas import check_equal_columns, united_schema
+from gear_data.schema import Schema
+from gear_data.storage.atomic import swap_folders
+from gear_data.storage.identity import dataset_identity
+from gear_data.storage.manifest import MANIFEST_NAME, Manifest, fingerprint
+from gear_data.storage.remote.object_store import open_file_store
+from gear_data.storage.statistics import merged_statistics
+from gear_data.storage.writing.file_store import put_text
+from gear_data.storage.writing.staging import StagedDataset
+
+FORMAT = "merged"
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """The outcome of a merge.
+
+    Attributes:
+        episodes: The number of episodes in the merged dataset.
+        steps: The number of steps.
+        shards: The number of shards.
+        linked: The number of shards that are hard links to shards of the merged datasets; 0 if an earlier run merged.
+        bytes: The size of the shards and tables.
+        seconds: The wall time of the merge.
+        warnings: The findings, one line each.
+        fingerprint: The fingerprint of the merged dataset.
+    """
+
+    episodes: int
+    steps: int
+    shards: int
+    linked: int
+    bytes: int
+    seconds: float
+    warnings: tuple[str, ...]
+    fingerprint: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as JSON."""
+        return {**asdict(self), "warnings": list(self.warnings)}
+
+
+def merge(
+    datasets: Iterable[str | os.PathLike[str]],
+    destination: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> MergeReport:
+    """Merges several datasets into one. No shard is written again.
+
+    The datasets have equal columns. Their shards become hard links in the new dataset, or copies if a link is not
+    possible, such as on another disk or at a URL. The episodes of the first dataset come first. The column `embodiment`
+    of the episode table names the dataset of each episode: the name of its folder.
+
+    Args:
+        datasets: The paths or URLs of at least two datasets.
+        destination: The folder of the merged dataset, as a path or an fsspec URL. It must not exist, or must be empty,
+            unless `overwrite` or `resume` is set.
+        overwrite: Replace the GEAR dataset at the destination, once the new one is complete.
+        resume: Begin an interrupted merge of the same datasets again, or return the merged dataset if it is finished.
+        progress: Show a progress bar. None shows one on a terminal.
+
+    Raises:
+        InvalidArgumentError: There are fewer than two datasets, one is given twice, or the destination is one of them.
+        UnsupportedColumnError: The datasets have different columns, or a fact about their episodes has several types.
+        DestinationExistsError: The destination holds files that must not be replaced, or another process is writing
+            there.
+        CorruptShardError: A dataset is damaged. Shards that are linked are not read; `verify` checks them.
+        GearError: Another subclass. After an error, `open` finds no new dataset at the destination.
+    """
+    start = time.perf_counter()
+    if overwrite and resume:
+        raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
+    inputs = open_inputs(datasets)
+    schema = united_schema(inputs)
+    check_equal_columns(inputs)
+    target = choose_target(plain_path(destination), overwrite, resume)
+    check_apart(inputs, target.folder)
+    with locked_target(target, overwrite, resume) as locked:
+        manifest, linked = _merged(inputs, schema, locked, resume, progress)
+    return MergeReport(
+        episodes=manifest.episodes,
+        steps=manifest.steps,
+        shards=len(manifest.shards),
+        linked=linked,
+        bytes=sum(entry.bytes for entry in manifest.files),
+        seconds=time.perf_counter() - start,
+        warnings=tuple(str(Finding(**finding)) for finding in manifest.findings),
+        fingerprint=manifest.fingerprint,
+    )
+
+
+def _merged(
+    inputs: Sequence[MergeInput], schema: Schema, locked: LockedTarget, resume: bool, progress: bool | None
+) -> tuple[Manifest, int]:
+    """Returns the manifest of the merged dataset, and the number of linked shards."""
+    target = locked.target
+    store = open_file_store(target.staging)
+    identity = {
+        "format": FORMAT,
+        "source": ", ".join(item.name for item in inputs),
+        "source_fingerprint": [dataset_identity(item.manifest) for item in inputs],
+    }
+    if resume and (not locked.locks or store.size(MANIFEST_NAME) is not None):
+        return finished_manifest(store, locked, identity), 0
+    staged = StagedDataset(store, schema, identity, resume=resume)
+    with abandoned_on_error(staged, target):
+        try:
+            episodes = merged_episodes(inputs)
+            shards = link_shards(inputs, store, progress)
+            manifest = Manifest(
+                episodes=len(episodes),
+                steps=sum(item.manifest.steps for item in inputs),
+                fingerprint=fingerprint(schema, episodes.column("content").to_pylist()),
+                schema=schema,
+                shards=shards.shards,
+                tables=write_tables(inputs, schema, store, episodes),
+                statistics=merged_statistics(schema, (item.manifest.statistics for item in inputs)),
+                provenance=_provenance(inputs, identity),
+                findings=tuple(_findings(inputs, episodes).to_json()),
+            )
+            put_text(store, CARD_NAME, printable(dataset_card(manifest, episodes)))
+            locked.check()
+            staged.finish(manifest)
+        except BaseException:
+            if store.size(MANIFEST_NAME) is None:
+                for file in (EPISODES, FINALS, CARD_NAME):
+                    store.remove(file)
+            raise
+    if target.replaces:
+        swap_folders(Path(target.staging), Path(target.folder))
+    return manifest, shards.linked
+
+
+def _provenance(inputs: Sequence[MergeInput], identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the origin of the merged dataset.
+
+    `merged` has the provenance of each dataset. `verify` adds up the statistics in that order.
+    """
+    return {
+        "reason": f"{len(inputs)} datasets of equal columns",
+        **identity,
+        "merged": [
+            {
+                "source": item.name,
+                "embodiment": item.embodiment,
+                "fingerprint": item.manifest.fingerprint,
+                "episodes": item.manifest.episodes,
+                "shards": len(item.manifest.shards),
+                "provenance": item.manifest.provenance,
+            }
+            for item in inputs
+        ],
+        "metadata": reduce(_common, (item.manifest.provenance.get("metadata") for item in inputs)) or {},
+    }
+
+
+def _common(first: Any, second: Any) -> Any:
+    """Returns the metadata that both datasets have. Totals are of one dataset only."""
+    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
+        return {}
+    return {
+        name: value
+        for name, value in first.items()
+        if not name.startswith("total_") and name in second and second[name] == value
+    }
+
+
+def _findings(inputs: Sequence[MergeInput], episodes: pa.Table) -> FindingLog:
+    """Returns the findings of all datasets.
+
+    Repeated episodes are looked for again, in all datasets together.
+    """
+    findings = FindingLog()
+    for item in inputs:
+        for finding in item.manifest.findings:
+            if finding["code"] != DUPLICATE:
+                findings.add(Finding(**finding))
+    files, contents = episodes.column("source"), episodes.column("content").to_pylist()
+    check_dataset(findings, {}, contents, 0, lambda i: (str(files[i].as_py()), None))
+    return findings

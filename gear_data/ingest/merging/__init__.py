@@ -1,0 +1,1 @@
+"""How datasets are merged: their columns, names and files."""

@@ -1,0 +1,84 @@
+"""The datasets that a merge reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gear_data.common.paths import is_remote, plain_path
+from gear_data.errors import InvalidArgumentError
+from gear_data.ingest.embodiments import embodiment_names
+from gear_data.storage.dataset_files import DatasetFiles, open_files
+from gear_data.storage.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class MergeInput:
+    """A dataset to merge.
+
+    Attributes:
+        name: its path or URL.
+        embodiment: the name of its episodes in the merged dataset.
+        files: its files.
+        manifest: its manifest.
+    """
+
+    name: str
+    embodiment: str
+    files: DatasetFiles
+    manifest: Manifest
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its files are in a folder, and not in a cache."""
+        return not is_remote(self.name)
+
+
+def open_inputs(datasets: Any) -> list[MergeInput]:
+    """Opens the datasets of a merge.
+
+    Args:
+        datasets: paths or URLs of at least two datasets.
+
+    Raises:
+        InvalidArgumentError: there are fewer than two, or one is given twice.
+        GearError: a dataset cannot be opened.
+    """
+    if isinstance(datasets, str | bytes | os.PathLike) or not isinstance(datasets, Iterable):
+        raise InvalidArgumentError(f"datasets must be a list of paths or URLs, not {datasets!r}")
+    names = [plain_path(path) for path in datasets]
+    if len(names) < 2:
+        raise InvalidArgumentError(f"a merge needs at least two datasets, not {len(names)}")
+    places = [name if is_remote(name) else os.path.realpath(name) for name in names]
+    inputs = []
+    for name, embodiment in zip(names, embodiment_names(places), strict=True):
+        files = open_files(name)
+        inputs.append(MergeInput(name, embodiment, files, files.manifest()))
+    return inputs
+
+
+def check_apart(inputs: Iterable[MergeInput], destination: str) -> None:
+    """Checks that the destination and the datasets do not contain each other.
+
+    Raises:
+        InvalidArgumentError: one contains the other.
+    """
+    if is_remote(destination):
+        places = {item.name.rstrip("/") for item in inputs}
+        if destination.rstrip("/") in places:
+            raise _inside(destination)
+        return
+    target = Path(os.path.realpath(destination))
+    for item in inputs:
+        place = Path(os.path.realpath(item.name))
+        if item.is_local and (place == target or place in target.parents or target in place.parents):
+            raise _inside(item.name)
+
+
+def _inside(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "the destination and a dataset to merge contain each other", file=name, hint="choose another destination"
+    )

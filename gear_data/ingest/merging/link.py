@@ -1,0 +1,133 @@
+"""Merges datasets of equal columns: links or copies shards, joins tables."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from gear_data.common.progress import progress_bar
+from gear_data.errors import CorruptShardError
+from gear_data.ingest.embodiments import EMBODIMENT
+from gear_data.ingest.merging.inputs import MergeInput
+from gear_data.schema import Schema
+from gear_data.storage.atomic import checksum, link_file
+from gear_data.storage.episode_tables import join_episode_tables, read_episodes, read_finals
+from gear_data.storage.manifest import FileEntry, ShardEntry
+from gear_data.storage.writing.file_store import FileStore, LocalFileStore
+from gear_data.storage.writing.staging import renumbered_episodes, renumbered_finals, write_table
+
+EPISODES, FINALS = "episodes.arrow", "finals.arrow"
+
+
+@dataclass(frozen=True)
+class LinkedShards:
+    """The shards of a merged dataset.
+
+    Attributes:
+        shards: the shards, in the order of the datasets.
+        linked: number of shards that are hard links. The others are copies.
+    """
+
+    shards: tuple[ShardEntry, ...]
+    linked: int
+
+
+def link_shards(inputs: Sequence[MergeInput], store: FileStore, progress: bool | None) -> LinkedShards:
+    """Puts the shards of all datasets into one folder.
+
+    They become hard links if possible, else copies. A copy is compared with its checksum. A link is not read: `verify`
+    checks it later.
+
+    Raises:
+        CorruptShardError: a shard is missing or has another size, or a copied one has another checksum.
+        DatasetReplacedError: a dataset was replaced meanwhile.
+    """
+    shards: list[ShardEntry] = []
+    linked = 0
+    total = sum(shard.entry.bytes for item in inputs for shard in item.manifest.shards)
+    with progress_bar(total, "merge", "B", progress) as bar:
+        for part, item in enumerate(inputs):
+            for index, shard in enumerate(item.manifest.shards):
+                name = f"shards/{part:05d}-{index:06d}.arrow"
+                with item.files.local(shard.entry) as path:
+                    linked += _place(store, path, shard.entry, name, item)
+                shards.append(replace(shard, entry=replace(shard.entry, file=name)))
+                bar.update(shard.entry.bytes)
+    return LinkedShards(tuple(shards), linked)
+
+
+def _place(store: FileStore, source: Path, entry: FileEntry, name: str, item: MergeInput) -> bool:
+    """Links or copies a file, and returns whether it is a link."""
+    # The cache of remote datasets changes the times of its files.
+    if item.is_local and isinstance(store, LocalFileStore) and link_file(source, store.folder / name):
+        return True
+    with store.writing(name) as path:
+        shutil.copyfile(source, path)
+        found = checksum(path)
+        if found != entry.checksum:
+            raise CorruptShardError(
+                f"its checksum is {found}, the manifest says {entry.checksum}",
+                file=item.files.name(entry),
+                hint="its bytes were changed: restore it, or write it again with 'gear-data repair'",
+            )
+    return False
+
+
+def merged_episodes(inputs: Sequence[MergeInput]) -> pa.Table:
+    """Returns the episode tables of all datasets as one, with the fact `embodiment`.
+
+    An embodiment that a dataset has already is kept.
+
+    Raises:
+        UnsupportedColumnError: a fact has several types.
+        CorruptShardError: a table is damaged.
+    """
+    return join_episode_tables(list(_episode_tables(inputs)))
+
+
+def _episode_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
+    first_episode = first_shard = 0
+    for item in inputs:
+        with item.files.local(item.manifest.tables["episodes"]) as path:
+            table = _with_plain_text(read_episodes(path, item.manifest))
+        yield _with_embodiment(renumbered_episodes(table, first_episode, first_shard), item.embodiment)
+        first_episode += item.manifest.episodes
+        first_shard += len(item.manifest.shards)
+
+
+def _with_plain_text(table: pa.Table) -> pa.Table:
+    """Returns the table with decoded text. Dictionaries differ between datasets."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = pa.field(field.name, field.type.value_type, nullable=field.nullable)
+            table = table.set_column(index, plain, table.column(index).cast(plain.type))
+    return table
+
+
+def _with_embodiment(table: pa.Table, name: str) -> pa.Table:
+    if EMBODIMENT in table.column_names:
+        return table
+    return table.append_column(EMBODIMENT, pa.repeat(pa.scalar(name, pa.large_string()), len(table)))
+
+
+def write_tables(
+    inputs: Sequence[MergeInput], schema: Schema, store: FileStore, episodes: pa.Table
+) -> dict[str, FileEntry]:
+    """Writes the merged tables of episodes and final observations."""
+    tables = {"episodes": write_table(store, EPISODES, episodes)}
+    if schema.final_columns:
+        tables["finals"] = write_table(store, FINALS, pa.concat_tables(_finals_tables(inputs)))
+    return tables
+
+
+def _finals_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
+    first_episode = 0
+    for item in inputs:
+        if item.manifest.schema.final_columns:
+            with item.files.local(item.manifest.tables["finals"]) as path:
+                yield renumbered_finals(read_finals(path, item.manifest), first_episode, 0)
+        first_episode += item.manifest.episodes
