@@ -132,6 +132,7 @@ READERS: dict[str, Callable[[Path, str], list[Any]]] = {
     "d4rl-no-timeouts": _d4rl,
     "robomimic": _robomimic,
     "robomimic-isaac-lab": _robomimic,
+    "robomimic-libero": _robomimic,
     "step-rows": _step_rows,
     "episode-rows": _episode_rows,
     "npz": _npz,

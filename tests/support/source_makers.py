@@ -170,6 +170,26 @@ def isaac_lab(folder: Path, rollouts: Sequence[Rollout]) -> None:
             group.create_dataset("states/articulation/robot/root_pose", data=states, compression="gzip")
 
 
+def libero(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    folder.mkdir(parents=True)
+    for i, task in enumerate(("close the drawer", "open the drawer")):
+        mine = rollouts[i * len(rollouts) // 2 : (i + 1) * len(rollouts) // 2]
+        with h5py.File(folder / f"KITCHEN_SCENE{i}_{task.replace(' ', '_')}_demo.hdf5", "w") as file:
+            data = file.create_group("data")
+            data.attrs["total"], data.attrs["num_demos"] = sum(map(len, mine)), len(mine)
+            data.attrs["problem_info"] = json.dumps({"domain_name": "robosuite", "language_instruction": task})
+            data.attrs["bddl_file_content"] = f"(define (problem LIBERO)\n  (:language {task})\n)"
+            data.attrs["macros_image_convention"] = "opengl"
+            for number, rollout in enumerate(mine):
+                group = data.create_group(f"demo_{number}")
+                group.attrs["num_samples"], group.attrs["init_state"] = len(rollout), np.zeros(9 + i)
+                group["obs/state"] = rollout.columns["observations"]
+                group["obs/agentview_rgb"] = np.zeros((len(rollout), 4, 4, 3), np.uint8)
+                group["actions"], group["rewards"] = rollout.columns["actions"], rollout.columns["rewards"]
+                group["dones"] = rollout.columns["terminated"].astype(np.uint8)
+                group["states"] = np.zeros((len(rollout), 9 + i))
+
+
 def npz(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
     flat = _flat(rollouts)
@@ -294,6 +314,7 @@ MAKERS: dict[str, Maker] = {
     "robomimic": robomimic,
     "d3rlpy": d3rlpy,
     "robomimic-isaac-lab": isaac_lab,
+    "robomimic-libero": libero,
     "npz": npz,
     "npz-imitation": npz_imitation,
     "ogbench": ogbench,

@@ -31,6 +31,7 @@ _FORMATS = {
     "lerobot-v3": "lerobot",
     "npz-imitation": "npz",
     "robomimic-isaac-lab": "robomimic",
+    "robomimic-libero": "robomimic",
 }
 #: Sources in which nothing terminates.
 _TRUNCATED = ("ogbench", "robomimic-isaac-lab")

@@ -43,6 +43,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "pusht": lambda path: write_lerobot(path, make_rollouts(9, seed=1)),
     "minari": _from_maker("minari"),
     "lift": _from_maker("robomimic"),
+    "libero_10": _from_maker("robomimic-libero"),
     "isaac": _from_maker("robomimic-isaac-lab"),
     "imitation": _from_maker("npz-imitation"),
     "ogbench": _ogbench,

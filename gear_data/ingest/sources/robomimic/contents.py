@@ -27,6 +27,8 @@ from gear_data.ingest.sources.hdf5.open_file import reading
 
 #: The dataset whose rows are the steps.
 STEPS = "actions"
+#: The states of the whole simulator, as robosuite flattens them.
+SCENE_STATES = "states"
 _OBSERVATIONS, _NEXT_OBSERVATIONS = "obs/", "next_obs/"
 #: Isaac Lab's state after the reset. Its own writer writes one row, so there is no finding.
 _INITIAL_STATE = "initial_state/"

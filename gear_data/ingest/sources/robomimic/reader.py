@@ -1,6 +1,7 @@
 """robomimic HDF5: one group per demonstration, filters under `mask/`.
 
-A group `data/demo_{i}` has `actions`, `obs/*`, `next_obs/*`, `rewards`, `dones` and `states`.
+A group `data/demo_{i}` has `actions`, `obs/*`, `next_obs/*`, `rewards`, `dones` and `states`. Isaac Lab, LIBERO and
+MimicGen write this layout, too.
 
 Layout: https://robomimic.github.io/docs/datasets/overview.html. The numbers of demonstrations may have gaps. The
 attributes that count samples may be wrong, so the datasets are counted. `obs/x` becomes `observations.x`; the last row
@@ -10,28 +11,25 @@ of `next_obs/x` is its final observation. The other rows of `next_obs/x` repeat 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import h5py
 
-from gear_data.errors import GearError, UnknownFormatError
+from gear_data.errors import BadEpisodeError, GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.hdf5.attributes import attribute_facts, plain_value
-from gear_data.ingest.sources.hdf5.datasets import check_dataset
+from gear_data.ingest.sources.hdf5.attributes import attribute_facts
 from gear_data.ingest.sources.hdf5.episode_reader import GroupContents
 from gear_data.ingest.sources.hdf5.group_layout import GroupLayout
 from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, open_groups
-from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
-from gear_data.ingest.sources.hdf5.inventory import inventory
 from gear_data.ingest.sources.hdf5.open_file import hdf5_files, open_hdf5, reading
-from gear_data.ingest.sources.robomimic.contents import STEPS, describe
+from gear_data.ingest.sources.robomimic.contents import SCENE_STATES, STEPS, describe
+from gear_data.ingest.sources.robomimic.file_facts import DATA, DEMONSTRATIONS, TOTAL, read_file_facts, read_filters
 
-_PARENT = "data"
 _PREFIX = "demo_"
-_TOTAL = "total"
-_MASKS = "mask"
 
 
 def probe(location: Location) -> str | None:
@@ -41,12 +39,12 @@ def probe(location: Location) -> str | None:
         return None
     try:
         with open_hdf5(files[0]) as file, reading(files[0].name):
-            data = file.get(_PARENT)
+            data = file.get(DATA)
             if not isinstance(data, h5py.Group):
                 return None
             name = next((key for key in data if re.fullmatch(_PREFIX + "[0-9]+", key)), None)
             if name is not None and isinstance(data.get(f"{name}/{STEPS}"), h5py.Dataset):
-                return f"robomimic HDF5: {_PARENT}/{name} in {files[0].name} has '{STEPS}'"
+                return f"robomimic HDF5: {DATA}/{name} in {files[0].name} has '{STEPS}'"
     except GearError:
         pass  # a damaged file is not recognised as robomimic
     return None
@@ -57,49 +55,74 @@ def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
     files = hdf5_files(location)
     if not files:
         raise UnknownFormatError("holds no HDF5 file", file=location.name, hint="leave --format out")
-    with open_hdf5(files[0]) as first, reading(files[0].name):
-        if not isinstance(first.get(_PARENT), h5py.Group):
-            raise UnknownFormatError(f"has no group '{_PARENT}'", file=files[0].name, hint="leave --format out")
-        metadata, _ = attribute_facts(first[_PARENT], {_TOTAL})
+    facts = read_file_facts(files)
 
-    def describe_group(
-        datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str
-    ) -> GroupContents:
-        return describe(datasets, non_columns, name, options)
+    def episode_facts(file: h5py.File, source: SourceFile) -> Mapping[str, Mapping[str, Any]]:
+        own, filters = facts.own[files.index(source)], read_filters(file, source)
+        if not own:
+            return {demo: {"mask": names} for demo, names in filters.items()}
+        return {demo: {**own, "mask": filters.get(demo)} for demo in file[DATA]}
 
     layout = GroupLayout(
-        parent=_PARENT,
+        parent=DATA,
         prefix=_PREFIX,
         steps=STEPS,
         declared="num_samples",
         ignored=frozenset(),
-        facts=_filters,
-        check=_check_total,
+        facts=episode_facts,
+        check=_check_counts,
     )
-    return open_groups(files, layout, describe_group, metadata=metadata, skip_bad=options.skip_bad)
+    findings = list(facts.findings)
+    differing = _differing_states(files, layout) if facts.has_several_tasks else None
+    if differing is not None and SCENE_STATES not in (options.columns or ()):
+        findings.append(differing)
+    else:
+        differing = None
+
+    def describe_group(
+        datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str
+    ) -> GroupContents:
+        if differing is not None:
+            datasets = {path: dataset for path, dataset in datasets.items() if path != SCENE_STATES}
+        return describe(datasets, non_columns, name, options)
+
+    source = open_groups(files, layout, describe_group, metadata=facts.shared, skip_bad=options.skip_bad)
+    for finding in findings:
+        source.findings.add(finding)
+    return source
 
 
-def _filters(file: h5py.File, source: SourceFile) -> Mapping[str, Mapping[str, str | None]]:
-    """Returns the fact `mask` of each filtered demonstration.
+def _differing_states(files: Sequence[SourceFile], layout: GroupLayout) -> Finding | None:
+    """Returns a finding if the states of the simulator differ in width between files.
 
-    It is the names of the demonstration's filters, joined by commas.
+    A scene of each task has its own objects, and `states` holds the state of all of them. A column has one shape.
     """
-    masks: dict[str, list[str]] = {}
-    if isinstance(file.get(_MASKS), h5py.Group):
-        for mask, listed in inventory(file[_MASKS], source.name)[0].items():
-            check_heaps(listed)
-            check_dataset(listed.id, source, f"{_MASKS}/{mask}")
-            for demo in map(plain_value, listed[...].reshape(-1).tolist()):
-                masks.setdefault(str(demo), []).append(mask)
-    return {demo: {"mask": ",".join(names)} for demo, names in masks.items()}
+    shapes: dict[tuple[int, ...], str] = {}
+    for file in files:
+        with open_hdf5(file) as opened:
+            for number, key in layout.episodes(opened, file.name)[:1]:
+                with reading(file.name, SCENE_STATES, number), suppress(BadEpisodeError):
+                    group = layout.group(opened[DATA], file.name, number, key)
+                    if isinstance(group.get(SCENE_STATES, getlink=True), h5py.HardLink):
+                        states = group[SCENE_STATES]
+                        if isinstance(states, h5py.Dataset):
+                            shapes.setdefault(states.shape[1:], file.name)
+    if len(shapes) < 2:
+        return None
+    (shape, first), (other_shape, other) = list(shapes.items())[:2]
+    message = (
+        f"has rows of shape {shape} in {first} and {other_shape} in {other}: each task has its own scene; left out"
+    )
+    return Finding("column-left-out", message, 1, other, column=SCENE_STATES)
 
 
-def _check_total(file: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
+def _check_counts(file: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
     with reading(name):
-        declared = attribute_facts(file[_PARENT], ())[0].get(_TOTAL)
-    if declared is not None and declared != steps:
-        message = f"'{_TOTAL}' is {declared}, but there are {steps} steps; all are read"
-        findings.add(Finding("metadata-disagrees", message, file=name, column=_TOTAL))
+        declared = attribute_facts(file[DATA], ())[0]
+    for attribute, unit, counted in ((TOTAL, "steps", steps), (DEMONSTRATIONS, "demonstrations", episodes)):
+        if attribute in declared and declared[attribute] != counted:
+            message = f"'{attribute}' is {declared[attribute]}, but there are {counted} {unit}; all are read"
+            findings.add(Finding("metadata-disagrees", message, file=name, column=attribute))
 
 
 FORMAT = Format(
