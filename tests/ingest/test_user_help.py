@@ -118,7 +118,7 @@ def test_a_bad_episode_left_out_says_why(tmp_path: Path, monkeypatch: pytest.Mon
             (message, *place) for message, _, *place in expected
         ]
     for batch in (1 << 20, 1):
-        import gear_data.ingest.sources.tables.parquet_stream as module
+        import gear_data.ingest.sources.tables.file_stream as module
 
         monkeypatch.setattr(module, "_BATCH_BYTES", batch)
         for name in ("one", "three"):
@@ -177,7 +177,7 @@ def test_large_files_are_compared_before_reading(
             sources.write_episodes(tmp_path / f"s/{i}.parquet", [rollout.with_columns(**extra)])
     source = open_source(locate(tmp_path / "s", None), "auto", SourceOptions())[0]
     assert source.units()  # small files are compared when they are read
-    for module in ("arrays.source", "tables.parquet_stream"):
+    for module in ("arrays.source", "tables.file_stream"):
         monkeypatch.setattr(f"gear_data.ingest.sources.{module}.UNIT_BYTES", 1)
     with pytest.raises(CorruptSourceError, match=rf"^2\.{kind}"):
         source.units()
@@ -415,7 +415,7 @@ def test_progress_has_a_total_for_several_files(
 
     No file is opened only for the total.
     """
-    import gear_data.ingest.sources.tables.parquet_stream as tables
+    import gear_data.ingest.sources.tables.file_stream as tables
     import gear_data.ingest.sources.tables.read_units as units
 
     monkeypatch.setattr(units, "UNIT_BYTES", unit_bytes)

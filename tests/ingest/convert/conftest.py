@@ -13,7 +13,7 @@ from gear_data.errors import (
     StorageFullError,
 )
 from gear_data.ingest.sources.d4rl import reader as d4rl
-from gear_data.ingest.sources.tables import parquet_stream
+from gear_data.ingest.sources.tables import file_stream
 from gear_data.storage.writing.shard_writer import ShardWriter
 
 #: Bytes that `small_reads` makes sources read at a time.
@@ -23,7 +23,7 @@ READ_BYTES = 2000
 @pytest.fixture
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes sources read few bytes at a time."""
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", READ_BYTES)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", READ_BYTES)
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", READ_BYTES)
 
 

@@ -18,7 +18,7 @@ import gear_data
 from gear_data.errors import EmptySourceError, StorageFullError, UnknownFormatError
 from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.registry import known_formats
-from gear_data.ingest.sources.tables import dataset_stream, parquet_stream
+from gear_data.ingest.sources.tables import dataset_stream, file_stream
 from gear_data.storage.writing.shard_writer import ShardWriter
 
 Rollouts = Sequence[Any]
@@ -238,7 +238,7 @@ def test_every_layout_converts_exactly(
 ) -> None:
     # A few hundred bytes per read, so that episodes straddle reads.
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 300)
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 300)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", 300)
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 300)
     layout = LAYOUTS[name]
     path, report = convert_layout(name, rollouts, shard_bytes=1024)
@@ -266,7 +266,7 @@ def test_every_layout_resumes_to_the_same_bytes(
     name: str, sources: Any, rollouts: Rollouts, tmp_path: Path, memory_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 900)
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 900)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", 900)
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 900)
     layout = LAYOUTS[name]
     # All kinds of findings must be equal, also for episodes next to the resumed position.

@@ -23,7 +23,8 @@ from gear_data.errors import (
 )
 from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.id_ranges import IdRanges
-from gear_data.ingest.sources.tables import dataset_stream, parquet_stream
+from gear_data.ingest.sources.tables import dataset_stream, file_stream
+from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.episode_block import BEGIN, END
 from gear_data.storage.writing.shard_writer import ShardWriter
@@ -179,11 +180,11 @@ def test_a_broken_link(sources: Any, rollouts: list[Any], tmp_path: Path) -> Non
 
 def test_a_batch_is_bounded_by_memory(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short episodes come first, and all compress well: rows do not predict bytes."""
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 100_000)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", 100_000)
     lengths = [2] * 4 + [500] * 60
     table = pa.table({"observations": [[[0.0, 1.0]] * n for n in lengths], "rewards": [[1.0] * n for n in lengths]})
     source = sources.write_parquet(tmp_path / "a.parquet", table)
-    files = parquet_stream.ParquetTables(locate(source, None).files)
+    files = file_stream.FileTables(locate(source, None).files, PARQUET)
     files.head(64)
     largest = max(part.table.nbytes for part in files.parts(BEGIN, END))
     assert largest < 3 * 100_000

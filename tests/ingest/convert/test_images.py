@@ -27,7 +27,7 @@ from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.source import EpisodeSource, SourceOptions
 from gear_data.ingest.sources.hdf5 import grouped_source
 from gear_data.ingest.sources.registry import open_source
-from gear_data.ingest.sources.tables import parquet_stream
+from gear_data.ingest.sources.tables import file_stream
 from gear_data.loaders.decoding.images import ImageDecoder
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.encoded_images import (
@@ -301,7 +301,7 @@ def _claiming(width: int, height: int) -> bytes:
 def test_a_bad_image_is_a_bad_episode(
     write: Any, row: bool, spoil: Callable[[bytes], bytes], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 1000)  # after the first block
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", 1000)  # after the first block
     episodes = make_images()
     episodes[_BAD] = make_images(1, seed=9)[0][[0, 0, 0, 0]]
     frames = encode_episodes(episodes)

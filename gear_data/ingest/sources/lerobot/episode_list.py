@@ -14,7 +14,8 @@ from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.json_files import read_json_lines
 from gear_data.ingest.sources.lerobot.metadata import ROWS_ONLY, read_int, read_records
-from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
+from gear_data.ingest.sources.tables.file_stream import FileTables
+from gear_data.ingest.sources.tables.files.parquet import PARQUET
 
 _EPISODES_V2, _EPISODES_V3 = "meta/episodes.jsonl", "meta/episodes/"
 #: Prefixes of columns that hold positions in LeRobot's files, or statistics.
@@ -85,7 +86,7 @@ def read_episode_list(location: Location, major: int) -> EpisodeList | None:
 
 def _file_records(file: SourceFile) -> Iterator[dict[str, Any]]:
     # One stream per file: columns that are not read may have different types.
-    tables = ParquetTables((file,))
+    tables = FileTables((file,), PARQUET)
     # The statistics are most of the list's bytes.
     return read_records(tables, [name for name in tables.schema.names if not name.startswith("stats/")], file.name)
 

@@ -22,7 +22,8 @@ from gear_data.common.typed_json import check_json
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.json_files import read_json_object
-from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
+from gear_data.ingest.sources.tables.file_stream import FileTables
+from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, null_rows, storage_array, to_numpy
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
@@ -87,7 +88,7 @@ class FinalObservations:
         if file is None:
             raise CorruptSourceError(f"is missing, but {NOTES} names final observations", file=FINALS, hint=_HINT)
         self._columns = columns
-        self._tables = ParquetTables((file,))
+        self._tables = FileTables((file,), PARQUET)
         names = [_EPISODE, *(_source(spec) for spec in columns)]
         for name in names:
             if name not in self._tables.schema.names:

@@ -16,7 +16,8 @@ import pyarrow as pa
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.json_files import read_json_lines, read_json_object
-from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
+from gear_data.ingest.sources.tables.file_stream import FileTables
+from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.storage.episode_block import BEGIN, END
 
 INFO = "meta/info.json"
@@ -114,7 +115,7 @@ def read_tasks(location: Location, major: int) -> dict[int, str]:
     if major == 2:
         tasks = read_json_lines(file)
     else:
-        tables = ParquetTables((file,))
+        tables = FileTables((file,), PARQUET)
         texts = [field.name for field in tables.schema if _is_text(field.type)]
         if len(texts) != 1 or "task_index" not in tables.schema.names:
             raise CorruptSourceError(
@@ -129,7 +130,7 @@ def _is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
-def read_records(tables: ParquetTables, columns: list[str], name: str) -> Iterator[dict[str, Any]]:
+def read_records(tables: FileTables, columns: list[str], name: str) -> Iterator[dict[str, Any]]:
     """Yields the rows of a table of metadata.
 
     Args:

@@ -28,7 +28,8 @@ from gear_data.ingest.sources.lerobot.metadata_checks import (
     check_timestamps,
     task_texts,
 )
-from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
+from gear_data.ingest.sources.tables.file_stream import FileTables
+from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.step_rows import StepRowSource
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
@@ -89,7 +90,7 @@ class LeRobotSource:
     def __init__(
         self, location: Location, files: tuple[SourceFile, ...], info: LeRobotInfo, options: SourceOptions
     ) -> None:
-        tables = ParquetTables(files)
+        tables = FileTables(files, PARQUET)
         names = tables.schema.names
         if _EPISODE not in names:
             raise CorruptSourceError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.tables.dataset_stream import DatasetTables
-from gear_data.ingest.sources.tables.parquet_stream import ParquetTables
+from gear_data.ingest.sources.tables.file_stream import FileTables
+from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.stream import TableStream
 
 
@@ -17,7 +18,7 @@ def open_tables(location: Location) -> TableStream | None:
     if location.dataset is not None:
         return DatasetTables(location)
     files = location.with_suffix(".parquet")
-    return ParquetTables(files) if files else None
+    return FileTables(files, PARQUET) if files else None
 
 
 def require_tables(location: Location) -> TableStream:

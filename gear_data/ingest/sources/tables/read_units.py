@@ -12,7 +12,7 @@ from typing import Any
 
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import UNIT_BYTES
-from gear_data.ingest.sources.tables.parquet import RowGroups
+from gear_data.ingest.sources.tables.files.kind import RowGroups
 from gear_data.storage.episode_block import BEGIN, Position
 
 #: Smallest and largest id.

@@ -16,7 +16,7 @@ from gear_data.errors import (
     BadEpisodeError,
     UnsupportedColumnError,
 )
-from gear_data.ingest.sources.tables import parquet_stream
+from gear_data.ingest.sources.tables import file_stream
 from tests.support.step_tables import (
     Rollouts,
     as_truncated,
@@ -72,7 +72,7 @@ def test_a_list_of_structs_an_episode(
 
     Exports of RLDS have this layout.
     """
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", batch_bytes)
     make = {"list": pa.list_, "large_list": pa.large_list, "list_view": pa.list_view}[outer]
     step = pa.struct(
         {

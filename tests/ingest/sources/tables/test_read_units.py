@@ -18,7 +18,7 @@ from gear_data.errors import (
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
-from gear_data.ingest.sources.tables import parquet_stream, read_units
+from gear_data.ingest.sources.tables import file_stream, read_units
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.step_tables import (
     episode_lengths,
@@ -70,7 +70,7 @@ def _check_units(source: Any, expected: int | None, options: SourceOptions | Non
 def test_units_together_are_the_whole(
     layout: str, batch_bytes: int, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", batch_bytes)
     rollouts = sources.make_rollouts(40 if layout == "lerobot" else 90, seed=3)
     ids = sources.episode_numbers(rollouts)
     if layout == "episodes":

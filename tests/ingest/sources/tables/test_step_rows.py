@@ -18,7 +18,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from gear_data.ingest.pipeline.id_ranges import SeenIds
-from gear_data.ingest.sources.tables import parquet_stream
+from gear_data.ingest.sources.tables import file_stream
 from tests.support.step_tables import (
     Rollouts,
     as_terminated,
@@ -66,7 +66,7 @@ def test_names_of_episodes_are_found(sources: Any, rollouts: Rollouts, tmp_path:
 def test_a_name_that_comes_back_is_refused_also_by_the_resumed_run(
     sources: Any, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 400)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", 400)
     ids = episode_names(rollouts)
     ids[-1] = ids[0]
     source = sources.write_parquet(
@@ -125,7 +125,7 @@ def test_end_column_of_nested_rows(sources: Any, rollouts: Rollouts, tmp_path: P
 def test_step_column_begins_episodes(
     first: int, sources: Any, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 200)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", 200)
     table = flat_table(sources, rollouts, t=step_numbers(rollouts, first))
     gear_data.convert(
         sources.write_parquet(tmp_path / "s.parquet", table, row_group=7), tmp_path / "d", step_column="t"
@@ -162,7 +162,7 @@ def test_a_column_of_the_wrong_kind(option: str, column: str, sources: Any, roll
 def test_step_numbers_are_compared_with_the_rows(
     batch_bytes: int, sources: Any, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", batch_bytes)
     long = [i for i, r in enumerate(rollouts) if len(r) >= 6]
     starts = np.cumsum([0, *episode_lengths(rollouts)])
     steps = np.array(step_numbers(rollouts))

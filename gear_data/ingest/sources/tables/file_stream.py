@@ -1,28 +1,20 @@
-"""Stream of Arrow tables from Parquet files of one schema."""
+"""Stream of Arrow tables from files of one kind and one schema."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from gear_data.ingest.location import SourceFile, files_to_compare
+from gear_data.errors import CorruptSourceError
+from gear_data.ingest.location import SourceFile, files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES
+from gear_data.ingest.sources.tables.files.kind import FETCH_BYTES, BatchSizer, FileKind, RowGroups, TableFile
 from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table
-from gear_data.ingest.sources.tables.parquet import (
-    BatchSizer,
-    RowGroups,
-    check_schema,
-    open_parquet,
-    read_batches,
-    reading,
-    row_group_runs,
-    row_groups,
-)
 from gear_data.ingest.sources.tables.read_units import (
     FirstEpisodeStart,
     IdRange,
@@ -32,7 +24,7 @@ from gear_data.ingest.sources.tables.read_units import (
     step_spans,
 )
 from gear_data.ingest.sources.tables.stream import FileRows, TablePart
-from gear_data.storage.episode_block import Position
+from gear_data.storage.episode_block import BEGIN, Position
 
 #: Bytes in memory of one table, as far as the footers can tell.
 _BATCH_BYTES = 16 << 20
@@ -41,28 +33,29 @@ _HEAD_BYTES = 64 << 20
 _BATCHES = 16
 
 
-class ParquetTables:
-    """A `TableStream` over Parquet files of one schema.
+class FileTables:
+    """A `TableStream` over files of one kind and one schema.
 
-    One file is open at a time. Memory holds one buffer per column and one table, whatever the size of the row groups.
+    One file is open at a time. Memory holds one table, and the buffers of the kind's reader.
 
     Args:
         files: the files, in source order.
+        kind: the kind of all files.
 
     Raises:
-        CorruptSourceError: a file is not Parquet, or its columns differ from the first file's.
+        CorruptSourceError: a file is not of the kind, or its columns differ from the first file's.
         UnsupportedColumnError: two columns have the same name.
     """
 
-    def __init__(self, files: tuple[SourceFile, ...]) -> None:
+    def __init__(self, files: tuple[SourceFile, ...], kind: FileKind) -> None:
         self.files = files
+        self._kind = kind
         self._batch_sizer = BatchSizer(_BATCH_BYTES // _BATCHES)
-        with open_parquet(files[0]) as first, reading(files[0].name):
-            self._stored: pa.Schema = first.schema_arrow
-            #: File index -> rows, for the files whose footer has been read.
-            self._rows = {0: int(first.metadata.num_rows)}
+        with kind.open(files[0], None) as first, kind.reading(files[0].name):
+            self._stored: pa.Schema = first.schema
             # Inside `reading`, because this decodes all names, which may not be UTF-8.
             self._columns = flat_columns(self._stored, files[0].name)
+        #: File index -> row groups, for the files that were asked for them.
         self._footers: dict[int, RowGroups] = {}
         self.schema = pa.schema([(name, column.type) for name, column in self._columns.items()])
 
@@ -70,24 +63,25 @@ class ParquetTables:
     def num_rows(self) -> int | None:
         """Number of rows, partly estimated.
 
-        It is exact for files whose footers were read. For the others it is estimated from their sizes, because an exact
-        number would open every file.
+        It is exact for files whose row groups are known. For the others it is estimated from their sizes, because an
+        exact number would open every file.
         """
-        read = sum(self.files[index].size for index in self._rows)
-        rows, size = sum(self._rows.values()), sum(file.size for file in self.files)
-        return rows * size // read or None
+        self._footer(0)
+        read = sum(self.files[index].size for index in self._footers)
+        rows, size = [groups.total_rows for groups in self._footers.values()], sum(file.size for file in self.files)
+        return None if None in rows else sum(filter(None, rows)) * size // read or None
 
     def select(self, columns: list[str]) -> None:
         self._columns = {name: self._columns[name] for name in columns}
 
     def head(self, rows: int) -> pa.Table | None:
         for file in self.files:
-            with open_parquet(file) as parquet:
-                self._check(parquet, file)
-                head = parquet.schema_arrow.empty_table()
+            with self._open(file) as opened:
+                head = opened.schema.empty_table()
                 sizer = BatchSizer(_HEAD_BYTES // _BATCHES)
                 batches: list[pa.RecordBatch] = []
-                for batch in read_batches(file, parquet, range(parquet.num_row_groups), self._stored_names(), sizer):
+                groups = range(len(opened.row_groups().rows))
+                for batch in opened.batches(groups, list(self._columns.values()), sizer):
                     batches.append(batch)
                     head = pa.Table.from_batches(batches)
                     if len(head) >= rows or head.nbytes >= _HEAD_BYTES:
@@ -102,6 +96,8 @@ class ParquetTables:
             self._footer(index)
         if ids is None:
             return episode_spans(self.files, self._footer)
+        if not self._kind.splittable:  # comparing the ids would read all files
+            return (ReadSpan(BEGIN, sum(sizes)),)
         return step_spans(
             SplittableFiles(
                 self.files,
@@ -114,18 +110,14 @@ class ParquetTables:
     def _footer(self, index: int) -> RowGroups:
         """Returns the row groups of a file, which has been compared with the first file."""
         if index not in self._footers:
-            with open_parquet(self.files[index]) as parquet:
-                self._check(parquet, self.files[index])
-                self._footers[index] = row_groups(parquet, self.files[index])
-            self._rows[index] = sum(self._footers[index].rows)
+            with self._open(self.files[index]) as opened:
+                self._footers[index] = opened.row_groups()
         return self._footers[index]
 
     def _id_values(self, column: FlattenedColumn, index: int, groups: range) -> Iterator[pa.Array]:
         """Yields the values of a column in some row groups of a file."""
-        file = self.files[index]
-        with open_parquet(file) as parquet:
-            self._check(parquet, file)
-            for batch in read_batches(file, parquet, groups, [column.stored], BatchSizer(_BATCH_BYTES // _BATCHES)):
+        with self._open(self.files[index]) as opened:
+            for batch in opened.batches(groups, [column], BatchSizer(_BATCH_BYTES // _BATCHES)):
                 yield flatten_table(pa.Table.from_batches([batch]), {column.name: column}).column(0).combine_chunks()
 
     def _id_range(self, name: str, index: int, groups: range) -> IdRange | None:
@@ -188,20 +180,18 @@ class ParquetTables:
             if (index, first) >= stop:
                 return
             last = stop.row if index == stop.file else None
-            file = self.files[index]
-            with open_parquet(file) as parquet:
-                self._check(parquet, file)
-                for row, groups in row_group_runs(row_groups(parquet, file), first, last):
-                    yield from self._run_batches(index, parquet, row, groups, first, last)
+            with self._open(self.files[index]) as opened:
+                for row, groups in _row_group_runs(opened.row_groups(), first, last):
+                    yield from self._run_batches(index, opened, row, groups, first, last)
 
     def _run_batches(
-        self, index: int, parquet: pq.ParquetFile, row: int, groups: range, first: int, last: int | None
+        self, index: int, opened: TableFile, row: int, groups: range, first: int, last: int | None
     ) -> Iterator[tuple[FileRows, pa.RecordBatch]]:
         """Yields the rows [first, last) of consecutive row groups.
 
         `row` is the first row of the groups.
         """
-        for batch in read_batches(self.files[index], parquet, groups, self._stored_names(), self._batch_sizer):
+        for batch in opened.batches(groups, list(self._columns.values()), self._batch_sizer):
             skip, stop = max(0, first - row), len(batch) if last is None else min(len(batch), last - row)
             if skip < stop:
                 run = FileRows(Position(index, row + skip), self.files[index].name, stop - skip)
@@ -210,15 +200,79 @@ class ParquetTables:
             if last is not None and row >= last:
                 return
 
-    def _stored_names(self) -> list[str]:
-        return list(dict.fromkeys(column.stored for column in self._columns.values()))
-
-    def _check(self, parquet: pq.ParquetFile, file: SourceFile) -> None:
-        with reading(file.name):
-            check_schema(parquet.schema_arrow, file.name, self._stored, self.files)
+    @contextmanager
+    def _open(self, file: SourceFile) -> Iterator[TableFile]:
+        """Opens a file and compares its schema with the first file's."""
+        with self._kind.open(file, self._stored) as opened:
+            with self._kind.reading(file.name):
+                _check_schema(opened.schema, file.name, self._stored, self.files)
+            yield opened
 
 
 def _min_max(values: pa.Array) -> list[Any]:
     """Returns the smallest and largest value; an empty list for no values."""
     extremes = pc.min_max(values).as_py() if len(values) else {}
     return list(extremes.values())
+
+
+def _check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequence[SourceFile]) -> None:
+    """Checks that a file has the columns of the first file.
+
+    Their order and metadata may differ.
+
+    Args:
+        schema: the schema of the file.
+        name: the name of the file.
+        model: the schema of the first file.
+        files: all files of the source.
+
+    Raises:
+        CorruptSourceError: a column is missing, additional or duplicated, or has another type.
+    """
+    names = [field.name for field in schema]
+    if len(set(names)) < len(names):
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise CorruptSourceError(
+            "two columns have this name", file=name, column=duplicate, hint="rename one of them in the source"
+        )
+    if schema.equals(model) or {f.name: f.type for f in schema} == {f.name: f.type for f in model}:
+        return
+    first = files[0].name
+    hint = separate_datasets_hint([file.name for file in files], first, name)
+    for field in model:
+        index = schema.get_field_index(field.name)
+        if index < 0:
+            raise CorruptSourceError(f"the column is missing; {first} has it", file=name, column=field.name, hint=hint)
+        if schema.field(index).type != field.type:
+            raise CorruptSourceError(
+                f"the column is {schema.field(index).type}, in {first} it is {field.type}",
+                file=name,
+                column=field.name,
+                hint=hint,
+            )
+    extra = next(field.name for field in schema if model.get_field_index(field.name) < 0)
+    raise CorruptSourceError(f"the column is not in {first}", file=name, column=extra, hint=hint)
+
+
+def _row_group_runs(row_groups: RowGroups, first: int, stop: int | None) -> Iterator[tuple[int, range]]:
+    """Yields runs of row groups that are read at once.
+
+    An item is the first row of the run, and the indices of its row groups. Together the runs hold the rows
+    [first, stop), and the rows before `first` in the same row group. A `stop` of None is the end of the file.
+    """
+    run_start, row, run_row, size = 0, 0, 0, 0
+    for group, (rows, stored) in enumerate(zip(row_groups.rows, row_groups.stored, strict=True)):
+        if row + rows <= first:
+            run_start, run_row = group + 1, row + rows
+        elif stop is not None and row >= stop:
+            if run_start < group:
+                yield run_row, range(run_start, group)
+            return
+        else:
+            size += stored
+            if size >= FETCH_BYTES:
+                yield run_row, range(run_start, group + 1)
+                run_start, run_row, size = group + 1, row + rows, 0
+        row += rows
+    if run_start < len(row_groups.rows):
+        yield run_row, range(run_start, len(row_groups.rows))

@@ -18,7 +18,8 @@ from gear_data.errors import (
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
-from gear_data.ingest.sources.tables import parquet_stream
+from gear_data.ingest.sources.tables import file_stream
+from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.step_tables import (
     Rollouts,
@@ -60,7 +61,7 @@ def test_errors_name_the_file_though_files_are_read_together(sources: Any, rollo
 
 def test_a_constant_column_is_as_large_in_memory_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A constant column takes few bytes in the file, and its first rows are short."""
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 100_000)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", 100_000)
     lengths = [1] * 64 + [500] * 600
     table = pa.table(
         {
@@ -70,7 +71,7 @@ def test_a_constant_column_is_as_large_in_memory_as_any(tmp_path: Path, monkeypa
     )
     pq.write_table(table, tmp_path / "s.parquet")
     assert (tmp_path / "s.parquet").stat().st_size < table.nbytes / 50
-    tables = parquet_stream.ParquetTables(locate(tmp_path / "s.parquet", None).files)
+    tables = file_stream.FileTables(locate(tmp_path / "s.parquet", None).files, PARQUET)
     parts = list(tables.parts(BEGIN, END))
     assert sum(len(part.table) for part in parts) == len(lengths)
     assert max(part.table.nbytes for part in parts) < 5 * 100_000
@@ -78,12 +79,12 @@ def test_a_constant_column_is_as_large_in_memory_as_any(tmp_path: Path, monkeypa
 
 def test_batches_are_bounded_for_consecutive_long_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean size of a row group's rows does not predict its last rows."""
-    monkeypatch.setattr(parquet_stream, "_BATCH_BYTES", 400_000)
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", 400_000)
     lengths = [10] * 4000 + [2000] * 100
     rng = np.random.default_rng(0)
     table = pa.table({"rewards": [rng.standard_normal(n) for n in lengths]})
     pq.write_table(table, tmp_path / "s.parquet", row_group_size=len(table))
-    tables = parquet_stream.ParquetTables(locate(tmp_path / "s.parquet", None).files)
+    tables = file_stream.FileTables(locate(tmp_path / "s.parquet", None).files, PARQUET)
     parts = list(tables.parts(BEGIN, END))
     assert [n for part in parts for n in pa.compute.list_value_length(part.table["rewards"]).to_pylist()] == lengths
     assert max(part.table.nbytes for part in parts) < 3 * 400_000
@@ -98,7 +99,7 @@ def test_lists_have_offsets_of_64_bits(sources: Any, rollouts: Rollouts, tmp_pat
     columns = sources.episode_table([r.columns for r in rollouts])
     source = tmp_path / "s.parquet"
     pq.write_table(columns, source, row_group_size=16, store_schema=False)
-    tables = parquet_stream.ParquetTables(locate(source, None).files)
+    tables = file_stream.FileTables(locate(source, None).files, PARQUET)
     part = next(iter(tables.parts(BEGIN, END)))
     assert pa.types.is_large_list(part.table.schema.field("rewards").type)
 
