@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import IO, Any
@@ -13,6 +13,7 @@ from typing import IO, Any
 from gear_data.common.paths import is_remote, is_utf8, plain_path, printable
 from gear_data.common.retry import with_retries
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
+from gear_data.ingest.splits import choose_split
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -20,10 +21,8 @@ _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".json", ".csv")
 _LFS_POINTER = b"version https://git-lfs"
 #: More folders than this usually hold one episode each.
 _FEW_FOLDERS = 64
-_VAL_ARCHIVE = "-val.npz"
 #: Hidden files that are listed: they describe the arrays of a Zarr store of version 2.
 _LISTED_HIDDEN = frozenset({".zarray", ".zattrs", ".zgroup"})
-_SPLITS = ("train", "validation", "valid", "val", "test", "dev", "eval")
 
 
 @dataclass(frozen=True)
@@ -261,62 +260,11 @@ def _natural_order(file: SourceFile) -> list[Any]:
 
 
 def _choose_split(location: Location, split: str | None) -> Location:
-    """Keeps the files of one split, where their names say which split they are.
-
-    Parquet follows the hub's naming: `train-00000-of-00002.parquet`, `train/...`. NumPy archives follow OGBench's:
-    `NAME.npz` is train, and `NAME-val.npz` beside it is val. Any other split is for the format to choose.
-    """
+    """Keeps the files of one split of a folder, where their names say which split they are."""
     if not location.folder:
         return location
-    splits: dict[str, list[SourceFile]] = {}
-    archive_folders = _folders_of_split_archives(location.files)
-    for file in location.files:
-        path = PurePosixPath(file.name)
-        name = _parquet_split(path) or (_archive_split(path) if path.parent in archive_folders else None)
-        if name is not None:
-            splits.setdefault(name, []).append(file)
-    if split is None and len(splits) > 1:
-        raise InvalidArgumentError(
-            f"the source has several splits: {', '.join(sorted(splits))}",
-            file=location.name,
-            hint="choose one with --split (split=)",
-        )
-    if split is None or not splits:
-        return replace(location, split=split)
-    if split not in splits:
-        raise no_such_split(location.name, split, splits)
-    return replace(location, files=tuple(splits[split]))
-
-
-def no_such_split(name: str, split: str, splits: Iterable[str]) -> InvalidArgumentError:
-    """Returns the error for a split that a source does not have."""
-    return InvalidArgumentError(
-        f"the source has no split '{split}'", file=name, hint=f"its splits: {', '.join(sorted(splits)) or 'none'}"
-    )
-
-
-def _parquet_split(path: PurePosixPath) -> str | None:
-    if path.suffix != ".parquet":
-        return None
-    for split in _SPLITS:
-        if split in path.parts[:-1] or re.match(rf"{split}([-_.]|$)", path.name):
-            return split
-    return None
-
-
-def _folders_of_split_archives(files: Iterable[SourceFile]) -> set[PurePosixPath]:
-    """Returns the folders in which an archive `NAME-val.npz` is beside `NAME.npz`."""
-    names = {file.name for file in files}
-    pairs = (
-        name for name in names if name.endswith(_VAL_ARCHIVE) and f"{name.removesuffix(_VAL_ARCHIVE)}.npz" in names
-    )
-    return {PurePosixPath(name).parent for name in pairs}
-
-
-def _archive_split(path: PurePosixPath) -> str | None:
-    if path.suffix != ".npz":
-        return None
-    return "val" if path.name.endswith(_VAL_ARCHIVE) else "train"
+    files, left = choose_split(location.name, location.files, split)
+    return replace(location, files=tuple(files), split=left)
 
 
 def _dataset_object(source: Any, split: str | None) -> Location:

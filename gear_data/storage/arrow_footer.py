@@ -1,4 +1,4 @@
-"""Blocks of an Arrow IPC file, checked before Arrow reads the file.
+"""Messages of Arrow IPC files, looked at before Arrow reads them.
 
 Reading an uncompressed file copies nothing. A compressed file of some kilobytes may fill the memory, as may a file that
 lists one dictionary many times.
@@ -28,6 +28,7 @@ _GAP_BYTES = 1 << 20
 _DICTIONARIES, _RECORD_BATCHES = 2, 3
 _KIND, _HEADER = 1, 2
 _DATA = 1
+_ROWS = 0
 _COMPRESSION = 3
 _DICTIONARY_BATCH = 2
 
@@ -58,6 +59,20 @@ def check_blocks(data: pa.Buffer, name: str, hint: str) -> None:
             raise ValueError(f"{end - filled} of its {len(view)} bytes belong to no message")
     except (ValueError, struct.error) as error:
         raise CorruptShardError(f"not an uncompressed Arrow IPC file: {error}", file=name, hint=hint) from error
+
+
+def batch_rows(metadata: memoryview) -> int:
+    """Returns the number of rows that the flat buffer of a record batch's message declares.
+
+    Raises:
+        ValueError: the flat buffer is damaged.
+        struct.error: the flat buffer is too short.
+    """
+    header = _field(metadata, _target(metadata, 0), _HEADER)
+    if header is None:
+        raise ValueError("a message has no header")
+    rows = _field(metadata, _target(metadata, header), _ROWS)
+    return 0 if rows is None else _number(metadata, "<q", rows)
 
 
 def _footer(view: memoryview) -> memoryview:

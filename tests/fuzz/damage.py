@@ -18,6 +18,7 @@ _KNOWN: tuple[tuple[str, Callable[[Path, random.Random], str], int], ...] = (
     (".hdf5", formats.damage_hdf5, 6),
     (".parquet", formats.damage_table, 5),
     (".arrow", formats.damage_table, 4),
+    (".feather", formats.damage_table, 4),
     (".npz", formats.damage_npz, 5),
     (".npy", formats.damage_npy, 5),
     (".tfrecord", formats.damage_records, 8),

@@ -68,20 +68,20 @@ def damage_table(path: Path, rng: random.Random) -> str:
         pq.write_table(table, path, **options)
     else:
         pack = rng.choice((None, "lz4", "zstd")) if way == "rewrite" else None
+        new = pa.ipc.new_file if path.read_bytes().startswith(b"ARROW1") else pa.ipc.new_stream
         with (
             pa.OSFile(str(path), "wb") as sink,
-            pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=pack)) as writer,
+            new(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=pack)) as writer,
         ):
             writer.write_table(table, max_chunksize=rng.choice((2, 1000)) if way == "rewrite" else None)
     return f"table {way}"
 
 
 def _read_table(path: Path) -> pa.Table:
-    return (
-        pq.read_table(path)
-        if path.suffix == ".parquet"
-        else pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
-    )
+    if path.suffix == ".parquet":
+        return pq.read_table(path)
+    data = path.read_bytes()
+    return (pa.ipc.open_file if data.startswith(b"ARROW1") else pa.ipc.open_stream)(pa.BufferReader(data)).read_all()
 
 
 def _changed(table: pa.Table, way: str, rng: random.Random) -> pa.Table:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import feather
 
 #: Column -> values of an episode as bytes, or as a list for text.
 Values = dict[str, bytes | list[Any]]
@@ -114,6 +115,21 @@ def _episode_rows(folder: Path, name: str) -> list[Any]:
     return found
 
 
+def _saved(folder: Path, name: str) -> list[Any]:
+    import datasets
+
+    return [np.array(datasets.load_from_disk(folder).with_format("arrow")[:].column(name).to_pylist())]
+
+
+def _arrow(folder: Path, name: str) -> list[Any]:
+    found = []
+    for path in sorted(folder.iterdir()):
+        data = pa.BufferReader(path.read_bytes())
+        table = feather.read_table(data) if path.suffix == ".feather" else pa.ipc.open_stream(data).read_all()
+        found += [np.array(row) for row in table.column(name).to_pylist()]
+    return found
+
+
 def _npz(folder: Path, name: str) -> list[Any]:
     found = []
     for path in _files(folder, ".npz"):
@@ -135,6 +151,8 @@ READERS: dict[str, Callable[[Path, str], list[Any]]] = {
     "robomimic-libero": _robomimic,
     "step-rows": _step_rows,
     "episode-rows": _episode_rows,
+    "episode-rows-arrow": _arrow,
+    "step-rows-saved": _saved,
     "npz": _npz,
 }
 

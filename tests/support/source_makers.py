@@ -17,9 +17,19 @@ import h5py
 import numpy as np
 import pyarrow as pa
 from PIL import Image
+from pyarrow import feather
 
 import gear_data
-from tests.support.rollouts import Rollout, write_d4rl, write_episodes, write_lerobot, write_steps
+from tests.support.rollouts import (
+    Rollout,
+    episode_numbers,
+    episode_table,
+    step_table,
+    write_d4rl,
+    write_episodes,
+    write_lerobot,
+    write_steps,
+)
 
 Maker = Callable[[Path, Sequence[Rollout]], object]
 
@@ -44,6 +54,24 @@ def episode_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
 
 def step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
     write_steps(folder / "a.parquet", rollouts, row_group=7)
+
+
+def saved_step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes a dataset of HuggingFace `datasets` in two files, with `save_to_disk`."""
+    import datasets
+
+    table = step_table([r.columns for r in rollouts], episode_index=episode_numbers(rollouts))
+    datasets.disable_progress_bars()
+    datasets.Dataset(table).save_to_disk(folder, num_shards=2)
+
+
+def arrow_episode_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes an IPC stream of several batches, and a compressed Feather file."""
+    folder.mkdir(parents=True)
+    table = episode_table([r.columns for r in rollouts], task=["one"] * len(rollouts))
+    with pa.OSFile(str(folder / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    feather.write_feather(table, folder / "b.feather", compression="lz4", chunksize=3)
 
 
 def text_and_images(folder: Path, rollouts: Sequence[Rollout]) -> None:
@@ -304,6 +332,8 @@ def gear(folder: Path, rollouts: Sequence[Rollout]) -> None:
 MAKERS: dict[str, Maker] = {
     "episode-rows": episode_rows,
     "step-rows": step_rows,
+    "step-rows-saved": saved_step_rows,
+    "episode-rows-arrow": arrow_episode_rows,
     "images": text_and_images,
     "d4rl": d4rl,
     "d4rl-no-timeouts": d4rl_without_timeouts,

@@ -9,7 +9,7 @@ import importlib
 
 from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.location import Location, no_such_split
+from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, resolve_structure_columns
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES, EpisodeSource, Format, SourceOptions
@@ -17,6 +17,7 @@ from gear_data.ingest.sources.tables.open import open_tables
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_lengths, storage_array
 from gear_data.ingest.sources.unrecognised import unrecognised
+from gear_data.ingest.splits import no_such_split
 
 #: Modules with a `FORMAT`, below `gear_data.ingest.sources`.
 _MODULES = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable
 
@@ -12,9 +11,7 @@ from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES
-from gear_data.ingest.sources.tables.open import open_tables
-from gear_data.storage.manifest import MANIFEST_NAME
-from gear_data.storage.writing.progress_files import PROGRESS
+from gear_data.ingest.sources.tables.open import is_dataset, is_unfinished_conversion, open_tables
 
 #: Words in the usual names of episode columns, and in the usual names of other columns.
 _EPISODE_WORDS = ("episode", "traj", "run", "rollout", "demo", "id")
@@ -37,13 +34,13 @@ def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatErr
         location: the source.
         formats: names of the formats, for the hint.
     """
-    if location.file(MANIFEST_NAME) and location.file("episodes.arrow"):
+    if is_dataset(location):
         return UnknownFormatError(
             "is already a gear dataset",
             file=location.name,
             hint="inspect it with 'gear-data inspect', or write it in another format with 'gear-data export'",
         )
-    if os.path.isdir(os.path.join(location.name, PROGRESS)):
+    if is_unfinished_conversion(location):
         return UnknownFormatError(
             "is an unfinished conversion, not a source",
             file=location.name,

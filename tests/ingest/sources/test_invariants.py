@@ -26,6 +26,8 @@ _IN_MEMORY = "in-memory"
 #: Maker -> format, if they have different names.
 _FORMATS = {
     "images": "episode-rows",
+    "episode-rows-arrow": "episode-rows",
+    "step-rows-saved": "step-rows",
     "d4rl-no-timeouts": "d4rl",
     "lerobot-v2.1": "lerobot",
     "lerobot-v3": "lerobot",

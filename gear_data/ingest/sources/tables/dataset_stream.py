@@ -27,6 +27,8 @@ class DatasetTables:
     It uses the Arrow format of `datasets`.
     """
 
+    is_one_table = True
+
     def __init__(self, location: Location) -> None:
         self.files: tuple[SourceFile, ...] = ()
         self._dataset: Any = location.dataset.with_format("arrow")

@@ -24,7 +24,7 @@ from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.episode_columns import assign_roles, check_structure_options, infer_columns
 from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
-from gear_data.ingest.sources.tables.open import open_tables, require_tables
+from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES, open_tables, require_tables
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
@@ -244,5 +244,5 @@ FORMAT = Format(
     open=open_,
     priority=30,
     uses=frozenset({"episode_column", "step_column", "end_column"}),
-    suffixes=(".parquet",),
+    suffixes=TABLE_SUFFIXES,
 )

@@ -41,14 +41,16 @@ class FileTables:
     Args:
         files: the files, in source order.
         kind: the kind of all files.
+        is_one_table: whether the files are known to be consecutive parts of one table.
 
     Raises:
         CorruptSourceError: a file is not of the kind, or its columns differ from the first file's.
         UnsupportedColumnError: two columns have the same name.
     """
 
-    def __init__(self, files: tuple[SourceFile, ...], kind: FileKind) -> None:
+    def __init__(self, files: tuple[SourceFile, ...], kind: FileKind, *, is_one_table: bool = False) -> None:
         self.files = files
+        self.is_one_table = is_one_table
         self._kind = kind
         self._batch_sizer = BatchSizer(_BATCH_BYTES // _BATCHES)
         with kind.open(files[0], None) as first, kind.reading(files[0].name):
@@ -76,18 +78,17 @@ class FileTables:
 
     def head(self, rows: int) -> pa.Table | None:
         for file in self.files:
+            batches: list[pa.RecordBatch] = []
+            found = size = 0
             with self._open(file) as opened:
-                head = opened.schema.empty_table()
-                sizer = BatchSizer(_HEAD_BYTES // _BATCHES)
-                batches: list[pa.RecordBatch] = []
                 groups = range(len(opened.row_groups().rows))
-                for batch in opened.batches(groups, list(self._columns.values()), sizer):
+                for batch in opened.batches(groups, list(self._columns.values()), BatchSizer(_HEAD_BYTES // _BATCHES)):
                     batches.append(batch)
-                    head = pa.Table.from_batches(batches)
-                    if len(head) >= rows or head.nbytes >= _HEAD_BYTES:
+                    found, size = found + len(batch), size + batch.nbytes
+                    if found >= rows or size >= _HEAD_BYTES:
                         break
-            if len(head):
-                return flatten_table(head.slice(0, rows), self._columns)
+            if found:
+                return flatten_table(pa.Table.from_batches(batches).slice(0, rows), self._columns)
         return None
 
     def spans(self, ids: str | None) -> Sequence[ReadSpan]:

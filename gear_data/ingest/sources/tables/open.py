@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
+import os
+
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.tables.dataset_stream import DatasetTables
 from gear_data.ingest.sources.tables.file_stream import FileTables
+from gear_data.ingest.sources.tables.files.arrow import ARROW
+from gear_data.ingest.sources.tables.files.kind import FileKind
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
+from gear_data.ingest.sources.tables.saved import saved_files
 from gear_data.ingest.sources.tables.stream import TableStream
+from gear_data.ingest.table_files import table_kinds
+from gear_data.storage.manifest import MANIFEST_NAME
+from gear_data.storage.writing.progress_files import PROGRESS
+
+#: Suffixes of the data files that tables may be, of those that `DATA_SUFFIXES` lists.
+TABLE_SUFFIXES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc")
+_KINDS: dict[str, FileKind] = {kind.name: kind for kind in (PARQUET, ARROW)}
 
 
 def open_tables(location: Location) -> TableStream | None:
     """Opens the tables at a location.
 
-    Returns None if it holds neither Parquet files nor a `datasets` object.
+    Returns None if it holds no tables.
+
+    Raises:
+        UnknownFormatError: the location holds several datasets.
+        CorruptSourceError: a file cannot be read.
     """
     if location.dataset is not None:
         return DatasetTables(location)
-    files = location.with_suffix(".parquet")
-    return FileTables(files, PARQUET) if files else None
+    if is_dataset(location) or is_unfinished_conversion(location):
+        return None
+    if files := saved_files(location):
+        return FileTables(files, ARROW, is_one_table=True)
+    kinds = table_kinds(location.files)
+    if len(kinds) > 1:
+        names = [f"{len(files)} {name} ({files[0].name})" for name, files in kinds.items()]
+        raise UnknownFormatError(
+            f"holds tables of several kinds, and only one can be the data: {', '.join(names)}",
+            file=location.name,
+            hint="give one file, or move the files that are not data to another folder",
+        )
+    return next((FileTables(files, _KINDS[name]) for name, files in kinds.items()), None)
 
 
 def require_tables(location: Location) -> TableStream:
     """Opens the tables at a location, or raises UnknownFormatError."""
     tables = open_tables(location)
     if tables is None:
-        raise UnknownFormatError("holds no Parquet file", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("holds no table", file=location.name, hint="leave --format out")
     return tables
+
+
+def is_dataset(location: Location) -> bool:
+    """Returns whether a location is a dataset that `convert` wrote."""
+    return location.file(MANIFEST_NAME) is not None and location.file("episodes.arrow") is not None
+
+
+def is_unfinished_conversion(location: Location) -> bool:
+    """Returns whether a location is a folder to which `convert` is writing."""
+    return os.path.isdir(os.path.join(location.name, PROGRESS))

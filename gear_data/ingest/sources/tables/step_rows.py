@@ -29,7 +29,7 @@ from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
-from gear_data.ingest.sources.tables.open import open_tables, require_tables
+from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES, open_tables, require_tables
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
@@ -212,7 +212,8 @@ class StepRowSource:
             columns, variable, keep, unreadable = self._read_part(part)
             facts: dict[str, npt.NDArray[Any]] = {}
             if self._episode is not None:
-                columns[_FILE_BEGINS] = _file_begins(part)[keep]
+                if not self._tables.is_one_table:
+                    columns[_FILE_BEGINS] = _file_begins(part)[keep]
                 ids = read_episode_ids(part, self._episode)
                 starts = id_checker.starts(ids, part)
                 facts[self._episode] = ids.values()
@@ -389,5 +390,5 @@ FORMAT = Format(
     open=open_,
     priority=20,
     uses=frozenset({"episode_column", "step_column", "end_column"}),
-    suffixes=(".parquet",),
+    suffixes=TABLE_SUFFIXES,
 )

@@ -73,6 +73,8 @@ class TableStream(Protocol):
     files: tuple[SourceFile, ...]
     #: Of all columns, selected or not.
     schema: pa.Schema
+    #: Whether the files are known to be consecutive parts of one table.
+    is_one_table: bool
 
     @property
     def num_rows(self) -> int | None:

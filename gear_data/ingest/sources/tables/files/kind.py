@@ -13,7 +13,7 @@ from gear_data.errors import CorruptSourceError, RemoteError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.flatten import FlattenedColumn
 
-#: The number of rows of a row group, if only reading the group can tell. No file has so many rows.
+#: The number of rows of a row group, if only reading the group can tell. More than any file has.
 UNKNOWN_ROWS = 1 << 62
 #: Stored bytes of row groups that are fetched at once from a remote file, where each small read costs a round trip.
 FETCH_BYTES = 64 << 20

@@ -1,0 +1,150 @@
+"""Arrow IPC streams and files, Feather (version 2) among them.
+
+`save_to_disk` and the cache of HuggingFace `datasets` write streams. An IPC file is a stream between magic bytes and a
+footer. The stream is read, because only there the messages that are checked are those that pyarrow reads.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from gear_data.errors import GearError
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.sources.tables.files.kind import (
+    UNKNOWN_ROWS,
+    BatchSizer,
+    FileKind,
+    RowGroups,
+    unreadable,
+)
+from gear_data.ingest.sources.tables.flatten import FlattenedColumn
+from gear_data.storage.arrow_footer import batch_rows
+
+_MAGIC = b"ARROW1"
+_FEATHER_1 = b"FEA1"
+#: Bytes before the first message of an IPC file: the magic bytes, padded.
+_HEAD_BYTES = 8
+#: The end of a stream, by the format since 0.15; before, it was four zeros.
+_END, _OLD_END = b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"
+_NAME = "Arrow"
+
+
+class ArrowTable:
+    """An opened Arrow IPC stream or file. Its record batches are row groups.
+
+    A local file is mapped: uncompressed columns are read where they are. A remote file is one row group, read from its
+    beginning, and so is a file with dictionaries, because a batch needs the dictionaries before it.
+
+    Raises:
+        CorruptSourceError: the file is empty, truncated, a Git-LFS pointer, or neither an IPC stream nor an IPC file.
+    """
+
+    def __init__(self, file: SourceFile, model: pa.Schema | None = None) -> None:
+        self._file = file
+        self._data: pa.Buffer | None = None
+        file.check_readable()
+        with _typed_errors(file.name):
+            with file.open() as stream:
+                head = stream.read(_HEAD_BYTES)
+                stream.seek(max(0, file.size - len(_END)))
+                tail = stream.read(len(_END))
+            if head.startswith(_FEATHER_1):
+                raise pa.ArrowInvalid("it is Feather version 1; write it again with pyarrow.feather.write_feather")
+            self._start = _HEAD_BYTES if head.startswith(_MAGIC) else 0
+            if not (tail.endswith(_MAGIC) if self._start else tail == _END or tail.endswith(_OLD_END)):
+                raise pa.ArrowInvalid("its end is missing")
+            if file.filesystem is None:
+                with pa.memory_map(file.path) as mapped:
+                    self._data = mapped.read_buffer()
+            self.schema: pa.Schema = pa.ipc.read_schema(self._source())
+
+    def __enter__(self) -> ArrowTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._data = None
+
+    def _source(self) -> pa.NativeFile:
+        """Returns the file as a source, positioned at the beginning of the stream."""
+        source = pa.PythonFile(self._file.open(), "r") if self._data is None else pa.BufferReader(self._data)
+        source.seek(self._start)
+        return source
+
+    def row_groups(self) -> RowGroups:
+        batches = self._batches()
+        if batches is None:
+            return RowGroups((UNKNOWN_ROWS,), (self._file.size,), (self._file.size,))
+        sizes = tuple(size for _, size, _ in batches)
+        return RowGroups(tuple(rows for _, _, rows in batches), sizes, sizes)
+
+    def _batches(self) -> list[tuple[int, int, int]] | None:
+        """Returns the place, the bytes and the rows of each record batch.
+
+        Returns None if the batches cannot be read separately.
+        """
+        if self._data is None:
+            return None
+        found: list[tuple[int, int, int]] = []
+        with _typed_errors(self._file.name):
+            source = self._source()
+            messages = pa.ipc.MessageReader.open_stream(source)
+            place = self._start
+            for number, message in enumerate(messages):
+                if message.type == "dictionary":
+                    return None
+                if message.type != ("record batch" if number else "schema"):
+                    raise pa.ArrowInvalid(f"holds a {message.type} as message {number}")
+                if number:
+                    rows = batch_rows(memoryview(message.metadata))
+                    if not 0 <= rows < UNKNOWN_ROWS:
+                        raise pa.ArrowInvalid(f"message {number} declares {rows} rows")
+                    found.append((place, source.tell() - place, rows))
+                place = source.tell()
+        return found
+
+    def batches(self, groups: range, columns: Sequence[FlattenedColumn], sizer: BatchSizer) -> Iterator[pa.RecordBatch]:
+        names = list(dict.fromkeys(column.path[0] for column in columns))
+        with _typed_errors(self._file.name):
+            for batch in self._read(groups, names):
+                batch.validate()  # of the sizes of buffers, before slicing reads offsets
+                yield from _slices(batch, sizer)
+
+    def _read(self, groups: range, names: list[str]) -> Iterator[pa.RecordBatch]:
+        batches = self._batches()
+        if batches is None or self._data is None:
+            fields = [self.schema.get_field_index(name) for name in names]
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            yield from pa.ipc.open_stream(self._source(), options=options)
+            return
+        for place, size, _ in (batches[group] for group in groups):
+            message = pa.ipc.read_message(self._data.slice(place, size))
+            yield pa.ipc.read_record_batch(message, self.schema).select(names)
+
+
+def _slices(batch: pa.RecordBatch, sizer: BatchSizer) -> Iterator[pa.RecordBatch]:
+    """Yields a batch in checked slices, whose size `sizer` chooses."""
+    row = 0
+    while row < len(batch):
+        part = batch.slice(row, sizer.rows)
+        part.validate(full=True)
+        sizer.update(part)
+        row += len(part)
+        yield part
+
+
+@contextmanager
+def _typed_errors(name: str) -> Iterator[None]:
+    """Converts the errors of pyarrow, and of damaged metadata, to CorruptSourceError."""
+    try:
+        yield
+    except GearError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise unreadable(_NAME, name, error) from error
+
+
+ARROW = FileKind(_NAME, ArrowTable)

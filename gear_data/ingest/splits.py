@@ -1,0 +1,104 @@
+"""Splits of a source, where its files' names say which split they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+
+from gear_data.errors import InvalidArgumentError
+from gear_data.ingest.table_files import ARROW, NamedFileT, table_kinds
+
+_VAL_ARCHIVE = "-val.npz"
+_SPLITS = ("train", "validation", "valid", "val", "test", "dev", "eval")
+#: Files of `datasets.DatasetDict.save_to_disk`: one of the dictionary, and one of each split.
+_SAVED_DICT, _SAVED_SPLIT = "dataset_dict.json", "state.json"
+
+
+def choose_split(name: str, files: Sequence[NamedFileT], split: str | None) -> tuple[Sequence[NamedFileT], str | None]:
+    """Keeps the files of one split, where their names say which split they are.
+
+    Tables follow the hub's naming: `train-00000-of-00002.parquet`, `train/...`, `test.csv`. The cache of `datasets`
+    has `NAME-train.arrow`, and `DatasetDict.save_to_disk` a folder for each split. NumPy archives follow OGBench's
+    naming: `NAME.npz` is train, and `NAME-val.npz` beside it is val.
+
+    Args:
+        name: the name of the source, for errors.
+        files: all files.
+        split: the user's choice; None if the user made none.
+
+    Returns:
+        The files, and the split that the source's format must choose.
+
+    Raises:
+        InvalidArgumentError: there are several splits and no choice, or the split does not exist.
+    """
+    splits = _saved_splits(files) or _named_splits(files)
+    if split is None and len(splits) > 1:
+        raise InvalidArgumentError(
+            f"the source has several splits: {', '.join(sorted(splits))}",
+            file=name,
+            hint="choose one with --split (split=)",
+        )
+    if split is None or not splits:
+        return files, split
+    if split not in splits:
+        raise no_such_split(name, split, splits)
+    return splits[split], None
+
+
+def no_such_split(name: str, split: str, splits: Iterable[str]) -> InvalidArgumentError:
+    """Returns the error for a split that a source does not have."""
+    return InvalidArgumentError(
+        f"the source has no split '{split}'", file=name, hint=f"its splits: {', '.join(sorted(splits)) or 'none'}"
+    )
+
+
+def _saved_splits(files: Sequence[NamedFileT]) -> dict[str, list[NamedFileT]]:
+    """Returns split -> files of a saved `DatasetDict`.
+
+    Returns nothing if there is no dictionary, or several.
+    """
+    paths = [PurePosixPath(file.name) for file in files]
+    roots = [path.parent for path in paths if path.name == _SAVED_DICT]
+    if len(roots) != 1:
+        return {}
+    folders = [path.parent for path in paths if path.name == _SAVED_SPLIT and path.parent.parent == roots[0]]
+    return {
+        folder.name: [file for file, path in zip(files, paths, strict=True) if path.is_relative_to(folder)]
+        for folder in folders
+        if folder != roots[0]
+    }
+
+
+def _named_splits(files: Sequence[NamedFileT]) -> dict[str, list[NamedFileT]]:
+    """Returns split -> files whose names say that they are of the split."""
+    splits: dict[str, list[NamedFileT]] = {}
+    for kind, tables in table_kinds(files).items():
+        for file in tables:
+            if (name := _table_split(PurePosixPath(file.name), kind)) is not None:
+                splits.setdefault(name, []).append(file)
+    archive_folders = _folders_of_split_archives(files)
+    for file in files:
+        path = PurePosixPath(file.name)
+        if path.suffix == ".npz" and path.parent in archive_folders:
+            splits.setdefault("val" if path.name.endswith(_VAL_ARCHIVE) else "train", []).append(file)
+    return splits
+
+
+def _table_split(path: PurePosixPath, kind: str) -> str | None:
+    for split in _SPLITS:
+        if split in path.parts[:-1] or re.match(rf"{split}([-_.]|$)", path.name):
+            return split
+        if kind == ARROW and re.fullmatch(rf".+-{split}(-\d+-of-\d+)?\.arrow", path.name):
+            return split
+    return None
+
+
+def _folders_of_split_archives(files: Sequence[NamedFileT]) -> set[PurePosixPath]:
+    """Returns the folders in which an archive `NAME-val.npz` is beside `NAME.npz`."""
+    names = {file.name for file in files}
+    pairs = (
+        name for name in names if name.endswith(_VAL_ARCHIVE) and f"{name.removesuffix(_VAL_ARCHIVE)}.npz" in names
+    )
+    return {PurePosixPath(name).parent for name in pairs}
