@@ -415,13 +415,21 @@ def test_progress_has_a_total_for_several_files(
 
     No file is opened only for the total.
     """
-    import gear_data.ingest.sources.tables.file_stream as tables
+    import gear_data.ingest.sources.tables.files.parquet as tables
+    import gear_data.ingest.sources.tables.open as opening
     import gear_data.ingest.sources.tables.read_units as units
+    from gear_data.ingest.location import SourceFile
+    from gear_data.ingest.sources.tables.files.kind import FileKind
 
     monkeypatch.setattr(units, "UNIT_BYTES", unit_bytes)
     opened: list[str] = []
-    open_parquet = tables.open_parquet
-    monkeypatch.setattr(tables, "open_parquet", lambda file: (opened.append(file.name), open_parquet(file))[1])
+
+    class Counted(tables.ParquetTable):
+        def __init__(self, file: SourceFile, model: Any = None) -> None:
+            super().__init__(file, model)
+            opened.append(file.name)
+
+    monkeypatch.setattr(opening, "_KINDS", {"Parquet": FileKind("Parquet", Counted)})
     rows = 0
     for i in range(6):
         rollouts = sources.make_rollouts(80 + 40 * i, seed=i)

@@ -55,10 +55,10 @@ class FileTables:
         self._batch_sizer = BatchSizer(_BATCH_BYTES // _BATCHES)
         with kind.open(files[0], None) as first, kind.reading(files[0].name):
             self._stored: pa.Schema = first.schema
+            #: File index -> row groups, for the files that were asked for them.
+            self._footers = {0: first.row_groups()}
             # Inside `reading`, because this decodes all names, which may not be UTF-8.
             self._columns = flat_columns(self._stored, files[0].name)
-        #: File index -> row groups, for the files that were asked for them.
-        self._footers: dict[int, RowGroups] = {}
         self.schema = pa.schema([(name, column.type) for name, column in self._columns.items()])
 
     @property
@@ -68,7 +68,6 @@ class FileTables:
         It is exact for files whose row groups are known. For the others it is estimated from their sizes, because an
         exact number would open every file.
         """
-        self._footer(0)
         read = sum(self.files[index].size for index in self._footers)
         rows, size = [groups.total_rows for groups in self._footers.values()], sum(file.size for file in self.files)
         return None if None in rows else sum(filter(None, rows)) * size // read or None
