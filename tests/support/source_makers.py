@@ -256,6 +256,20 @@ def ogbench(folder: Path, rollouts: Sequence[Rollout]) -> None:
     np.savez(folder / "cube-single-play-v0-001.npz", **arrays, **state)
 
 
+def stable_baselines3(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes a buffer of one environment, which is not full, to an archive and to HDF5."""
+    folder.mkdir(parents=True)
+    flat = {name: values[:, None] for name, values in _flat(rollouts).items()}
+    arrays = {"dones": flat.pop("terminated") | flat["truncated"], "timeouts": flat.pop("truncated"), **flat}
+    arrays["next_observations"] = np.concatenate([rollout.next_observations for rollout in rollouts])[:, None]
+    steps = len(arrays["dones"])
+    arrays = {name: np.concatenate([values, np.zeros_like(values[:3])]) for name, values in arrays.items()}
+    np.savez_compressed(folder / "a.npz", pos=steps, full=False, **arrays)
+    with h5py.File(folder / "b.h5", "w") as file:
+        for name, values in {**arrays, "pos": steps, "full": False}.items():
+            file[name] = values
+
+
 def numpy_folder(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
     for name, values in _flat(rollouts).items():
@@ -348,6 +362,7 @@ MAKERS: dict[str, Maker] = {
     "npz": npz,
     "npz-imitation": npz_imitation,
     "ogbench": ogbench,
+    "stable-baselines3": stable_baselines3,
     "numpy": numpy_folder,
     "torchrl": torchrl,
     "rlds": rlds,

@@ -32,6 +32,7 @@ _MODULES = (
     "minari.arrow",
     "minari.hdf5",
     "rlds",
+    "stable_baselines3.reader",
     "tables.episode_rows",
     "tables.step_rows",
     "torchrl",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable
 
 import pyarrow as pa
 
 from gear_data.errors import UnknownFormatError
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES
 from gear_data.ingest.sources.tables.open import is_dataset, is_unfinished_conversion, open_tables
@@ -16,6 +17,25 @@ from gear_data.ingest.sources.tables.open import is_dataset, is_unfinished_conve
 #: Words in the usual names of episode columns, and in the usual names of other columns.
 _EPISODE_WORDS = ("episode", "traj", "run", "rollout", "demo", "id")
 _WORDS = {"observations": ("obs", "state"), "actions": ("act",), "rewards": ("rew",)}
+
+#: Suffixes of pickles. None is ever loaded.
+_PICKLES = (".pkl", ".pickle")
+#: Text near the beginning of a pickled replay buffer: the module of its class.
+_SB3_MODULE, _HEAD_BYTES = b"stable_baselines3.common.buffers", 4096
+#: The user runs these lines; they save the arrays of `save_replay_buffer`'s pickle.
+_SB3_SCRIPT = """\
+import pickle
+import numpy as np
+with open({path!r}, "rb") as file:
+    buffer = pickle.load(file)
+arrays = dict(pos=buffer.pos, full=buffer.full)
+for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+    value = getattr(buffer, name, None)
+    if isinstance(value, dict):
+        arrays.update({{f"{{name}}.{{key}}": part for key, part in value.items()}})
+    elif value is not None:
+        arrays[name] = value
+np.savez({archive!r}, **arrays)"""
 
 #: Suffixes -> hint, for sources that hold only files of these kinds.
 _ADVICE = {
@@ -48,6 +68,9 @@ def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatErr
         )
     if location.folder and not location.files:
         return UnknownFormatError("holds no files (hidden files are ignored)", file=location.name)
+    for file in location.with_suffix(*_PICKLES):
+        if (hint := _stable_baselines3_hint(file)) is not None:
+            return UnknownFormatError("is a pickled replay buffer; pickles are never loaded", file=file.name, hint=hint)
     for suffixes, advice in _ADVICE.items():
         if (files := location.with_suffix(*suffixes)) and not location.with_suffix(*DATA_SUFFIXES):
             return UnknownFormatError(
@@ -66,6 +89,20 @@ def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatErr
     else:
         contents = "its files are " + (", ".join(file.name for file in location.files[:10]) or "none")
     return UnknownFormatError(f"the format is not recognised; {contents}", file=location.name, hint=hint)
+
+
+def _stable_baselines3_hint(file: SourceFile) -> str | None:
+    """Returns how to save the arrays of a pickled replay buffer.
+
+    Returns None if the file is not a replay buffer of Stable-Baselines3. Only the first bytes are read, and
+    nothing is unpickled.
+    """
+    with file.open() as stream:
+        if _SB3_MODULE not in stream.read(_HEAD_BYTES):
+            return None
+    archive = f"{os.path.splitext(file.path)[0]}.npz"
+    script = _SB3_SCRIPT.format(path=file.path, archive=archive)
+    return f"if you trust the file, save its arrays, and convert {os.path.basename(archive)}:\n\n{script}\n"
 
 
 def _example(schema: pa.Schema) -> str:

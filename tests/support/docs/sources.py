@@ -33,6 +33,13 @@ def _ogbench(path: Path) -> None:
     (path / "cube-single-play-v0-001.npz").rename(path / "cube-single-play-v0-val.npz")
 
 
+def _stable_baselines3(path: Path) -> None:
+    """Writes one archive, as the page says."""
+    source_makers.MAKERS["stable-baselines3"](path, make_rollouts(9, seed=1))
+    (path / "a.npz").rename(path / "replay_buffer.npz")
+    (path / "b.h5").unlink()
+
+
 #: Name in the folder of the example -> the function that creates it.
 SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper": _dataset,
@@ -48,6 +55,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "imitation": _from_maker("npz-imitation"),
     "ogbench": _ogbench,
     "d3rlpy": _from_maker("d3rlpy"),
+    "sb3": _stable_baselines3,
     "arrays": _from_maker("numpy"),
     "images": _from_maker("images"),
 }
