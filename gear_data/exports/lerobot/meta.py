@@ -24,6 +24,7 @@ from gear_data.exports.metadata import episode_metadata, final_observations, sou
 from gear_data.exports.nested import nested_finals
 from gear_data.exports.table_writer import TableWriter
 from gear_data.ingest.sources.lerobot.export_notes import FINALS, NOTES, ExportNotes
+from gear_data.ingest.sources.lerobot.metadata import SUBTASK, SUBTASKS
 from gear_data.schema import ColumnSpec
 from gear_data.storage.statistics import ColumnStatistics
 
@@ -87,7 +88,9 @@ def write_meta(
     fixed = [feature for feature in columns if not feature.spec.variable_length]
     all_statistics = {**{feature.name: dataset.statistics[feature.spec.name] for feature in fixed}, **statistics}
     _write_json(folder / "meta/stats.json", {name: _stats(dataset, each) for name, each in all_statistics.items()})
-    _write_tasks(folder / "meta/tasks.parquet", tasks)
+    _write_texts(folder / "meta/tasks.parquet", tasks, TASK)
+    if subtasks := _subtasks(dataset):
+        _write_texts(folder / SUBTASKS, subtasks, SUBTASK)
     _write_episodes(folder / _EPISODES, dataset, np.array(files, np.int64))
     finals = [feature for feature in columns if feature.spec.has_final]
     if finals:
@@ -109,17 +112,35 @@ def _stats(dataset: Dataset, found: ColumnStatistics) -> dict[str, Any]:
     return {**numbers, "count": [dataset.num_steps]}
 
 
-def _write_tasks(path: Path, texts: Sequence[str]) -> None:
-    """Writes the table of tasks.
+def _subtasks(dataset: Dataset) -> list[str]:
+    """Returns the text of each `subtask_index`, as the source's metadata has it; empty without subtasks.
+
+    LeRobot looks up texts by position, so a number without a text gets the empty text.
+    """
+    texts = source_metadata(dataset).get("subtasks")
+    if SUBTASK not in dataset.schema or not isinstance(texts, Mapping):
+        return []
+    numbers = [int(number) for number in texts if number.isdecimal() and int(number) < max(dataset.num_steps, 1 << 20)]
+    return [str(texts.get(str(number), "")) for number in range(max(numbers, default=-1) + 1)]
+
+
+def _write_texts(path: Path, texts: Sequence[str], number: str) -> None:
+    """Writes the table of tasks or subtasks.
 
     pandas reads it with the texts as its index, as LeRobot expects.
+
+    Args:
+        path: the file.
+        texts: the texts, in the order of their numbers.
+        number: name of the column of numbers: `task_index` or `subtask_index`.
     """
+    text = number.removesuffix("_index")
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
-        for name, kind, dtype in ((TASK, "int64", "int64"), ("task", "unicode", "object"))
+        for name, kind, dtype in ((number, "int64", "int64"), (text, "unicode", "object"))
     ]
-    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": None}
-    table = pa.table({TASK: np.arange(len(texts)), "task": pa.array(texts, pa.string())})
+    pandas = {"index_columns": [text], "column_indexes": [], "columns": columns, "pandas_version": None}
+    table = pa.table({number: np.arange(len(texts)), text: pa.array(texts, pa.string())})
     pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), path)
 
 

@@ -1,13 +1,14 @@
-"""LeRobot's `meta/info.json` and its list of tasks.
+"""LeRobot's `meta/info.json` and its lists of tasks and subtasks.
 
 Layouts: https://github.com/huggingface/lerobot, `lerobot/datasets/utils.py` and `lerobot_dataset.py` (v3.0), and
-`lerobot/datasets/v30/convert_dataset_v21_to_v30.py`, which also describes v2.1.
+`lerobot/datasets/v30/convert_dataset_v21_to_v30.py`, which also describes v2.1. Subtasks:
+`docs/source/dataset_subtask.mdx`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ OLD_INFO = "meta_data/info.json"
 #: Hint of errors about metadata, which `step-rows` does not read.
 ROWS_ONLY = "convert only the rows: the folder data/ with --format step-rows"
 _HINT = f"download it again, or {ROWS_ONLY}"
+#: Columns of the number of each frame's task and subtask.
+TASK, SUBTASK = "task_index", "subtask_index"
+SUBTASKS = "meta/subtasks.parquet"
 _TASKS_V2, _TASKS_V3 = "meta/tasks.jsonl", "meta/tasks.parquet"
 
 
@@ -102,28 +106,42 @@ def _count(values: Mapping[str, Any], name: str, file: str) -> int | None:
 def read_tasks(location: Location, major: int) -> dict[int, str]:
     """Returns `task_index` -> text; empty if there is no list of tasks.
 
-    In v3 the texts are the index of a pandas table. Its column is named `task`, or `__index_level_0__` if the index has
-    no name. So the one column that holds text is taken.
+    Raises:
+        CorruptSourceError: an entry lacks its number or its text.
+    """
+    if major != 2:
+        return _read_texts(location, _TASKS_V3, TASK)
+    file = location.file(_TASKS_V2)
+    return {} if file is None else _numbered(read_json_lines(file), _TASKS_V2, TASK, "task")
+
+
+def read_subtasks(location: Location) -> dict[int, str]:
+    """Returns `subtask_index` -> text; empty if there is no list of subtasks.
 
     Raises:
         CorruptSourceError: an entry lacks its number or its text.
     """
-    name = _TASKS_V2 if major == 2 else _TASKS_V3
+    return _read_texts(location, SUBTASKS, SUBTASK)
+
+
+def _read_texts(location: Location, name: str, number: str) -> dict[int, str]:
+    """Returns number -> text of a table of metadata; empty if the file is missing.
+
+    The texts are the index of a pandas table. Its column is named `task` or `subtask`, or `__index_level_0__` if the
+    index has no name. So the one column that holds text is taken.
+    """
     file = location.file(name)
     if file is None:
         return {}
-    if major == 2:
-        tasks = read_json_lines(file)
-    else:
-        tables = FileTables((file,), PARQUET)
-        texts = [field.name for field in tables.schema if _is_text(field.type)]
-        if len(texts) != 1 or "task_index" not in tables.schema.names:
-            raise CorruptSourceError(
-                "should have the column 'task_index' and one column of text", file=name, hint=_HINT
-            )
-        rows = read_records(tables, ["task_index", texts[0]], name)
-        tasks = [{"task_index": row["task_index"], "task": row[texts[0]]} for row in rows]
-    return {read_int(task, "task_index", name, i): _read_text(task, name, i) for i, task in enumerate(tasks)}
+    tables = FileTables((file,), PARQUET)
+    texts = [field.name for field in tables.schema if _is_text(field.type)]
+    if len(texts) != 1 or number not in tables.schema.names:
+        raise CorruptSourceError(f"should have the column '{number}' and one column of text", file=name, hint=_HINT)
+    return _numbered(read_records(tables, [number, texts[0]], name), name, number, texts[0])
+
+
+def _numbered(records: Iterable[Mapping[str, Any]], name: str, number: str, text: str) -> dict[int, str]:
+    return {read_int(item, number, name, i): _read_text(item, text, name, i) for i, item in enumerate(records)}
 
 
 def _is_text(type_: pa.DataType) -> bool:
@@ -159,9 +177,9 @@ def read_int(record: Mapping[str, Any], key: str, file: str, row: int) -> int:
     return value
 
 
-def _read_text(record: Mapping[str, Any], file: str, row: int) -> str:
-    value = record.get("task")
+def _read_text(record: Mapping[str, Any], key: str, file: str, row: int) -> str:
+    value = record.get(key)
     if not isinstance(value, str):
         message = f"should be text, not {value!r:.40}"
-        raise CorruptSourceError(message, file=file, column="task", row=row, hint=_HINT)
+        raise CorruptSourceError(message, file=file, column=key, row=row, hint=_HINT)
     return value

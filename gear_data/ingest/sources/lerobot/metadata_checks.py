@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, data_file_key
-from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo
+from gear_data.ingest.sources.lerobot.metadata import SUBTASK, SUBTASKS, LeRobotInfo
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock
 
@@ -186,3 +186,31 @@ def task_texts(
     message = "the list of tasks has no text for an episode's task_index"
     _add_finding(block, absent, message, "task_index", findings, "unknown-task")
     return found
+
+
+def subtask_texts(
+    block: EpisodeBlock, subtasks: npt.NDArray[Any], texts: Mapping[int, str], findings: FindingLog
+) -> list[list[str] | None]:
+    """Returns the texts of each episode's subtasks, in the order in which they begin.
+
+    The list of an episode without any text is None.
+
+    Args:
+        block: the episodes.
+        subtasks: [frames], the `subtask_index` of each frame.
+        texts: `subtask_index` -> text.
+        findings: receives the findings.
+    """
+    subtasks = subtasks.reshape(len(subtasks), -1)[:, 0]
+    begins = np.union1d(np.flatnonzero(np.diff(subtasks)) + 1, block.offsets[:-1])
+    episodes = np.searchsorted(block.offsets, begins, side="right") - 1
+    found: list[dict[str, None]] = [{} for _ in range(len(block))]
+    absent = np.zeros(len(block), np.bool_)
+    for episode, number in zip(episodes.tolist(), subtasks[begins].tolist(), strict=True):
+        if (text := texts.get(number)) is None:
+            absent[episode] = True
+        else:
+            found[episode][text] = None
+    message = f"{SUBTASKS} has no text for a frame's subtask_index"
+    _add_finding(block, absent, message, SUBTASK, findings, "unknown-task")
+    return [list(listed) or None for listed in found]

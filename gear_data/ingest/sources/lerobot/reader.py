@@ -20,12 +20,21 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, read_episode_list
 from gear_data.ingest.sources.lerobot.export_notes import ExportNotes, FinalObservations, read_notes
-from gear_data.ingest.sources.lerobot.metadata import ROWS_ONLY, LeRobotInfo, read_info, read_tasks
+from gear_data.ingest.sources.lerobot.metadata import (
+    ROWS_ONLY,
+    SUBTASK,
+    TASK,
+    LeRobotInfo,
+    read_info,
+    read_subtasks,
+    read_tasks,
+)
 from gear_data.ingest.sources.lerobot.metadata_checks import (
     check_block,
     check_features,
     check_listing,
     check_timestamps,
+    subtask_texts,
     task_texts,
 )
 from gear_data.ingest.sources.tables.file_stream import FileTables
@@ -35,8 +44,9 @@ from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 _EPISODE = "episode_index"
+_TIME = "timestamp"
 #: Columns that the checks and the episodes' tasks need, even if the user does not keep them.
-_TASK, _TIME = "task_index", "timestamp"
+_FOR_CHECKS = (TASK, SUBTASK, _TIME)
 _MAJORS = (2, 3)
 
 
@@ -101,25 +111,23 @@ class LeRobotSource:
             )
         requested = options.columns
         if requested is not None:
-            check_columns = tuple(name for name in (_TASK, _TIME) if name in names)
+            check_columns = tuple(name for name in _FOR_CHECKS if name in names)
             options = replace(options, columns=(*requested, *check_columns))
         self._rows = StepRowSource(location, tables, options)
         by_source = {_source(spec): spec for spec in self._rows.columns}
-        self._task, self._time = by_source.get(_TASK), by_source.get(_TIME)
-        if self._task is not None and self._task.numpy_dtype.kind not in "iu":
-            raise CorruptSourceError(
-                f"is {self._task.dtype}, where integers that number the tasks are expected",
-                file=files[0].name,
-                column=_TASK,
-                hint=ROWS_ONLY,
-            )
+        self._time = by_source.get(_TIME)
+        self._task, self._subtask = (_number_column(by_source, name, files[0].name) for name in (TASK, SUBTASK))
         self._info = info
         self._tasks = read_tasks(location, info.major)
+        self._subtasks = read_subtasks(location)
         self._listed = read_episode_list(location, info.major)
         self.columns = _kept_columns(self._rows.columns, requested, read_notes(location))
         with_final = tuple(spec for spec in self.columns if spec.has_final)
         self._finals = FinalObservations(location, with_final) if with_final else None
         self.metadata: Mapping[str, Any] = info.facts
+        if self._subtasks:
+            texts = {str(number): text for number, text in self._subtasks.items()}
+            self.metadata = {**info.facts, "subtasks": texts}
         self.num_rows: int | None = info.total_frames or tables.num_rows
         self.findings: FindingLog = self._rows.findings
         self.resume_state: dict[str, Any] = self._rows.resume_state
@@ -147,6 +155,9 @@ class LeRobotSource:
         if self._listed is not None:
             tasks = [task or _first_task(self._listed, i) for task, i in zip(tasks, indices.tolist(), strict=True)]
         metadata = {**_facts(self._listed, indices), **block.metadata, "task": [task or None for task in tasks]}
+        if self._subtask is not None and self._subtasks:
+            numbers = block.columns[self._subtask.name]
+            metadata["subtasks"] = subtask_texts(block, numbers, self._subtasks, self.findings)
         columns = {
             spec.name: block.columns[spec.name].reshape(-1, *spec.shape)
             for spec in self.columns
@@ -154,6 +165,23 @@ class LeRobotSource:
         }
         block = replace(block, columns=columns, metadata=metadata)
         return block if self._finals is None else self._finals.add(block, ids)
+
+
+def _number_column(columns: Mapping[str, ColumnSpec], name: str, file: str) -> ColumnSpec | None:
+    """Returns the column that numbers tasks or subtasks; None if there is none.
+
+    Raises:
+        CorruptSourceError: the column does not hold integers.
+    """
+    spec = columns.get(name)
+    if spec is not None and spec.numpy_dtype.kind not in "iu":
+        raise CorruptSourceError(
+            f"is {spec.dtype}, where integers that number the {name.removesuffix('_index')}s are expected",
+            file=file,
+            column=name,
+            hint=ROWS_ONLY,
+        )
+    return spec
 
 
 def _episode_numbers(block: EpisodeBlock) -> npt.NDArray[np.int64]:
@@ -190,7 +218,7 @@ def _kept_columns(
     kept = []
     for spec in columns:
         source = _source(spec)
-        only_for_checks = source in (_TASK, _TIME) and requested is not None and not {*requested} & {spec.name, source}
+        only_for_checks = source in _FOR_CHECKS and requested is not None and not {*requested} & {spec.name, source}
         if source not in notes.added and not only_for_checks:
             kept.append(spec)
     return notes.restore(tuple(kept))

@@ -1,4 +1,4 @@
-"""Facts that a file has about all its demonstrations: attributes of `data`, filters, the task.
+"""Facts of a file about all its demonstrations: attributes, filters, the task.
 
 LIBERO writes a file per task. The task in words is `language_instruction` in the attribute `problem_info`, which is
 JSON, or `(:language ...)` in the attribute `bddl_file_content`.

@@ -51,7 +51,7 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
-    """Opens robomimic HDF5 files. Raises UnknownFormatError if there are none."""
+    """Opens robomimic HDF5 files. Raises UnknownFormatError without HDF5 files."""
     files = hdf5_files(location)
     if not files:
         raise UnknownFormatError("holds no HDF5 file", file=location.name, hint="leave --format out")

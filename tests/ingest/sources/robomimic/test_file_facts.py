@@ -1,4 +1,4 @@
-"""Tests of what a file says about all its demonstrations: LIBERO's tasks, and attributes of several files.
+"""Tests of facts about files: LIBERO's tasks, and attributes of several files.
 
 The files are as LIBERO's `create_dataset.py` writes them; h5py reads them for comparison.
 """
