@@ -62,6 +62,15 @@ def check_rank(rank: int | None, world_size: int | None) -> None:
         check_range("rank", rank, 0, world_size - 1)
 
 
+def check_rank_rows(batch_size: int, world_size: int) -> None:
+    """Raises InvalidArgumentError if some ranks would get empty batches."""
+    if world_size > batch_size:
+        raise InvalidArgumentError(
+            f"batch_size is {batch_size} for {world_size} ranks: some ranks would get empty batches",
+            hint=f"batch_size is the global batch, over all ranks: give at least {world_size}",
+        )
+
+
 def check_dataset(dataset: Any) -> Dataset:
     """Returns the dataset; raises InvalidArgumentError if it is not a Dataset."""
     if not isinstance(dataset, Dataset):

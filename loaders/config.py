@@ -21,6 +21,7 @@ from gear_data.loaders.arguments import (
     check_offsets,
     check_pin_memory,
     check_rank,
+    check_rank_rows,
     check_sm_budget,
 )
 from gear_data.loaders.mixture import Mixture, MixtureComponent
@@ -148,6 +149,7 @@ def resolve_config(
     if transform is not None and not callable(transform):
         raise InvalidArgumentError(f"transform must be callable, not {transform!r}")
     check_rank(rank, world_size)
+    check_rank_rows(batch_size, world_size or 1)
     membership = check_selection(selection, dataset, rank, world_size)
     torch_device = check_device(device)
     half, float_dtype = check_dtype(dtype)

@@ -6,28 +6,31 @@ import copy
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.common.distributed import is_distributed, rank_and_world_size
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments import Normalize, check_range
+from gear_data.loaders.arguments import Normalize, check_range, check_rank_rows
 from gear_data.loaders.batch_iterator import BatchIterator, NextStep, group_size
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
-from gear_data.loaders.builders.batch import Batch, RankRows, Transform
+from gear_data.loaders.builders.batch import Batch, BatchBuilder, RankRows, Transform
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
 from gear_data.loaders.component import make_components
 from gear_data.loaders.config import resolve_config
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
+from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
+from gear_data.loaders.misuse import check_consumer, check_dataloader_options
 from gear_data.loaders.mixture import Mixture
 from gear_data.loaders.node_local import max_rows
 from gear_data.loaders.presets.batch_format import BatchFormat
@@ -174,6 +177,8 @@ class SequenceLoader(IterableDataset[Batch]):
         self._meter = Meter(len(self._components))
         # Iterators with a prefetch thread. Not a `WeakSet`, which runs Python code when an iterator dies.
         self._ahead: list[weakref.ref[BatchIterator]] = []
+        # The builder for `batch`, with the rows and the kind of process that it is for.
+        self._random_access: tuple[tuple[RankRows, bool], BatchBuilder] | None = None
         # Held while an iterator starts a batch, and while `update_weights` changes weights.
         self._starting = fork_safe_lock()
 
@@ -199,6 +204,8 @@ class SequenceLoader(IterableDataset[Batch]):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            check_consumer()  # a spawned worker does not have the frames of this process
         # A DataLoader's spawned worker has no process group: the rank travels with the loader.
         rank, world_size = self._rank_and_world_size()
         own = {
@@ -207,6 +214,7 @@ class SequenceLoader(IterableDataset[Batch]):
             "_position": NextStep(self._position.next_step),
             "_shared": copy.copy(self._shared_state()),
             "_ahead": [],
+            "_random_access": None,
             "_starting": None,
         }
         return {**self.__dict__, **own}
@@ -230,6 +238,18 @@ class SequenceLoader(IterableDataset[Batch]):
         if config.rank is not None and config.world_size is not None:
             return config.rank, config.world_size
         return rank_and_world_size()
+
+    @property
+    def local_batch_size(self) -> int:
+        """This rank's rows of a full batch; with `decentralized` selection, the most rows."""
+        rows = self._rows()
+        if self._config.membership is not None:
+            return self._most_windows(rows)
+        first, last = rows.bounds(0, self.batch_size)
+        return last - first
+
+    def _most_windows(self, rows: RankRows) -> int:
+        return -(-max_rows(self._components[0].selector, self.batch_size) // rows.world_size)
 
     def _rows(self) -> RankRows:
         return RankRows(self.batch_size, self._steps, self._last_rows, *self._rank_and_world_size())
@@ -257,6 +277,7 @@ class SequenceLoader(IterableDataset[Batch]):
         }
 
     def __iter__(self) -> BatchIterator:
+        check_consumer()
         worker = get_worker_info()
         first, own = self._shared_state().take(worker), False
         if self._worker_state is not None:
@@ -269,19 +290,14 @@ class SequenceLoader(IterableDataset[Batch]):
             stride = worker.num_workers
             first += 0 if own else worker.id
         self._position.next_step = first
-        prefetch = self._config.prefetch
-        rows = self._rows()
-        windows = -(-max_rows(self._components[0].selector, self.batch_size) // rows.world_size)
-        batch_bytes = windows * max(component.row_bytes for component in self._components)
+        rows, prefetch = self._rows(), self._config.prefetch
+        check_rank_rows(self.batch_size, rows.world_size)
+        batch_bytes = self._most_windows(rows) * max(component.row_bytes for component in self._components)
         remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
         group = group_size(batch_bytes, remote=remote) if prefetch else 1
-        builder = self._builders.make(
-            self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
-            max_rows=windows, max_batches=group, in_worker=worker is not None,
-            # Enough buffers for the batches that are ready, in progress and with the consumer. With fewer, the builder
-            # would allocate memory for every batch.
-            keep=IDLE_BUFFERS + prefetch + 4 * group,
-        )  # fmt: skip
+        # Enough buffers for the batches that are ready, in progress and with the consumer. With fewer, the builder
+        # would allocate memory for every batch.
+        builder = self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group)
         batches = BatchIterator(
             builder, first=first, stride=stride, group=group, prefetch=prefetch, position=self._position,
             count=None if self._steps is None else max(0, -(-(self._steps - first) // stride)), meter=self._meter,
@@ -290,6 +306,41 @@ class SequenceLoader(IterableDataset[Batch]):
         if prefetch:
             self._ahead = [*(each for each in self._ahead if each() is not None), weakref.ref(batches)]
         return batches
+
+    def _builder(self, rows: RankRows, max_batches: int, keep: int) -> BatchBuilder:
+        return self._builders.make(
+            self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
+            max_rows=self._most_windows(rows), max_batches=max_batches, in_worker=get_worker_info() is not None,
+            keep=keep,
+        )  # fmt: skip
+
+    def batch(self, step: int) -> Batch:
+        """Returns this rank's rows of one step's batch, as an iteration returns them.
+
+        Steps may be in any order, and threads may call this at the same time. The iteration goes on where it was.
+
+        Raises:
+            InvalidArgumentError: the step is negative or past the end, or its weights are no longer kept.
+        """
+        check_range("step", step, 0, None if self._steps is None else self._steps - 1)
+        key = self._rows(), get_worker_info() is not None
+        if self._random_access is None or self._random_access[0] != key:
+            self._random_access = key, self._builder(key[0], 1, IDLE_BUFFERS)
+        (built,) = self._random_access[1].build([int(step)])
+        return built.batch if built.deliver is None else built.deliver(built.batch)
+
+    def dataloader(self, num_workers: int = 0, **options: Any) -> DataLoader[Batch]:
+        """Returns a torch DataLoader that yields this loader's batches, built by worker processes.
+
+        Args:
+            num_workers: number of worker processes. With 0, this loader's own thread prefetches.
+            **options: other arguments of `torch.utils.data.DataLoader`.
+
+        Raises:
+            InvalidArgumentError: an option that would change the batches.
+        """
+        check_dataloader_options(options)
+        return DataLoader(self, batch_size=None, num_workers=num_workers, **options)
 
     def update_weights(
         self,
@@ -376,17 +427,7 @@ class SequenceLoader(IterableDataset[Batch]):
         self._shared_state().load(step)
 
     def _identity(self) -> dict[str, Any]:
-        """Returns everything that the windows of a step depend on, JSON-able."""
-        names = [component.sampler for component in self._components]
-        return {
-            "fingerprint": self.dataset.fingerprint,
-            "sampler": names[0] if len(names) == 1 else names,
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-            **self._config.rule.identity(),
-            "discount": self._config.discount,
-            **self._source.identity(),
-        }
+        return loader_identity(self._config, self._components, self._source)
 
     def spec(self) -> dict[str, Any]:
         """Returns every argument that determines the contents of batches, JSON-able.
@@ -394,19 +435,7 @@ class SequenceLoader(IterableDataset[Batch]):
         The result is enough to make the batches again, except for code (`transform` and decoders) and for weights, of
         which it has a hash.
         """
-        rank, world_size = self._rank_and_world_size()
-        transform = self._config.transform
-        components = [component.spec() for component in self._components]
-        return {
-            **self._identity(),
-            "preset": self.preset,
-            **(components[0] if len(components) == 1 else {"datasets": components}),
-            "dtype": self._config.dtype_name,
-            "transform": getattr(transform, "__qualname__", None if transform is None else "unnamed"),
-            "decoders": {name: getattr(d, "__qualname__", repr(d)) for name, d in self._config.decoders.items()},
-            "rank": rank,
-            "world_size": world_size,
-        }
+        return loader_spec(self._config, self._components, self._source, self._rank_and_world_size())
 
     def metrics(self) -> dict[str, Any]:
         """Returns counts and rates since the loader was made.

@@ -1,0 +1,50 @@
+"""A loader's arguments as JSON: the identity of its windows, and the whole specification of its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.config import LoaderConfig
+from gear_data.loaders.window_source import WindowSource
+
+
+def loader_identity(
+    config: LoaderConfig, components: Sequence[LoaderComponent], source: WindowSource
+) -> dict[str, Any]:
+    """Returns everything that the windows of a step depend on, JSON-able."""
+    names = [component.sampler for component in components]
+    return {
+        "fingerprint": config.dataset.fingerprint,
+        "sampler": names[0] if len(names) == 1 else names,
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        **config.rule.identity(),
+        "discount": config.discount,
+        **source.identity(),
+    }
+
+
+def loader_spec(
+    config: LoaderConfig, components: Sequence[LoaderComponent], source: WindowSource, rank: tuple[int, int]
+) -> dict[str, Any]:
+    """Returns everything that the contents of batches depend on; see `SequenceLoader.spec`.
+
+    Args:
+        config: the arguments of the loader.
+        components: its datasets.
+        source: samples its windows.
+        rank: the rank, and the number of ranks.
+    """
+    specs = [component.spec() for component in components]
+    return {
+        **loader_identity(config, components, source),
+        "preset": components[0].batch_format.name,
+        **(specs[0] if len(specs) == 1 else {"datasets": specs}),
+        "dtype": config.dtype_name,
+        "transform": getattr(config.transform, "__qualname__", None if config.transform is None else "unnamed"),
+        "decoders": {name: getattr(d, "__qualname__", repr(d)) for name, d in config.decoders.items()},
+        "rank": rank[0],
+        "world_size": rank[1],
+    }

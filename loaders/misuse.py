@@ -1,0 +1,62 @@
+"""Frameworks that would batch or divide a loader's batches again, found by their frames.
+
+A loader yields the rows of its rank, as whole batches. Accelerate's `DataLoaderDispatcher` reads on rank 0 and divides
+what it reads: no rank would get the rows of the other ranks. A DataLoader with a `batch_size` stacks several batches.
+Neither calls the loader in another way than a right DataLoader does. So the loader looks at the frames that call
+`iter(loader)`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import FrameType
+
+from gear_data.errors import InvalidArgumentError
+
+#: Modules of the frames that are looked at. `__init__` of a fetcher and `__iter__` of a dispatcher have `self`.
+_FETCHER, _DISPATCHER = "torch.utils.data._utils.fetch", "accelerate.data_loader"
+#: Options of a DataLoader that change batches.
+_CHANGE_BATCHES = ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last", "collate_fn")
+
+
+def check_consumer() -> None:
+    """Raises InvalidArgumentError if the calling framework would change batches, or lose some.
+
+    A forked DataLoader worker has the frames of the process that started it. A spawned worker has not: there, the
+    process that starts the worker must call this.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if module == _FETCHER and getattr(frame.f_locals.get("self"), "auto_collation", False):
+            raise InvalidArgumentError(
+                "this DataLoader has a batch_size, so it would stack several batches of the loader into one",
+                hint="pass batch_size=None: DataLoader(loader, batch_size=None), or use loader.dataloader(); with "
+                "transformers.Trainer, let get_train_dataloader return it",
+            )
+        if module == _DISPATCHER and _divides(frame):
+            raise InvalidArgumentError(
+                "Accelerate would read batches on rank 0 only, and divide them among the ranks: other ranks' rows are "
+                "never read",
+                hint="do not prepare the DataLoader: accelerator.prepare(model, optimizer), and iterate the loader, "
+                "which reads the rows of its own rank",
+            )
+        frame = frame.f_back
+
+
+def check_dataloader_options(options: Iterable[str]) -> None:
+    """Raises InvalidArgumentError if a DataLoader with these options would change batches."""
+    for name in options:
+        if name in _CHANGE_BATCHES:
+            raise InvalidArgumentError(
+                f"a DataLoader with {name}= would change batches that are already whole",
+                hint="give batch_size=, sampler= and transform= to the SequenceLoader",
+            )
+
+
+def _divides(frame: FrameType) -> bool:
+    """Returns whether a frame of `accelerate.data_loader` belongs to a dispatcher of several processes."""
+    consumer = frame.f_locals.get("self")
+    state = getattr(consumer, "state", None)
+    return type(consumer).__name__ == "DataLoaderDispatcher" and getattr(state, "num_processes", 1) > 1
