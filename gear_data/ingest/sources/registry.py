@@ -36,6 +36,7 @@ _MODULES = (
     "tables.episode_rows",
     "tables.step_rows",
     "torchrl",
+    "zarr.replay_buffer",
 )
 _TABLES = ("episode-rows", "step-rows")
 _IN_MEMORY = "in-memory"

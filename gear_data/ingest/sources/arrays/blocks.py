@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.ingest.sources.arrays.numpy_files import ArrayReader
-from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, RowReader, StepArrays
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
 
@@ -35,7 +34,7 @@ def read_block(
     arrays: StepArrays,
     columns: Sequence[ColumnSpec],
     episodes: EpisodeRanges,
-    reader: ArrayReader,
+    reader: RowReader,
     position: Position,
     stop: int,
 ) -> EpisodeBlock:

@@ -1,6 +1,6 @@
 """Source over the step arrays of one or several files or folders.
 
-NumPy archives, folders of `.npy` files and TorchRL's memory maps use it.
+NumPy archives, folders of `.npy` files, TorchRL's memory maps and Zarr stores use it.
 
 Each of these formats has named arrays of one length, and a rule that says where episodes begin. The format turns each
 file or folder into `StepArrays`; this module reads the episodes.
@@ -9,6 +9,7 @@ file or folder into `StepArrays`; this module reads the episodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from gear_data.errors import CorruptSourceError, EmptySourceError
@@ -18,7 +19,7 @@ from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks, read_block
 from gear_data.ingest.sources.arrays.classify import FIRST
 from gear_data.ingest.sources.arrays.numpy_files import ArrayReader
-from gear_data.ingest.sources.arrays.step_arrays import StepArrays
+from gear_data.ingest.sources.arrays.step_arrays import RowReader, StepArrays
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
 
@@ -43,6 +44,7 @@ class ArraySource:
         open_arrays: Callable[[int], StepArrays],
         findings: FindingLog,
         metadata: Mapping[str, Any] | None = None,
+        open_reader: Callable[[], AbstractContextManager[RowReader]] = ArrayReader,
     ) -> None:
         """Opens the first file or folder, whose columns the source has.
 
@@ -52,6 +54,7 @@ class ArraySource:
             open_arrays: opens the file or folder with an index. All must have the columns of the first.
             findings: receives the findings.
             metadata: facts about the source.
+            open_reader: returns a reader of the arrays of one file or folder.
         """
         self.findings = findings
         self.resume_state: dict[str, Any] = {}
@@ -59,6 +62,7 @@ class ArraySource:
         self._names = names
         self._sizes = sizes
         self._open_arrays = open_arrays
+        self._open_reader = open_reader
         self._model = open_arrays(0)
         # Opening all files is expensive: the others are assumed to have as many steps per byte.
         self.num_rows: int | None = self._model.steps * sum(sizes) // max(1, sizes[0])
@@ -105,7 +109,7 @@ class ArraySource:
                     self.findings.add(finding)
             if not len(episodes):
                 self.findings.add(Finding("empty-file", "the arrays hold no steps", file=arrays.name))
-            with ArrayReader() as reader:
+            with self._open_reader() as reader:
                 lengths = episodes.lengths[first:last]
                 for begin, end in episode_runs(lengths, self._row_bytes, _BLOCK_BYTES):
                     position = Position(index, first + begin)

@@ -4,15 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
-from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.schema import ColumnSpec
+
+
+class RowArray(Protocol):
+    """An array of rows that has not been read: of a NumPy file, or of a Zarr store."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The stored dtype; its byte order may not be native."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row."""
+
+    def __len__(self) -> int: ...
+
+    def column_dtype(self, column: str) -> str:
+        """Returns the dtype of a step column with these values.
+
+        Raises UnsupportedColumnError, which names `column`, if no column can hold them.
+        """
+
+
+class RowReader(Protocol):
+    """A reader of the rows of arrays of one kind."""
+
+    def read(self, array: Any, start: int, stop: int) -> npt.NDArray[Any]:
+        """Returns the rows [start, stop), C-contiguous and in native byte order."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +88,11 @@ class StepArrays:
     name: str
     bytes: int
     steps: int
-    arrays: Mapping[str, StoredArray]
+    arrays: Mapping[str, RowArray]
     sources: Mapping[str, str]
     locate: Callable[[], EpisodeRanges]
     final_row_columns: frozenset[str] = frozenset()
-    next_arrays: Mapping[str, StoredArray] = field(default_factory=dict)
+    next_arrays: Mapping[str, RowArray] = field(default_factory=dict)
     shifted: frozenset[str] = frozenset()
     episode_flags: tuple[str, ...] = ()
     seekable: bool = False

@@ -1,1 +1,1 @@
-"""Zarr stores, versions 2 and 3: opening, reading of arrays, and Diffusion Policy's layout."""
+"""Zarr stores: reading of their arrays, and Diffusion Policy's layout."""

@@ -40,12 +40,13 @@ class ZarrArray:
         dtype: the stored dtype; its byte order may not be native.
         shape: the shape. The first axis is the rows.
         chunks: the shape of a chunk.
-        codec: the numcodecs id of the chunks' compression; None if there is none.
+        codec: the numcodecs id of the chunks' compression; None for plain values.
         config: the configuration of the codec.
         fill: the value of chunks that the store does not have; None if it is undefined.
         fortran: whether the first axis varies fastest in a chunk.
         prefix: the start of the keys of chunks, in addition to the path.
         separator: what separates the numbers in the keys of chunks.
+        unsupported: whether the values went through filters or other codecs that are not supported.
         stored_bytes: the bytes of all chunks in the store.
         missing_chunks: the number of chunks that the store does not have.
     """
@@ -61,6 +62,7 @@ class ZarrArray:
     fortran: bool = False
     prefix: tuple[str, ...] = ()
     separator: str = "."
+    unsupported: bool = False
     stored_bytes: int = 0
     missing_chunks: int = 0
 
@@ -80,12 +82,30 @@ class ZarrArray:
     def row_bytes(self) -> int:
         return math.prod(self.row_shape) * self.dtype.itemsize
 
+    def check_readable(self, column: str) -> None:
+        """Checks that the chunks can be decompressed.
+
+        Raises:
+            UnsupportedColumnError: the array uses a codec that is not supported. The error names `column`.
+            MissingExtraError: the package of the codec is not installed.
+        """
+        if self.unsupported:
+            raise UnsupportedColumnError(
+                "has filters, sharding or another chunk grid, which are not supported",
+                file=self.store.name,
+                column=column,
+                hint=f"write the array again without them, or {_LEAVE_OUT}",
+            )
+        check_codec(self.codec, self.store.name, column)
+
     def column_dtype(self, column: str) -> str:
         """Returns the dtype of a step column with these values, in native byte order.
 
         Raises:
-            UnsupportedColumnError: no column can hold the values. The error names `column`.
+            UnsupportedColumnError: no column can hold the values, or they cannot be read. The error names `column`.
+            MissingExtraError: the package of the codec is not installed.
         """
+        self.check_readable(column)
         name = self.dtype.newbyteorder("=").name
         if name not in DTYPES:
             raise UnsupportedColumnError(
@@ -117,7 +137,7 @@ class ZarrArray:
 
 
 def array_paths(store: ZarrStore) -> dict[str, str]:
-    """Returns the path of every array of a store -> the key of its metadata, in the order of the store.
+    """Returns the path of every array -> the key of its metadata, in the order of the store.
 
     Groups of version 3 are included: only their metadata tells that they are groups.
     """
@@ -137,8 +157,6 @@ def open_arrays(store: ZarrStore, under: str = "") -> dict[str, ZarrArray]:
 
     Raises:
         CorruptSourceError: the metadata of an array is damaged, or claims more bytes than the store can have.
-        UnsupportedColumnError: an array uses a codec or a data type that is not supported.
-        MissingExtraError: the package of a codec is not installed.
     """
     start = f"{under}/" if under else ""
     arrays = {}
@@ -179,16 +197,8 @@ def _parse(store: ZarrStore, path: str, key: str, metadata: Mapping[str, Any]) -
         raise CorruptSourceError(
             f"does not describe a Zarr array: {type(error).__name__}: {error}", file=place, hint=_WRITE_AGAIN
         ) from error
-    if values.pop("unsupported"):
-        raise UnsupportedColumnError(
-            "has filters, sharding or another chunk grid, which are not supported",
-            file=place,
-            column=path,
-            hint=f"write the array again without them, or {_LEAVE_OUT}",
-        )
     if len(shape) != len(chunks) or min(shape, default=0) < 0 or min(chunks, default=1) < 1:
         raise CorruptSourceError(f"has the shape {shape} and chunks of {chunks}", file=place, hint=_WRITE_AGAIN)
-    check_codec(values["codec"], store.name, path)
     return ZarrArray(store, path, dtype, shape, chunks, fill=fill, **values)
 
 
@@ -229,7 +239,10 @@ def _version_3(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chunk_counts(store: ZarrStore, arrays: Mapping[str, ZarrArray]) -> dict[str, tuple[int, int]]:
-    """Returns path -> the number and the bytes of the chunks in the store, in one pass over its keys."""
+    """Returns path -> the number and the bytes of the chunks in the store.
+
+    It takes one pass over the keys.
+    """
     counts = dict.fromkeys(arrays, (0, 0))
     for key, size in store.sizes():
         path = key

@@ -54,7 +54,10 @@ class ZarrReader:
         return out.astype(out.dtype.newbyteorder("="), copy=False)
 
     def _partial_rows(self, array: ZarrArray, index: int) -> npt.NDArray[Any]:
-        """Returns all rows of the chunks at `index` along the first axis, and remembers them."""
+        """Returns all rows of the chunks at `index` along the first axis.
+
+        They are kept until other chunks of the array are read in part.
+        """
         known = self._partial.get(array.place)
         if known is None or known[0] != index:
             count = min(array.chunks[0], len(array) - index * array.chunks[0])

@@ -55,9 +55,10 @@ class ZarrStore:
 
 
 def find_stores(location: Location) -> list[ZarrStore]:
-    """Returns the stores of a location: the topmost folders with Zarr's files, in folders and in archives.
+    """Returns the stores of a location.
 
-    An archive without Zarr's files has no store.
+    They are the topmost folders with Zarr's files, in folders and in archives. An archive without Zarr's files has no
+    store.
 
     Raises:
         CorruptSourceError: an archive is damaged.
