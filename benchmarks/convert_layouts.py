@@ -2,8 +2,8 @@
 
 The floor of Parquet is pyarrow: read_table, and an Arrow IPC write of the same bytes with fsync. The floor of HDF5 is
 h5py: it reads every dataset whole and writes nothing. It is compared with a whole conversion, and with gear-data's
-reading only. d4rl is compressed with gzip, as the published files are. d4rl-plain is not compressed: its floor is a
-copy in memory, which no program that writes to disk can reach.
+reading only. The floor of Zarr is zarr, in the same way. d4rl is compressed with gzip, as the published files are.
+d4rl-plain is not compressed: its floor is a copy in memory, which no program that writes to disk can reach.
 
 The floor and gear-data run in alternating rounds, in one process on one core. One core and two cores are compared in
 alternating rounds too, each conversion in a fresh process, with a source six times as large.
@@ -145,6 +145,19 @@ def write_minari(episodes: Episodes, folder: Path) -> None:
     (data / "metadata.json").write_text(json.dumps(facts))
 
 
+def write_zarr(episodes: Episodes, folder: Path) -> None:
+    """Writes a Zarr store of version 2 with Blosc, as Diffusion Policy does."""
+    import zarr
+
+    group = zarr.open_group(folder / "replay.zarr", mode="w", zarr_format=2)
+    arrays = {"state": episodes.observations, "action": episodes.actions, "reward": episodes.rewards}
+    for name, values in arrays.items():
+        chunks = (min(len(values), 16_384), *values.shape[1:])
+        group.create_array(f"data/{name}", shape=values.shape, chunks=chunks, dtype=values.dtype)[...] = values
+    ends = bounds(episodes)[1:]
+    group.create_array("meta/episode_ends", shape=ends.shape, dtype=ends.dtype)[...] = ends
+
+
 def write_jat(episodes: Episodes, folder: Path) -> None:
     """Writes one row per episode, with encoded images and text.
 
@@ -206,6 +219,14 @@ def floor_hdf5(source: Path, destination: Path) -> int:
     return sum(sizes)
 
 
+def floor_zarr(source: Path, destination: Path) -> int:
+    import zarr
+
+    destination.mkdir()
+    data = zarr.open_group(source / "replay.zarr", mode="r")["data"]
+    return sum(int(data[name][...].nbytes) for name in data)
+
+
 @dataclass(frozen=True)
 class Layout:
     """A layout's writer, and its floor: (source, destination) -> bytes."""
@@ -224,6 +245,7 @@ LAYOUTS = {
     "d4rl": Layout(write_d4rl, floor_hdf5),
     "d4rl-plain": Layout(write_plain_d4rl, floor_hdf5),
     "minari": Layout(write_minari, floor_hdf5, steps=1_000_000),
+    "zarr": Layout(write_zarr, floor_zarr),
 }
 
 #: Target ratios: to the floor's throughput on one core, and of two cores to one core.
@@ -268,7 +290,7 @@ def measure(name: str, source: Path, destination: Path, repetitions: int) -> dic
         "floor": lambda: floor(source, destination),
         "gear": lambda: convert(source, destination, 1),
     }
-    if floor is floor_hdf5:
+    if floor is not floor_parquet:
         ways["read"] = lambda: read(source, destination)
     size = floor(source, destination)
     shutil.rmtree(destination)

@@ -42,7 +42,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help=help)
     # A literal list, because reading it from the registry imports every reader and the packages it needs.
     help = "auto (default), d4rl, episode-rows, lerobot, minari, minari-arrow, npz, numpy, ogbench, rlds, robomimic, "
-    help += "step-rows or torchrl; docs/reference/formats.md describes each"
+    help += "step-rows, torchrl or zarr; docs/reference/formats.md describes each"
     parser.add_argument("--format", default="auto", help=help)
     parser.add_argument("--split", help="split of the source, if it has several; for RLDS also train[:10%%]")
     parser.add_argument("--columns", type=names, metavar="A,B", help="columns to keep, by source or canonical name")

@@ -13,6 +13,7 @@ from tests.fuzz import damage_formats as formats
 
 #: Values that replace a value of a JSON file.
 _JSON = (None, True, -1, 0, 1 << 70, 1e308, "", "x", "../../etc/passwd", "\0", [], {}, [[]], {"a": {}}, float("nan"))
+_ZARR_METADATA = (".zarray", ".zattrs", ".zgroup")
 #: Part of a file's name -> damage that knows the format, and its weight.
 _KNOWN: tuple[tuple[str, Callable[[Path, random.Random], str], int], ...] = (
     (".hdf5", formats.damage_hdf5, 6),
@@ -21,6 +22,7 @@ _KNOWN: tuple[tuple[str, Callable[[Path, random.Random], str], int], ...] = (
     (".feather", formats.damage_table, 4),
     (".npz", formats.damage_npz, 5),
     (".npy", formats.damage_npy, 5),
+    (".zarr.zip", formats.damage_members, 5),
     (".tfrecord", formats.damage_records, 8),
 )
 
@@ -34,7 +36,7 @@ def damage(folder: Path, rng: random.Random) -> str:
         path = rng.choice([*files, *damaged])
         ways: list[Callable[[Path, random.Random], str]] = [damage_bytes] * 4
         ways += [lambda path, rng: damage_files(path, rng.choice(files), rng)]
-        if path not in damaged and ".json" in path.suffix:
+        if path not in damaged and (".json" in path.suffix or path.name in _ZARR_METADATA):
             ways += [damage_json] * 8
         if path not in damaged:  # such damage uses the format's library, which a damaged file may crash
             ways += [way for ending, way, weight in _KNOWN if ending in path.name for _ in range(weight)]

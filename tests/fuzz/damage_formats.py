@@ -220,7 +220,7 @@ def _repacked(path: Path) -> str:
 def damage_npz(path: Path, rng: random.Random) -> str:
     """Changes an array or a member of an `.npz` archive."""
     if rng.random() < 0.5:
-        return _damage_members(path, rng)
+        return damage_members(path, rng)
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
     name = rng.choice(list(arrays))
@@ -239,7 +239,7 @@ def damage_npz(path: Path, rng: random.Random) -> str:
     return f"array {way} of {name}"
 
 
-def _damage_members(path: Path, rng: random.Random) -> str:
+def damage_members(path: Path, rng: random.Random) -> str:
     """Changes a member's bytes, with a correct checksum, or its packing or name."""
     with zipfile.ZipFile(path) as archive:
         members = {name: bytearray(archive.read(name)) for name in archive.namelist()}

@@ -138,6 +138,17 @@ def _npz(folder: Path, name: str) -> list[Any]:
     return found
 
 
+def _zarr(folder: Path, name: str) -> list[Any]:
+    import zarr
+
+    found = []
+    for path in sorted(folder.iterdir()):
+        store = zarr.storage.ZipStore(path) if path.suffix == ".zip" else path
+        group = zarr.open_group(store, mode="r")
+        found.append(group[f"data/{name.removesuffix('s')}"][...])
+    return found
+
+
 def _files(folder: Path, suffix: str) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix == suffix and path.is_file())
 
@@ -154,6 +165,7 @@ READERS: dict[str, Callable[[Path, str], list[Any]]] = {
     "episode-rows-arrow": _arrow,
     "step-rows-saved": _saved,
     "npz": _npz,
+    "zarr": _zarr,
 }
 
 

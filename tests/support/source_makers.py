@@ -276,6 +276,25 @@ def numpy_folder(folder: Path, rollouts: Sequence[Rollout]) -> None:
         np.save(folder / f"{name}.npy", values)
 
 
+def zarr_stores(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes a folder of version 2, and an archive of version 3."""
+    import zarr
+
+    folder.mkdir(parents=True)
+    names = {"observations": "state", "actions": "action", "rewards": "reward", "terminated": "terminal"}
+    for version, name in ((2, "a.zarr"), (3, "b.zarr.zip")):
+        store = zarr.storage.ZipStore(folder / name, mode="w") if name.endswith("zip") else folder / name
+        group = zarr.open_group(store, mode="w", zarr_format=version)
+        arrays = {f"data/{names.get(column, column)}": values for column, values in _flat(rollouts).items()}
+        arrays["data/img"] = np.zeros((len(arrays["data/action"]), 4, 4, 3), np.uint8)
+        arrays["meta/episode_ends"] = np.cumsum([len(rollout) for rollout in rollouts])
+        for path, values in arrays.items():
+            chunks = (7, *values.shape[1:])
+            group.create_array(path, shape=values.shape, chunks=chunks, dtype=values.dtype)[...] = values
+        if name.endswith("zip"):
+            store.close()
+
+
 def torchrl(folder: Path, rollouts: Sequence[Rollout]) -> None:
     from tensordict import TensorDict
 
@@ -366,5 +385,6 @@ MAKERS: dict[str, Maker] = {
     "numpy": numpy_folder,
     "torchrl": torchrl,
     "rlds": rlds,
+    "zarr": zarr_stores,
     "gear": gear,
 }

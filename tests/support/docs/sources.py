@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def _stable_baselines3(path: Path) -> None:
     (path / "b.h5").unlink()
 
 
+def _zarr(path: Path) -> None:
+    """Writes one store."""
+    stores = path.with_name("stores")
+    source_makers.MAKERS["zarr"](stores, make_rollouts(9, seed=1))
+    (stores / "a.zarr").rename(path)
+    shutil.rmtree(stores)
+
+
 #: Name in the folder of the example -> the function that creates it.
 SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper": _dataset,
@@ -57,5 +66,6 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "d3rlpy": _from_maker("d3rlpy"),
     "sb3": _stable_baselines3,
     "arrays": _from_maker("numpy"),
+    "pusht.zarr": _zarr,
     "images": _from_maker("images"),
 }

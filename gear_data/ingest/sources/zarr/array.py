@@ -137,7 +137,7 @@ class ZarrArray:
 
 
 def array_paths(store: ZarrStore) -> dict[str, str]:
-    """Returns the path of every array -> the key of its metadata, in the order of the store.
+    """Returns the path of every array -> the key of its metadata.
 
     Groups of version 3 are included: only their metadata tells that they are groups.
     """
@@ -197,6 +197,12 @@ def _parse(store: ZarrStore, path: str, key: str, metadata: Mapping[str, Any]) -
         raise CorruptSourceError(
             f"does not describe a Zarr array: {type(error).__name__}: {error}", file=place, hint=_WRITE_AGAIN
         ) from error
+    if values["separator"] not in (".", "/") or not isinstance(values["codec"], str | None):
+        raise CorruptSourceError(
+            f"has the separator {values['separator']!r} and the codec {values['codec']!r}",
+            file=place,
+            hint=_WRITE_AGAIN,
+        )
     if len(shape) != len(chunks) or min(shape, default=0) < 0 or min(chunks, default=1) < 1:
         raise CorruptSourceError(f"has the shape {shape} and chunks of {chunks}", file=place, hint=_WRITE_AGAIN)
     return ZarrArray(store, path, dtype, shape, chunks, fill=fill, **values)

@@ -34,7 +34,7 @@ _ZARR_ARCHIVE = ".zarr" + ZIP_SUFFIX
 _VIDEOS = (".mp4", ".avi", ".mkv", ".webm")
 #: Longer attributes of the store are not kept, in characters of JSON.
 _MAX_METADATA = 10_000
-#: Names of observations in Diffusion Policy, 3D Diffusion Policy and UMI, besides `state` and `obs`.
+#: Names of observations in Diffusion Policy, 3D Diffusion Policy and UMI. `state` and `obs` are others.
 _OBSERVATION = re.compile(
     r"img|image|keypoint|depth|point_cloud|agent_pos|camera_?\d+(_\w+)?|robot\d*_(?!.*action)\w+|\w+_(image|rgb|depth)"
 )
@@ -69,7 +69,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         )
     findings = FindingLog()
     if videos := location.with_suffix(*_VIDEOS):
-        message = "videos beside the store are not read; left out"
+        message = "videos next to the store are not read; left out"
         findings.add(Finding("files-left-out", message, len(videos), videos[0].name))
     attributes = read_attributes(stores[0])
     return ArraySource(
@@ -149,7 +149,7 @@ def _read_ends(store: ZarrStore, array: ZarrArray) -> npt.NDArray[np.int64]:
 def _check_ends(
     store: ZarrStore, ends: npt.NDArray[np.int64], rows: Mapping[str, int], options: SourceOptions
 ) -> list[Finding]:
-    """Checks that the episodes have steps and that the arrays end with the last episode.
+    """Checks the episodes, and that the arrays end with the last one.
 
     Returns:
         Findings about episodes and rows that are skipped.
@@ -199,7 +199,10 @@ def _check_ends(
 def _facts(
     store: ZarrStore, meta: Mapping[str, ZarrArray], keep: npt.NDArray[np.int64], count: int
 ) -> tuple[dict[str, list[Any]], list[Finding]]:
-    """Returns the facts of the kept episodes, and findings about other arrays below `meta`."""
+    """Returns the facts of the kept episodes.
+
+    The second result is findings about the other arrays below `meta`.
+    """
     facts, findings = {}, []
     with ZarrReader() as reader:
         for name, array in meta.items():

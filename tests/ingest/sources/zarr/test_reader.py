@@ -146,6 +146,8 @@ def test_missing_chunks_are_the_fill_value_and_are_reported(tmp_path: Path) -> N
         ({"shape": [1 << 40, 2]}, CorruptSourceError, "claims 8796093022208 bytes"),
         ({"chunks": [1 << 40, 2]}, CorruptSourceError, "above the limit"),
         ({"chunks": [0, 2]}, CorruptSourceError, "has the shape"),
+        ({"dimension_separator": {}}, CorruptSourceError, "has the separator {}"),
+        ({"compressor": {"id": 3}}, CorruptSourceError, "and the codec 3"),
         ({"dtype": "<q4"}, CorruptSourceError, "does not describe a Zarr array"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tests of replay buffers of Diffusion Policy and UMI, which `zarr` itself writes and reads."""
+"""Tests of replay buffers, which `zarr` itself writes and reads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pusht(lengths: tuple[int, ...] = _LENGTHS, seed: int = 0) -> Arrays:
 
 
 def umi(lengths: tuple[int, ...] = _LENGTHS) -> Arrays:
-    """Returns the arrays that UMI's `07_generate_replay_buffer.py` writes for one gripper."""
+    """Returns the arrays of UMI's `07_generate_replay_buffer.py` for one gripper."""
     rng = np.random.default_rng(0)
     rows = sum(lengths)
     y, x = np.mgrid[:24, :32]
