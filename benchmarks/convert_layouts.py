@@ -4,6 +4,9 @@ The floor of Parquet is pyarrow: read_table, and an Arrow IPC write of the same 
 h5py: it reads every dataset whole and writes nothing. It is compared with a whole conversion, and with gear-data's
 reading only. The floor of Zarr is zarr, in the same way. d4rl is compressed with gzip, as the published files are.
 d4rl-plain is not compressed: its floor is a copy in memory, which no program that writes to disk can reach.
+h5py, and of frames NumPy: they read every array whole and write nothing. They are compared with a whole conversion, and
+with gear-data's reading only. d4rl is compressed with gzip, as the published files are. d4rl-plain is not compressed:
+its floor is a copy in memory, which no program that writes to disk can reach.
 
 The floor and gear-data run in alternating rounds, in one process on one core. One core and two cores are compared in
 alternating rounds too, each conversion in a fresh process, with a source six times as large.
@@ -31,6 +34,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 from common import Episodes, figure, format_table, parquet_files, synthetic_episodes, write_parquet
+from convert_frames import floor_gzip, write_dqn_replay
 
 #: Steps of a source timed on one core, and the factor for two cores: starting workers takes about a second.
 STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 6
@@ -246,6 +250,7 @@ LAYOUTS = {
     "d4rl-plain": Layout(write_plain_d4rl, floor_hdf5),
     "minari": Layout(write_minari, floor_hdf5, steps=1_000_000),
     "zarr": Layout(write_zarr, floor_zarr),
+    "dqn-replay": Layout(write_dqn_replay, floor_gzip, steps=60_000),
 }
 
 #: Target ratios: to the floor's throughput on one core, and of two cores to one core.

@@ -23,6 +23,7 @@ _KNOWN: tuple[tuple[str, Callable[[Path, random.Random], str], int], ...] = (
     (".npz", formats.damage_npz, 5),
     (".npy", formats.damage_npy, 5),
     (".zarr.zip", formats.damage_members, 5),
+    (".gz", formats.damage_gzipped_npy, 8),
     (".tfrecord", formats.damage_records, 8),
 )
 

@@ -5,6 +5,7 @@ tests/fuzz/damage.py chooses among these functions. Not a test.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
@@ -266,6 +267,23 @@ def damage_npy(path: Path, rng: random.Random) -> str:
     done = _damaged_header(data, rng)
     path.write_bytes(data)
     return done
+
+
+def damage_gzipped_npy(path: Path, rng: random.Random) -> str:
+    """Changes the header, a byte or the length of an `.npy` file inside gzip."""
+    data = bytearray(gzip.decompress(path.read_bytes()))
+    way = rng.choice(("header", "header", "byte", "cut", "append"))
+    done = ""
+    if way == "header":
+        done = _damaged_header(data, rng)
+    elif way == "byte":
+        data[rng.randrange(len(data))] = rng.choice((0, 1, 2, 0x7F, 0xFF))
+    elif way == "cut":
+        del data[rng.randrange(len(data)) :]
+    else:
+        data += bytes(rng.choice((1, 100)))
+    path.write_bytes(gzip.compress(bytes(data)))
+    return f"gzipped {way} {done}"
 
 
 def _damaged_header(data: bytearray, rng: random.Random) -> str:

@@ -20,6 +20,7 @@ from PIL import Image
 from pyarrow import feather
 
 import gear_data
+from tests.support.makers.frames import dqn_replay
 from tests.support.rollouts import (
     Rollout,
     episode_numbers,
@@ -383,6 +384,7 @@ MAKERS: dict[str, Maker] = {
     "ogbench": ogbench,
     "stable-baselines3": stable_baselines3,
     "numpy": numpy_folder,
+    "dqn-replay": dqn_replay,
     "torchrl": torchrl,
     "rlds": rlds,
     "zarr": zarr_stores,

@@ -107,6 +107,8 @@ def case(request: pytest.FixtureRequest, sources: Any, tmp_path_factory: pytest.
     rollouts = sources.make_rollouts(10, seed=5, max_length=9)
     if name in _TRUNCATED:
         rollouts = [r.with_columns(truncated=r.ends, terminated=np.zeros(len(r), np.bool_)) for r in rollouts]
+    if name == "dqn-replay":  # everything terminates
+        rollouts = [r.with_columns(terminated=r.ends, truncated=np.zeros(len(r), np.bool_)) for r in rollouts]
     source = _write(name, folder / "source", rollouts)
     report = gear_data.convert(source, folder / "dataset", **_OPTIONS)
     return FormatCase(name, source, rollouts, folder / "dataset", report)

@@ -67,5 +67,6 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "sb3": _stable_baselines3,
     "arrays": _from_maker("numpy"),
     "pusht.zarr": _zarr,
+    "Pong": _from_maker("dqn-replay"),
     "images": _from_maker("images"),
 }

@@ -1,4 +1,4 @@
-"""Defensive reading of `.npy` and `.npz` files, in pieces.
+"""Defensive reading of `.npy`, `.npy.gz` and `.npz` files, in pieces.
 
 Sizes are checked before memory is allocated, and no pickle is loaded. Formats:
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html and, for the archive, ZIP.
@@ -6,15 +6,16 @@ https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html and, for 
 
 from __future__ import annotations
 
+import gzip
 import io
 import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import IO, Any
+from dataclasses import dataclass, replace
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ _MAX_HEADER = 10_000
 _MAX_DEFLATE_RATIO = 1040
 #: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
 _MAX_ROW_BYTES = 1 << 30
+#: Bytes to read at once: streams that unpack copy each piece.
+_PIECE_BYTES = 1 << 20
 _MAX_CHARACTER, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
 _DOWNLOAD_AGAIN = "the file may have been truncated: download it again"
 _WRITE_AGAIN = "download it again, or write it again with np.save or np.savez"
@@ -47,6 +50,8 @@ class StoredArray:
         start: the offset of the values in the (unpacked) file, in bytes.
         member: the name of the array in its archive; None if the file is the array.
         fortran: whether the first axis varies fastest in the file.
+        gzipped: whether the file is compressed by gzip.
+        rotation: the stored row that is read as row 0, of a ring buffer. The rows before it follow the last stored row.
     """
 
     file: SourceFile
@@ -55,6 +60,8 @@ class StoredArray:
     start: int = 0
     member: str | None = None
     fortran: bool = False
+    gzipped: bool = False
+    rotation: int = 0
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -152,6 +159,23 @@ def open_npy(file: SourceFile) -> StoredArray:
         return _parse(stream, file.size, file, None)
 
 
+def open_gzipped_npy(file: SourceFile) -> StoredArray:
+    """Reads the header of an `.npy` file that is compressed by gzip.
+
+    The file's size bounds the size that the header may claim. `ArrayReader.check_ends` compares the two.
+
+    Raises CorruptSourceError if the file is damaged.
+    """
+    file.check_readable()
+    with _reading(file.name), file.open() as packed, _unpacked(packed) as stream:
+        array = _parse(stream, _MAX_DEFLATE_RATIO * file.size, file, None, exact=False)
+    return replace(array, gzipped=True)
+
+
+def _unpacked(packed: IO[bytes]) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=packed))
+
+
 def _check_member(info: zipfile.ZipInfo, place: str) -> None:
     """Checks the header of an archive's member.
 
@@ -175,8 +199,16 @@ def _check_member(info: zipfile.ZipInfo, place: str) -> None:
         )
 
 
-def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None) -> StoredArray:
-    """Reads a header, and checks that its values take exactly the bytes that follow."""
+def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None, *, exact: bool = True) -> StoredArray:
+    """Reads a header, and checks that its values take the bytes that follow.
+
+    Args:
+        stream: the file or the archive's member.
+        size: the size of the stream, in bytes.
+        file: the file.
+        member: the name of the member in its archive.
+        exact: whether `size` is the size, and not only a bound of it.
+    """
     place = file.name if member is None else f"{file.name}:{member}"
     head = stream.read(12)
     if len(head) < 12 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
@@ -197,9 +229,11 @@ def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None) -
         ) from error
     shape, start = tuple(int(n) for n in shape), prefix + length
     claimed = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or (not dtype.hasobject and claimed != size - start):
+    fits = claimed == size - start or (claimed < size - start and not exact)
+    if min(shape, default=0) < 0 or not (dtype.hasobject or fits):
+        bound = "" if exact else "at most "
         raise CorruptSourceError(
-            f"its header claims {dtype} {shape}, which is {claimed} bytes, but {size - start} follow",
+            f"its header claims {dtype} {shape}, which is {claimed} bytes, but {bound}{size - start} follow",
             file=place,
             hint=_DOWNLOAD_AGAIN,
         )
@@ -234,6 +268,12 @@ class ArrayReader:
         Raises:
             CorruptSourceError: the file is damaged.
         """
+        seam = len(array) - array.rotation
+        if array.rotation and start < seam < stop:
+            return np.concatenate([self.read(array, start, seam), self.read(array, seam, stop)])
+        if array.rotation:
+            shift = array.rotation if start < seam else -seam
+            start, stop = start + shift, stop + shift
         with _reading(array.place):
             stream = self._stream(array)
             if array.fortran:
@@ -246,11 +286,38 @@ class ArrayReader:
             _check_text(values, array.place, start)
         return values
 
+    def check_ends(self, arrays: Iterable[StoredArray]) -> None:
+        """Checks that files compressed by gzip end where their arrays end.
+
+        It unpacks the rows that were not read, so that gzip compares its checksum.
+
+        Raises:
+            CorruptSourceError: a file is shorter or longer than its array, or the checksum differs.
+        """
+        for array in arrays:
+            if not array.gzipped:
+                continue
+            expected = array.start + len(array) * array.row_bytes
+            with _reading(array.place):
+                stream = self._stream(array)
+                while stream.tell() <= expected and stream.read(_PIECE_BYTES):
+                    pass
+                size = stream.tell()
+            if size != expected:
+                raise CorruptSourceError(
+                    f"unpacks to {size} bytes or more, but its header claims {expected}",
+                    file=array.place,
+                    hint=_DOWNLOAD_AGAIN,
+                )
+
     def _stream(self, array: StoredArray) -> IO[bytes]:
         key = (array.file.path, array.member)
         if key not in self._streams:
-            if array.member is None:
-                stream: IO[bytes] = self._open.enter_context(array.file.open())
+            if array.gzipped:
+                packed = self._open.enter_context(array.file.open())
+                stream: IO[bytes] = self._open.enter_context(_unpacked(packed))
+            elif array.member is None:
+                stream = self._open.enter_context(array.file.open())
             else:
                 stream = self._open.enter_context(self._archive(array.file).open(array.member))
             self._streams[key] = stream
@@ -268,9 +335,9 @@ def _fortran_rows(stream: IO[bytes], array: StoredArray, start: int, stop: int) 
 
     The rows are a piece of each of the array's `math.prod(row_shape)` columns.
     """
-    if array.member is not None:
+    if array.member is not None or array.gzipped:
         raise UnsupportedColumnError(
-            "is in Fortran order inside an archive, so it cannot be read in pieces",
+            "is in Fortran order inside an archive or a compressed file, so it cannot be read in pieces",
             file=array.place,
             hint="save np.ascontiguousarray(array) instead",
         )
@@ -287,7 +354,7 @@ def _fill(stream: IO[bytes], position: int, values: npt.NDArray[Any], place: str
     view = values.reshape(-1).view(np.uint8)
     done = 0
     while done < len(view):
-        count = stream.readinto(view[done:])  # type: ignore[attr-defined]
+        count = stream.readinto(view[done : done + _PIECE_BYTES])  # type: ignore[attr-defined]
         if not count:
             raise CorruptSourceError("ends before its last value", file=place, hint="download it again")
         done += count

@@ -1,0 +1,57 @@
+"""Layouts of image observations for benchmarks/convert.py, whose floor is NumPy.
+
+The floor reads every array whole, as the project of the layout does, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from common import Episodes
+
+#: Steps of a replay buffer; DQN Replay has 1,000,000.
+CHECKPOINT_STEPS = 20_000
+
+
+def frames(steps: int, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Returns uint8 [steps, *shape]: a noisy border, a plain field and two things that move."""
+    random = np.random.default_rng(0)
+    background = random.integers(0, 255, shape, np.uint8)
+    background[shape[0] // 4 : shape[0] * 3 // 4] = 0
+    values = np.repeat(background[None], steps, axis=0)
+    for frame, (y, x, v, u) in zip(values, random.integers(0, min(shape[:2]) - 8, (steps, 4)), strict=True):
+        frame[y : y + 4, x : x + 4] = 200
+        frame[v : v + 8, u : u + 3] = 100
+    return values
+
+
+def write_dqn_replay(episodes: Episodes, folder: Path) -> None:
+    """Writes full ring buffers of 84 x 84 frames, without Dopamine's padding."""
+    for number, start in enumerate(range(0, episodes.steps, CHECKPOINT_STEPS)):
+        rows = slice(start, start + CHECKPOINT_STEPS)
+        steps = len(episodes.rewards[rows])
+        stores: dict[str, npt.NDArray[Any]] = {
+            "$store$_observation": frames(steps, (84, 84)),
+            "$store$_action": (np.arange(steps) % 17 + 1).astype(np.int32),
+            "$store$_reward": episodes.rewards[rows].astype(np.float32),
+            "$store$_terminal": episodes.terminals[rows].astype(np.uint8),
+            "add_count": np.array(2 * steps - 1),
+            "invalid_range": np.arange(steps - 2, steps + 3) % steps,
+        }
+        for name, values in stores.items():
+            with gzip.open(folder / f"{name}_ckpt.{number}.gz", "wb", compresslevel=6) as file:
+                np.save(file, values)
+
+
+def floor_gzip(source: Path, destination: Path) -> int:
+    """Reads all arrays as Dopamine's `load` does."""
+    destination.mkdir()
+    size = 0
+    for path in source.glob("*.gz"):
+        with gzip.open(path) as file:
+            size += np.load(file).nbytes
+    return size
