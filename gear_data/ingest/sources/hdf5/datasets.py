@@ -54,7 +54,7 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
     dtype = dataset.dtype
     chunk_shape = plist.get_chunk() if layout == h5d.CHUNKED else None
     _check_sizes(dataset, shape, chunk_shape, file, column)
-    if chunk_shape is not None and dtype.kind in "biuf":
+    if chunk_shape is not None and dtype.kind in "biufS":
         check_chunk_sizes(dataset, dataset.get_type().get_size(), file.name, column)
     elif chunk_shape is not None and is_variable(dtype):
         check_chunk_sizes(dataset, HEAP_REFERENCE_BYTES, file.name, column)
@@ -106,14 +106,15 @@ def step_spec(
         name: the canonical name of the column.
         file: the name of the file, for errors.
         has_final: whether the column has final observations, if its values have a fixed size.
-        encoded: rows of uint8 are encoded images that happen to have the same length.
+        encoded: rows of uint8, or of text, are encoded images. They may be padded to one length.
 
     Raises:
         UnsupportedColumnError: the dataset holds objects, references, compounds, or another type that no column has.
     """
     source_name = None if source == name else source
     dtype = _variable_dtype(dataset)
-    if encoded and dtype is None and dataset.dtype == np.uint8 and dataset.ndim == 2:
+    is_padded = dtype is None and dataset.dtype == np.uint8 and dataset.ndim == 2
+    if encoded and (is_padded or dtype == "string"):
         dtype = "binary"
     shape = tuple(int(n) for n in dataset.shape[1:])
     if dtype is not None and (shape == () or encoded) and name not in SCALAR_COLUMNS:
@@ -157,7 +158,8 @@ def read_variable(dataset: h5py.Dataset, spec: ColumnSpec) -> pa.Array:
     Raises:
         IrregularRowsError: a row is not UTF-8.
     """
-    check_heaps(dataset)
+    if is_variable(dataset.dtype):
+        check_heaps(dataset)
     values: list[str | bytes] = []
     for row, value in enumerate(dataset[...]):
         try:

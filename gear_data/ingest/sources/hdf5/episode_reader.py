@@ -37,7 +37,7 @@ class GroupColumn:
         final: path of the dataset whose last row is the final observation, or None. It is `path` for a dataset of T + 1
             rows; otherwise it is a dataset of T rows, the observations after each step.
         reset: the dataset may have T + 1 rows, of which the first belongs to the reset and is dropped.
-        encoded: rows of uint8 are encoded images that happen to have the same length.
+        encoded: rows of uint8, or of text, are encoded images. They may be padded to one length.
     """
 
     spec: ColumnSpec

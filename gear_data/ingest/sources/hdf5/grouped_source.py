@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import h5py
-import numpy as np
-import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, EmptySourceError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import SourceFile, files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts
+from gear_data.ingest.sources.hdf5.blocks import block_of, typed_facts
 from gear_data.ingest.sources.hdf5.episode_reader import EpisodeReader, GroupContents, GroupEpisode
 from gear_data.ingest.sources.hdf5.group_layout import MAX_DIGITS, GroupLayout
 from gear_data.ingest.sources.hdf5.inventory import SCALAR, inventory, links_below
@@ -140,7 +139,6 @@ class GroupedEpisodeSource:
         self._layout = layout
         self._fact_types = fact_types
         self._skip_bad = skip_bad
-        self._has_final = any(spec.has_final for spec in self.columns)
         if len(files) == 1:
             self.num_rows = len(self._episodes_of(0))
 
@@ -264,21 +262,7 @@ class GroupedEpisodeSource:
             self.findings.add(
                 Finding("metadata-disagrees", message, 1, name, episode.number, f"episode {self._layout.declared}")
             )
-        facts: dict[str, Any] = {_fact_name(key): None for key in self._fact_types}
-        for key, value in found.items():
-            expected = self._fact_types.get(key)
-            if expected is float and type(value) is int:
-                value = float(value)
-            if type(value) is expected:
-                facts[_fact_name(key)] = value
-            else:
-                unreadable.append(key)
-        for key in unreadable:
-            message = (
-                "an attribute that is not a number or a short text, or has another type than in the first episode; "
-                "left out"
-            )
-            self.findings.add(Finding("fact-left-out", message, 1, name, episode.number, key))
+        facts = typed_facts(found, unreadable, self._fact_types, name, episode.number, self.findings)
         return {**facts, **episode.facts}
 
     def _block(
@@ -288,40 +272,5 @@ class GroupedEpisodeSource:
         position: Position,
         rows_read: int,
     ) -> EpisodeBlock:
-        episodes = [episode for episode, _ in pending]
-        facts = [facts for _, facts in pending]
-        fact_names = dict.fromkeys(key for fact in facts for key in fact)
-        fixed = [spec for spec in self.columns if not spec.variable_length]
-        variable = [spec for spec in self.columns if spec.variable_length]
-        count = len(episodes)
-        return EpisodeBlock(
-            position=position,
-            lengths=np.array([episode.steps for episode in episodes], np.int64),
-            columns={spec.name: _concatenate([episode.columns[spec.name] for episode in episodes]) for spec in fixed},
-            sources=[name] * count,
-            rows=np.array([episode.number for episode in episodes], np.int64),
-            has_final=np.full(count, self._has_final),
-            finals={
-                spec.name: _concatenate([episode.finals[spec.name] for episode in episodes])
-                for spec in fixed
-                if spec.has_final
-            },
-            metadata={key: [fact.get(key) for fact in facts] for key in fact_names},
-            variable={
-                spec.name: pa.concat_arrays([episode.variable[spec.name] for episode in episodes]) for spec in variable
-            },
-            variable_finals={
-                spec.name: pa.concat_arrays([episode.variable_finals[spec.name] for episode in episodes])
-                for spec in variable
-                if spec.has_final
-            },
-            source_rows=rows_read,
-        )
-
-
-def _concatenate(arrays: list[Any]) -> Any:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _fact_name(attribute: str) -> str:
-    return attribute.replace("/", ".")
+        episodes, facts = zip(*pending, strict=True)
+        return block_of(episodes, facts, [name] * len(pending), self.columns, position, rows_read)
