@@ -16,6 +16,7 @@ from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blo
 from gear_data.exports.metadata import episode_metadata, final_observations
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
 from gear_data.exports.table_writer import TableWriter
+from gear_data.ingest.sources.tables.episode_columns import FACT_MARK
 from gear_data.storage.episode_block import offsets_of
 
 
@@ -75,5 +76,11 @@ def _episode_table(dataset: Dataset, first: int, last: int) -> tuple[pa.Table, i
         finals = final_observations(dataset, first, last)
         for spec in dataset.schema.final_columns:
             columns[f"final_{spec.name}"] = nested_finals(finals, spec)
-    columns.update(episode_metadata(dataset, first, last))
-    return pa.table(columns), int(offsets[-1])
+    metadata = episode_metadata(dataset, first, last)
+    fields = [pa.field(name, values.type) for name, values in columns.items()]
+    fields += [
+        pa.field(name, values.type, metadata=FACT_MARK if pa.types.is_nested(values.type) else None)
+        for name, values in metadata.items()
+    ]
+    columns.update(metadata)
+    return pa.table(list(columns.values()), schema=pa.schema(fields)), int(offsets[-1])

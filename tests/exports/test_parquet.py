@@ -8,8 +8,10 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
+import pytest
 
 import gear_data
+from tests.support.source_makers import MAKERS
 
 
 def test_parquet_is_read_by_datasets(rollouts: list[Any], rollouts_path: Path, tmp_path: Path) -> None:
@@ -61,3 +63,19 @@ def test_parquet_converts_to_an_equal_dataset(sources: Any, tmp_path: Path) -> N
             found = back.final(i)
             assert (found is None) == (final is None)
             assert final is None or (found is not None and found["observations"].tolist() == final)
+
+
+@pytest.mark.parametrize("name", ["one.parquet", "lerobot"])
+def test_facts_that_are_lists_stay_facts(name: str, sources: Any, tmp_path: Path) -> None:
+    """A list in Parquet is a column of steps, unless its field says that it is a fact."""
+    rollouts = sources.make_rollouts(4, seed=2)
+    MAKERS["robomimic-isaac-lab"](tmp_path / "source", rollouts)
+    gear_data.convert(tmp_path / "source", tmp_path / "first")
+    ds = gear_data.open(tmp_path / "first")
+    options: dict[str, Any] = {"format": "lerobot", "fps": 10} if name == "lerobot" else {}
+    gear_data.export(ds, tmp_path / name, **options)
+    again = gear_data.convert(tmp_path / name, tmp_path / "again")
+    assert again.fingerprint == ds.fingerprint
+    fact = "initial_state.articulation.robot.root_pose"
+    expected = [rollout.columns["observations"][0].tolist() for rollout in rollouts]
+    assert gear_data.open(tmp_path / "again").episodes[fact].to_list() == expected

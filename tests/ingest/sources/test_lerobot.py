@@ -255,7 +255,7 @@ def test_v21_facts_and_lengths(sources: Any, rollouts: Rollouts, tmp_path: Path)
     ds, findings = converted(source, tmp_path / "d")
     assert ds.episodes["success"].to_list() == [None, True, None]
     assert ds.episodes["scene"].to_list() == [None, "kitchen", None]
-    assert "poses" not in ds.episodes.columns
+    assert ds.episodes["poses"].to_list() == [None, [1, 2], None]
     length = findings["metadata-disagrees", "length"]
     assert (length["count"], length["file"]) == (1, "data/chunk-000/episode_000001.parquet")
 

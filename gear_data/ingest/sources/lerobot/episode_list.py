@@ -37,7 +37,7 @@ class EpisodeList:
         ranges: int64 [n, 2], the global frames [first, last); None if the list has none.
         files: key of the Parquet file of each episode, as in `data_file_key`; None if the list has none.
         tasks: n tuples of texts.
-        facts: name -> n values, all other single values.
+        facts: name -> n values, all other single values and lists of them.
         repeated: number of entries ignored because an earlier entry has their number.
     """
 
@@ -128,7 +128,7 @@ def _build_list(
         files.append(file_key(record, row))
         tasks.append(_tasks(record, name, row))
         for key, value in record.items():
-            if key not in _STRUCTURE and not key.startswith(_NOT_FACTS) and isinstance(value, str | int | float):
+            if key not in _STRUCTURE and not key.startswith(_NOT_FACTS) and _is_fact(value):
                 values = facts.setdefault(key, [])
                 values.extend([None] * (len(ids) - 1 - len(values)))
                 values.append(value)
@@ -145,6 +145,14 @@ def _build_list(
         facts={key: tuple(values[i] for i in order) for key, values in facts.items()},
         repeated=repeated,
     )
+
+
+def _is_fact(value: Any) -> bool:
+    """Returns whether a value can be a fact: a text, a number, a flag, or a list of values of one of these kinds."""
+    if isinstance(value, list):
+        kinds = {type(item) for item in value}
+        return bool(value) and (kinds <= {int, float} or kinds in ({str}, {bool}))
+    return isinstance(value, str | int | float)
 
 
 def _frame_range(record: Mapping[str, Any], name: str, row: int) -> tuple[int, int] | None:

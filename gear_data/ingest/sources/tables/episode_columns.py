@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,6 +15,9 @@ from gear_data.ingest.sources.tables.to_numpy import inner_shape, is_list, leaf_
 from gear_data.ingest.sources.tables.variable_length import variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 
+#: Metadata of an Arrow field that is a fact about the episode. A list without the mark holds steps. The export to
+#: Parquet marks facts that are lists.
+FACT_MARK = {b"gear_data": b"fact"}
 _FINAL = "final_"
 _FINAL_OBSERVATION = "final_observations"
 _HEAD_ROWS = 64
@@ -49,6 +52,11 @@ class ColumnRoles:
         return [*self.steps, *self.finals, *self.facts, *([self.order] if self.order is not None else [])]
 
 
+def marked_facts(schema: pa.Schema) -> frozenset[str]:
+    """Returns the names of the columns with the `FACT_MARK`."""
+    return frozenset(field.name for field in schema if FACT_MARK.items() <= (field.metadata or {}).items())
+
+
 def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOptions, file: str) -> None:
     """Checks the options that name columns: episode, end and step column.
 
@@ -81,13 +89,14 @@ def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOpt
 
 
 def assign_roles(
-    chosen: Mapping[str, str], types: Mapping[str, pa.DataType], order: str | None, file: str
+    chosen: Mapping[str, str], types: Mapping[str, pa.DataType], marked: Container[str], order: str | None, file: str
 ) -> ColumnRoles:
     """Assigns a role to every chosen column.
 
     Args:
         chosen: source name -> canonical name, without `order`.
         types: source name -> Arrow type.
+        marked: source names of columns with the `FACT_MARK`.
         order: source name of the list of step numbers, if there is one.
         file: the name of the source, for errors.
 
@@ -95,14 +104,14 @@ def assign_roles(
         UnknownFormatError: no column is a list of steps.
         UnsupportedColumnError: a fact is nested, or bytes.
     """
-    lists = {source: name for source, name in chosen.items() if is_list(types[source])}
+    lists = {source: name for source, name in chosen.items() if is_list(types[source]) and source not in marked}
     finals = _final_columns(chosen, lists, types)
     steps = {source: name for source, name in lists.items() if source not in finals}
     facts = {source: name for source, name in chosen.items() if source not in steps and source not in finals}
     if not steps:
         raise UnknownFormatError("no column is a list of steps", file=file, hint="leave --format out")
     for source in facts:
-        if pa.types.is_nested(types[source]) or _is_bytes(types[source]):
+        if source not in marked and (pa.types.is_nested(types[source]) or _is_bytes(types[source])):
             raise UnsupportedColumnError(
                 f"holds {types[source]}", file=file, column=source, hint="leave it out with --columns"
             )

@@ -22,7 +22,12 @@ from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns, re
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
-from gear_data.ingest.sources.tables.episode_columns import assign_roles, check_structure_options, infer_columns
+from gear_data.ingest.sources.tables.episode_columns import (
+    assign_roles,
+    check_structure_options,
+    infer_columns,
+    marked_facts,
+)
 from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
 from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES, open_tables, require_tables
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
@@ -76,7 +81,8 @@ class EpisodeRowSource:
         check_structure_options(types, options, location.name)
         names = leave_out_null_columns(tables.schema, location.name, options, self.findings)
         chosen = choose_columns([name for name in names if name != options.step_column], options)
-        self._roles = assign_roles(chosen, types, options.step_column, location.name)
+        marked = marked_facts(tables.schema)
+        self._roles = assign_roles(chosen, types, marked, options.step_column, location.name)
         tables.select(self._roles.sources)
         self.columns = infer_columns(tables, types, self._roles, options, location.name)
 

@@ -59,7 +59,12 @@ class FileTables:
             self._footers = {0: first.row_groups()}
             # Inside `reading`, because this decodes all names, which may not be UTF-8.
             self._columns = flat_columns(self._stored, files[0].name)
-        self.schema = pa.schema([(name, column.type) for name, column in self._columns.items()])
+        self.schema = pa.schema([self._field(name, column) for name, column in self._columns.items()])
+
+    def _field(self, name: str, column: FlattenedColumn) -> pa.Field:
+        """Returns the field of a column, with the file's metadata about it if it is not part of a struct."""
+        index = self._stored.get_field_index(name)
+        return pa.field(name, column.type, metadata=None if index < 0 else self._stored.field(index).metadata)
 
     @property
     def num_rows(self) -> int | None:
