@@ -75,6 +75,18 @@ class InvalidArgumentError(GearError, ValueError):
     """
 
 
+class SplitNeededError(InvalidArgumentError):
+    """Raised when a source has several splits, and none is chosen.
+
+    Choose one with `--split`, or several, or `--split all`.
+
+    Attributes:
+        splits: the names of the splits.
+    """
+
+    splits: tuple[str, ...] = ()
+
+
 class EpisodeIndexError(InvalidArgumentError, IndexError):
     """Raised when a dataset or view has no episode of this id or position.
 

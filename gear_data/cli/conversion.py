@@ -20,6 +20,8 @@ def add_commands(commands: Any) -> None:
 
 def _add_convert(commands: Any) -> None:
     example = "gear-data convert edbeeching/decision_transformer_gym_replay-hopper/ hopper/"
+    example += "\n  gear-data convert hopper.hdf5 walker.hdf5 both/"
+    example += "\n  gear-data convert rlds_folder/ robot/ --split train --split val"
     parser = add_command(commands, "convert", _convert, "convert a trajectory dataset into GEAR shards", example)
     _add_source(parser)
     parser.add_argument("destination", metavar="DST", help="folder or URL to create for the dataset")
@@ -38,13 +40,15 @@ def _add_convert(commands: Any) -> None:
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    help = "file, folder, URL (hf://datasets/..., s3://...) or hub id of the source"
-    parser.add_argument("source", metavar="SRC", help=help)
+    help = "file, folder, URL (hf://datasets/..., s3://...) or hub id of the source, or several to read as one dataset"
+    parser.add_argument("sources", metavar="SRC", nargs="+", help=help)
     # A literal list, because reading it from the registry imports every reader and the packages it needs.
     help = "auto (default), d4rl, episode-rows, lerobot, minari, minari-arrow, npz, numpy, ogbench, rlds, robomimic, "
     help += "step-rows, torchrl or zarr; docs/reference/formats.md describes each"
     parser.add_argument("--format", default="auto", help=help)
-    parser.add_argument("--split", help="split of the source, if it has several; for RLDS also train[:10%%]")
+    help = "split of the source, if it has several, for RLDS also train[:10%%]; may be repeated, or all: then the "
+    help += "episode table has a column split"
+    parser.add_argument("--split", action="append", help=help)
     parser.add_argument("--columns", type=names, metavar="A,B", help="columns to keep, by source or canonical name")
     help = "rename source column OLD to NEW; may be repeated"
     parser.add_argument("--rename", type=renaming, action="append", default=[], metavar="OLD=NEW", help=help)
@@ -67,7 +71,7 @@ def _source_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def _convert(options: argparse.Namespace) -> int:
     report = gear_data.convert(
-        options.source,
+        options.sources,
         options.destination,
         **_source_options(options),
         shard_bytes=options.shard_bytes,
@@ -100,7 +104,7 @@ def _add_lint(commands: Any) -> None:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    report = gear_data.lint(options.source, **_source_options(options))
+    report = gear_data.lint(options.sources, **_source_options(options))
     if options.json:
         print_json(report.to_json())
     else:
@@ -140,8 +144,8 @@ def _add_repair(commands: Any) -> None:
     summary = "rebuild the damaged shards of a dataset from its source"
     parser = add_command(commands, "repair", _repair, summary, "gear-data repair hopper/ --source hopper.parquet")
     parser.add_argument("dataset", metavar="DATASET", help="folder of a GEAR dataset")
-    help = "source that the dataset was converted from"
-    parser.add_argument("--source", required=True, metavar="SRC", help=help)
+    help = "source that the dataset was converted from; all of them, in the same order, if there were several"
+    parser.add_argument("--source", required=True, nargs="+", metavar="SRC", help=help)
 
 
 def _repair(options: argparse.Namespace) -> int:

@@ -16,11 +16,11 @@ from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters, planning, views
 from gear_data.dataset.episode import Episode
 from gear_data.dataset.positions import check_id, check_position, check_positions, check_range
-from gear_data.dataset.split import split_positions, split_sizes
+from gear_data.dataset.split import positions_by_value, split_positions, split_sizes
 from gear_data.dataset.step_filter import combined_mask
 from gear_data.dataset.store import DatasetStore
 from gear_data.dataset.views import View
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.residency import ShardReader
 from gear_data.residency.device.columns import find_extents
 from gear_data.residency.plan import ResidencyPlan
@@ -391,6 +391,28 @@ class Dataset:
         sizes = split_sizes(fractions, len(self))
         ids = self._ids(0, len(self))
         return {name: self._view_of(ids[positions]) for name, positions in split_positions(sizes, seed).items()}
+
+    def split_by(self, column: str) -> dict[Any, Dataset]:
+        """Divides the episodes by a column of the episode table into views.
+
+        Each episode is in exactly one view.
+
+        Args:
+            column: a column of text, integers, booleans or dates, such as `split`, `embodiment` or `task`.
+
+        Returns:
+            Value of the column -> view, in the order of the values' first episodes. Episodes without a value have the
+            key None.
+
+        Raises:
+            UnknownNameError: the column does not exist. The error lists the columns.
+            InvalidArgumentError: the column has another type.
+        """
+        if column not in self.episode_table.column_names:
+            raise unknown_name("column", column, self.episode_table.column_names)
+        ids = self._ids(0, len(self))
+        groups = positions_by_value(self.episode_table.column(column), column)
+        return {value: self._view_of(ids[positions]) for value, positions in groups.items()}
 
     def with_discount(self, discount: float) -> Dataset:
         """Returns the same episodes and steps with `returns_to_go` of another discount.

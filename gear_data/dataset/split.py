@@ -1,18 +1,29 @@
-"""Random division of episodes into parts of given fractions."""
+"""Division of episodes into parts: at random, or by the values of a column."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.selection.windows import Int64Array
 
 _MAX_SEED = (1 << 64) - 1
+#: Types whose values can name parts.
+_NAME_TYPES = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_date,
+    pa.types.is_string,
+    pa.types.is_large_string,
+)
 
 
 def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
@@ -49,6 +60,37 @@ def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
                 hint="make the fraction larger",
             )
     return sizes
+
+
+def positions_by_value(column: pa.ChunkedArray, name: str) -> dict[Any, Int64Array]:
+    """Groups the rows of a column by their value.
+
+    Args:
+        column: text, integers, booleans or dates.
+        name: name of the column, for the error.
+
+    Returns:
+        Value -> int64 [rows with this value], ascending. Values are in the order of their first row; null is None.
+
+    Raises:
+        InvalidArgumentError: the values have another type.
+    """
+    array = column.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if not any(is_name(array.type) for is_name in _NAME_TYPES):
+        raise InvalidArgumentError(
+            f"episodes can be divided by names, not by the column '{name}' of type {array.type}",
+            hint="choose a column of text, integers or booleans, or use ds.filter",
+        )
+    encoded = array.dictionary_encode(null_encoding="encode")
+    codes = encoded.indices.to_numpy()
+    rows = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes, minlength=len(encoded.dictionary))).tolist()
+    return {
+        value: rows[first:last]
+        for value, first, last in zip(encoded.dictionary.to_pylist(), [0, *ends], ends, strict=False)
+    }
 
 
 def split_positions(sizes: Mapping[str, int], seed: int) -> dict[str, Int64Array]:

@@ -114,12 +114,14 @@ def _title(manifest: Manifest) -> str:
 
 
 def _public_name(manifest: Manifest) -> str:
-    """Returns the name of the source without local folders.
+    """Returns the names of the sources without local folders.
 
     URLs and hub ids are complete. Of a path on this machine only the last part is shown.
     """
-    name = str(manifest.provenance.get("source", ""))
-    return name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
+    names = str(manifest.provenance.get("source", "")).split(", ")
+    return ", ".join(
+        name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name for name in names
+    )
 
 
 def _sizes(manifest: Manifest, episodes: pa.Table) -> str:

@@ -28,8 +28,10 @@ from gear_data.ingest.engine.tasks import Task, plan_tasks
 from gear_data.ingest.engine.worker_pool import PoolEngine, SerialEngine, WorkerPool
 from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import Location, locate
+from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.prepare import stored_schema
+from gear_data.ingest.several.parts import check_splits, plain_source
+from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import EpisodeSource, check_count, source_options
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
@@ -80,7 +82,7 @@ def convert(
     destination: str | os.PathLike[str],
     *,
     format: str = "auto",
-    split: str | None = None,
+    split: str | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     rename: Mapping[str, str] | None = None,
     episode_column: str | None = None,
@@ -104,11 +106,14 @@ def convert(
 
     Args:
         source: A path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset`
-            or `IterableDataset`, or an iterable of episodes in memory (`gear_data.ingest.sources.in_memory`).
+            or `IterableDataset`, or an iterable of episodes in memory (`gear_data.ingest.sources.in_memory`). A list
+            or tuple of paths, URLs and hub ids is several sources, which become one dataset. The column `embodiment`
+            of the episode table names the source of each episode: the last part of its path.
         destination: The folder of the dataset, as a path or an fsspec URL. It must not exist, or must be empty, unless
             `overwrite` or `resume` is set.
         format: `auto`, or one of `gear_data.ingest.sources.registry.known_formats()`.
         split: The split to read, if the source has several. RLDS has the notation of TFDS: `train[:10%]`, `train+val`.
+            With a list of splits, or "all", the column `split` of the episode table names the split of each episode.
         columns: Source or canonical names of the columns to keep. None keeps all. End flags are always kept.
         rename: Source name -> canonical name. It takes precedence over the built-in names.
         episode_column: For tables with one row per step: the column that numbers or names the episodes.
@@ -151,10 +156,10 @@ def convert(
         max_episode_steps=max_episode_steps,
     )
     target = choose_target(plain_path(destination), overwrite, resume)
-    location = locate(source, split)
+    spec = ConversionSpec(plain_source(source), check_splits(split), format, options, keep_encoded, strict, shard_bytes)
+    spec = with_parts(spec)
+    location = spec.locate()
     check_disjoint(location, target.folder)
-    path_or_object = plain_path(source) if isinstance(source, str | os.PathLike) else source
-    spec = ConversionSpec(path_or_object, split, format, options, keep_encoded, strict, shard_bytes)
     with locked_target(target, overwrite, resume) as locked:
         conversion = Conversion(spec, location, locked, resume=resume, engine=engine, jobs=jobs, progress=progress)
         manifest = conversion.run()
@@ -245,8 +250,7 @@ class Conversion:
 
         They cannot use objects and file systems in the memory of this process.
         """
-        source = self._spec.source
-        return isinstance(source, str) and not any(name.startswith("memory:") for name in (source, self._store.name))
+        return self._spec.is_shareable and not self._store.name.startswith("memory:")
 
     def _identity(self) -> dict[str, Any]:
         """Returns the facts that a resumed conversion must share.
@@ -257,7 +261,7 @@ class Conversion:
             "format": self._spec.format,
             "source": self._location.name,
             "source_files": [[file.name, file.size, file.stamp] for file in self._location.files],
-            "source_fingerprint": getattr(self._location.dataset, "_fingerprint", None),
+            "source_fingerprint": _source_fingerprint(self._location),
             "options": self._spec.to_json(),
         }
 
@@ -318,6 +322,13 @@ def _check_arguments(
         raise unknown_name("engine", engine, ENGINES)
     if jobs is not None:
         check_count("jobs", jobs, 1)
+
+
+def _source_fingerprint(location: Location) -> Any:
+    """Returns the fingerprint of a `datasets` object; one for each part of several."""
+    if location.parts:
+        return [_source_fingerprint(part) for part in location.parts]
+    return getattr(location.dataset, "_fingerprint", None)
 
 
 def _to_json_value(value: Any) -> Any:

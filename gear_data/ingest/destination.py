@@ -201,6 +201,8 @@ def check_disjoint(location: Location, destination: str) -> None:
     """
     if is_remote(destination):
         return
+    for part in location.parts:
+        check_disjoint(part, destination)
     target = Path(os.path.realpath(destination))
     for file in location.files:
         if file.filesystem is None and target in Path(os.path.realpath(file.path)).parents:

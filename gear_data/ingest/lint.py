@@ -12,8 +12,9 @@ from gear_data.errors import EmptySourceError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
+from gear_data.ingest.several.parts import check_splits, plain_source
+from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import source_options
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.episode_block import BEGIN, END
@@ -52,7 +53,7 @@ def lint(
     source: Any,
     *,
     format: str = "auto",
-    split: str | None = None,
+    split: str | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     rename: Mapping[str, str] | None = None,
     episode_column: str | None = None,
@@ -81,8 +82,11 @@ def lint(
         end_column=end_column,
         max_episode_steps=max_episode_steps,
     )
-    location = locate(source, split)
-    spec = ConversionSpec(source, split, format, options, keep_encoded, strict=False, shard_bytes=0)
+    spec = ConversionSpec(
+        plain_source(source), check_splits(split), format, options, keep_encoded, strict=False, shard_bytes=0
+    )
+    spec = with_parts(spec)
+    location = spec.locate()
     opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
     opened.units()  # refuses files that do not fit together, before reading
     schema = stored_schema(opened)

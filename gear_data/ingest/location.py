@@ -13,7 +13,7 @@ from typing import IO, Any
 from gear_data.common.paths import is_remote, is_utf8, plain_path, printable
 from gear_data.common.retry import with_retries
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
-from gear_data.ingest.splits import choose_split
+from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -77,6 +77,7 @@ class Location:
         folder: Whether the path or URL is a folder.
         episodes: An iterable of episodes in memory, or a function that returns one.
         split: The split that the format must choose; None if the files are of one split.
+        parts: The locations of several sources or splits that are read as one; empty for one source.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Location:
     folder: bool = False
     episodes: Any = None
     split: str | None = None
+    parts: tuple[Location, ...] = ()
 
     def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:
         """Returns the files with one of the suffixes, in any case."""
@@ -274,6 +276,8 @@ def _dataset_object(source: Any, split: str | None) -> Location:
         # DatasetDict and IterableDatasetDict
         if split is None and len(source) == 1:
             split = next(iter(source))
+        if split is None:
+            raise several_splits(type(source).__name__, source)
         if split not in source:
             raise InvalidArgumentError(
                 f"the source has the splits {', '.join(source)}, not {split!r}", hint="choose one with split= (--split)"

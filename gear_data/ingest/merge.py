@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from gear_data.common.paths import plain_path, printable
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.destination import (
     LockedTarget,
@@ -26,7 +26,8 @@ from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.merging.inputs import MergeInput, check_apart, open_inputs
 from gear_data.ingest.merging.link import EPISODES, FINALS, link_shards, merged_episodes, write_tables
-from gear_data.ingest.merging.schemas import check_equal_columns, united_schema
+from gear_data.ingest.several.sequence import common_metadata
+from gear_data.ingest.several.united import check_equal_columns, united_columns
 from gear_data.schema import Schema
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.identity import dataset_identity
@@ -102,8 +103,10 @@ def merge(
     if overwrite and resume:
         raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
     inputs = open_inputs(datasets)
-    schema = united_schema(inputs)
-    check_equal_columns(inputs)
+    named = [(item.name, item.manifest.schema.columns) for item in inputs]
+    check_equal_columns(named)
+    schema = Schema(united_columns(named))
+    _check_order(inputs)
     target = choose_target(plain_path(destination), overwrite, resume)
     check_apart(inputs, target.folder)
     with locked_target(target, overwrite, resume) as locked:
@@ -118,6 +121,18 @@ def merge(
         warnings=tuple(str(Finding(**finding)) for finding in manifest.findings),
         fingerprint=manifest.fingerprint,
     )
+
+
+def _check_order(inputs: Sequence[MergeInput]) -> None:
+    """Raises UnsupportedColumnError if the columns of two datasets stand in different orders."""
+    first, *others = inputs
+    for item in others:
+        if item.manifest.schema.names != first.manifest.schema.names:
+            raise UnsupportedColumnError(
+                f"the columns stand in another order than in {first.name}",
+                file=item.name,
+                hint="convert the sources of both in one command",
+            )
 
 
 def _merged(
@@ -181,18 +196,7 @@ def _provenance(inputs: Sequence[MergeInput], identity: Mapping[str, Any]) -> di
             }
             for item in inputs
         ],
-        "metadata": reduce(_common, (item.manifest.provenance.get("metadata") for item in inputs)) or {},
-    }
-
-
-def _common(first: Any, second: Any) -> Any:
-    """Returns the metadata that both datasets have. Totals are of one dataset only."""
-    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
-        return {}
-    return {
-        name: value
-        for name, value in first.items()
-        if not name.startswith("total_") and name in second and second[name] == value
+        "metadata": reduce(common_metadata, (item.manifest.provenance.get("metadata") for item in inputs)) or {},
     }
 
 

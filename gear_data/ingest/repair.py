@@ -23,8 +23,9 @@ from gear_data.errors import (
     UnknownNameError,
 )
 from gear_data.ingest.engine.spec import ConversionSpec
-from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
+from gear_data.ingest.several.parts import plain_source
+from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import EpisodeSource
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
@@ -78,7 +79,8 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
 
     Args:
         path: The folder of a dataset on this machine.
-        source: The source of the dataset, as in `convert`. The manifest holds the other options.
+        source: The source of the dataset, or the list of its sources, as in `convert`. The manifest holds the other
+            options.
         progress: Show a progress bar. None shows one on a terminal.
 
     Raises:
@@ -149,12 +151,12 @@ def _rebuild(folder: Path, manifest: Manifest, damaged: Sequence[int], source: A
 
 
 def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource:
-    path_or_object = plain_path(source) if isinstance(source, str | os.PathLike) else source
     try:
-        spec = ConversionSpec.from_json(path_or_object, manifest.provenance["options"])
+        spec = ConversionSpec.from_json(plain_source(source), manifest.provenance["options"])
     except (KeyError, msgspec.ValidationError) as error:
         raise _unusable(folder, "options", error) from error
-    location = locate(path_or_object, spec.split)
+    spec = with_parts(spec)
+    location = spec.locate()
     try:
         opened, _, _ = spec.open(location, threads=len(os.sched_getaffinity(0)))
     except (UnknownFormatError, UnknownNameError) as error:

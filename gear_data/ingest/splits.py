@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, SplitNeededError
 from gear_data.ingest.table_files import ARROW, NamedFileT, table_kinds
 
 _VAL_ARCHIVE = "-val.npz"
@@ -31,20 +31,34 @@ def choose_split(name: str, files: Sequence[NamedFileT], split: str | None) -> t
         The files, and the split that the source's format must choose.
 
     Raises:
-        InvalidArgumentError: there are several splits and no choice, or the split does not exist.
+        SplitNeededError: there are several splits and no choice.
+        InvalidArgumentError: the split does not exist.
     """
     splits = _saved_splits(files) or _named_splits(files)
     if split is None and len(splits) > 1:
-        raise InvalidArgumentError(
-            f"the source has several splits: {', '.join(sorted(splits))}",
-            file=name,
-            hint="choose one with --split (split=)",
-        )
+        raise several_splits(name, splits)
     if split is None or not splits:
         return files, split
     if split not in splits:
         raise no_such_split(name, split, splits)
     return splits[split], None
+
+
+def several_splits(name: str, splits: Iterable[str], hint: str = "") -> SplitNeededError:
+    """Returns the error for a source of several splits, of which none is chosen.
+
+    Args:
+        name: the name of the source.
+        splits: its splits.
+        hint: what else `split` may be.
+    """
+    error = SplitNeededError(
+        f"the source has several splits: {', '.join(sorted(splits))}",
+        file=name,
+        hint=f"choose one with --split (split=), or --split all for a column 'split'{hint}",
+    )
+    error.splits = tuple(sorted(splits))
+    return error
 
 
 def no_such_split(name: str, split: str, splits: Iterable[str]) -> InvalidArgumentError:

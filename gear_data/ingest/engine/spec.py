@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
+from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.pipeline.prepare import report_names
+from gear_data.ingest.several.parts import SourcePart, locate_parts
+from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, SourceOptions, typed_memory_errors
 from gear_data.ingest.sources.registry import open_source
 
@@ -17,7 +20,7 @@ from gear_data.ingest.sources.registry import open_source
 class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON form of a specification, as the manifest stores it."""
 
-    split: str | None
+    split: str | tuple[str, ...] | None
     format: str
     keep_encoded: bool
     strict: bool
@@ -36,22 +39,40 @@ class ConversionSpec:
     """All that a task must know to write the same shards in any process.
 
     Attributes:
-        source: A path, a URL, a hub id, or an object in memory. An object in memory cannot leave its process.
-        split: The split of the source, as in `convert`.
+        source: A path, a URL, a hub id, or an object in memory, which cannot leave its process; or a tuple of paths,
+            URLs and hub ids.
+        split: The split of the source, as in `convert`; several as a tuple.
         format: The name of the source's format, as in `convert`.
         options: The options for reading the source.
         keep_encoded: Keep images as the source encodes them.
         strict: Raise an error for the first finding.
         shard_bytes: The size at which a shard is closed, in bytes of column data.
+        parts: The sources and splits to read one after another; empty for one source with one split. See
+            `gear_data.ingest.several.plan`.
     """
 
     source: Any
-    split: str | None
+    split: str | tuple[str, ...] | None
     format: str
     options: SourceOptions
     keep_encoded: bool
     strict: bool
     shard_bytes: int
+    parts: tuple[SourcePart, ...] = ()
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether other processes can read the source. They cannot read objects and file systems in memory."""
+        sources = [part.source for part in self.parts] or [self.source]
+        return all(isinstance(source, str) and not source.startswith("memory:") for source in sources)
+
+    def locate(self) -> Location:
+        """Locates the source, or all parts. Raises the errors of `gear_data.ingest.location.locate`."""
+        if self.parts:
+            return locate_parts(self.parts)
+        if isinstance(self.split, tuple):
+            raise InvalidArgumentError(f"one split is expected here, not {', '.join(self.split)}")
+        return locate(self.source, self.split)
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields except the source, under the names of `convert`'s arguments."""
@@ -103,7 +124,9 @@ class ConversionSpec:
         Returns:
             The source, the name of its format, and the reason why it has that format.
         """
-        location = locate(self.source, self.split) if location is None else location
+        location = self.locate() if location is None else location
+        if self.parts:
+            return self._open_parts(location, threads)
         with typed_memory_errors():
             source, name, reason = open_source(location, self.format, self.options)
         if self.strict:
@@ -112,3 +135,16 @@ class ConversionSpec:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
         report_names(source)
         return source, name, reason
+
+    def _open_parts(self, location: Location, threads: int) -> tuple[EpisodeSource, str, str]:
+        """Opens all parts. The format is "auto" if they have different ones."""
+        opened = [
+            replace(self, source=part.source, split=part.split, parts=()).open(place, threads=threads)
+            for part, place in zip(self.parts, location.parts, strict=True)
+        ]
+        source = SourceSequence(self.parts, [each for each, _, _ in opened])
+        if self.strict:
+            source.findings.make_strict()
+        names = {name for _, name, _ in opened}
+        reasons = "; ".join(f"{part.name}: {reason}" for part, (_, _, reason) in zip(self.parts, opened, strict=True))
+        return source, names.pop() if len(names) == 1 else "auto", reasons

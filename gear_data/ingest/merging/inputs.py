@@ -10,7 +10,7 @@ from typing import Any
 
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
-from gear_data.ingest.embodiments import embodiment_names
+from gear_data.ingest.several.embodiments import embodiment_names
 from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.manifest import Manifest
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError
-from gear_data.ingest.embodiments import EMBODIMENT
 from gear_data.ingest.merging.inputs import MergeInput
+from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.schema import Schema
 from gear_data.storage.atomic import checksum, link_file
 from gear_data.storage.episode_tables import join_episode_tables, read_episodes, read_finals

@@ -80,6 +80,16 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
         else:
             message = "the last step has no end flag; read as truncated"
             findings.add(_finding_at_first(block, "unfinished-episode", message, unflagged))
+    columns["terminated"], columns["truncated"] = terminated, truncated
+    return replace(block, columns=columns)
+
+
+def check_end_flags(block: EpisodeBlock, findings: FindingLog) -> None:
+    """Adds findings about flags before an episode's last step, and about two flags at one step.
+
+    The flags are complete (`complete_end_flags`).
+    """
+    terminated, truncated, last = block.columns["terminated"], block.columns["truncated"], block.offsets[1:] - 1
     inside = terminated | truncated
     inside[last] = False
     if inside.any():
@@ -89,8 +99,6 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
     if both.any():
         message = "terminated and truncated are both set; kept"
         findings.add(_finding_at_first(block, "both-flags", message, _episodes_of(block, both)))
-    columns["terminated"], columns["truncated"] = terminated, truncated
-    return replace(block, columns=columns)
 
 
 def _flag(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from gear_data.ingest.findings.episode_checks import check_episodes
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.findings.non_finite import check_finite
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
-from gear_data.ingest.pipeline.end_flags import complete_end_flags, end_flag_columns
+from gear_data.ingest.pipeline.end_flags import check_end_flags, complete_end_flags, end_flag_columns
 from gear_data.ingest.pipeline.names import INVALID_NAME, conflicting_presets, is_storable
 from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
 from gear_data.ingest.source import EpisodeSource, typed_memory_errors
@@ -70,15 +70,16 @@ def prepared_blocks(
         state = state if block.first else before
         if not len(block):
             continue
-        _check_block(block, source.columns)
+        check_block(block, source.columns)
         block = drop_variable_finals(block, source.columns, source.findings)
         ready = complete_end_flags(block, source.findings)
+        check_end_flags(ready, source.findings)
         check_finite(ready, source.findings, strict=strict, rows_are_steps=source.rows_are_steps)
         check_episodes(ready, source.findings, rows_are_steps=source.rows_are_steps)
         yield add_returns_to_go(ready) if has_rewards else ready, state
 
 
-def _check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
+def check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
     """Checks a block's arrays and the names of its episodes' facts.
 
     After this check the bytes of the arrays are written and hashed without conversion.

@@ -34,6 +34,7 @@ from gear_data.ingest.pipeline.episode_stream import EpisodeStream
 from gear_data.ingest.pipeline.episode_values import flatten, is_scalar
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.json_files import read_json_object
+from gear_data.ingest.splits import several_splits
 from gear_data.storage.episode_block import Position
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
@@ -174,11 +175,7 @@ class _RldsDataset:
         if not splits:
             raise EmptySourceError("holds no episode", file=self._name)
         if split is None and len(splits) > 1:
-            raise InvalidArgumentError(
-                f"the source has several splits: {names}",
-                file=self._name,
-                hint="choose one with --split (split=); --split train[:10%] takes a part, --split train+val takes both",
-            )
+            raise several_splits(self._name, splits, "; train[:10%] takes a part, train+val takes both as one")
         if (whole := splits.get(names if split is None else split)) is not None:
             return [_SplitRange(whole, 0, whole.num_examples, 0)]
         try:

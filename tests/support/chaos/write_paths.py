@@ -108,6 +108,20 @@ def _convert(folder: Path, place: str = "", **options: Any) -> None:
     gear_data.convert(folder / "source", f"{place}{folder / 'data'}", **OPTIONS, **options)
 
 
+def _convert_files(folder: Path, **options: Any) -> None:
+    """Converts the files of the source as several sources."""
+    gear_data.convert([folder / f"source/{i}.hdf5" for i in range(3)], folder / "data", **OPTIONS, **options)
+
+
+def _resume_files(folder: Path) -> None:
+    try:
+        _convert_files(folder, resume=True)
+    except ResumeError as error:  # killed before it wrote its options
+        if "--overwrite" not in str(error) or list((folder / "data").rglob("*.arrow")):
+            raise
+        _convert_files(folder, overwrite=True)
+
+
 def _resume(folder: Path, **options: Any) -> None:
     try:
         _convert(folder, resume=True, **options)
@@ -259,6 +273,7 @@ WRITE_PATHS = (
     WritePath(
         "convert with 2 workers", _source, partial(_convert, jobs=2), partial(_resume, jobs=2), _whole_or_refused
     ),
+    WritePath("convert of several sources", _source, _convert_files, _resume_files, _whole_or_refused),
     WritePath("convert --resume", _half_converted, _resume, _resume, _whole_or_refused),
     WritePath(
         "convert --overwrite",

@@ -1,0 +1,1 @@
+"""Several sources, or splits of a source, as one source."""
