@@ -18,7 +18,7 @@ from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.episode_checks import check_episodes
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.findings.observation_jumps import find_jumps
-from gear_data.ingest.pipeline.end_flags import complete_end_flags
+from gear_data.ingest.pipeline.end_flags import check_end_flags, complete_end_flags
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock
 
 Array = npt.NDArray[Any]
@@ -167,6 +167,8 @@ class TestFindings:
         block = block_of([swing(0, 3), swing(1, 2)], terminated=flags, truncated=flags & [0, 0, 0, 0, 1])
         findings = FindingLog()
         ready = complete_end_flags(block, findings)
+        assert not list(findings)
+        check_end_flags(ready, findings)
         assert [(f.code, f.count, f.file, f.row) for f in findings] == [("both-flags", 1, "file1", 100)]
         assert ready.columns["terminated"].tolist() == flags.tolist()
         assert ready.columns["truncated"].tolist() == [False, False, False, False, True]

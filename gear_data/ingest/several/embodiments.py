@@ -34,7 +34,10 @@ def embodiment_names(sources: Sequence[str]) -> list[str]:
 
 
 def _parts(source: str, shorten: bool) -> list[str]:
-    """Returns the parts of a path or URL; with `shorten` without the suffix of a data file."""
+    """Returns the parts of a path or URL.
+
+    With `shorten` the suffix of a data file is left out.
+    """
     path = PurePosixPath(source.split("://")[-1])
     if shorten and path.suffix.lower() in DATA_SUFFIXES:
         path = path.with_suffix("")

@@ -31,8 +31,8 @@ class SourceSequence:
     """Several sources as one. See `EpisodeSource`.
 
     The episodes have the facts `embodiment`, if there are several sources, and `split`, if there are several splits. A
-    fact of the source with such a name becomes `metadata.NAME`. Every source reports to a log of its own, and has a
-    state of its own; both are moved to the log and the state of the sequence after each block.
+    fact of the source with such a name becomes `metadata.NAME`. After each block, the findings and
+    the state of its source are moved to the sequence.
 
     Args:
         parts: The parts.
@@ -63,7 +63,10 @@ class SourceSequence:
 
     @property
     def num_rows(self) -> int | None:
-        """The rows of all sources; None if one is unknown, or if some rows are steps and others episodes."""
+        """The rows of all sources.
+
+        None if one is unknown, or if some rows are steps and others are episodes.
+        """
         counts = [source.num_rows for source in self._sources]
         known = [count for count in counts if count is not None]
         alike = len({source.rows_are_steps for source in self._sources}) == 1
@@ -153,7 +156,10 @@ def _shifted(position: Position, index: int) -> Position:
 
 
 def _within(position: Position, index: int) -> Position:
-    """Returns the position in part `index`; its begin or end for a position before or after the part."""
+    """Returns the position in part `index`.
+
+    A position before or after the part becomes its begin or end.
+    """
     part = position.file >> _PART_BITS
     if part != index:
         return BEGIN if part < index else END

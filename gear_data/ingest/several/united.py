@@ -48,7 +48,7 @@ def united_columns(parts: Sequence[NamedColumns]) -> tuple[ColumnSpec, ...]:
 def _check_finals(
     name: str, part: Sequence[ColumnSpec], columns: dict[str, ColumnSpec], parts: Sequence[NamedColumns]
 ) -> None:
-    """Checks that a part with final observations has them for the columns that have them in other parts."""
+    """Checks that a part with final observations has all that other parts have."""
     if not any(column.has_final for column in part):
         return
     for column in part:

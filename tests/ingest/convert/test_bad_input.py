@@ -27,6 +27,7 @@ from gear_data.errors import (
     NonFiniteError,
     RemoteError,
     SourceNotFoundError,
+    SplitNeededError,
     UnknownNameError,
     UnsupportedColumnError,
 )
@@ -568,8 +569,8 @@ def test_splits(sources: Any, some: list[Any], tmp_path: Path) -> None:
 def test_dataset_dict_needs_a_split(refuse: Any, some: list[Any]) -> None:
     part = datasets.Dataset.from_dict({"rewards": [[1.0]], "observations": [[[1.0]]]})
     both = datasets.DatasetDict(train=part, test=part)
-    for split in (None, "validation"):
-        assert "train, test" in str(refuse(InvalidArgumentError, both, split=split))
+    assert "test, train" in str(refuse(SplitNeededError, both))
+    assert "train, test" in str(refuse(InvalidArgumentError, both, split="validation"))
 
 
 def test_report(sources: Any, some: list[Any], tmp_path: Path) -> None:
