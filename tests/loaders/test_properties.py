@@ -103,7 +103,7 @@ def loaders(draw):
     numbers = [name for name in used if COLUMNS[kind].get(name, (bool,))[0] is not bool]
     world_size = draw(st.sampled_from([1, 1, 2, 3]))
     arguments = {
-        "batch_size": draw(st.integers(1, 9)),
+        "batch_size": draw(st.integers(world_size, 9)),
         "context": draw(st.integers(1, 12)),
         "stride": draw(st.integers(1, 4)),
         "anchor": draw(st.sampled_from(["start", "end", "random"])),
