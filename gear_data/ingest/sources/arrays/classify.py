@@ -17,7 +17,8 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
+from gear_data.ingest.sources.arrays.array_reader import ArrayReader
+from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 
 #: Rows between episodes, as `np.split` takes them (`imitation`).
 INDICES = "indices"

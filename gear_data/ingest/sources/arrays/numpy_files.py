@@ -1,4 +1,4 @@
-"""Defensive reading of `.npy`, `.npy.gz` and `.npz` files, in pieces.
+"""Headers of `.npy`, `.npy.gz` and `.npz` files, read defensively.
 
 Sizes are checked before memory is allocated, and no pickle is loaded. Formats:
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html and, for the archive, ZIP.
@@ -12,13 +12,12 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.location import SourceFile
@@ -30,10 +29,7 @@ _MAX_HEADER = 10_000
 _MAX_DEFLATE_RATIO = 1040
 #: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
 _MAX_ROW_BYTES = 1 << 30
-#: Bytes to read at once: streams that unpack copy each piece.
-_PIECE_BYTES = 1 << 20
-_MAX_CHARACTER, _SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
-_DOWNLOAD_AGAIN = "the file may have been truncated: download it again"
+DOWNLOAD_AGAIN = "the file may have been truncated: download it again"
 _WRITE_AGAIN = "download it again, or write it again with np.save or np.savez"
 
 
@@ -126,27 +122,39 @@ def open_npz(file: SourceFile) -> dict[str, StoredArray]:
     Raises:
         CorruptSourceError: the file is not an archive of complete `.npy` files.
     """
+    with reading(file.name):
+        return {name: array for name, array, _ in npz_members(file)}
+
+
+def npz_members(file: SourceFile) -> Iterator[tuple[str, StoredArray, IO[bytes]]]:
+    """Yields name, header and values of each array of an `.npz` archive.
+
+    The stream of the values is open until the next array is requested.
+
+    Raises:
+        CorruptSourceError: the file is not an archive of complete `.npy` files. Errors of zipfile are not converted.
+    """
     file.check_readable()
-    arrays: dict[str, StoredArray] = {}
-    with _reading(file.name), file.open() as stream, zipfile.ZipFile(stream) as archive:
+    names: set[str] = set()
+    with file.open() as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
         if sum(info.compress_size for info in members) > file.size:
             raise CorruptSourceError(
-                "its members claim more bytes than the file has", file=file.name, hint=_DOWNLOAD_AGAIN
+                "its members claim more bytes than the file has", file=file.name, hint=DOWNLOAD_AGAIN
             )
         for info in members:
             name = info.filename.removesuffix(".npy")
             if name == info.filename:
                 continue  # not an array: `np.load` ignores it too
             place = f"{file.name}:{info.filename}"
-            if name in arrays:
+            if name in names:
                 raise CorruptSourceError(
                     "two members have the same name", file=place, hint="write the archive again with np.savez"
                 )
+            names.add(name)
             _check_member(info, place)
             with archive.open(info) as member:
-                arrays[name] = _parse(member, info.file_size, file, info.filename)
-    return arrays
+                yield name, _parse(member, info.file_size, file, info.filename), member
 
 
 def open_npy(file: SourceFile) -> StoredArray:
@@ -155,7 +163,7 @@ def open_npy(file: SourceFile) -> StoredArray:
     Raises CorruptSourceError if the file is damaged.
     """
     file.check_readable()
-    with _reading(file.name), file.open() as stream:
+    with reading(file.name), file.open() as stream:
         return _parse(stream, file.size, file, None)
 
 
@@ -167,12 +175,13 @@ def open_gzipped_npy(file: SourceFile) -> StoredArray:
     Raises CorruptSourceError if the file is damaged.
     """
     file.check_readable()
-    with _reading(file.name), file.open() as packed, _unpacked(packed) as stream:
+    with reading(file.name), file.open() as packed, unpacked(packed) as stream:
         array = _parse(stream, _MAX_DEFLATE_RATIO * file.size, file, None, exact=False)
     return replace(array, gzipped=True)
 
 
-def _unpacked(packed: IO[bytes]) -> IO[bytes]:
+def unpacked(packed: IO[bytes]) -> IO[bytes]:
+    """Opens a stream that is compressed by gzip."""
     return cast("IO[bytes]", gzip.GzipFile(fileobj=packed))
 
 
@@ -195,7 +204,7 @@ def _check_member(info: zipfile.ZipInfo, place: str) -> None:
         raise CorruptSourceError(
             f"claims to unpack {info.compress_size} bytes to {info.file_size}, which is impossible",
             file=place,
-            hint=_DOWNLOAD_AGAIN,
+            hint=DOWNLOAD_AGAIN,
         )
 
 
@@ -235,146 +244,14 @@ def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None, *
         raise CorruptSourceError(
             f"its header claims {dtype} {shape}, which is {claimed} bytes, but {bound}{size - start} follow",
             file=place,
-            hint=_DOWNLOAD_AGAIN,
+            hint=DOWNLOAD_AGAIN,
         )
     return StoredArray(file, dtype, shape, start, member, fortran and len(shape) > 1)
 
 
-class ArrayReader:
-    """Reads rows of stored arrays; reading from front to back is fastest.
-
-    Use it as a context manager.
-
-    Only the requested rows are in memory: the members of an archive are unpacked while they are read.
-    """
-
-    def __init__(self) -> None:
-        self._open = ExitStack()
-        self._archives: dict[str, zipfile.ZipFile] = {}
-        self._streams: dict[tuple[str, str | None], IO[bytes]] = {}
-
-    def __enter__(self) -> ArrayReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def read(self, array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:
-        """Reads the rows [start, stop).
-
-        Returns:
-            [stop - start, *row_shape], C-contiguous and in native byte order.
-
-        Raises:
-            CorruptSourceError: the file is damaged.
-        """
-        seam = len(array) - array.rotation
-        if array.rotation and start < seam < stop:
-            return np.concatenate([self.read(array, start, seam), self.read(array, seam, stop)])
-        if array.rotation:
-            shift = array.rotation if start < seam else -seam
-            start, stop = start + shift, stop + shift
-        with _reading(array.place):
-            stream = self._stream(array)
-            if array.fortran:
-                values = _fortran_rows(stream, array, start, stop)
-            else:
-                values = np.empty((stop - start, *array.row_shape), array.dtype)
-                _fill(stream, array.start + start * array.row_bytes, values, array.place)
-        values = values.astype(values.dtype.newbyteorder("="), copy=False)
-        if array.is_text:
-            _check_text(values, array.place, start)
-        return values
-
-    def check_ends(self, arrays: Iterable[StoredArray]) -> None:
-        """Checks that files compressed by gzip end where their arrays end.
-
-        It unpacks the rows that were not read, so that gzip compares its checksum.
-
-        Raises:
-            CorruptSourceError: a file is shorter or longer than its array, or the checksum differs.
-        """
-        for array in arrays:
-            if not array.gzipped:
-                continue
-            expected = array.start + len(array) * array.row_bytes
-            with _reading(array.place):
-                stream = self._stream(array)
-                while stream.tell() <= expected and stream.read(_PIECE_BYTES):
-                    pass
-                size = stream.tell()
-            if size != expected:
-                raise CorruptSourceError(
-                    f"unpacks to {size} bytes or more, but its header claims {expected}",
-                    file=array.place,
-                    hint=_DOWNLOAD_AGAIN,
-                )
-
-    def _stream(self, array: StoredArray) -> IO[bytes]:
-        key = (array.file.path, array.member)
-        if key not in self._streams:
-            if array.gzipped:
-                packed = self._open.enter_context(array.file.open())
-                stream: IO[bytes] = self._open.enter_context(_unpacked(packed))
-            elif array.member is None:
-                stream = self._open.enter_context(array.file.open())
-            else:
-                stream = self._open.enter_context(self._archive(array.file).open(array.member))
-            self._streams[key] = stream
-        return self._streams[key]
-
-    def _archive(self, file: SourceFile) -> zipfile.ZipFile:
-        if file.path not in self._archives:
-            stream = self._open.enter_context(file.open())
-            self._archives[file.path] = self._open.enter_context(zipfile.ZipFile(stream))
-        return self._archives[file.path]
-
-
-def _fortran_rows(stream: IO[bytes], array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:
-    """Reads rows of an array whose first axis varies fastest.
-
-    The rows are a piece of each of the array's `math.prod(row_shape)` columns.
-    """
-    if array.member is not None or array.gzipped:
-        raise UnsupportedColumnError(
-            "is in Fortran order inside an archive or a compressed file, so it cannot be read in pieces",
-            file=array.place,
-            hint="save np.ascontiguousarray(array) instead",
-        )
-    values = np.empty((math.prod(array.row_shape), stop - start), array.dtype)
-    for i, column in enumerate(values):
-        _fill(stream, array.start + (i * len(array) + start) * array.dtype.itemsize, column, array.place)
-    return np.ascontiguousarray(values.reshape(*array.row_shape[::-1], stop - start).T)
-
-
-def _fill(stream: IO[bytes], position: int, values: npt.NDArray[Any], place: str) -> None:
-    """Fills a contiguous array with the bytes from `position` on."""
-    if stream.tell() != position:
-        stream.seek(position)
-    view = values.reshape(-1).view(np.uint8)
-    done = 0
-    while done < len(view):
-        count = stream.readinto(view[done : done + _PIECE_BYTES])  # type: ignore[attr-defined]
-        if not count:
-            raise CorruptSourceError("ends before its last value", file=place, hint="download it again")
-        done += count
-
-
-def _check_text(values: npt.NDArray[np.str_], place: str, start: int) -> None:
-    """Raises CorruptSourceError for invalid characters.
-
-    NumPy stores text as 4 bytes per character without checking them; Python and Arrow fail on invalid characters.
-    """
-    codes = np.frombuffer(values.tobytes(), np.uint32)
-    bad = (codes > _MAX_CHARACTER) | ((codes >= _SURROGATES[0]) & (codes <= _SURROGATES[1]))
-    if bad.any():
-        row = start + int(np.argmax(bad)) * len(values) // len(codes)
-        raise CorruptSourceError("is not Unicode text", file=place, row=row, hint="download it again")
-
-
 @contextmanager
-def _reading(place: str) -> Iterator[None]:
-    """Converts the errors of zipfile and zlib to CorruptSourceError."""
+def reading(place: str) -> Iterator[None]:
+    """Converts the errors of zipfile, gzip and zlib to CorruptSourceError."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
@@ -383,9 +260,7 @@ def _reading(place: str) -> Iterator[None]:
         raise CorruptSourceError(
             f"cannot be read as a NumPy file: {error}",
             file=place,
-            hint=_DOWNLOAD_AGAIN,
+            hint=DOWNLOAD_AGAIN,
         ) from error
     except (struct.error, KeyError, IndexError, OverflowError) as error:
-        raise CorruptSourceError(
-            f"cannot be read as a NumPy file: {error}", file=place, hint=_DOWNLOAD_AGAIN
-        ) from error
+        raise CorruptSourceError(f"cannot be read as a NumPy file: {error}", file=place, hint=DOWNLOAD_AGAIN) from error

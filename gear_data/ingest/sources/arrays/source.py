@@ -16,9 +16,9 @@ from gear_data.errors import CorruptSourceError, EmptySourceError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES, Unit
+from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks, read_block
 from gear_data.ingest.sources.arrays.classify import FIRST
-from gear_data.ingest.sources.arrays.numpy_files import ArrayReader
 from gear_data.ingest.sources.arrays.step_arrays import RowReader, StepArrays
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position

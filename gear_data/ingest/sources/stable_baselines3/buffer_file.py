@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, open_npz
+from gear_data.ingest.sources.arrays.array_reader import ArrayReader
+from gear_data.ingest.sources.arrays.numpy_files import open_npz
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts, plain_value
 from gear_data.ingest.sources.hdf5.datasets import check_dataset
 from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
