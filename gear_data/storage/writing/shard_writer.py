@@ -41,10 +41,11 @@ from gear_data.storage.writing.shard_buffer import ShardBuffer
 class _ProgressRecord(msgspec.Struct, frozen=True):
     """Progress file of one finished shard.
 
-    It has the shard, the statistics so far, and the fields of `ResumePoint`.
+    It has the shard, the checksums of its tables' rows, the statistics so far, and the fields of `ResumePoint`.
     """
 
     shard: ShardRecord
+    tables: dict[str, str]
     statistics: StatisticsState
     position: Position
     skip: int
@@ -229,10 +230,12 @@ class ShardWriter:
             buffers, variable = buffer_offsets(unfinished.path, self._schema)
         shard = ShardEntry(entry, len(tables[0]), steps, buffers, variable)
         file = self._progress_file(len(self.shards))
+        checksums = {}
         for table, kind in zip(tables, ("episodes", "finals"), strict=False):
             with self._store.writing(f"{file.removesuffix('.json')}.{kind}") as path:
                 write_ipc(path, table)
-        write_progress_file(self._store, file, {"shard": shard.to_json(), **progress})
+                checksums[kind] = checksum(path)
+        write_progress_file(self._store, file, {"shard": shard.to_json(), "tables": checksums, **progress})
         return shard
 
     def _wait_for_shard(self) -> None:

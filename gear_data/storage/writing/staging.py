@@ -19,16 +19,21 @@ import pyarrow as pa
 from gear_data.common.regular_files import JSON_BYTES
 from gear_data.errors import GearError, ResumeError, UnwritableError
 from gear_data.schema import Schema
-from gear_data.storage.arrow_files import parse_table, write_ipc
+from gear_data.storage.arrow_files import write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.episode_tables import SOURCE_ROW, join_episode_tables
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, ShardRecord, fingerprint
 from gear_data.storage.statistics import RunningStatistics, StatisticsState
 from gear_data.storage.writing.file_store import FileStore, put_text
-from gear_data.storage.writing.progress_files import LOCK, PROGRESS, START_OVER, read_progress_file, write_progress_file
+from gear_data.storage.writing.progress_files import (
+    LOCK,
+    PROGRESS,
+    START_OVER,
+    read_progress_file,
+    read_progress_table,
+    write_progress_file,
+)
 
-#: Size limit of a finished shard's rows of a table. 10^8 episodes have 10 GB.
-_TABLE_BYTES = 1 << 34
 _OPTIONS = f"{PROGRESS}/options.json"
 
 
@@ -155,7 +160,7 @@ class StagedDataset:
         return MergedTasks(shards, statistics, episodes, rows, tables)
 
     def _tables(
-        self, tasks: Sequence[TaskResult], suffix: str, renumber: Callable[[pa.Table, int, int], pa.Table]
+        self, tasks: Sequence[TaskResult], kind: str, renumber: Callable[[pa.Table, int, int], pa.Table]
     ) -> Iterator[pa.Table]:
         """Yields the tables of all shards, numbered through all tasks.
 
@@ -164,13 +169,8 @@ class StagedDataset:
         first_episode = first_shard = 0
         for task in tasks:
             for i in range(len(task.shards)):
-                file = f"{PROGRESS}/{task.prefix}{i:06d}.{suffix}"
-                name = f"{self._store.name}/{file}"
-                try:
-                    data = self._store.read(file, _TABLE_BYTES)
-                except (OSError, MemoryError) as error:
-                    raise ResumeError(f"cannot be read: {error}", file=name, hint=START_OVER) from error
-                yield renumber(parse_table(data, name), first_episode, first_shard)
+                table = read_progress_table(self._store, f"{PROGRESS}/{task.prefix}{i:06d}.json", kind)
+                yield renumber(table, first_episode, first_shard)
             first_episode += sum(shard.episodes for shard in task.shards)
             first_shard += len(task.shards)
 

@@ -144,9 +144,9 @@ def test_resume_from_changed_files(file: str, spoil: Any, half_done: Path, sourc
         gear_data.open(half_done)
 
 
-@pytest.mark.parametrize("name", ["options.json", "000001.json"])
+@pytest.mark.parametrize("name", ["options.json", "000001.json", "000001.episodes"])
 def test_a_flipped_bit_of_a_progress_file(name: str, half_done: Path, source: Path) -> None:
-    """A changed sum would end in the statistics of the dataset."""
+    """A changed sum would end in the statistics of the dataset, and a changed return in its episode table."""
     path = half_done / ".progress" / name
     whole = path.read_bytes()
     rng = random.Random(9)
