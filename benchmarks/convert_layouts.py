@@ -39,7 +39,7 @@ from convert_frames import floor_gzip, write_dqn_replay
 #: Steps of a source timed on one core, and the factor for two cores: starting workers takes about a second.
 STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 6
 #: Episodes per STEPS steps: files of the LeRobot layout, and episodes with images of the JAT layout.
-LEROBOT_EPISODES, JAT_EPISODES = 1500, 60
+LEROBOT_EPISODES, JAT_EPISODES, ACT_EPISODES = 1500, 60, 20
 
 
 def steps_of(values: npt.NDArray[Any]) -> pa.Array:
@@ -149,6 +149,21 @@ def write_minari(episodes: Episodes, folder: Path) -> None:
     (data / "metadata.json").write_text(json.dumps(facts))
 
 
+def write_act(episodes: Episodes, folder: Path) -> None:
+    """Writes a file per episode, with a camera of 120 x 160 pixels."""
+    import h5py
+
+    places = bounds(episodes)[: scaled(ACT_EPISODES, episodes) + 1].tolist()
+    frames = np.random.default_rng(0).integers(0, 255, (max(np.diff(places)), 120, 160, 3), np.uint8)
+    for i, (first, last) in enumerate(pairwise(places)):
+        with h5py.File(folder / f"episode_{i}.hdf5", "w") as file:
+            file.attrs["sim"] = True
+            file["action"] = episodes.actions[first:last]
+            file["observations/qpos"] = episodes.observations[first:last]
+            images = frames[: last - first]
+            file.create_dataset("observations/images/top", data=images, chunks=(1, *images.shape[1:]))
+
+
 def write_zarr(episodes: Episodes, folder: Path) -> None:
     """Writes a Zarr store of version 2 with Blosc, as Diffusion Policy does."""
     import zarr
@@ -249,6 +264,7 @@ LAYOUTS = {
     "d4rl": Layout(write_d4rl, floor_hdf5),
     "d4rl-plain": Layout(write_plain_d4rl, floor_hdf5),
     "minari": Layout(write_minari, floor_hdf5, steps=1_000_000),
+    "act": Layout(write_act, floor_hdf5),
     "zarr": Layout(write_zarr, floor_zarr),
     "dqn-replay": Layout(write_dqn_replay, floor_gzip, steps=60_000),
 }

@@ -219,6 +219,24 @@ def libero(folder: Path, rollouts: Sequence[Rollout]) -> None:
                 group["states"] = np.zeros((len(rollout), 9 + i))
 
 
+def act(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes a file per episode, with a camera of pixels and one of padded JPEG files."""
+    folder.mkdir(parents=True)
+    for i, rollout in enumerate(rollouts):
+        frames = [_png(2 * t) for t in range(len(rollout))]
+        padded = np.zeros((len(frames), max(map(len, frames)) + 3), np.uint8)
+        for row, frame in zip(padded, frames, strict=True):
+            row[: len(frame)] = np.frombuffer(frame, np.uint8)
+        with h5py.File(folder / f"episode_{i}.hdf5", "w") as file:
+            file.attrs["sim"], file.attrs["compress"] = True, True
+            for name, values in rollout.columns.items():
+                file[{"observations": "observations/state", "actions": "action"}.get(name, name)] = values
+            file["observations/qpos"] = rollout.columns["observations"]
+            file["observations/images/front"] = np.zeros((len(rollout), 4, 4, 3), np.uint8)
+            file["observations/images/top"] = padded
+            file["compress_len"] = np.array([[len(frame) for frame in frames]], np.float32)
+
+
 def npz(folder: Path, rollouts: Sequence[Rollout]) -> None:
     folder.mkdir(parents=True)
     flat = _flat(rollouts)
@@ -379,6 +397,7 @@ MAKERS: dict[str, Maker] = {
     "d3rlpy": d3rlpy,
     "robomimic-isaac-lab": isaac_lab,
     "robomimic-libero": libero,
+    "act": act,
     "npz": npz,
     "npz-imitation": npz_imitation,
     "ogbench": ogbench,

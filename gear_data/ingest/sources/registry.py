@@ -22,6 +22,7 @@ from gear_data.ingest.splits import no_such_split
 #: Modules with a `FORMAT`, below `gear_data.ingest.sources`.
 _MODULES = (
     "arrays.dqn_replay",
+    "act",
     "arrays.npy_folder",
     "arrays.npz",
     "arrays.ogbench",

@@ -58,6 +58,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "steps.parquet": lambda path: write_steps(path, _hopper()),
     "pusht": lambda path: write_lerobot(path, make_rollouts(9, seed=1)),
     "minari": _from_maker("minari"),
+    "aloha": _from_maker("act"),
     "lift": _from_maker("robomimic"),
     "libero_10": _from_maker("robomimic-libero"),
     "isaac": _from_maker("robomimic-isaac-lab"),
