@@ -38,7 +38,7 @@ from convert_frames import floor_gzip, write_dqn_replay
 
 #: Steps of a source timed on one core, and the factor for two cores: starting workers takes about a second.
 STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 6
-#: Episodes per STEPS steps: files of the LeRobot layout, and episodes with images of the JAT layout.
+#: Episodes per STEPS steps: files of the LeRobot and ALOHA layouts, and episodes with images of the JAT layout.
 LEROBOT_EPISODES, JAT_EPISODES, ACT_EPISODES = 1500, 60, 20
 
 
