@@ -1,4 +1,4 @@
-"""ALOHA's HDF5 files, which ACT reads: one file per episode, such as `episode_0.hdf5`.
+"""ALOHA's HDF5 files, which ACT reads: one per episode, such as `episode_0.hdf5`.
 
 Layout: `record_episodes.py` and `utils.py` in https://github.com/tonyzhaozh/act, and their successors in mobile ALOHA.
 A file has `action` [T, 14] and `observations/{qpos,qvel,effort}`; of a mobile robot also `base_action` [T, 2]. Cameras
@@ -39,7 +39,7 @@ _END_OF_JPEG = b"\xff\xd9"
 
 
 def probe(location: Location) -> str | None:
-    """Returns the reason if the first HDF5 file is an episode of ALOHA; otherwise None."""
+    """Returns the reason if the first HDF5 file is ALOHA's; otherwise None."""
     files = hdf5_files(location)
     if not files:
         return None
@@ -56,9 +56,9 @@ def probe(location: Location) -> str | None:
 
 
 def open_(location: Location, options: SourceOptions) -> ActSource:
-    """Opens ALOHA's files, with the columns of the first one that has two steps or more.
+    """Opens ALOHA's files.
 
-    One step does not show which datasets have one row for the whole episode. Such a file is the model only if there is
+    The columns are those of the first file that has two steps or more. One step does not show which datasets have one row for the whole episode. Such a file is the model only if there is
     no longer one.
 
     Raises:
@@ -105,7 +105,10 @@ def _is_episode(opened: h5py.File, file: SourceFile) -> bool:
 
 
 def _is_encoded(path: str, dataset: h5py.Dataset) -> bool:
-    """Returns whether a dataset holds image files: texts, bytes, or rows of uint8 that begin like an image."""
+    """Returns whether a dataset holds image files.
+
+    They are texts, bytes, or rows of uint8 that begin like an image.
+    """
     if not path.startswith(f"{_IMAGES}/") or not dataset.shape or not dataset.shape[0]:
         return False
     if dataset.ndim == 1:

@@ -217,5 +217,5 @@ def test_a_boolean_of_another_byte_is_damage(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[offset + 1] = 64
     path.write_bytes(data)
-    with pytest.raises(CorruptSourceError, match="'terminated', row 0: .*a boolean is stored as 64"):
+    with pytest.raises(CorruptSourceError, match=r"'terminated', row 0: .*a boolean is stored as 64"):
         gear_data.convert(folder, tmp_path / "d")
