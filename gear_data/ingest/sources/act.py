@@ -58,8 +58,8 @@ def probe(location: Location) -> str | None:
 def open_(location: Location, options: SourceOptions) -> ActSource:
     """Opens ALOHA's files.
 
-    The columns are those of the first file that has two steps or more. One step does not show which datasets have one row for the whole episode. Such a file is the model only if there is
-    no longer one.
+    The columns are those of the first file that has two steps or more. One step does not show which datasets have one
+    row for the whole episode. Without such a file, the first file of one step is the model.
 
     Raises:
         UnknownFormatError: there is no HDF5 file.
