@@ -17,7 +17,7 @@ from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".json", ".csv")
+_DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".feather", ".json", ".jsonl", ".csv", ".tsv", ".tar")
 _LFS_POINTER = b"version https://git-lfs"
 #: More folders than this usually hold one episode each.
 _FEW_FOLDERS = 64

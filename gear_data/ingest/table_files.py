@@ -52,10 +52,14 @@ def files_of_kind(files: Iterable[NamedFileT], kind: str) -> tuple[NamedFileT, .
     return tuple(file for file in files if _NAMES[kind].fullmatch(_base(file)))
 
 
-def table_kinds(files: Sequence[NamedFileT]) -> dict[str, tuple[NamedFileT, ...]]:
+def table_kinds(files: Sequence[NamedFileT], *, requested: bool = False) -> dict[str, tuple[NamedFileT, ...]]:
     """Returns kind -> files of the tables in a source.
 
     There are several kinds only if the names do not tell which files are the data.
+
+    Args:
+        files: all files of the source.
+        requested: whether text files count although there are files of other formats.
     """
     kinds = {kind: found for kind in (PARQUET, ARROW) if (found := files_of_kind(files, kind))}
     if ARROW in kinds:
@@ -67,7 +71,7 @@ def table_kinds(files: Sequence[NamedFileT]) -> dict[str, tuple[NamedFileT, ...]
     else:
         data = [file for file in files if not (_is_document(file) or _METADATA.fullmatch(_base(file)))]
     kinds = {kind: found for kind in _TEXT if (found := files_of_kind(data, kind))}
-    return kinds if sum(map(len, kinds.values())) == len(data) else {}
+    return kinds if requested or sum(map(len, kinds.values())) == len(data) else {}
 
 
 def _base(file: NamedFile) -> str:

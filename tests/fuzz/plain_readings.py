@@ -5,6 +5,7 @@ Datasets are read by pyarrow, sources by the library of their format. Not a test
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -130,6 +131,16 @@ def _arrow(folder: Path, name: str) -> list[Any]:
     return found
 
 
+def _json(folder: Path, name: str) -> list[Any]:
+    found = []
+    for path in sorted(folder.iterdir()):
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as file:
+            text = file.read()
+        rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.split("\n") if line]
+        found += [np.array(row[name]) for row in rows]
+    return found
+
+
 def _npz(folder: Path, name: str) -> list[Any]:
     found = []
     for path in _files(folder, ".npz"):
@@ -163,7 +174,9 @@ READERS: dict[str, Callable[[Path, str], list[Any]]] = {
     "step-rows": _step_rows,
     "episode-rows": _episode_rows,
     "episode-rows-arrow": _arrow,
+    "episode-rows-json": _json,
     "step-rows-saved": _saved,
+    "step-rows-json": lambda folder, name: [values[None] for values in _json(folder, name)],
     "npz": _npz,
     "zarr": _zarr,
 }

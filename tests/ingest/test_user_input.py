@@ -140,7 +140,7 @@ def test_files_of_no_format_get_advice(sources: Any, tmp_path: Path) -> None:
     (tmp_path / "empty" / ".git").mkdir(parents=True)
     with pytest.raises(UnknownFormatError, match="holds no files"):
         gear_data.convert(tmp_path / "empty", tmp_path / "d")
-    for name, advice in (("a.zip", "unpack"), ("a.pkl", "never loaded"), ("a.csv", "Parquet")):
+    for name, advice in (("a.zip", "unpack"), ("a.pkl", "never loaded"), ("a.csv", "its columns are x")):
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(UnknownFormatError, match=advice):
             gear_data.convert(tmp_path / name, tmp_path / "d")

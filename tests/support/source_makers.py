@@ -6,6 +6,8 @@ tests/ingest/sources/test_invariants.py converts the sources, and tests/fuzz/rea
 
 from __future__ import annotations
 
+import csv
+import gzip
 import io
 import json
 import tempfile
@@ -73,6 +75,34 @@ def arrow_episode_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
     with pa.OSFile(str(folder / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=2)
     feather.write_feather(table, folder / "b.feather", compression="lz4", chunksize=3)
+
+
+def json_step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes JSON lines in two files, the second compressed."""
+    folder.mkdir(parents=True)
+    ids, half = episode_numbers(rollouts), len(rollouts) // 2
+    rows = step_table([r.columns for r in rollouts], episode_index=ids).to_pylist()
+    for path, chosen in ((folder / "a.jsonl", ids < half), (folder / "b.jsonl.gz", ids >= half)):
+        lines = [json.dumps(row) for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
+        with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
+            file.write("\n".join(lines) + "\n")
+
+
+def json_episode_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes a JSON array, and the same rows as JSON lines."""
+    folder.mkdir(parents=True)
+    rows = episode_table([r.columns for r in rollouts], task=["one"] * len(rollouts)).to_pylist()
+    (folder / "a.json").write_text(json.dumps(rows))
+    (folder / "b.ndjson").write_text("\n".join(map(json.dumps, rows)))
+
+
+def csv_step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes compressed CSV. Of vectors, it holds only the first element."""
+    folder.mkdir(parents=True)
+    columns = {**_flat(rollouts), "episode_index": episode_numbers(rollouts)}
+    values = [column.reshape(len(column), -1)[:, 0].tolist() for column in columns.values()]
+    with gzip.open(folder / "a.csv.gz", "wt", newline="") as file:
+        csv.writer(file).writerows([columns, *zip(*values, strict=True)])
 
 
 def text_and_images(folder: Path, rollouts: Sequence[Rollout]) -> None:
@@ -386,6 +416,9 @@ MAKERS: dict[str, Maker] = {
     "step-rows": step_rows,
     "step-rows-saved": saved_step_rows,
     "episode-rows-arrow": arrow_episode_rows,
+    "step-rows-json": json_step_rows,
+    "episode-rows-json": json_episode_rows,
+    "step-rows-csv": csv_step_rows,
     "images": text_and_images,
     "d4rl": d4rl,
     "d4rl-no-timeouts": d4rl_without_timeouts,

@@ -13,6 +13,7 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES
 from gear_data.ingest.sources.tables.open import is_dataset, is_unfinished_conversion, open_tables
+from gear_data.ingest.table_files import table_kinds
 
 #: Words in the usual names of episode columns, and in the usual names of other columns.
 _EPISODE_WORDS = ("episode", "traj", "run", "rollout", "demo", "id")
@@ -43,7 +44,6 @@ _ADVICE = {
     (".pkl", ".pickle", ".pt", ".pth", ".joblib"): (
         "pickles are never loaded: if you trust the file, load it yourself and pass the episodes to gear_data.convert"
     ),
-    (".csv", ".tsv", ".jsonl"): "write it as Parquet first, or pass a datasets.Dataset of it to gear_data.convert",
 }
 
 
@@ -71,12 +71,12 @@ def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatErr
     for file in location.with_suffix(*_PICKLES):
         if (hint := _stable_baselines3_hint(file)) is not None:
             return UnknownFormatError("is a pickled replay buffer; pickles are never loaded", file=file.name, hint=hint)
-    for suffixes, advice in _ADVICE.items():
+    tables = open_tables(location)
+    for suffixes, advice in _ADVICE.items() if tables is None else ():
         if (files := location.with_suffix(*suffixes)) and not location.with_suffix(*DATA_SUFFIXES):
             return UnknownFormatError(
                 f"the format is not recognised; it holds {files[0].name}", file=location.name, hint=advice
             )
-    tables = open_tables(location)
     hint = f"name the format with --format: {', '.join(formats)}"
     if tables is not None:
         contents = "its columns are " + ", ".join(f"{field.name}: {field.type}" for field in tables.schema)
@@ -88,6 +88,11 @@ def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatErr
         )
     else:
         contents = "its files are " + (", ".join(file.name for file in location.files[:10]) or "none")
+        if text := [file for files in table_kinds(location.files, requested=True).values() for file in files]:
+            hint = (
+                f"{text[0].name} may hold the data, or facts about the other files: if it is the data, give that file, "
+                f"or the folder with --format step-rows or --format episode-rows; otherwise {hint}"
+            )
     return UnknownFormatError(f"the format is not recognised; {contents}", file=location.name, hint=hint)
 
 

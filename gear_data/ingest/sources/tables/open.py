@@ -11,6 +11,7 @@ from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.arrow import ARROW
 from gear_data.ingest.sources.tables.files.kind import FileKind
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
+from gear_data.ingest.sources.tables.files.text import CSV, JSON
 from gear_data.ingest.sources.tables.saved import saved_files
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.table_files import table_kinds
@@ -19,13 +20,19 @@ from gear_data.storage.writing.progress_files import PROGRESS
 
 #: Suffixes of the data files that tables may be, of those that `DATA_SUFFIXES` lists.
 TABLE_SUFFIXES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc")
-_KINDS: dict[str, FileKind] = {kind.name: kind for kind in (PARQUET, ARROW)}
+_KINDS: dict[str, FileKind] = {kind.name: kind for kind in (PARQUET, ARROW, CSV, JSON)}
 
 
-def open_tables(location: Location) -> TableStream | None:
+def open_tables(location: Location, *, requested: bool = False) -> TableStream | None:
     """Opens the tables at a location.
 
-    Returns None if it holds no tables.
+    Args:
+        location: the source.
+        requested: whether the user says that the source is a table. Then text files count even if there are other
+            files, which they may describe.
+
+    Returns:
+        The tables; None if there are none.
 
     Raises:
         UnknownFormatError: the location holds several datasets.
@@ -37,7 +44,7 @@ def open_tables(location: Location) -> TableStream | None:
         return None
     if files := saved_files(location):
         return FileTables(files, ARROW, is_one_table=True)
-    kinds = table_kinds(location.files)
+    kinds = table_kinds(location.files, requested=requested)
     if len(kinds) > 1:
         names = [f"{len(files)} {name} ({files[0].name})" for name, files in kinds.items()]
         raise UnknownFormatError(
@@ -49,8 +56,8 @@ def open_tables(location: Location) -> TableStream | None:
 
 
 def require_tables(location: Location) -> TableStream:
-    """Opens the tables at a location, or raises UnknownFormatError."""
-    tables = open_tables(location)
+    """Opens the tables that the user requests, or raises UnknownFormatError."""
+    tables = open_tables(location, requested=True)
     if tables is None:
         raise UnknownFormatError("holds no table", file=location.name, hint="leave --format out")
     return tables

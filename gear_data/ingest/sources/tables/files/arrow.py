@@ -19,6 +19,7 @@ from gear_data.ingest.sources.tables.files.kind import (
     BatchSizer,
     FileKind,
     RowGroups,
+    batch_slices,
     unreadable,
 )
 from gear_data.ingest.sources.tables.flatten import FlattenedColumn
@@ -111,7 +112,7 @@ class ArrowTable:
         with _typed_errors(self._file.name):
             for batch in self._read(groups, names):
                 batch.validate()  # of the sizes of buffers, before slicing reads offsets
-                yield from _slices(batch, sizer)
+                yield from batch_slices(batch, sizer)
 
     def _read(self, groups: range, names: list[str]) -> Iterator[pa.RecordBatch]:
         batches = self._batches()
@@ -123,17 +124,6 @@ class ArrowTable:
         for place, size, _ in (batches[group] for group in groups):
             message = pa.ipc.read_message(self._data.slice(place, size))
             yield pa.ipc.read_record_batch(message, self.schema).select(names)
-
-
-def _slices(batch: pa.RecordBatch, sizer: BatchSizer) -> Iterator[pa.RecordBatch]:
-    """Yields a batch in checked slices, whose size `sizer` chooses."""
-    row = 0
-    while row < len(batch):
-        part = batch.slice(row, sizer.rows)
-        part.validate(full=True)
-        sizer.update(part)
-        row += len(part)
-        yield part
 
 
 @contextmanager

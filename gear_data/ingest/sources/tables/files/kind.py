@@ -62,6 +62,17 @@ class BatchSizer:
         self.rows = max(1, min(upper_bound, int(self._bytes * len(batch) / max(1, batch.nbytes))))
 
 
+def batch_slices(batch: pa.RecordBatch, sizer: BatchSizer) -> Iterator[pa.RecordBatch]:
+    """Yields a batch in checked slices, whose size `sizer` chooses."""
+    row = 0
+    while row < len(batch):
+        part = batch.slice(row, sizer.rows)
+        part.validate(full=True)
+        sizer.update(part)
+        row += len(part)
+        yield part
+
+
 class TableFile(Protocol):
     """An opened file of tables."""
 
