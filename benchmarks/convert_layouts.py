@@ -1,12 +1,10 @@
 """Source layouts of benchmarks/convert.py: a writer and a floor for each.
 
 The floor of Parquet is pyarrow: read_table, and an Arrow IPC write of the same bytes with fsync. The floor of HDF5 is
-h5py: it reads every dataset whole and writes nothing. It is compared with a whole conversion, and with gear-data's
-reading only. The floor of Zarr is zarr, in the same way. d4rl is compressed with gzip, as the published files are.
-d4rl-plain is not compressed: its floor is a copy in memory, which no program that writes to disk can reach.
-h5py, and of frames NumPy: they read every array whole and write nothing. They are compared with a whole conversion, and
-with gear-data's reading only. d4rl is compressed with gzip, as the published files are. d4rl-plain is not compressed:
-its floor is a copy in memory, which no program that writes to disk can reach.
+h5py, of Zarr zarr, and of frames NumPy: they read every array whole and write nothing. They are compared with a whole
+conversion, and with gear-data's reading only. d4rl is compressed with gzip, as the published files are. d4rl-plain is
+not compressed: its floor is a copy in memory, which no program that writes to disk can reach. isaac-lab is compressed
+with gzip in chunks that h5py chooses, as Isaac Lab writes it.
 
 The floor and gear-data run in alternating rounds, in one process on one core. One core and two cores are compared in
 alternating rounds too, each conversion in a fresh process, with a source six times as large.
@@ -128,6 +126,31 @@ def write_d4rl(episodes: Episodes, folder: Path, compression: str | None = "gzip
 
 def write_plain_d4rl(episodes: Episodes, folder: Path) -> None:
     write_d4rl(episodes, folder, None)
+
+
+def write_isaac_lab(episodes: Episodes, folder: Path) -> None:
+    """Writes Isaac Lab's HDF5: a group per demonstration, states of the scene, and the state after the reset."""
+    import h5py
+
+    assets = {"articulation/robot/joint_position": 9, "rigid_object/cube/root_pose": 7}
+    with h5py.File(folder / "dataset.hdf5", "w") as file:
+        data = file.create_group("data")
+        data.attrs["env_args"], data.attrs["total"] = json.dumps({"env_name": "Isaac-Lift", "type": 2}), episodes.steps
+        for i, (first, last) in enumerate(pairwise(bounds(episodes).tolist())):
+            demo = data.create_group(f"demo_{i}")
+            demo.attrs["num_samples"], demo.attrs["seed"], demo.attrs["success"] = last - first, i, True
+            observations, actions = episodes.observations[first:last], episodes.actions[first:last]
+            arrays = {
+                "actions": actions,
+                "processed_actions": actions,
+                "obs/actions": actions,
+                "obs/policy": observations,
+            }
+            for asset, width in assets.items():
+                arrays[f"states/{asset}"] = observations[:, :width]
+                arrays[f"initial_state/{asset}"] = observations[:1, :width]
+            for name, values in arrays.items():
+                demo.create_dataset(name, data=values, compression="gzip")
 
 
 def write_minari(episodes: Episodes, folder: Path) -> None:
@@ -265,6 +288,7 @@ LAYOUTS = {
     "d4rl-plain": Layout(write_plain_d4rl, floor_hdf5),
     "minari": Layout(write_minari, floor_hdf5, steps=1_000_000),
     "act": Layout(write_act, floor_hdf5),
+    "isaac-lab": Layout(write_isaac_lab, floor_hdf5, steps=1_000_000),
     "zarr": Layout(write_zarr, floor_zarr),
     "dqn-replay": Layout(write_dqn_replay, floor_gzip, steps=60_000),
 }

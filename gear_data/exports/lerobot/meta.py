@@ -113,9 +113,10 @@ def _stats(dataset: Dataset, found: ColumnStatistics) -> dict[str, Any]:
 
 
 def _subtasks(dataset: Dataset) -> list[str]:
-    """Returns the text of each `subtask_index`, as the source's metadata has it; empty without subtasks.
+    """Returns the text of each `subtask_index`; empty without subtasks.
 
-    LeRobot looks up texts by position, so a number without a text gets the empty text.
+    The source's metadata has the texts. LeRobot looks up texts by position, so a number without a text gets the empty
+    text.
     """
     texts = source_metadata(dataset).get("subtasks")
     if SUBTASK not in dataset.schema or not isinstance(texts, Mapping):

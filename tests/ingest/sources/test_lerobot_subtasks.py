@@ -1,6 +1,7 @@
-"""Tests of LeRobot's subtasks: `meta/subtasks.parquet`, and `subtask_index` of each frame.
+"""Tests of LeRobot's subtasks.
 
-pandas writes and reads the files, as LeRobot does.
+`meta/subtasks.parquet` lists them, and each frame has its `subtask_index`. pandas writes and reads the
+files, as LeRobot does.
 """
 
 from __future__ import annotations

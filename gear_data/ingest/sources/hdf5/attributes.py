@@ -36,10 +36,10 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
             continue
         attribute = h5a.open(group.id, name.encode())
         value = None
-        if attribute.shape == () and attribute.dtype.kind in "biuf":
-            number = np.empty((), attribute.dtype)
+        if attribute.shape in ((), (1,)) and attribute.dtype.kind in "biuf":
+            number = np.empty(attribute.shape, attribute.dtype)
             attribute.read(number)
-            value = plain_value(number)
+            value = plain_value(number.reshape(()))
         elif attribute.shape == () and _is_readable_text(attribute):
             check_heaps(group)
             value = plain_value(group.attrs[name])

@@ -92,7 +92,8 @@ def typed_facts(
             left_out.append(key)
     for key in left_out:
         message = (
-            "an attribute that is not a number or a short text, or has another type than in the first episode; left out"
+            "an attribute that is not a number or a short text, or that the first episodes lack or have with another "
+            "type; left out"
         )
         findings.add(Finding("fact-left-out", message, 1, name, number, key))
     return facts

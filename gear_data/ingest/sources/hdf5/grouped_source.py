@@ -6,6 +6,7 @@ Minari and robomimic share it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import h5py
@@ -24,6 +25,8 @@ from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
 
 _BLOCK_BYTES = 16 << 20
+#: Episodes whose attributes are read to know the facts.
+_FACT_EPISODES = 100
 
 
 def open_groups(
@@ -58,15 +61,14 @@ def open_groups(
             group = layout.group(opened[layout.parent], file.name, number, key)
         datasets, non_columns = inventory(group, file.name)
         contents = describe(datasets, non_columns, file.name)
-        with reading(file.name, row=number):
-            facts, _ = attribute_facts(group, layout.ignored)
+        fact_types = _fact_types(opened, layout, file, group)
         source = GroupedEpisodeSource(
             files,
             layout,
             contents,
             model=f"{file.name} {key}",
             links=frozenset(links_below(group, file.name)),
-            fact_types={name: type(value) for name, value in facts.items()},
+            fact_types=fact_types,
             metadata=metadata,
             skip_bad=skip_bad,
         )
@@ -77,6 +79,24 @@ def open_groups(
                 message = "a scalar in every episode, where one row per step is expected; left out"
                 source.findings.add(Finding("column-left-out", message, 1, file.name, number, path))
         return source
+
+
+def _fact_types(file: h5py.File, layout: GroupLayout, source: SourceFile, model: h5py.Group) -> dict[str, type]:
+    """Returns name -> type of the facts that attributes give in the model and the first episodes of its file.
+
+    The model need not have all of them: an attribute `success` may be missing where nobody knows.
+    """
+    groups = [model]
+    for number, key in layout.episodes(file, source.name)[:_FACT_EPISODES]:
+        with reading(source.name, row=number), suppress(BadEpisodeError):  # reported when the episode is read
+            groups.append(layout.group(file[layout.parent], source.name, number, key))
+    types: dict[str, type] = {}
+    for group in groups:
+        with reading(source.name):
+            facts, _ = attribute_facts(group, layout.ignored)
+        for name, value in facts.items():
+            types.setdefault(name, type(value))
+    return types
 
 
 def _find_model(files: tuple[SourceFile, ...], layout: GroupLayout) -> tuple[SourceFile, int, str] | None:

@@ -62,7 +62,10 @@ class FileTables:
         self.schema = pa.schema([self._field(name, column) for name, column in self._columns.items()])
 
     def _field(self, name: str, column: FlattenedColumn) -> pa.Field:
-        """Returns the field of a column, with the file's metadata about it if it is not part of a struct."""
+        """Returns the field of a column.
+
+        It has the file's metadata about the field, unless the column is part of a struct.
+        """
         index = self._stored.get_field_index(name)
         return pa.field(name, column.type, metadata=None if index < 0 else self._stored.field(index).metadata)
 

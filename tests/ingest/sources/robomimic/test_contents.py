@@ -102,6 +102,18 @@ def test_isaac_lab_is_what_h5py_reads(tmp_path: Path) -> None:
     assert {batch["observations.joint_pos"].shape[-1] for batch in loader} == {9}
 
 
+def test_success_that_is_not_known_everywhere(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_0"].attrs["success"], file["data/demo_2"].attrs["success"]
+        file["data/demo_3"].attrs["success"] = np.array([True])
+    gear_data.convert(path, tmp_path / "d")
+    ds = gear_data.open(tmp_path / "d")
+    assert ds.episodes["success"].to_list() == [None, True, None, True]
+    assert ds.filter("success").num_episodes == 2
+    assert _findings(ds, "fact-left-out") == []
+
+
 def test_episodes_of_one_step_first(tmp_path: Path) -> None:
     gear_data.convert(_write(tmp_path / "a.hdf5", (1, 1, 4)), tmp_path / "d")
     ds = gear_data.open(tmp_path / "d")
