@@ -12,7 +12,12 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, resolve_structure_columns
 from gear_data.ingest.pipeline.names import canonical_name
-from gear_data.ingest.source import DATA_SUFFIXES, EpisodeSource, Format, SourceOptions
+from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
+from gear_data.ingest.sources.mixed_files import (
+    PICKLES,
+    files_of_other_formats,
+    refuse_files_of_other_formats,
+)
 from gear_data.ingest.sources.tables.open import open_tables
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_lengths, storage_array
@@ -86,9 +91,10 @@ def _open_as(
         if item.name in _TABLES and (table_format := _format_of_named_columns(location, options)) is not None:
             return _open(formats[table_format[0]], location, options), *table_format
         if reason := item.probe(location):
+            refuse_files_of_other_formats(item, location)
             return _open(item, location, options), item.name, reason
     # Episodes in memory are always recognised, so that format is no suggestion for other sources.
-    raise unrecognised(location, [name for name in formats if name != _IN_MEMORY])
+    raise unrecognised(location, {name: item for name, item in formats.items() if name != _IN_MEMORY})
 
 
 def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSource:
@@ -109,13 +115,11 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
                 column=spec.source or spec.name,
                 hint="if it means something else, give it another name with --rename",
             )
-    if item.suffixes:
-        left_out = [
-            file for file in location.with_suffix(*DATA_SUFFIXES) if not file.path.lower().endswith(item.suffixes)
-        ]
-        if left_out:
-            message = f"files of another format than {item.name}; left out: convert them separately"
-            source.findings.add(Finding("files-left-out", message, len(left_out), left_out[0].name))
+    for file in location.with_suffix(*PICKLES):
+        source.findings.add(Finding("pickle-left-out", "a pickle, which is never loaded; left out", file=file.name))
+    if left_out := files_of_other_formats(item, location):
+        message = f"files of another format than {item.name}; left out: convert them separately"
+        source.findings.add(Finding("files-left-out", message, len(left_out), left_out[0].name))
     return source
 
 

@@ -37,7 +37,6 @@ _META = "meta.json"
 _ROOTS = ("", "storage/")
 _MAX_DEPTH = 16
 _SAVE_AGAIN = "the folder may be incomplete: download it again, or save it again with TensorDict.memmap(folder)"
-_PICKLES = (".pickle", ".pkl", ".pt", ".pth")
 _TRAJECTORIES = ("collector.traj_ids", "traj_ids", "episode")
 #: The row of a step in the replay buffer.
 _INDEX = "index"
@@ -98,9 +97,6 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
 def _findings(location: Location, root: str, tree: _TensorTree, runs: Sequence[tuple[int, int]]) -> FindingLog:
     """Returns the findings about left-out values and a full ring buffer."""
     findings = FindingLog()
-    for file in location.files:
-        if file.name.lower().endswith(_PICKLES):
-            findings.add(Finding("pickle-left-out", "a pickle, which is never loaded; left out", file=file.name))
     for name, kind in tree.unreadable.items():
         message = f"is {kind}, not a tensor; left out"
         findings.add(Finding("non-tensor-left-out", message, file=root + _META, column=name))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.names import canonical_name
-from gear_data.ingest.source import DATA_SUFFIXES
+from gear_data.ingest.source import DATA_SUFFIXES, Format
+from gear_data.ingest.sources.mixed_files import mixed_files_error
 from gear_data.ingest.sources.tables.open import is_dataset, is_unfinished_conversion, open_tables
 from gear_data.ingest.table_files import table_kinds
 
@@ -47,12 +48,12 @@ _ADVICE = {
 }
 
 
-def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatError:
+def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFormatError:
     """Returns the error for a source that no format recognises.
 
     Args:
         location: the source.
-        formats: names of the formats, for the hint.
+        formats: the formats that it may have, by name.
     """
     if is_dataset(location):
         return UnknownFormatError(
@@ -77,6 +78,8 @@ def unrecognised(location: Location, formats: Iterable[str]) -> UnknownFormatErr
             return UnknownFormatError(
                 f"the format is not recognised; it holds {files[0].name}", file=location.name, hint=advice
             )
+    if (mixed := mixed_files_error(formats.values(), location)) is not None:
+        return mixed
     hint = f"name the format with --format: {', '.join(formats)}"
     if tables is not None:
         contents = "its columns are " + ", ".join(f"{field.name}: {field.type}" for field in tables.schema)

@@ -19,6 +19,7 @@ from gear_data.errors import (
     DestinationExistsError,
     InvalidArgumentError,
     ManifestError,
+    UnknownFormatError,
     UnsupportedColumnError,
 )
 from gear_data.ingest.location import locate
@@ -262,10 +263,12 @@ def test_source_and_destination_must_not_overlap(sources: Any, rollouts: list[An
     sources.check_dataset(tmp_path / "out", rollouts)
 
 
-def test_files_of_another_kind_are_reported(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+def test_files_of_another_format_are_refused_or_reported(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     sources.write_episodes(tmp_path / "in" / "a.parquet", rollouts)
     sources.write_d4rl(tmp_path / "in" / "b.hdf5", rollouts)
-    gear_data.convert(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(UnknownFormatError, match=r"episode-rows, and 1 data files of other formats: b\.hdf5"):
+        gear_data.convert(tmp_path / "in", tmp_path / "out")
+    gear_data.convert(tmp_path / "in", tmp_path / "out", format="episode-rows")
     findings = {finding["code"]: finding for finding in gear_data.open(tmp_path / "out").manifest.findings}
     assert (findings["files-left-out"]["count"], findings["files-left-out"]["file"]) == (1, "b.hdf5")
 

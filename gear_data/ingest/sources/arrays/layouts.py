@@ -16,6 +16,7 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.sources.arrays.axes import is_padded
 from gear_data.ingest.sources.arrays.boundaries import (
     lengths_between,
     limit_lengths,
@@ -84,8 +85,7 @@ def build_step_arrays(
     for source in LENGTHS:
         if source in boundaries:
             lengths = all_values(boundaries[source]).astype(np.int64)
-            is_padded = len(lengths) == classified.rows != int(lengths.sum())
-            if is_padded:
+            if is_padded(classified, arrays, lengths):
                 return _padded_arrays(classified, size, lengths, seekable)
             return _arrays_with_lengths(classified, size, lengths, seekable)
     return _flagged_arrays(classified, size, options, whole_source, seekable)
@@ -300,6 +300,9 @@ def _flagged_arrays(
     """
     columns = {name: array for name, array in classified.steps.items() if name != NEXT or classified.keeps_next}
     final_row_columns = _final_row_columns(classified, columns)
+    if final_row_columns and (row := _first_inner_end(classified, columns)) is not None:
+        classified = _without_final_row(classified, row, options)
+        final_row_columns = frozenset()
     next_arrays = {} if final_row_columns else classified.next_arrays(columns)
     has_ends = bool(final_row_columns or classified.boundaries or next_arrays or {DONES, "truncated"} & columns.keys())
     limit = None if has_ends else options.max_episode_steps
@@ -323,6 +326,34 @@ def _flagged_arrays(
         episode_flags=() if limit is None else ("truncated",),
         seekable=seekable,
     )
+
+
+def _first_inner_end(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> int | None:
+    """Returns the first row before the last step where an end flag is set, or None."""
+    flags = [columns[name] for name in sorted(END_FLAGS & columns.keys())]
+    lengths = scan_lengths(classified.rows, flags)
+    return int(lengths[0]) - 1 if len(lengths) > 1 else None
+
+
+def _without_final_row(classified: ClassifiedArrays, row: int, options: SourceOptions) -> ClassifiedArrays:
+    """Leaves out the observation after the last step of several episodes.
+
+    Raises UnknownFormatError if the user named no end column: the rows may also be one episode.
+    """
+    if options.end_column is None:
+        source = next(classified.sources[name] for name in sorted(END_FLAGS & classified.steps.keys()))
+        raise UnknownFormatError(
+            f"could mean two things: {classified.rows + 1} observations for {classified.rows} steps are one episode "
+            "with its final observation, but an end flag is set before the last step, as in several episodes",
+            file=classified.name,
+            column=source,
+            row=row,
+            hint=f"for several episodes give --end-column {source}: the last observation is left out; for one episode "
+            f"give the flag another name: --rename {source}=infos.{source}",
+        )
+    message = "one observation more than steps, in a file of several episodes; left out"
+    finding = Finding("final-left-out", message, file=classified.name, row=classified.rows)
+    return replace(classified, findings=(*classified.findings, finding))
 
 
 def _final_row_columns(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> frozenset[str]:

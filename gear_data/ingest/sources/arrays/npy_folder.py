@@ -7,14 +7,17 @@ Several such folders are read as well; then each folder ends an episode.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import PurePosixPath
 
-from gear_data.errors import UnknownFormatError
+from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
 from gear_data.ingest.sources.arrays.layouts import build_step_arrays
 from gear_data.ingest.sources.arrays.numpy_files import open_npy
 from gear_data.ingest.sources.arrays.source import ArraySource
@@ -24,11 +27,15 @@ _SUFFIX = ".npy"
 
 
 def probe(location: Location) -> str | None:
-    """Returns the reason if a folder of `.npy` files holds steps; otherwise None."""
+    """Returns the reason if a folder of `.npy` files holds steps; otherwise None.
+
+    Raises UnknownFormatError if their first axis may be something else than the steps.
+    """
     folders = _folders(location)
     for folder, files in folders.items():
         names = {canonical_name(name) for name in files}
         if "actions" in names or names & SCALAR_COLUMNS:
+            refuse_unclear_axes(folder, _shapes(files), "numpy")
             return f"NumPy files: {folder or 'the folder'} holds {', '.join(files)}"
         break
     return None
@@ -47,6 +54,18 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         return build_step_arrays(folder, sizes[i], arrays, options, whole_source=len(folders) == 1, seekable=True)
 
     return ArraySource([folder for folder, _ in folders], sizes, open_arrays, FindingLog())
+
+
+def _shapes(files: Mapping[str, SourceFile]) -> dict[str, tuple[int, ...]]:
+    """Returns column -> shape.
+
+    Damaged files are left out, because opening them raises the error.
+    """
+    shapes = {}
+    for name, file in files.items():
+        with suppress(GearError):
+            shapes[name] = open_npy(file).shape
+    return shapes
 
 
 def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:

@@ -19,6 +19,7 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
 from gear_data.ingest.sources.arrays.layouts import build_step_arrays
 from gear_data.ingest.sources.arrays.numpy_files import open_npz
 from gear_data.ingest.sources.arrays.source import ArraySource
@@ -31,14 +32,18 @@ def probe(location: Location) -> str | None:
     """Returns the reason if the first archive holds steps; otherwise None.
 
     A damaged archive is accepted too, so that opening it raises the error.
+
+    Raises UnknownFormatError if its first axis may be something else than the steps.
     """
     files = location.with_suffix(_SUFFIX)
     if not files:
         return None
     try:
-        names = {canonical_name(name) for name in open_npz(files[0])}
+        arrays = open_npz(files[0])
     except GearError:
         return "an .npz file"
+    names = {canonical_name(name) for name in arrays}
+    refuse_unclear_axes(files[0].name, {name: array.shape for name, array in arrays.items()}, "npz")
     if "actions" in names or names & SCALAR_COLUMNS:
         return f"NumPy archives: {files[0].name} holds steps"
     return None

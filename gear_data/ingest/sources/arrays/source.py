@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from gear_data.errors import CorruptSourceError, EmptySourceError
+from gear_data.errors import CorruptSourceError, EmptySourceError, GearError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES, Unit
@@ -26,6 +26,8 @@ from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
 _BLOCK_BYTES = 16 << 20
 #: Estimated bytes of a text: its real size is unknown before it is read.
 _TEXT_BYTES = 64
+#: Files that are compared with the first for the list in an error.
+_COMPARED_FILES = 1000
 _SEPARATELY = "convert the files that differ separately"
 
 
@@ -146,7 +148,7 @@ class ArraySource:
             if own is None or first is None:
                 problem = f"is here, but not in {self._model.name}" if first is None else "is missing"
                 raise CorruptSourceError(
-                    f"{problem}; all files must have the same columns",
+                    f"{problem}; all files must have the same columns{self._list_of_others()}",
                     file=arrays.name,
                     column=(own or first or self.columns[0]).source or name,
                     hint=self._separate_datasets_hint(arrays)
@@ -159,6 +161,20 @@ class ArraySource:
                     column=own.source or name,
                     hint=self._separate_datasets_hint(arrays) or "convert the files to one dtype and shape first",
                 )
+
+    def _list_of_others(self) -> str:
+        """Returns the files that have other columns than the first, for a message."""
+        names = {spec.name for spec in self.columns}
+        others = []
+        for index, name in enumerate(self._names[:_COMPARED_FILES]):
+            try:
+                differs = {spec.name for spec in self._open_arrays(index).columns()} != names
+            except GearError:
+                differs = True
+            if differs:
+                others.append(name)
+        shown = ", ".join(others[:10]) + (", ..." if len(others) > 10 else "")
+        return f"; {len(others)} of {len(self._names)} files have others: {shown}" if len(others) > 1 else ""
 
     def _separate_datasets_hint(self, arrays: StepArrays) -> str | None:
         return separate_datasets_hint(self._names, self._names[0], arrays.name)

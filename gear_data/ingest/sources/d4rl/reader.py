@@ -25,6 +25,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.assemble import StepPart, assemble
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
+from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
 from gear_data.ingest.sources.d4rl.episode_ends import BoolArray, age_after, rows_differ
 from gear_data.ingest.sources.d4rl.layout import REQUIRED, D4rlLayout, check_file, read_layout
 from gear_data.ingest.sources.hdf5.open_file import hdf5_files, open_hdf5, reading
@@ -37,12 +38,17 @@ _FLAG_ROWS = 4 << 20
 
 
 def probe(location: Location) -> str | None:
-    """Returns the reason if the first HDF5 file has D4RL's datasets; otherwise None."""
+    """Returns the reason if the first HDF5 file has D4RL's datasets; otherwise None.
+
+    Raises UnknownFormatError if their first axis may be something else than the steps.
+    """
     files = hdf5_files(location)
     if not files:
         return None
     with open_hdf5(files[0]) as file, reading(files[0].name):
         if all(isinstance(file.get(name), h5py.Dataset) for name in REQUIRED):
+            datasets = {name: item.shape for name, item in file.items() if isinstance(item, h5py.Dataset)}
+            refuse_unclear_axes(files[0].name, {name: shape for name, shape in datasets.items() if shape}, "d4rl")
             return "D4RL: flat HDF5 datasets " + ", ".join(REQUIRED)
     return None
 
