@@ -55,3 +55,29 @@ def floor_gzip(source: Path, destination: Path) -> int:
         with gzip.open(path) as file:
             size += np.load(file).nbytes
     return size
+
+
+def write_calvin(episodes: Episodes, folder: Path) -> None:
+    """Writes one recording, a file a step, with two cameras and a depth image."""
+    cameras = {
+        name: frames(episodes.steps, (side, side, 3)) for name, side in (("rgb_static", 200), ("rgb_gripper", 84))
+    }
+    for step in range(episodes.steps):
+        values = {name: values[step] for name, values in cameras.items()}
+        depth = values["rgb_static"][..., 0].astype(np.float32) / 255
+        state = {"robot_obs": np.arange(15.0) + step, "scene_obs": np.zeros(24), "rel_actions": np.zeros(7)}
+        np.savez_compressed(
+            folder / f"episode_{step:07d}.npz", **values, **state, actions=np.full(7, step), depth_static=depth
+        )
+    pieces = [(first, min(first + 100, episodes.steps) - 1) for first in range(0, episodes.steps, 100)]
+    np.save(folder / "ep_start_end_ids.npy", np.array(pieces))
+
+
+def floor_npz(source: Path, destination: Path) -> int:
+    """Reads all arrays of all files with `np.load`."""
+    destination.mkdir()
+    size = 0
+    for path in source.glob("*.npz"):
+        with np.load(path) as file:
+            size += sum(file[name].nbytes for name in file)
+    return size

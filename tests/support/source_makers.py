@@ -22,7 +22,7 @@ from PIL import Image
 from pyarrow import feather
 
 import gear_data
-from tests.support.makers.frames import dqn_replay
+from tests.support.makers.frames import calvin, dqn_replay
 from tests.support.rollouts import (
     Rollout,
     episode_numbers,
@@ -437,6 +437,7 @@ MAKERS: dict[str, Maker] = {
     "stable-baselines3": stable_baselines3,
     "numpy": numpy_folder,
     "dqn-replay": dqn_replay,
+    "calvin": calvin,
     "torchrl": torchrl,
     "rlds": rlds,
     "zarr": zarr_stores,

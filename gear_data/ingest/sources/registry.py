@@ -26,6 +26,7 @@ from gear_data.ingest.splits import no_such_split
 
 #: Modules with a `FORMAT`, below `gear_data.ingest.sources`.
 _MODULES = (
+    "arrays.calvin",
     "arrays.dqn_replay",
     "act",
     "arrays.npy_folder",

@@ -49,6 +49,13 @@ def _zarr(path: Path) -> None:
     shutil.rmtree(stores)
 
 
+def _calvin(path: Path) -> None:
+    """Writes a dataset with two splits."""
+    path.mkdir()
+    for split in ("training", "validation"):
+        source_makers.MAKERS["calvin"](path / split, make_rollouts(9, seed=1))
+
+
 #: Name in the folder of the example -> the function that creates it.
 SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper": _dataset,
@@ -69,5 +76,6 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "arrays": _from_maker("numpy"),
     "pusht.zarr": _zarr,
     "Pong": _from_maker("dqn-replay"),
+    "task_D_D": _calvin,
     "images": _from_maker("images"),
 }

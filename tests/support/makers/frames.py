@@ -33,3 +33,17 @@ def dqn_replay(folder: Path, rollouts: Sequence[Rollout]) -> None:
         ):
             with gzip.open(folder / f"{name}_ckpt.{number}.gz", "wb") as file:
                 np.save(file, integers)
+
+
+def calvin(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes a split with one file a step; the last one belongs to no recording."""
+    folder.mkdir(parents=True)
+    number, ranges = 17, []
+    for rollout in rollouts:
+        ranges.append((number, number + len(rollout) - 1))
+        for step in range(len(rollout)):
+            values = {name: column[step] for name, column in rollout.columns.items()}
+            np.savez_compressed(folder / f"episode_{number:07d}.npz", **values, rel_actions=values["actions"])
+            number += 1
+    np.savez_compressed(folder / f"episode_{number:07d}.npz", actions=np.zeros(2))
+    np.save(folder / "ep_start_end_ids.npy", np.array(ranges))

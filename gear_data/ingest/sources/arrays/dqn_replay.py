@@ -1,4 +1,6 @@
-"""DQN Replay and other replay buffers of Dopamine: https://github.com/google-research/batch_rl.
+"""DQN Replay, and other replay buffers of Dopamine.
+
+https://github.com/google-research/batch_rl
 
 A checkpoint N is one file `$store$_X_ckpt.N.gz` for each X of `observation`, `action`, `reward` and `terminal`: an
 `.npy` file of all rows of a ring buffer, compressed by gzip. `add_count_ckpt.N.gz` counts the rows that were ever
@@ -93,7 +95,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
 
 
 class _WholeFileReader(ArrayReader):
-    """A reader that checks the ends of the files that it has read, unless an error ended the reading.
+    """A reader that checks the ends of the files that it has read.
 
     A checkpoint is always read to its end, because it is one unit.
     """
@@ -141,7 +143,7 @@ class _Checkpoint:
 
     @property
     def game(self) -> str:
-        """The folder of the runs: `Pong` of `Pong/1/replay_logs`, empty if it is the source."""
+        """The folder of the runs, such as `Pong` of `Pong/1/replay_logs`."""
         parts = list(PurePosixPath(self.folder).parts)
         while parts and (parts[-1] in _CHECKPOINT_FOLDERS or parts[-1].isdigit()):
             parts.pop()
