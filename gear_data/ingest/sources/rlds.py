@@ -9,6 +9,7 @@ truncated.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -153,8 +154,10 @@ class _RldsDataset:
     """An open dataset folder, and the episodes that `split` selects."""
 
     def __init__(self, info: SourceFile, folder: str, split: str | None) -> None:
-        # Hides the GPUs: TensorFlow would allocate all their memory at its first operation.
+        # TensorFlow prints a line for each end of a file, unless the user has asked for other lines.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
         self._tf = import_extra("tensorflow", "rlds")
+        # Hides the GPUs: TensorFlow would allocate all their memory at its first operation.
         with suppress(RuntimeError):  # the application has initialised the GPUs already
             self._tf.config.set_visible_devices([], "GPU")
         self._tfds = import_extra("tensorflow_datasets", "rlds")
