@@ -60,6 +60,15 @@ def role_of(name: str) -> Role:
     return _ROLES.get(name.split(".", 1)[0], Role.EXTRA)
 
 
+#: Prefix of masks. `masks.NAME` is false at steps whose source does not have the column NAME.
+_MASKS = "masks."
+
+
+def mask_column(name: str) -> ColumnSpec:
+    """Returns the mask of a column: true at the steps whose source has the column."""
+    return ColumnSpec(_MASKS + name, "bool")
+
+
 class ColumnRecord(msgspec.Struct, frozen=True):
     """One column in the manifest. See `ColumnSpec`; the manifest's `role` is ignored."""
 
@@ -229,6 +238,16 @@ class Schema:
     def names(self) -> tuple[str, ...]:
         """Returns the column names, in order."""
         return tuple(column.name for column in self.columns)
+
+    def mask_of(self, name: str) -> str | None:
+        """Returns the name of a column's mask; None if all steps have values.
+
+        The mask of computed returns-to-go is the mask of the rewards.
+        """
+        column = self[name]
+        mask = mask_column("rewards" if column.role is Role.RETURN_TO_GO and column.derived else name)
+        found = next((each for each in self.columns if each.name == mask.name), None)
+        return mask.name if found is not None and (found.dtype, found.shape) == (mask.dtype, mask.shape) else None
 
     @property
     def step_bytes(self) -> int:

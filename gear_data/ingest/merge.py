@@ -27,7 +27,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.merging.inputs import MergeInput, check_apart, open_inputs
 from gear_data.ingest.merging.link import EPISODES, FINALS, link_shards, merged_episodes, write_tables
 from gear_data.ingest.several.sequence import common_metadata
-from gear_data.ingest.several.united import check_equal_columns, united_columns
+from gear_data.ingest.several.united import united_columns
 from gear_data.schema import Schema
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.identity import dataset_identity
@@ -104,9 +104,8 @@ def merge(
         raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
     inputs = open_inputs(datasets)
     named = [(item.name, item.manifest.schema.columns) for item in inputs]
-    check_equal_columns(named)
     schema = Schema(united_columns(named))
-    _check_order(inputs)
+    _check_equal_columns(inputs)
     target = choose_target(plain_path(destination), overwrite, resume)
     check_apart(inputs, target.folder)
     with locked_target(target, overwrite, resume) as locked:
@@ -123,15 +122,16 @@ def merge(
     )
 
 
-def _check_order(inputs: Sequence[MergeInput]) -> None:
-    """Raises UnsupportedColumnError if the columns of two datasets stand in different orders."""
+def _check_equal_columns(inputs: Sequence[MergeInput]) -> None:
+    """Raises UnsupportedColumnError if the shards do not have the same columns in the same order."""
     first, *others = inputs
     for item in others:
         if item.manifest.schema.names != first.manifest.schema.names:
+            differ = set(item.manifest.schema.names) ^ set(first.manifest.schema.names)
             raise UnsupportedColumnError(
-                f"the columns stand in another order than in {first.name}",
+                f"has other columns than {first.name}: {', '.join(sorted(differ)) or 'in another order'}",
                 file=item.name,
-                hint="convert the sources of both in one command",
+                hint="convert the sources of both in one command: 'gear-data convert SRC1 SRC2 DST'",
             )
 
 

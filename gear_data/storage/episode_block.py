@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.schema import mask_column
+
 
 class Position(NamedTuple):
     """Place in a source from which reading can start again.
@@ -78,6 +80,17 @@ class EpisodeBlock:
     def offsets(self) -> npt.NDArray[np.int64]:
         """int64 [n + 1]. Episode i has the steps offsets[i] to offsets[i + 1]."""
         return offsets_of(self.lengths)
+
+    @property
+    def has_rewards(self) -> npt.NDArray[np.bool_]:
+        """bool [n]: whether the source of each episode has rewards.
+
+        See `gear_data.schema.mask_column`.
+        """
+        mask = self.columns.get(mask_column("rewards").name)
+        if mask is None or mask.ndim != 1:
+            return np.full(len(self), "rewards" in self.columns)
+        return mask[self.offsets[:-1]].astype(np.bool_)
 
     def slice(self, start: int, stop: int) -> EpisodeBlock:
         """Returns the episodes `start` to `stop`, without copying steps."""

@@ -69,7 +69,7 @@ def episode_rows(
 ) -> pa.Table:
     """Returns the rows of the episode table for a block, with the column `SOURCE_ROW`.
 
-    `return` is the float64 sum of the rewards; null if the dataset has no rewards or several per step. Metadata with
+    `return` is the float64 sum of the rewards; null if the episode has no rewards or several per step. Metadata with
     the name of a column of `EPISODE_SCHEMA` is stored as `metadata.NAME`.
 
     Args:
@@ -86,13 +86,14 @@ def episode_rows(
     last = offsets[1:] - 1
     rewards = block.columns.get("rewards")
     returns = None if rewards is None or rewards.ndim > 1 else np.add.reduceat(rewards.astype(np.float64), offsets[:-1])
+    has_rewards = block.has_rewards
     metadata = dict(block.metadata)
     values: dict[str, Any] = {
         "episode_id": np.arange(first_id, first_id + count),
         "shard": np.full(count, shard, np.int32),
         "start": offsets[:-1] + first_step,
         "length": block.lengths,
-        "return": pa.nulls(count, pa.float64()) if returns is None else returns,
+        "return": pa.nulls(count, pa.float64()) if returns is None else pa.array(returns, mask=~has_rewards),
         "terminated": block.columns["terminated"][last],
         "truncated": block.columns["truncated"][last],
         "source": list(block.sources),

@@ -133,7 +133,8 @@ class Recomputation:
         rewards = rewards.astype(np.float64)
         computed = np.add.reduceat(rewards, block.offsets[:-1])
         scale = np.add.reduceat(np.abs(rewards), block.offsets[:-1])
-        same = _close(stored, computed, scale) & column.is_valid().to_numpy()
+        valid = column.is_valid().to_numpy()
+        same = np.where(block.has_rewards, _close(stored, computed, scale) & valid, ~valid)
         self._add_rows(file, "return", first_row, same, stored, computed)
 
     def _compare_shard(self, index: int, block: EpisodeBlock) -> None:

@@ -2,7 +2,7 @@
 
 Each episode is reduced separately, and episodes are merged in order (Chan, Golub and LeVeque, 1979). The result does
 not depend on the blocks or shards of a conversion. NaN and Inf are skipped: conversion reports them as findings, and
-they must not reach normalisation.
+they must not reach normalisation. Steps that the mask of a column excludes (`Schema.mask_of`) are skipped, too.
 
 A vector column has statistics per element. A scalar, or a column of two or more axes (an image, a matrix), has one set
 for all its elements. A variable-length column has none.
@@ -117,6 +117,7 @@ class RunningStatistics:
 
     def __init__(self, schema: Schema) -> None:
         self._widths = {column.name: statistics_width(column) for column in schema.fixed_columns}
+        self._masks = {name: mask for name in self._widths if (mask := schema.mask_of(name)) is not None}
         total = sum(self._widths.values())
         self._count = np.zeros(total, np.int64)
         self._mean = np.zeros(total)
@@ -133,13 +134,19 @@ class RunningStatistics:
         """
         if not len(lengths):
             return
-        parts = [_reduce_episodes(columns[name], lengths, width) for name, width in self._widths.items()]
+        parts = [
+            _reduce_episodes(columns[name], lengths, width, self._mask(name, columns))
+            for name, width in self._widths.items()
+        ]
         count, total, m2, low, high = (np.concatenate([part[k] for part in parts], axis=1) for k in range(5))
         mean = total / np.maximum(count, 1)
         for e in range(len(lengths)):
             self._merge(count[e], mean[e], m2[e])
         np.minimum(self._min, low.min(axis=0), out=self._min)
         np.maximum(self._max, high.max(axis=0), out=self._max)
+
+    def _mask(self, name: str, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_] | None:
+        return columns[self._masks[name]].astype(np.bool_) if name in self._masks else None
 
     def _merge(self, count: Float64Array, mean: Float64Array, m2: Float64Array) -> None:
         merged = self._count + count
@@ -221,7 +228,10 @@ def _state(schema: Schema, statistics: Mapping[str, ColumnStatistics]) -> Statis
 
 
 def _reduce_episodes(
-    column: npt.NDArray[Any], lengths: npt.NDArray[np.int64], width: int
+    column: npt.NDArray[Any],
+    lengths: npt.NDArray[np.int64],
+    width: int,
+    mask: npt.NDArray[np.bool_] | None,
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
     """Returns count, sum, sum of squared deviations, min and max per episode.
 
@@ -229,7 +239,7 @@ def _reduce_episodes(
     """
     offsets = offsets_of(lengths)
     if column.dtype == np.uint8 and column.ndim > 2:
-        return _reduce_images(column, offsets)
+        return _reduce_images(column, offsets, mask)
     parts = []
     per_step = max(1, int(np.prod(column.shape[1:], dtype=np.int64)))
     budget = max(1, _CHUNK_ELEMENTS // per_step)
@@ -237,22 +247,29 @@ def _reduce_episodes(
     while first < len(lengths):
         last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + budget, side="right")) - 1)
         part = column[offsets[first] : offsets[last]]
-        parts.append(_reduce_chunk(part, offsets[first:last] - offsets[first], lengths[first:last], width))
+        present = None if mask is None else mask[offsets[first] : offsets[last]]
+        parts.append(_reduce_chunk(part, offsets[first:last] - offsets[first], lengths[first:last], width, present))
         first = last
     return tuple(np.concatenate([part[k] for part in parts]) for k in range(5))  # type: ignore[return-value]
 
 
 def _reduce_images(
-    column: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+    column: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_] | None
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
     """Returns the arrays of `_reduce_episodes` for images.
 
     Sums of integers are exact, so no second pass subtracts the mean, and no episode is copied as float64.
     """
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     values = np.empty(_CHUNK_BYTES)
     for first, last in pairwise(offsets.tolist()):
-        pixels = column[first:last].reshape(-1)
+        present = (
+            slice(first, last) if mask is None or mask[first:last].all() else first + np.flatnonzero(mask[first:last])
+        )
+        pixels = column[present].reshape(-1)
+        if not len(pixels):
+            rows.append((0, 0, 0, np.inf, -np.inf))
+            continue
         total = squares = 0
         for start in range(0, len(pixels), _CHUNK_BYTES):
             part = pixels[start : start + _CHUNK_BYTES]
@@ -266,7 +283,11 @@ def _reduce_images(
 
 
 def _reduce_chunk(
-    column: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], width: int
+    column: npt.NDArray[Any],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    width: int,
+    mask: npt.NDArray[np.bool_] | None,
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
     """Returns the arrays of `_reduce_episodes` for one chunk of whole episodes."""
     elements = column.reshape(len(column), width, -1)
@@ -276,11 +297,14 @@ def _reduce_chunk(
     starts, counts = starts * repeat, lengths * repeat
     low, high = np.minimum.reduceat(values, starts, axis=1), np.maximum.reduceat(values, starts, axis=1)
     # NaN propagates through both reductions.
-    all_finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
+    all_present = mask is None or bool(mask.all())
+    all_finite = bool(all_present and np.isfinite(low).all() and np.isfinite(high).all())
     if all_finite:
         count = np.broadcast_to(counts.astype(np.float64), (width, len(lengths)))
     else:
         finite = np.isfinite(values)
+        if mask is not None:
+            finite &= np.repeat(mask, repeat)
         count = np.add.reduceat(finite.astype(np.float64), starts, axis=1)
         low = np.minimum.reduceat(np.where(finite, values, np.inf), starts, axis=1)
         high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts, axis=1)

@@ -9,22 +9,29 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from gear_data.ingest.findings.log import FindingLog
+from gear_data.errors import UnsupportedColumnError
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO
 from gear_data.ingest.pipeline.end_flags import complete_end_flags, end_flag_columns
 from gear_data.ingest.pipeline.prepare import check_block
 from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
 from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.ingest.several.parts import SourcePart
-from gear_data.ingest.several.united import check_equal_columns, united_columns
+from gear_data.ingest.several.united import united_columns, with_masks
 from gear_data.ingest.source import EpisodeSource, Unit
-from gear_data.schema import ColumnSpec
+from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position
 
 #: The fact that names the split of an episode.
 SPLIT = "split"
 #: Positions of part k begin at file k << 40. No source has so many files, or units that it counts as files.
 _PART_BITS = 40
+#: Bytes of missing columns that are added to a block at once.
+_PIECE_BYTES = 32 << 20
+#: Values of missing columns of variable length.
+_EMPTY = {"string": "", "binary": b""}
 
 
 class SourceSequence:
@@ -39,7 +46,7 @@ class SourceSequence:
         sources: Their sources, opened.
 
     Raises:
-        UnsupportedColumnError: The sources have different columns.
+        UnsupportedColumnError: A column has two dtypes or shapes.
     """
 
     def __init__(self, parts: Sequence[SourcePart], sources: Sequence[EpisodeSource]) -> None:
@@ -49,13 +56,17 @@ class SourceSequence:
             (part.name, end_flag_columns(without_variable_finals(source.columns)))
             for part, source in zip(parts, sources, strict=True)
         ]
-        check_equal_columns(named)
-        self._columns = united_columns(named)
+        # Derived columns are computed later, and masks of all columns come before them.
+        self._columns = united_columns(with_masks(named))
+        schema = Schema(self._columns)
+        self._masks = {mask: column.name for column in schema if (mask := schema.mask_of(column.name)) is not None}
         self._reading = sources[0]
         self.findings = FindingLog()
         self.resume_state: dict[str, Any] = {}
         for source in sources:
             self._take_findings(source)
+        for name, columns in named:
+            self._report_missing(name, {column.name for column in columns})
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
@@ -101,24 +112,72 @@ class SourceSequence:
         source.resume_state.clear()
         source.resume_state.update(self.resume_state.get(str(index), {}))
         for block in source.blocks(start, stop):
-            ready = self._prepared(block, index, source) if len(block) else block
+            block = replace(block, position=_shifted(block.position, index))
+            pieces = self._prepared(block, index, source) if len(block) else iter([block])
             self._take_findings(source)
             self.resume_state[str(index)] = dict(source.resume_state)
-            yield replace(ready, position=_shifted(block.position, index))
+            yield from pieces
         self._take_findings(source)
 
-    def _prepared(self, block: EpisodeBlock, index: int, source: EpisodeSource) -> EpisodeBlock:
-        """Returns a block with the columns and facts that all sources share."""
+    def _report_missing(self, part: str, names: set[str]) -> None:
+        """Adds a finding for each column that a part lacks."""
+        for mask, column in self._masks.items():
+            if column not in names:
+                message = f"the source lacks a column that others have; read as zeros, and {mask} is false there"
+                self.findings.add(Finding("missing-column", message, file=part, column=column))
+        if RETURNS_TO_GO in names and "rewards" in self._masks.values() and "rewards" not in names:
+            raise UnsupportedColumnError(
+                "cannot be kept: other sources have rewards, from which conversion computes this column",
+                file=part,
+                column=RETURNS_TO_GO,
+                hint=f"rename it with --rename {RETURNS_TO_GO}=NAME, or leave it out with --columns",
+            )
+
+    def _prepared(self, block: EpisodeBlock, index: int, source: EpisodeSource) -> Iterator[EpisodeBlock]:
+        """Returns a block with the columns and facts of all sources, in pieces.
+
+        Missing columns may take far more memory than the columns of the source.
+        """
         check_block(block, source.columns)
         block = drop_variable_finals(block, source.columns, source.findings)
         block = complete_end_flags(block, source.findings)
+        added = sum(
+            column.row_bytes
+            for column in self._columns
+            if not column.variable_length and column.name not in block.columns
+        )
+        return self._completed(block, index, max(1, _PIECE_BYTES // max(1, added)))
+
+    def _completed(self, block: EpisodeBlock, index: int, steps: int) -> Iterator[EpisodeBlock]:
+        """Yields pieces of about `steps` steps, with all columns."""
+        offsets, first = block.offsets, 0
+        while first < len(block):
+            last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + steps, side="right")) - 1)
+            piece = self._with_all_columns(block.slice(first, last), index)
+            yield replace(piece, source_rows=0) if first else piece
+            first = last
+
+    def _with_all_columns(self, block: EpisodeBlock, index: int) -> EpisodeBlock:
+        steps = int(block.lengths.sum())
+        columns, variable = dict(block.columns), dict(block.variable)
+        own = columns.keys() | variable.keys()
+        for column in self._columns:
+            if column.name in own:
+                continue
+            if column.variable_length:
+                variable[column.name] = pa.repeat(pa.scalar(_EMPTY[column.dtype], column.arrow_type), steps)
+            elif column.name in self._masks:
+                columns[column.name] = np.full(steps, self._masks[column.name] in own)
+            else:
+                columns[column.name] = _no_values(column, steps)
         count = int(block.has_final.sum())
         finals = {
             column.name: block.finals.get(column.name, _no_values(column, count))
             for column in self._columns
             if column.has_final
         }
-        return replace(block, finals=finals, metadata=self._facts(block, self._parts[index]))
+        facts = self._facts(block, self._parts[index])
+        return replace(block, columns=columns, variable=variable, finals=finals, metadata=facts)
 
     def _facts(self, block: EpisodeBlock, part: SourcePart) -> dict[str, Sequence[Any]]:
         added: dict[str, Sequence[Any]] = {}
@@ -136,7 +195,7 @@ class SourceSequence:
 
 
 def _no_values(column: ColumnSpec, count: int) -> npt.NDArray[Any]:
-    """Returns the final observations of a source without this column."""
+    """Returns zeros for steps or final observations of a source without this column."""
     return np.zeros((count, *column.shape), column.numpy_dtype)
 
 

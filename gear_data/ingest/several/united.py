@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gear_data.errors import UnsupportedColumnError
-from gear_data.schema import ColumnSpec
+from gear_data.schema import ColumnSpec, Schema, mask_column
 
 #: The columns of one of several sources, and its name for messages.
 NamedColumns = tuple[str, Sequence[ColumnSpec]]
@@ -67,22 +67,18 @@ def _described(column: ColumnSpec) -> str:
     return f"{column.dtype} {list(column.shape)}{computed}"
 
 
-def check_equal_columns(parts: Sequence[NamedColumns]) -> None:
-    """Checks that all parts have the same columns.
+def with_masks(parts: Sequence[NamedColumns]) -> list[NamedColumns]:
+    """Adds to each part the masks of columns that another part lacks.
 
-    Raises:
-        UnsupportedColumnError: A column is missing in one part.
+    A part has the mask of each such column that the part has. In parts without the column, the mask is missing too.
     """
-    first, columns = parts[0]
-    names = [column.name for column in columns]
-    for part, specs in parts[1:]:
-        own = [column.name for column in specs]
-        for name in [*names, *own]:
-            if (name in names) is not (name in own):
-                place, other = (first, part) if name in own else (part, first)
-                raise UnsupportedColumnError(
-                    f"is missing here, but {other} has it",
-                    file=place,
-                    column=name,
-                    hint="leave the column out with --columns, which applies to every source",
-                )
+    names: list[set[str]] = [{column.name for column in columns} for _, columns in parts]
+    known = Schema(tuple({column.name: column for _, columns in parts for column in columns}.values()))
+    masks = {name for column in known if (name := known.mask_of(column.name)) is not None}
+    missing = {column.name for column in known if not all(column.name in own for own in names)} - masks
+    result: list[NamedColumns] = []
+    for part, columns in parts:
+        own = {column.name for column in columns}
+        added = [mask_column(column.name) for column in columns if column.name in missing]
+        result.append((part, (*columns, *(mask for mask in added if mask.name not in own))))
+    return result
