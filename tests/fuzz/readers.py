@@ -248,9 +248,9 @@ def warm_up(names: list[str]) -> None:
     ):
         importlib.import_module(module)
     known_formats()
-    if any(name.endswith(("-json", "-csv", "-saved")) for name in names):
-        for module in ("datasets", "datasets.packaged_modules.csv.csv", "datasets.packaged_modules.json.json"):
-            importlib.import_module(module)
+    if any(name.endswith(("-json", "-csv", "-saved", "-tar")) for name in names):
+        for module in ("csv.csv", "json.json", "webdataset.webdataset"):
+            importlib.import_module(f"datasets.packaged_modules.{module}")
     if "rlds" in names:
         try:
             for module in ("tensorflow_datasets", "tensorflow", "keras"):

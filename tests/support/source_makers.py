@@ -10,6 +10,8 @@ import csv
 import gzip
 import io
 import json
+import os
+import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -103,6 +105,47 @@ def csv_step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
     values = [column.reshape(len(column), -1)[:, 0].tolist() for column in columns.values()]
     with gzip.open(folder / "a.csv.gz", "wt", newline="") as file:
         csv.writer(file).writerows([columns, *zip(*values, strict=True)])
+
+
+def write_samples(path: Path, samples: Sequence[dict[str, Any]]) -> Path:
+    """Writes a tar file of numbered samples.
+
+    A sample is suffix -> value: bytes, an array if the suffix ends in npy, otherwise JSON. The zeros at the end are as
+    few as the format allows.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for i, sample in enumerate(samples):
+            for suffix, value in sample.items():
+                sink = io.BytesIO()
+                if suffix.endswith("npy"):
+                    np.save(sink, value)
+                else:
+                    sink.write(value if isinstance(value, bytes) else json.dumps(value).encode())
+                member = tarfile.TarInfo(f"{i:06d}.{suffix}")
+                member.size = sink.tell()
+                archive.addfile(member, io.BytesIO(sink.getvalue()))
+        end = archive.offset + 2 * tarfile.BLOCKSIZE
+    os.truncate(path, end)
+    return path
+
+
+def tar_step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes WebDataset, a sample a step."""
+    samples = []
+    for i, rollout in enumerate(rollouts):
+        for t in range(len(rollout)):
+            facts = {name: rollout.columns[name][t].item() for name in ("rewards", "terminated", "truncated")}
+            arrays = {f"{name}.npy": rollout.columns[name][t] for name in ("observations", "actions")}
+            samples.append({"json": {**facts, "episode_index": i}, **arrays})
+    write_samples(folder / "a.tar", samples)
+
+
+def tar_episode_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes WebDataset, a sample an episode, to two files."""
+    samples = [{f"{name}.npy": values for name, values in r.columns.items()} for r in rollouts]
+    for name in ("a.tar", "b.tar"):
+        write_samples(folder / name, samples)
 
 
 def text_and_images(folder: Path, rollouts: Sequence[Rollout]) -> None:
@@ -419,6 +462,8 @@ MAKERS: dict[str, Maker] = {
     "step-rows-json": json_step_rows,
     "episode-rows-json": json_episode_rows,
     "step-rows-csv": csv_step_rows,
+    "step-rows-tar": tar_step_rows,
+    "episode-rows-tar": tar_episode_rows,
     "images": text_and_images,
     "d4rl": d4rl,
     "d4rl-no-timeouts": d4rl_without_timeouts,

@@ -14,7 +14,7 @@ from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES, Format
 from gear_data.ingest.sources.mixed_files import mixed_files_error
 from gear_data.ingest.sources.tables.open import is_dataset, is_unfinished_conversion, open_tables
-from gear_data.ingest.table_files import table_kinds
+from gear_data.ingest.table_files import TAR, table_kinds
 
 #: Words in the usual names of episode columns, and in the usual names of other columns.
 _EPISODE_WORDS = ("episode", "traj", "run", "rollout", "demo", "id")
@@ -89,6 +89,8 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
             f"names (observations, actions, rewards, terminated, truncated) with --rename SOURCE=NAME"
             f"{_example(tables.schema)}; or {hint}"
         )
+        if TAR in table_kinds(location.files):
+            hint = f"if it is not a WebDataset, unpack it; {hint}"
     else:
         contents = "its files are " + (", ".join(file.name for file in location.files[:10]) or "none")
         if text := [file for files in table_kinds(location.files, requested=True).values() for file in files]:

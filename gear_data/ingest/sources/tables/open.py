@@ -12,6 +12,7 @@ from gear_data.ingest.sources.tables.files.arrow import ARROW
 from gear_data.ingest.sources.tables.files.kind import FileKind
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.files.text import CSV, JSON
+from gear_data.ingest.sources.tables.files.webdataset import WEBDATASET
 from gear_data.ingest.sources.tables.saved import saved_files
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.table_files import table_kinds
@@ -20,7 +21,7 @@ from gear_data.storage.writing.progress_files import PROGRESS
 
 #: Suffixes of the data files that tables may be, of those that `DATA_SUFFIXES` lists.
 TABLE_SUFFIXES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc")
-_KINDS: dict[str, FileKind] = {kind.name: kind for kind in (PARQUET, ARROW, CSV, JSON)}
+_KINDS: dict[str, FileKind] = {kind.name: kind for kind in (PARQUET, ARROW, CSV, JSON, WEBDATASET)}
 
 
 def open_tables(location: Location, *, requested: bool = False) -> TableStream | None:

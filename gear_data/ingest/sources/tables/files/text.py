@@ -1,116 +1,52 @@
-"""CSV and JSON, read by HuggingFace `datasets` as its `load_dataset` reads them.
+"""CSV and JSON, which `datasets` reads in blocks of 10,000 rows and of 10 MB.
 
-So `load_dataset` gives the same types: the first block of the first file decides. It has 10,000 rows of CSV or
-10 MB of JSON. Later blocks are cast to these types. Compressed files are decompressed while they are read.
+Compressed files are decompressed while they are read.
 """
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache, partial
+from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
-from gear_data.errors import CorruptSourceError, GearError, MissingExtraError
+from gear_data.errors import MissingExtraError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.json_array import array_tables, is_array
-from gear_data.ingest.sources.tables.files.kind import UNKNOWN_ROWS, BatchSizer, FileKind, RowGroups, batch_slices
-from gear_data.ingest.sources.tables.flatten import FlattenedColumn
+from gear_data.ingest.sources.tables.files.streamed import split_builder, streamed_kind
 
-_CSV, _JSON = "CSV", "JSON"
 #: Suffix -> the name of the compression, and the package that fsspec needs for it.
 _PACKAGES = {".zst": ("zstd", "zstandard"), ".lz4": ("lz4", "lz4")}
 
 
-class TextTable:
-    """An opened file of CSV or JSON. It is one row group, read from its beginning.
+def _csv_tables(file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]:
+    from datasets.packaged_modules.csv.csv import Csv
 
-    Args:
-        kind: `CSV` or `JSON`.
-        file: the file.
-        model: the schema of the source's first file, to which the rows are cast; None for that file.
-
-    Raises:
-        CorruptSourceError: the file is empty, a Git-LFS pointer, or not of the kind.
-        MissingExtraError: the package for the file's compression is not installed.
-    """
-
-    def __init__(self, kind: str, file: SourceFile, model: pa.Schema | None) -> None:
-        file.check_readable()
-        _check_compression(file)
-        self._kind = kind
-        self._file = file
-        self.schema = _first_schema(kind, file) if model is None else model
-
-    def __enter__(self) -> TextTable:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Does nothing: a file is open only while it is read."""
-
-    def row_groups(self) -> RowGroups:
-        return RowGroups((UNKNOWN_ROWS,), (self._file.size,), (self._file.size,))
-
-    def batches(self, groups: range, columns: Sequence[FlattenedColumn], sizer: BatchSizer) -> Iterator[pa.RecordBatch]:
-        from datasets.table import table_cast
-
-        names, row = list(dict.fromkeys(column.path[0] for column in columns)), 0
-        tables = _tables(self._kind, self._file, self.schema)
-        while True:
-            with _typed_errors(self._kind, self._file.name, row):
-                table = next(tables, None)
-                if table is None:
-                    return
-                table = table_cast(table, self.schema)
-            for batch in table.select(names).to_batches():
-                yield from batch_slices(batch, sizer)
-            row += len(table)
+    _check_compression(file)
+    options = {"sep": "\t"} if ".tsv" in PurePosixPath(file.name).suffixes else {}
+    builder, split = split_builder(Csv, file, **options)
+    for _, table in builder._generate_tables(**split):
+        yield table
 
 
-@lru_cache(maxsize=16)
-def _first_schema(kind: str, file: SourceFile) -> pa.Schema:
-    """Returns the types of the first block of a file."""
-    with _typed_errors(kind, file.name, 0):
-        table = next(_tables(kind, file, None), None)
-    if table is None:
-        raise CorruptSourceError("holds no row", file=file.name, hint="leave the file out")
-    return table.schema
+def _json_tables(file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]:
+    from datasets import Features
+    from datasets.packaged_modules.json.json import Json
 
-
-def _tables(kind: str, file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]:
-    """Yields the blocks of a file as `load_dataset` reads them, before it casts them."""
-    if kind == _JSON and (stream := _decompressed(file)) is not None:
+    _check_compression(file)
+    if (stream := _decompressed(file)) is not None:
         with stream:
             if is_array(stream):
                 stream.seek(0)
                 yield from array_tables(stream)
                 return
-    from datasets import DownloadConfig, Features
-    from datasets.data_files import DataFilesDict, DataFilesList
-    from datasets.download.streaming_download_manager import StreamingDownloadManager
-    from datasets.packaged_modules.csv.csv import Csv
-    from datasets.packaged_modules.json.json import Json
-    from datasets.streaming import extend_dataset_builder_for_streaming
-
-    url = file.path if file.filesystem is None else file.filesystem.unstrip_protocol(file.path)
-    options: dict[str, Any] = {"data_files": DataFilesDict({"train": DataFilesList([url], [("", "")])})}
-    if kind == _JSON and model is not None:
-        options["features"] = Features.from_arrow_schema(model)
-    if ".tsv" in file.name.lower():
-        options["sep"] = "\t"
-    with tempfile.TemporaryDirectory() as cache:  # a builder makes a lock there
-        builder = (Csv if kind == _CSV else Json)(cache_dir=cache, **options)
-    extend_dataset_builder_for_streaming(builder)
-    manager = StreamingDownloadManager(base_path="", download_config=DownloadConfig(), dataset_name="")
-    (split,) = builder._split_generators(manager)
-    for _, table in builder._generate_tables(**split.gen_kwargs):
+    options = {} if model is None else {"features": Features.from_arrow_schema(model)}
+    builder, split = split_builder(Json, file, **options)
+    for _, table in builder._generate_tables(**split):
         yield table
 
 
@@ -144,26 +80,5 @@ def _check_compression(file: SourceFile) -> None:
         )
 
 
-@contextmanager
-def _typed_errors(kind: str, name: str, row: int) -> Iterator[None]:
-    """Converts errors to CorruptSourceError.
-
-    `row` is the first row of the block that is read.
-    """
-    try:
-        yield
-    except GearError:
-        raise
-    except Exception as error:  # datasets, pandas, pyarrow and the decompressors raise many kinds of errors
-        text = f"{type(error).__name__}: {error}"
-        raise CorruptSourceError(
-            f"from row {row} on, datasets cannot read it as {kind}: {text[:1000]}",
-            file=name,
-            row=row,
-            hint="the first rows decide the types: check the rows, or load the file with datasets and its "
-            "features=..., and pass the datasets.Dataset to gear_data.convert",
-        ) from error
-
-
-CSV = FileKind(_CSV, partial(TextTable, _CSV), splittable=False)
-JSON = FileKind(_JSON, partial(TextTable, _JSON), splittable=False)
+CSV = streamed_kind("CSV", _csv_tables)
+JSON = streamed_kind("JSON", _json_tables)

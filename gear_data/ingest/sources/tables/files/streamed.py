@@ -1,0 +1,136 @@
+"""Files that HuggingFace `datasets` reads, as its `load_dataset` reads them.
+
+So `load_dataset` gives the same types: the first block of the first file decides, and later blocks are cast to these
+types.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from gear_data.errors import CorruptSourceError, GearError
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.sources.tables.files.kind import UNKNOWN_ROWS, BatchSizer, FileKind, RowGroups, batch_slices
+from gear_data.ingest.sources.tables.flatten import FlattenedColumn
+
+#: Yields the blocks of a file. The second argument is the schema of the source's first file, or None for that file.
+Reader = Callable[[SourceFile, pa.Schema | None], Iterator[pa.Table]]
+
+
+@dataclass(frozen=True)
+class _StreamedFormat:
+    """The name of a kind of files, its reader, and the advice for files that are not of the kind."""
+
+    name: str
+    read: Reader
+    advice: str
+
+    def open(self, file: SourceFile, model: pa.Schema | None) -> StreamedTable:
+        return StreamedTable(self, file, model)
+
+
+def streamed_kind(name: str, read: Reader, advice: str = "check the rows") -> FileKind:
+    """Returns the kind of files that a function reads from the beginning.
+
+    `advice` is for files that are not of the kind.
+    """
+    return FileKind(name, _StreamedFormat(name, read, advice).open, splittable=False)
+
+
+class StreamedTable:
+    """An opened file. It is one row group, read from its beginning.
+
+    Args:
+        format: the name and the reader of the file's kind.
+        file: the file.
+        model: the schema of the source's first file, to which the rows are cast; None for that file.
+
+    Raises:
+        CorruptSourceError: the file is empty, a Git-LFS pointer, or not of the kind.
+        MissingExtraError: the package for the file's compression is not installed.
+    """
+
+    def __init__(self, format: _StreamedFormat, file: SourceFile, model: pa.Schema | None) -> None:
+        file.check_readable()
+        self._format = format
+        self._file = file
+        self.schema = _first_schema(format, file) if model is None else model
+
+    def __enter__(self) -> StreamedTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Does nothing: a file is open only while it is read."""
+
+    def row_groups(self) -> RowGroups:
+        return RowGroups((UNKNOWN_ROWS,), (self._file.size,), (self._file.size,))
+
+    def batches(self, groups: range, columns: Sequence[FlattenedColumn], sizer: BatchSizer) -> Iterator[pa.RecordBatch]:
+        from datasets.table import table_cast
+
+        names, row = list(dict.fromkeys(column.path[0] for column in columns)), 0
+        tables = self._format.read(self._file, self.schema)
+        while True:
+            with _typed_errors(self._format, self._file.name, row):
+                table = next(tables, None)
+                if table is None:
+                    return
+                table = table_cast(table, self.schema)
+            for batch in table.select(names).to_batches():
+                yield from batch_slices(batch, sizer)
+            row += len(table)
+
+
+@lru_cache(maxsize=16)
+def _first_schema(format: _StreamedFormat, file: SourceFile) -> pa.Schema:
+    """Returns the types of the first block of a file."""
+    with _typed_errors(format, file.name, 0):
+        table = next(format.read(file, None), None)
+    if table is None:
+        raise CorruptSourceError("holds no row", file=file.name, hint="leave the file out")
+    return table.schema
+
+
+def split_builder(builder_class: type[Any], file: SourceFile, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns a builder of `datasets` for one file, and the arguments of its methods that read the file."""
+    from datasets import DownloadConfig
+    from datasets.data_files import DataFilesDict, DataFilesList
+    from datasets.download.streaming_download_manager import StreamingDownloadManager
+    from datasets.streaming import extend_dataset_builder_for_streaming
+
+    url = file.path if file.filesystem is None else file.filesystem.unstrip_protocol(file.path)
+    data_files = DataFilesDict({"train": DataFilesList([url], [("", "")])})
+    with tempfile.TemporaryDirectory() as cache:  # a builder makes a lock there
+        builder = builder_class(cache_dir=cache, data_files=data_files, **options)
+    extend_dataset_builder_for_streaming(builder)
+    manager = StreamingDownloadManager(base_path="", download_config=DownloadConfig(), dataset_name="")
+    (split,) = builder._split_generators(manager)
+    return builder, split.gen_kwargs
+
+
+@contextmanager
+def _typed_errors(format: _StreamedFormat, name: str, row: int) -> Iterator[None]:
+    """Converts errors to CorruptSourceError.
+
+    `row` is the first row of the block that is read.
+    """
+    try:
+        yield
+    except GearError:
+        raise
+    except Exception as error:  # datasets, pandas, pyarrow and the decompressors raise many kinds of errors
+        text = f"{type(error).__name__}: {error}"
+        raise CorruptSourceError(
+            f"from row {row} on, datasets cannot read it as {format.name}: {text[:1000]}",
+            file=name,
+            row=row,
+            hint=f"{format.advice}; the first rows decide the types: to give others, load the file with datasets "
+            "and its features=..., and pass the datasets.Dataset to gear_data.convert",
+        ) from error
