@@ -96,7 +96,7 @@ class ZarrArray:
                 column=column,
                 hint=f"write the array again without them, or {_LEAVE_OUT}",
             )
-        check_codec(self.codec, self.store.name, column)
+        check_codec(self.codec, self.config, self.store.name, column)
 
     def column_dtype(self, column: str) -> str:
         """Returns the dtype of a step column with these values, in native byte order.

@@ -29,24 +29,36 @@ _IMAGES = {
     "imagecodecs_png": "png_decode",
     "imagecodecs_webp": "webp_decode",
 }
+#: Options of these codecs that change what is decoded. Chunks are decoded without them.
+_DECODER_OPTIONS = (
+    "colorspace_data", "colorspace_jpeg", "hasalpha", "header", "index", "keeporientation", "planar", "tables",
+)  # fmt: skip
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOSC_HEADER = 16
 _DAMAGED = "the chunk is damaged: download it again"
 
 
-def check_codec(codec: str | None, place: str, column: str) -> None:
+def check_codec(codec: str | None, config: Mapping[str, Any], place: str, column: str) -> None:
     """Checks that chunks of a codec can be read, and imports the codec's package.
 
     Args:
         codec: the numcodecs id; None for plain chunks.
+        config: the configuration of the codec.
         place: the name of the store, for errors.
         column: the path of the array, for errors.
 
     Raises:
         MissingExtraError: the package is not installed.
-        UnsupportedColumnError: there is no such codec here.
+        UnsupportedColumnError: there is no such codec here, or it has an option that is not supported.
     """
     if codec in _IMAGES:
+        if options := [name for name in _DECODER_OPTIONS if config.get(name)]:
+            raise UnsupportedColumnError(
+                f"is compressed by '{codec}' with the option '{options[0]}', which is not supported",
+                file=place,
+                column=column,
+                hint="write the array again without it, or leave it out with --columns (columns=[...])",
+            )
         import_extra("imagecodecs", "umi")
     elif codec in _SIZED:
         import_extra("numcodecs", "zarr")

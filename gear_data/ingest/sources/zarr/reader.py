@@ -40,7 +40,7 @@ class ZarrReader:
             [stop - start, *row_shape], C-contiguous and in native byte order.
 
         Raises:
-            CorruptSourceError: a chunk is damaged.
+            CorruptSourceError: a chunk is damaged, or a boolean is neither 0 nor 1.
         """
         out = np.empty((stop - start, *array.row_shape), array.dtype)
         rows = array.chunks[0]
@@ -51,6 +51,17 @@ class ZarrReader:
                 self._decode_rows(array, index, out[begin - start : end - start])
             else:
                 out[begin - start : end - start] = self._partial_rows(array, index)[begin - first : end - first]
+        if (
+            out.dtype.kind == "b"
+            and (wrong := np.flatnonzero(out.view(np.uint8).reshape(len(out), -1).max(1) > 1)).size
+        ):
+            raise CorruptSourceError(
+                "holds a boolean that is neither 0 nor 1",
+                file=array.store.name,
+                column=array.path,
+                row=start + int(wrong[0]),
+                hint="download the store again",
+            )
         return out.astype(out.dtype.newbyteorder("="), copy=False)
 
     def _partial_rows(self, array: ZarrArray, index: int) -> npt.NDArray[Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import imagecodecs.numcodecs
 import numcodecs
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +82,24 @@ def test_rows_are_those_of_zarr(layout: dict[str, Any], archive: bool, tmp_path:
             np.testing.assert_array_equal(reader.read(arrays[name], 12, 30), values[12:30], name)
             assert pieces[0].dtype == values.dtype.newbyteorder("=")
     assert read_attributes(find_stores(locate(path, None))[0]) == {"robot": "ur5"}
+
+
+@pytest.mark.parametrize("name", ["Jpegxl", "Jpeg2k", "Jpegls", "Jpeg", "Png", "Webp"])
+def test_images_are_those_of_zarr(name: str, tmp_path: Path) -> None:
+    imagecodecs.numcodecs.register_codecs(verbose=False)
+    y, x = np.mgrid[:24, :32]
+    frames = np.stack([np.stack([x * 7 + t, y * 9, x + y + t], -1) % 256 for t in range(5)]).astype(np.uint8)
+    compressor = getattr(imagecodecs.numcodecs, name)(level=50)
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    options: dict[str, Any] = {"shape": frames.shape, "chunks": (1, 24, 32, 3), "dtype": "u1"}
+    group.create_array("a", **options, compressors=compressor)[...] = frames
+    array = opened(tmp_path / "a.zarr")["a"]
+    assert array.column_dtype("a") == "uint8"
+    with ZarrReader() as reader:
+        np.testing.assert_array_equal(reader.read(array, 1, 4), group["a"][1:4])
+    changed = replace(array, config={**array.config, "keeporientation": True})
+    with pytest.raises(UnsupportedColumnError, match="with the option 'keeporientation'"):
+        changed.column_dtype("a")
 
 
 def test_version_3_is_read(tmp_path: Path) -> None:
@@ -182,6 +202,17 @@ def test_a_claimed_size_allocates_nothing(name: str, offset: int, tmp_path: Path
     array = opened(tmp_path / "a.zarr")[f"data/{name}"]
     with ZarrReader() as reader, pytest.raises(CorruptSourceError, match="holds 2147483648 bytes of values"):
         reader.read(array, 8, 20)
+
+
+def test_a_boolean_of_another_byte_is_damage(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    group.create_array("a", shape=(20, 2), chunks=(5, 2), dtype="b1", compressors=None)[...] = True
+    (tmp_path / "a.zarr/a/1.0").write_bytes(b"\1\0" * 4 + b"\1\4")
+    array = opened(tmp_path / "a.zarr")["a"]
+    with ZarrReader() as reader:
+        assert reader.read(array, 0, 9).all(1).sum() == 5
+        with pytest.raises(CorruptSourceError, match=r"'a', row 9: holds a boolean"):
+            reader.read(array, 0, 20)
 
 
 def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import imagecodecs
-import numcodecs
 import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
+from imagecodecs.numcodecs import Jpegxl, register_codecs
 
 import gear_data
 from gear_data.errors import (
@@ -59,23 +59,7 @@ def umi(lengths: tuple[int, ...] = _LENGTHS) -> Arrays:
     }
 
 
-class JpegXl(numcodecs.abc.Codec):  # type: ignore[misc]
-    """The codec of UMI's images, as `zarr` needs it."""
-
-    codec_id = "imagecodecs_jpegxl"
-
-    def __init__(self, level: int = 99, numthreads: int = 1) -> None:
-        self.level, self.numthreads = level, numthreads
-
-    def encode(self, buf: Any) -> Any:
-        image = np.asarray(buf)
-        return imagecodecs.jpegxl_encode(image.reshape(image.shape[-3:]), level=self.level)
-
-    def decode(self, buf: Any, out: Any = None) -> Any:
-        return imagecodecs.jpegxl_decode(buf, out=out)
-
-
-numcodecs.register_codec(JpegXl)
+register_codecs(verbose=False)
 
 
 def write(path: Path, arrays: Arrays, lengths: tuple[int, ...] = _LENGTHS, version: int = 2) -> Path:
@@ -86,7 +70,7 @@ def write(path: Path, arrays: Arrays, lengths: tuple[int, ...] = _LENGTHS, versi
     for name, values in arrays.items():
         is_video = name.startswith("camera")
         chunks = (1 if is_video else 7, *values.shape[1:])
-        options: dict[str, Any] = {"compressors": JpegXl()} if is_video else {}
+        options: dict[str, Any] = {"compressors": Jpegxl(level=99, lossless=False, numthreads=1)} if is_video else {}
         group.create_array(f"data/{name}", shape=values.shape, chunks=chunks, dtype=values.dtype, **options)[...] = (
             values
         )
