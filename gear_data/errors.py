@@ -149,6 +149,13 @@ class WorkerError(GearError, RuntimeError):
     """
 
 
+class MappingError(GearError, ValueError):
+    """Raised when a mapping (`--map`) has a wrong key or value.
+
+    Correct the key that the message names.
+    """
+
+
 class FindingError(GearError, ValueError):
     """Raised by `strict` for a finding that the manifest would record.
 

@@ -22,6 +22,7 @@ def _add_convert(commands: Any) -> None:
     example = "gear-data convert edbeeching/decision_transformer_gym_replay-hopper/ hopper/"
     example += "\n  gear-data convert hopper.hdf5 walker.hdf5 both/"
     example += "\n  gear-data convert rlds_folder/ robot/ --split train --split val"
+    example += "\n  gear-data convert robot.h5 robot/ --map mapping.yaml"
     parser = add_command(commands, "convert", _convert, "convert a trajectory dataset into GEAR shards", example)
     _add_source(parser)
     parser.add_argument("destination", metavar="DST", help="folder or URL to create for the dataset")
@@ -43,8 +44,9 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     help = "file, folder, URL (hf://datasets/..., s3://...) or hub id of the source, or several to read as one dataset"
     parser.add_argument("sources", metavar="SRC", nargs="+", help=help)
     # A literal list, because reading it from the registry imports every reader and the packages it needs.
-    help = "auto (default), act, d3rlpy, d4rl, episode-rows, lerobot, minari, minari-arrow, npz, numpy, ogbench, "
-    help += "rlds, robomimic, stable-baselines3, step-rows, torchrl or zarr; docs/reference/formats.md describes each"
+    help = "auto (default), act, calvin, d3rlpy, d4rl, dqn-replay, episode-rows, lerobot, minari, minari-arrow, npz, "
+    help += "numpy, ogbench, rlds, robomimic, stable-baselines3, step-rows, torchrl, tree or zarr; "
+    help += "docs/reference/formats.md describes each"
     parser.add_argument("--format", default="auto", help=help)
     help = "split of the source, if it has several, for RLDS also train[:10%%]; may be repeated, or all: then the "
     help += "episode table has a column split"
@@ -58,13 +60,24 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--end-column", metavar="A", help="column that is true at the last step of an episode")
     help = "end episodes after N steps, for sources that mark no ends"
     parser.add_argument("--max-episode-steps", type=int, metavar="N", help=help)
+    help = "YAML file that says where the episodes and columns are, for HDF5, NumPy and Zarr files of unknown layout"
+    parser.add_argument("--map", dest="mapping", metavar="FILE", help=help)
     parser.add_argument(
         "--keep-encoded", action="store_true", help="keep PNG, JPEG and other images as the source encodes them"
     )
 
 
 def _source_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("format", "split", "columns", "episode_column", "step_column", "end_column", "max_episode_steps")
+    names = (
+        "format",
+        "split",
+        "columns",
+        "episode_column",
+        "step_column",
+        "end_column",
+        "max_episode_steps",
+        "mapping",
+    )
     selected = {name: getattr(options, name) for name in (*names, "keep_encoded")}
     return {**selected, "rename": dict(options.rename)}
 
@@ -99,11 +112,16 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _add_lint(commands: Any) -> None:
     summary = "report problems of a trajectory dataset without converting it; exit status 1 if there are any"
-    parser = add_command(commands, "lint", _lint, summary, "gear-data lint hopper.hdf5")
+    example = "gear-data lint hopper.hdf5\n  gear-data lint robot.h5 --suggest-map > mapping.yaml"
+    parser = add_command(commands, "lint", _lint, summary, example)
     _add_source(parser)
+    help = "only print a first mapping for --map, from the names and shapes of the arrays"
+    parser.add_argument("--suggest-map", action="store_true", help=help)
 
 
 def _lint(options: argparse.Namespace) -> int:
+    if options.suggest_map:
+        return _suggest_map(options)
     report = gear_data.lint(options.sources, **_source_options(options))
     if options.json:
         print_json(report.to_json())
@@ -137,6 +155,17 @@ def _merge(options: argparse.Namespace) -> int:
         f"{pluralize(report.shards, 'shard')} ({report.linked} linked), {format_bytes(report.bytes)} "
         f"in {report.seconds:.1f} s -> {options.destination}"
     )
+    return 0
+
+
+def _suggest_map(options: argparse.Namespace) -> int:
+    from gear_data.ingest.lint import suggest_mapping
+
+    text = suggest_mapping(options.sources)
+    if options.json:
+        print_json({"mapping": text})
+    else:
+        print(text, end="")
     return 0
 
 

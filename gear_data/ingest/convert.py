@@ -89,6 +89,7 @@ def convert(
     step_column: str | None = None,
     end_column: str | None = None,
     max_episode_steps: int | None = None,
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     keep_encoded: bool = False,
     shard_bytes: int = 512 << 20,
     on_bad_episode: Literal["error", "skip"] = "error",
@@ -120,6 +121,8 @@ def convert(
         step_column: For tables with one row per step: the column that numbers the steps of an episode.
         end_column: For tables with one row per step: the column that is true at the last step of an episode.
         max_episode_steps: The length of an episode, if the source does not mark the ends of episodes.
+        mapping: For HDF5, NumPy and Zarr files that no format recognises: a YAML file, or a dict of the same keys, that
+            says where the episodes and columns are. `gear-data lint SRC --suggest-map` writes a first one.
         keep_encoded: Keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
         shard_bytes: The size at which a shard is closed, in bytes of column data.
@@ -154,6 +157,7 @@ def convert(
         step_column=step_column,
         end_column=end_column,
         max_episode_steps=max_episode_steps,
+        mapping=mapping,
     )
     target = choose_target(plain_path(destination), overwrite, resume)
     spec = ConversionSpec(plain_source(source), check_splits(split), format, options, keep_encoded, strict, shard_bytes)

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from gear_data.common.progress import progress_bar
-from gear_data.errors import EmptySourceError
+from gear_data.errors import EmptySourceError, InvalidArgumentError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import source_options
+from gear_data.ingest.sources.tree import reader
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.episode_block import BEGIN, END
 
@@ -49,6 +51,24 @@ class LintReport:
         }
 
 
+def suggest_mapping(source: Any) -> str:
+    """Returns a first mapping for HDF5, NumPy and Zarr files of unknown layout, as YAML.
+
+    Check it before you give it to `convert` (`mapping=`). Comments name what is not clear, and what is left out.
+
+    Args:
+        source: The source, as in `convert`; not several.
+
+    Raises:
+        InvalidArgumentError: There are several sources.
+        UnknownFormatError: The source has no such files, or no array looks like actions.
+    """
+    source = plain_source(source)
+    if isinstance(source, tuple):
+        raise InvalidArgumentError(f"a mapping describes one source, not {len(source)}", hint="give one source")
+    return reader.suggest_mapping(locate(source, None))
+
+
 def lint(
     source: Any,
     *,
@@ -60,6 +80,7 @@ def lint(
     step_column: str | None = None,
     end_column: str | None = None,
     max_episode_steps: int | None = None,
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     keep_encoded: bool = False,
     progress: bool | None = None,
 ) -> LintReport:
@@ -81,6 +102,7 @@ def lint(
         step_column=step_column,
         end_column=end_column,
         max_episode_steps=max_episode_steps,
+        mapping=mapping,
     )
     spec = ConversionSpec(
         plain_source(source), check_splits(split), format, options, keep_encoded, strict=False, shard_bytes=0

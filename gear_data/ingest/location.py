@@ -165,12 +165,10 @@ def locate(source: Any, split: str | None) -> Location:
     if os.path.isdir(text):
         return _choose_split(_local_folder(text), split)
     if os.path.exists(text):
-        if split is not None:
-            raise InvalidArgumentError("a single file has no splits", file=text, hint="leave --split out")
         file = _local_file(text, os.path.basename(text))
         if file is None:
             raise SourceNotFoundError("is neither a file nor a folder", file=text, hint="give a file or a folder")
-        return Location(text, (file,))
+        return Location(text, (file,), split=split)
     if _HUB_ID.fullmatch(text) and not text.lower().endswith(_DATA_SUFFIXES):
         return _hub(text, split)
     hint = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from gear_data.errors import GearError, HostMemoryError, InvalidArgumentError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
+from gear_data.ingest.mapping import SourceMapping, load_mapping
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
@@ -26,6 +28,7 @@ class SourceOptions:
         step_column: The column that numbers the steps of an episode.
         end_column: The column that is true at the last step of an episode.
         max_episode_steps: The length of an episode, if the source does not mark the ends of episodes.
+        mapping: Where the episodes and columns are, for the format `tree`.
     """
 
     columns: tuple[str, ...] | None = None
@@ -35,6 +38,7 @@ class SourceOptions:
     step_column: str | None = None
     end_column: str | None = None
     max_episode_steps: int | None = None
+    mapping: SourceMapping | None = None
 
 
 def check_count(name: str, value: Any, minimum: int) -> None:
@@ -54,11 +58,13 @@ def source_options(
     step_column: str | None,
     end_column: str | None,
     max_episode_steps: int | None,
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None,
 ) -> SourceOptions:
     """Checks the user's options and returns them. It does not read the source.
 
     Raises:
         InvalidArgumentError: An option has the wrong type or range.
+        MappingError: The mapping cannot be read, or has a wrong key or value.
     """
     if isinstance(columns, str):
         raise InvalidArgumentError(f"columns must be a list of names, not the string {columns!r}")
@@ -78,6 +84,7 @@ def source_options(
         step_column=step_column,
         end_column=end_column,
         max_episode_steps=max_episode_steps,
+        mapping=None if mapping is None else load_mapping(mapping),
     )
 
 

@@ -454,6 +454,39 @@ def gear(folder: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 #: Name -> maker. `gear` is opened and verified; the others are converted.
+def tree_of_groups(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes a group per episode, two levels deep, with T + 1 observations."""
+    folder.mkdir(parents=True)
+    with h5py.File(folder / "a.h5", "w") as file:
+        for i, rollout in reversed(list(enumerate(rollouts))):
+            group = file.create_group(f"robot/run_{i}")
+            columns = dict(rollout.columns)
+            group["obs"] = np.concatenate([columns.pop("observations"), rollout.final[None]])
+            group["action"] = columns.pop("actions")
+            group["reward"] = columns.pop("rewards")[:, None]
+            for name, values in columns.items():
+                group.create_dataset(name, data=values, chunks=True, compression="gzip")
+            group.attrs["success"] = bool(i % 2)
+        file["robot"].attrs["robot_type"] = "arm"
+
+
+def tree_of_archives(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes an archive with a numbered array for each episode and column."""
+    folder.mkdir(parents=True)
+    arrays = {f"{name}_{i}": values for i, rollout in enumerate(rollouts) for name, values in rollout.columns.items()}
+    np.savez(folder / "a.npz", **arrays)
+
+
+def tree_with_ends(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes two files of flat arrays, and the ends of their episodes."""
+    folder.mkdir(parents=True)
+    for name in ("a.h5", "b.h5"):
+        with h5py.File(folder / name, "w") as file:
+            for column, values in _flat(rollouts).items():
+                file[f"data/{column}"] = values
+            file["meta/episode_ends"] = np.cumsum([len(rollout) for rollout in rollouts])
+
+
 MAKERS: dict[str, Maker] = {
     "episode-rows": episode_rows,
     "step-rows": step_rows,
@@ -486,5 +519,8 @@ MAKERS: dict[str, Maker] = {
     "torchrl": torchrl,
     "rlds": rlds,
     "zarr": zarr_stores,
+    "tree": tree_of_groups,
+    "tree-archives": tree_of_archives,
+    "tree-ends": tree_with_ends,
     "gear": gear,
 }

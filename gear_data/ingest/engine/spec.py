@@ -9,6 +9,7 @@ import msgspec
 
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.location import Location, locate
+from gear_data.ingest.mapping import parse_mapping
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.pipeline.prepare import report_names
 from gear_data.ingest.several.parts import SourcePart, locate_parts
@@ -32,6 +33,7 @@ class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
     end_column: str | None
     max_episode_steps: int | None
     on_bad_episode: Literal["error", "skip"]
+    mapping: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class ConversionSpec:
             end_column=options.end_column,
             max_episode_steps=options.max_episode_steps,
             on_bad_episode="skip" if options.skip_bad else "error",
+            mapping=None if options.mapping is None else options.mapping.to_json(),
         )
         return msgspec.to_builtins(record)  # type: ignore[no-any-return]
 
@@ -99,6 +102,7 @@ class ConversionSpec:
 
         Raises:
             msgspec.ValidationError: The data is not the output of `to_json`.
+            MappingError: The same, for the mapping.
         """
         record = msgspec.convert(data, _SpecRecord)
         options = SourceOptions(
@@ -109,6 +113,7 @@ class ConversionSpec:
             step_column=record.step_column,
             end_column=record.end_column,
             max_episode_steps=record.max_episode_steps,
+            mapping=None if record.mapping is None else parse_mapping(record.mapping, "manifest"),
         )
         return ConversionSpec(
             source, record.split, record.format, options, record.keep_encoded, record.strict, record.shard_bytes

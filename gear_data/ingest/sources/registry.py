@@ -45,13 +45,15 @@ _MODULES = (
     "tables.step_rows",
     "torchrl",
     "zarr.replay_buffer",
+    "tree.reader",
 )
 _TABLES = ("episode-rows", "step-rows")
 _IN_MEMORY = "in-memory"
 #: Rows that are read to see whether a list column holds one value per row (a step) or several (an episode).
 _HEAD_ROWS = 64
 #: Options that only some formats support.
-_OPTIONAL = ("episode_column", "step_column", "end_column", "max_episode_steps")
+_OPTIONAL = ("episode_column", "step_column", "end_column", "max_episode_steps", "mapping")
+_TREE = "tree"
 
 
 def known_formats() -> dict[str, Format]:
@@ -87,6 +89,8 @@ def _open_as(
 ) -> tuple[EpisodeSource, str, str]:
     if name != "auto":
         return _open(formats[name], location, options), name, "given by the user"
+    if options.mapping is not None:
+        return _open(formats[_TREE], location, options), _TREE, "the mapping describes its episodes and columns"
     for item in formats.values():
         # Columns that the user names come before what names and types suggest.
         if item.name in _TABLES and (table_format := _format_of_named_columns(location, options)) is not None:
@@ -102,7 +106,7 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
     """Opens a source, and adds a finding for data files of other formats."""
     for name in _OPTIONAL:
         if getattr(options, name) is not None and name not in item.uses:
-            flag = "--" + name.replace("_", "-")
+            flag = "--map" if name == "mapping" else "--" + name.replace("_", "-")
             raise InvalidArgumentError(
                 f"the format {item.name} does not support {name} ({flag})", file=location.name, hint="leave it out"
             )

@@ -14,6 +14,8 @@ from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES, Format
 from gear_data.ingest.sources.mixed_files import mixed_files_error
 from gear_data.ingest.sources.tables.open import is_dataset, is_unfinished_conversion, open_tables
+from gear_data.ingest.sources.tree.containers import containers
+from gear_data.ingest.sources.tree.seen import unclear
 from gear_data.ingest.table_files import TAR, table_kinds
 
 #: Words in the usual names of episode columns, and in the usual names of other columns.
@@ -80,6 +82,8 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
             )
     if (mixed := mixed_files_error(formats.values(), location)) is not None:
         return mixed
+    if trees := containers(location):
+        return unclear(trees, location.name)
     hint = f"name the format with --format: {', '.join(formats)}"
     if tables is not None:
         contents = "its columns are " + ", ".join(f"{field.name}: {field.type}" for field in tables.schema)

@@ -37,6 +37,8 @@ _FORMATS = {
     "lerobot-v2.1": "lerobot",
     "lerobot-v3": "lerobot",
     "npz-imitation": "npz",
+    "tree-archives": "tree",
+    "tree-ends": "tree",
     "robomimic-isaac-lab": "robomimic",
     "robomimic-libero": "robomimic",
 }

@@ -1,6 +1,6 @@
 """Runs the fenced blocks of a Markdown page in order, in one folder, with Sybil.
 
-`python`: runs. With `title="FILE"` the block is written to FILE instead, for a later command.
+`python`: runs. With `title="FILE"` the block is written to FILE instead, for a later command; so is one of `yaml`.
 `text` after a `python` block that printed: is compared with the output; `...` stands for any text.
 `console`: each `$ ` line runs; the lines below are compared in the same way, if there are any. `$ COMMAND &` goes on in
 the background until the page ends.
@@ -89,6 +89,10 @@ class Runner:
         evaluators = {"python": self._run_python, "console": self._run_console, "text": self._compare}
         for region in _FENCE(document):
             language = region.lexemes["language"]
+            if _TITLE.search(region.lexemes["options"]) and language != "console":
+                region.parsed, region.evaluator = region.lexemes["source"], self._write_file
+                yield region
+                continue
             if language in SHOWN:
                 continue
             if language not in evaluators:
@@ -100,12 +104,14 @@ class Runner:
         for name in example.parsed.split():
             self.prepare(name, self.folder)
 
-    def _run_python(self, example: Example) -> None:
+    def _write_file(self, example: Example) -> None:
         self.printed = ""
         title = _TITLE.search(example.region.lexemes["options"])
-        if title is not None:
-            (self.folder / title[1]).write_text(example.parsed)
-            return
+        assert title is not None
+        (self.folder / title[1]).write_text(example.parsed)
+
+    def _run_python(self, example: Example) -> None:
+        self.printed = ""
         with contextlib.redirect_stdout(io.StringIO()) as output:
             PythonEvaluator()(example)
         self.printed = output.getvalue()
@@ -143,6 +149,9 @@ class Runner:
             self._start(words[:-1])
             return ""
         if words[0] == "gear-data":
+            if words[-2] == ">":
+                (self.folder / words[-1]).write_text(self._run_cli(words[1:-2]))
+                return ""
             return self._run_cli(words[1:])
         done = subprocess.run(
             command, shell=True, executable="/bin/bash", cwd=self.folder, capture_output=True, text=True,

@@ -6,6 +6,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
+import numpy as np
+
 import gear_data
 from tests.support import source_makers
 from tests.support.rollouts import Rollout, make_rollouts, write_d4rl, write_episodes, write_lerobot, write_steps
@@ -56,6 +59,19 @@ def _calvin(path: Path) -> None:
         source_makers.MAKERS["calvin"](path / split, make_rollouts(9, seed=1))
 
 
+def _robot(path: Path) -> None:
+    """Writes an HDF5 file with a group per episode."""
+    rollouts = make_rollouts(9, seed=1)
+    with h5py.File(path, "w") as file:
+        for i, rollout in enumerate(rollouts):
+            columns = rollout.columns
+            group = file.create_group(f"lab/run_{i}", track_order=True)
+            group["action"], group["reward"] = columns["actions"], columns["rewards"]
+            group["state"] = np.concatenate([columns["observations"], rollout.final[None]])
+            group["terminated"], group["truncated"] = columns["terminated"], columns["truncated"]
+            group.attrs["success"] = bool(i % 2)
+
+
 #: Name in the folder of the example -> the function that creates it.
 SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper": _dataset,
@@ -73,6 +89,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "ogbench": _ogbench,
     "d3rlpy": _from_maker("d3rlpy"),
     "sb3": _stable_baselines3,
+    "robot.h5": _robot,
     "arrays": _from_maker("numpy"),
     "pusht.zarr": _zarr,
     "Pong": _from_maker("dqn-replay"),

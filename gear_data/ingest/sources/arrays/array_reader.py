@@ -37,6 +37,8 @@ class ArrayReader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for stream in self._streams.values():
+            stream.close()
         self._open.close()
 
     def read(self, array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:
@@ -90,6 +92,12 @@ class ArrayReader:
                     hint=DOWNLOAD_AGAIN,
                 )
 
+    def release(self, array: StoredArray) -> None:
+        """Closes an array that has been read. It may be read again."""
+        stream = self._streams.pop((array.file.path, array.member), None)
+        if stream is not None:
+            stream.close()
+
     def _stream(self, array: StoredArray) -> IO[bytes]:
         key = (array.file.path, array.member)
         if key not in self._streams:
@@ -97,9 +105,9 @@ class ArrayReader:
                 packed = self._open.enter_context(array.file.open())
                 stream: IO[bytes] = self._open.enter_context(unpacked(packed))
             elif array.member is None:
-                stream = self._open.enter_context(array.file.open())
+                stream = array.file.open()
             else:
-                stream = self._open.enter_context(self._archive(array.file).open(array.member))
+                stream = self._archive(array.file).open(array.member)
             self._streams[key] = stream
         return self._streams[key]
 

@@ -104,7 +104,7 @@ def merge_small_blocks(blocks: Iterator[EpisodeBlock], row_bytes: int, block_byt
     size = 0
     for block in blocks:
         pending.append(block)
-        size += int(block.lengths.sum()) * row_bytes
+        size += int(block.lengths.sum()) * row_bytes + sum(array.nbytes for array in block.variable.values())
         if size >= block_bytes:
             yield _concatenate_blocks(pending)
             pending, size = [], 0

@@ -64,6 +64,10 @@ class ZarrReader:
             )
         return out.astype(out.dtype.newbyteorder("="), copy=False)
 
+    def release(self, array: ZarrArray) -> None:
+        """Forgets the chunks of an array that has been read. It may be read again."""
+        self._partial.pop(array.place, None)
+
     def _partial_rows(self, array: ZarrArray, index: int) -> npt.NDArray[Any]:
         """Returns all rows of the chunks at `index` along the first axis.
 

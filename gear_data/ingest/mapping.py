@@ -1,0 +1,336 @@
+"""A mapping: the user's description of a source that no format recognises.
+
+It says where the episodes are, and which arrays are their columns. It is a YAML file, or a dict of the same keys:
+
+    episodes:
+      groups: demo_*
+    columns:
+      observations: obs/state
+      actions: action
+
+docs/reference/mapping.md lists all keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from gear_data.errors import MappingError
+from gear_data.ingest.pipeline.names import canonical_name, is_column_name
+from gear_data.schema import DTYPES, VARIABLE_TYPES
+
+#: The keys of `episodes`, of which a mapping has one.
+GROUPS, DATASETS, FILES, IDS, ENDS = "groups", "datasets", "files", "ids", "ends"
+EPISODE_KINDS = (GROUPS, DATASETS, FILES, IDS, ENDS)
+#: Values of `ends_are`.
+EXCLUSIVE, INCLUSIVE, FLAGS = "exclusive", "inclusive", "flags"
+#: Values of a column's `role`.
+STEP, WITH_FINAL, AFTER_RESET, EPISODE = "step", "with-final", "after-reset", "episode"
+ROLES = (STEP, WITH_FINAL, AFTER_RESET, EPISODE)
+
+#: A larger file is no mapping. YAML of this size is parsed in a few seconds.
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class EpisodeRule:
+    """Where a source's episodes are.
+
+    Attributes:
+        kind: `groups`, `datasets`, `files`, `ids` or `ends`.
+        paths: For `groups`, a glob of groups; for `datasets`, a glob whose one `*` is the number of the episode; for
+            `files`, a glob of file names; else paths of arrays. Only `ends` may have several.
+        ends_are: `exclusive`, `inclusive` or `flags`; None unless the kind is `ends`.
+    """
+
+    kind: str
+    paths: tuple[str, ...]
+    ends_are: str | None = None
+
+    @property
+    def flat(self) -> bool:
+        """Whether the arrays hold the steps of all episodes, one after another."""
+        return self.kind in (IDS, ENDS)
+
+
+@dataclass(frozen=True)
+class MappedColumn:
+    """A column, and the array that it is read from.
+
+    Attributes:
+        name: The canonical name; for role `episode` the name of a fact about the episode.
+        path: The path of the array in its file, or in the episode's group. For role `episode`, `@NAME` is an attribute
+            of the group.
+        dtype: The dtype to store; None keeps the array's.
+        role: `step`: a row per step. `with-final`: one row more, the final observation. `after-reset`: one row more,
+            the first, which belongs to the reset and is dropped. `episode`: one value.
+        next: The path of the array of observations after each step. Its last row is the final observation.
+    """
+
+    name: str
+    path: str
+    dtype: str | None = None
+    role: str = STEP
+    next: str | None = None
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """The episodes of one split.
+
+    Attributes:
+        name: The name of the split.
+        files: A glob of file names; None for all.
+        groups: A glob of groups; None for all.
+    """
+
+    name: str
+    files: str | None = None
+    groups: str | None = None
+
+
+@dataclass(frozen=True)
+class SourceMapping:
+    """A checked mapping.
+
+    Attributes:
+        episodes: Where the episodes are.
+        columns: The columns, at least one of which has a row per step.
+        splits: The splits; empty if the source has only one.
+    """
+
+    episodes: EpisodeRule
+    columns: tuple[MappedColumn, ...]
+    splits: tuple[SplitRule, ...] = ()
+
+    @property
+    def step_columns(self) -> tuple[MappedColumn, ...]:
+        """The columns with a row per step."""
+        return tuple(column for column in self.columns if column.role != EPISODE)
+
+    @property
+    def facts(self) -> tuple[MappedColumn, ...]:
+        """The columns with one value per episode."""
+        return tuple(column for column in self.columns if column.role == EPISODE)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the mapping as a dict of the same keys as in YAML."""
+        rule = self.episodes
+        episodes: dict[str, Any] = {rule.kind: rule.paths[0] if len(rule.paths) == 1 else list(rule.paths)}
+        if rule.ends_are is not None:
+            episodes["ends_are"] = rule.ends_are
+        data: dict[str, Any] = {"episodes": episodes, "columns": {c.name: _column_json(c) for c in self.columns}}
+        if self.splits:
+            data["splits"] = {split.name: _given(files=split.files, groups=split.groups) for split in self.splits}
+        return data
+
+
+def _column_json(column: MappedColumn) -> Any:
+    given = _given(dtype=column.dtype, role=None if column.role == STEP else column.role, next=column.next)
+    return {"path": column.path, **given} if given else column.path
+
+
+def _given(**values: str | None) -> dict[str, str]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def load_mapping(source: str | os.PathLike[str] | Mapping[str, Any] | SourceMapping) -> SourceMapping:
+    """Reads a mapping from a YAML file or a dict, and checks it.
+
+    Raises:
+        MappingError: The file cannot be read, is not YAML, or a key or value is wrong. The error names the key.
+    """
+    if isinstance(source, SourceMapping):
+        return source
+    if isinstance(source, Mapping):
+        return parse_mapping(source, "mapping")
+    if not isinstance(source, str | os.PathLike):
+        raise MappingError(f"a mapping must be the path of a YAML file or a dict, not {type(source).__name__}")
+    file = os.fspath(source)
+    try:
+        with open(file, "rb") as stream:
+            text = stream.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise MappingError(f"has more than {_MAX_BYTES} bytes", file=file, hint="give a mapping, not the source")
+        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader), set())
+        data = yaml.safe_load(text)
+    except OSError as error:
+        raise MappingError(f"cannot be read: {error.strerror}", file=file, hint="check the path of --map") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise MappingError(
+            f"is not YAML: {error}", file=file, hint="correct the line that the message names"
+        ) from error
+    return parse_mapping(data, file)
+
+
+def _refuse_repeated_keys(node: Any, seen: set[int]) -> None:
+    """Raises YAMLError for a key that is given twice.
+
+    `safe_load` keeps only the last value.
+    """
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    keys: set[str] = set()
+    for child in node.value:
+        key, value = child if isinstance(node, yaml.MappingNode) else (None, child)
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in keys:
+                raise yaml.YAMLError(f"the key '{key.value}' is given twice, in line {key.start_mark.line + 1}")
+            keys.add(key.value)
+        _refuse_repeated_keys(value, seen)
+
+
+def parse_mapping(data: Any, file: str) -> SourceMapping:
+    """Checks the keys and values of a mapping.
+
+    Args:
+        data: The contents of the YAML file.
+        file: The name of the file, for errors.
+
+    Raises:
+        MappingError: A key or value is wrong.
+    """
+    keys = _Keys(data, "", file, ("episodes", "columns"), ("splits",))
+    rule = _episode_rule(keys.child("episodes", (), (*EPISODE_KINDS, "ends_are")))
+    columns = keys.names("columns")
+    mapped = tuple(_column(columns, name, rule) for name in columns.data)
+    if not any(column.role != EPISODE for column in mapped):
+        raise columns.error("", "has no column with a row per step", "add at least one, such as 'actions: action'")
+    _refuse_repeated_paths(columns, mapped)
+    splits = keys.names("splits") if "splits" in keys.data else None
+    return SourceMapping(rule, mapped, () if splits is None else tuple(_split(splits, n, rule) for n in splits.data))
+
+
+class _Keys:
+    """The keys of one level of a mapping, and their place for errors."""
+
+    def __init__(self, data: Any, place: str, file: str, required: Sequence[str], optional: Sequence[str]) -> None:
+        self.place, self.file = place, file
+        allowed = (*required, *optional)
+        if not isinstance(data, Mapping):
+            raise self.error("", f"is {_shown(data)}, where keys are expected", f"its keys: {', '.join(allowed)}")
+        self.data: Mapping[str, Any] = data
+        for key in data:
+            if allowed and key not in allowed:
+                raise self.error(key, "is not a key of a mapping", f"the keys here are: {', '.join(allowed)}")
+        for key in required:
+            if key not in data:
+                raise self.error(key, "is missing", "add it; 'gear-data lint SRC --suggest-map' writes a first mapping")
+
+    def error(self, key: Any, message: str, hint: str) -> MappingError:
+        """Returns the error about a key of this level; "" for the level itself."""
+        path = ".".join(part for part in (self.place, str(key)) if part) or "the mapping"
+        return MappingError(f"{path}: {message}", file=self.file, hint=hint)
+
+    def child(self, key: str, required: Sequence[str], optional: Sequence[str]) -> _Keys:
+        """Returns the keys below a key."""
+        return _Keys(self.data[key], f"{self.place}.{key}".lstrip("."), self.file, required, optional)
+
+    def names(self, key: str) -> _Keys:
+        """Returns the names below a key, which the user chooses."""
+        found = self.child(key, (), ())
+        for name in found.data:
+            if not isinstance(name, str) or not is_column_name(name):
+                raise found.error(name, f"{_shown(name)} is not a name", "give a text; quote it if it is yes, no or on")
+        return found
+
+    def text(self, key: str) -> str | None:
+        """Returns the text of an optional key."""
+        value = self.data.get(key)
+        if key in self.data and (not isinstance(value, str) or not value.strip("/")):
+            raise self.error(key, f"is {_shown(value)}, where a text is expected", "write a path, in quotes if needed")
+        return None if value is None else str(value)
+
+    def choice(self, key: str, choices: Iterable[str]) -> str | None:
+        """Returns the value of an optional key that has a few values."""
+        value = self.text(key)
+        if value is not None and value not in choices:
+            raise self.error(key, f"is '{value}', which is no choice", f"choose one of: {', '.join(choices)}")
+        return value
+
+
+def _episode_rule(keys: _Keys) -> EpisodeRule:
+    kinds = [kind for kind in EPISODE_KINDS if kind in keys.data]
+    if len(kinds) != 1:
+        found = f"has {' and '.join(kinds)}" if kinds else "does not say where the episodes are"
+        raise keys.error("", found, f"give exactly one of: {', '.join(EPISODE_KINDS)}")
+    kind = kinds[0]
+    value = keys.data[kind]
+    if kind == ENDS and isinstance(value, list) and value and all(isinstance(path, str) and path for path in value):
+        paths: tuple[str, ...] = tuple(value)
+    else:
+        paths = (keys.text(kind) or "",)
+    if kind == DATASETS and paths[0].count("*") != 1:
+        raise keys.error(kind, f"is '{paths[0]}', without one '*'", "write one '*' for the number: actions_*")
+    ends_are = keys.choice("ends_are", (EXCLUSIVE, INCLUSIVE, FLAGS))
+    if (kind == ENDS) != (ends_are is not None):
+        message = "is missing" if kind == ENDS else f"is '{ends_are}', but the episodes have no ends"
+        hint = f"add ends_are: {EXCLUSIVE}, {INCLUSIVE} or {FLAGS}" if kind == ENDS else "leave it out"
+        raise keys.error("ends_are", message, hint)
+    if len(paths) > 1 and ends_are != FLAGS:
+        raise keys.error(kind, f"lists {len(paths)} arrays", f"give one, or set ends_are: {FLAGS}")
+    return EpisodeRule(kind, tuple(path if kind == FILES else path.strip("/") for path in paths), ends_are)
+
+
+def _column(columns: _Keys, name: str, rule: EpisodeRule) -> MappedColumn:
+    if isinstance(columns.data[name], str):
+        path = columns.text(name)
+        keys = columns
+        column = MappedColumn(name, (path or "").strip("/"))
+    else:
+        keys = columns.child(name, ("path",), ("dtype", "role", "next"))
+        role = keys.choice("role", ROLES) or STEP
+        dtype, next_path = keys.choice("dtype", (*DTYPES, *VARIABLE_TYPES)), keys.text("next")
+        path = (keys.text("path") or "").strip("/")
+        column = MappedColumn(name, path, dtype, role, None if next_path is None else next_path.strip("/"))
+    if canonical_name(name) != name and column.role != EPISODE:
+        raise columns.error(name, "is a source's name, not a column's", f"call it '{canonical_name(name)}'")
+    if column.next is not None and column.role != STEP:
+        raise keys.error("next", f"is given together with role: {column.role}", f"leave one of them out; {STEP} has it")
+    if column.role in (WITH_FINAL, AFTER_RESET) and rule.flat:
+        raise keys.error(
+            "role",
+            f"is '{column.role}', but all episodes are in one array (episodes.{rule.kind})",
+            "name the array of the observations after each step with next: PATH, or leave role out",
+        )
+    if column.path.startswith("@") and (column.role != EPISODE or rule.kind not in (GROUPS, FILES)):
+        raise columns.error(
+            name,
+            f"is the attribute '{column.path}'",
+            f"attributes need role: {EPISODE}, and episodes in groups or files",
+        )
+    if rule.kind == DATASETS and not column.path.startswith("@") and column.path.count("*") != 1:
+        raise columns.error(name, f"has the path '{column.path}', without one '*'", "write one '*' for the number")
+    return column
+
+
+def _refuse_repeated_paths(columns: _Keys, mapped: Iterable[MappedColumn]) -> None:
+    known: dict[str, str] = {}
+    for column in mapped:
+        if column.path in known:
+            raise columns.error(
+                column.name, f"has the path '{column.path}', as '{known[column.path]}' has", "leave one of the two out"
+            )
+        known[column.path] = column.name
+
+
+def _split(splits: _Keys, name: str, rule: EpisodeRule) -> SplitRule:
+    keys = splits.child(name, (), (FILES, GROUPS))
+    split = SplitRule(name, keys.text(FILES), keys.text(GROUPS))
+    if split.files is None and split.groups is None:
+        raise keys.error("", "does not say which episodes it has", f"give {FILES} or {GROUPS}, a glob")
+    if split.groups is not None and rule.kind != GROUPS:
+        raise keys.error(GROUPS, f"is given, but the episodes are {rule.kind}, not groups", f"give {FILES} instead")
+    return split
+
+
+def _shown(value: Any) -> str:
+    """Returns a short text for a wrong value."""
+    text = repr(value) if value is not None else "empty"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,166 @@
+"""Columns of a tree: the column that an array becomes, and its values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.errors import BadEpisodeError, UnsupportedColumnError
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.mapping import STEP, WITH_FINAL, MappedColumn
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
+from gear_data.ingest.pipeline.episode_values import cast_exactly
+from gear_data.ingest.sources.tree.view import TreeArray
+from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
+
+#: Limit for one step. HDF5 has the same one.
+_MAX_ROW_BYTES = 1 << 30
+_LEAVE_OUT = "leave it out of the mapping, or name the columns to keep with --columns (columns=[...])"
+
+Values: TypeAlias = npt.NDArray[Any] | pa.Array
+
+
+@dataclass(frozen=True)
+class TreeColumn:
+    """A column, and where the mapping says it comes from."""
+
+    spec: ColumnSpec
+    mapped: MappedColumn
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def extra_rows(self) -> int:
+        """1 if the array has one row more than the episode has steps."""
+        return int(self.mapped.role != STEP)
+
+
+def describe(array: TreeArray, mapped: MappedColumn, file: str) -> TreeColumn:
+    """Returns the column that an array of [rows, ...] becomes.
+
+    Args:
+        array: The array.
+        mapped: Its entry in the mapping.
+        file: The name of the file, for errors.
+
+    Raises:
+        UnsupportedColumnError: No column can hold the values, or not as the dtype of the mapping.
+    """
+
+    def error(message: str, hint: str = _LEAVE_OUT) -> UnsupportedColumnError:
+        return UnsupportedColumnError(message, file=file, column=array.path, hint=hint)
+
+    if not array.shape:
+        raise error("is a scalar, where one row per step is expected", "give it role: episode in the mapping")
+    dtype, shape = mapped.dtype or array.dtype, array.shape[1:]
+    if dtype == "binary" and array.dtype == "uint8" and len(shape) == 1:
+        shape = ()  # encoded images of one length
+    elif (dtype in VARIABLE_TYPES) != (array.dtype in VARIABLE_TYPES) or (dtype != array.dtype and not array.kind):
+        if mapped.dtype is None or array.dtype not in (*DTYPES, *VARIABLE_TYPES):
+            raise error(f"holds {array.dtype}, which is not a number, a boolean or text")
+        raise error(f"holds {array.dtype}, which cannot be stored as {dtype}", "change its dtype in the mapping")
+    elif dtype not in (*DTYPES, *VARIABLE_TYPES):
+        raise error(f"holds {dtype}, which is not a number, a boolean or text")
+    if dtype in VARIABLE_TYPES and shape:
+        raise error(f"holds {math.prod(shape)} texts or byte strings per step, where one is expected")
+    if 0 in shape:
+        raise error(f"has steps of shape {shape}, which hold no values")
+    if (
+        dtype in DTYPES
+        and math.prod(shape) * max(np.dtype(dtype).itemsize, np.dtype(array.dtype).itemsize) > _MAX_ROW_BYTES
+    ):
+        raise error(f"one step has shape {shape}, above the limit of {_MAX_ROW_BYTES} bytes")
+    if mapped.name in SCALAR_COLUMNS and shape == (1,):
+        shape = ()
+    has_final = mapped.role == WITH_FINAL or mapped.next is not None
+    source = None if mapped.path == mapped.name else mapped.path
+    return TreeColumn(ColumnSpec(mapped.name, dtype, shape, False, source, has_final), mapped)
+
+
+def check_matches(array: TreeArray, column: TreeColumn, file: str, row: int, model: str) -> None:
+    """Checks that an array has the shape and the kind of dtype of a column.
+
+    Args:
+        array: The array of one episode.
+        column: The column, as in the first episode.
+        file: The name of the file, for errors.
+        row: The number of the episode, for errors.
+        model: The name of the first episode, for errors.
+
+    Raises:
+        BadEpisodeError: The array differs.
+    """
+    try:
+        found = describe(array, column.mapped, file).spec
+    except UnsupportedColumnError as error:
+        raise BadEpisodeError(error.message, file=file, column=array.path, row=row, hint=error.hint) from error
+    spec = column.spec
+    both_numbers = array.kind in ("i", "u", "f") and not spec.variable_length and spec.dtype != "bool"
+    if found.shape != spec.shape or (found.dtype != spec.dtype and not both_numbers):
+        raise BadEpisodeError(
+            f"is {found.dtype} {found.shape}, in {model} {spec.dtype} {spec.shape}",
+            file=file,
+            column=array.path,
+            row=row,
+        )
+
+
+def column_values(
+    values: Values, array: TreeArray, column: TreeColumn, file: str, row: int, findings: FindingLog
+) -> Values:
+    """Returns the rows of an array as the values of a column.
+
+    A dtype of the mapping rounds floats. No other number changes.
+
+    Args:
+        values: The rows that were read.
+        array: The array that they are from.
+        column: The column.
+        file: The name of the file, for errors.
+        row: The number of the episode, for errors.
+        findings: Receives a finding if the dtype differs from the first episode's.
+
+    Raises:
+        BadEpisodeError: A value does not fit the dtype.
+    """
+    spec = column.spec
+    if isinstance(values, pa.Array):
+        return values
+    if spec.dtype == "binary":
+        return pa.array([step.tobytes() for step in values], VARIABLE_TYPES["binary"])
+    values = values.reshape(-1, *spec.shape)
+    if values.dtype == spec.numpy_dtype:
+        return values
+    cast = _cast(values, spec.dtype, rounds=column.mapped.dtype is not None)
+    if cast is None:
+        raise BadEpisodeError(
+            f"is {array.dtype}, and holds values that do not fit {spec.dtype}", file=file, column=array.path, row=row
+        )
+    if column.mapped.dtype is None:
+        message = f"{array.dtype} in some episodes; the same numbers are kept as {spec.dtype}"
+        findings.add(Finding("dtype-differs", message, 1, file, row, array.path))
+    return cast
+
+
+def _cast(values: npt.NDArray[Any], dtype: str, *, rounds: bool) -> npt.NDArray[Any] | None:
+    """Casts numbers.
+
+    Returns None if a number changes by more than the rounding of floats.
+    """
+    target = np.dtype(dtype)
+    if values.dtype.kind == "b":
+        return values.astype(dtype)
+    if target.kind == "b":
+        return None if ((values != 0) & (values != 1)).any() else values.astype(dtype)
+    if rounds and values.dtype.kind == target.kind == "f":
+        with np.errstate(over="ignore"):
+            cast = values.astype(dtype)
+        return None if (np.isinf(cast) & np.isfinite(values)).any() else cast
+    return cast_exactly(values, dtype)

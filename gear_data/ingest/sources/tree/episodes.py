@@ -1,0 +1,289 @@
+"""Finds the episodes of one tree, as a mapping says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError
+from gear_data.ingest.mapping import (
+    DATASETS,
+    FILES,
+    FLAGS,
+    GROUPS,
+    IDS,
+    INCLUSIVE,
+    EpisodeRule,
+    SourceMapping,
+    SplitRule,
+)
+from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, matching
+from gear_data.ingest.splits import no_such_split, several_splits
+
+#: Rows of ids and flags that are read at once.
+_SCAN_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class EpisodePlace:
+    """An episode that has its own arrays.
+
+    Attributes:
+        key: The group of the episode, or the number in the names of its datasets; "" for a whole file.
+        kind: The kind of the mapping's episodes.
+        number: The last number in the key, or the index of the episode, for messages and the episode table.
+    """
+
+    key: str
+    kind: str
+    number: int
+
+    def path(self, column_path: str) -> str:
+        """Returns the path of a column's array in the file."""
+        if self.kind == DATASETS:
+            return column_path.replace("*", self.key)
+        return f"{self.key}/{column_path}" if self.key else column_path
+
+
+@dataclass(frozen=True)
+class FlatEpisodes:
+    """Episodes that share their arrays, one after another.
+
+    Attributes:
+        starts: int64 [n], the first row of each episode.
+        lengths: int64 [n], steps of each episode, all positive.
+        indices: int64 [n], the index of each episode in the source, which counts episodes without a step.
+        ids: n ids, or None.
+    """
+
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
+    ids: Sequence[int | str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def choose_split(mapping: SourceMapping, name: str | None, source: str) -> SplitRule | None:
+    """Returns the rule of the split to read; None if the mapping has no splits.
+
+    Raises:
+        SplitNeededError: The mapping has several splits, and none is chosen.
+        InvalidArgumentError: The split does not exist.
+    """
+    if name is None and len(mapping.splits) > 1:
+        raise several_splits(source, [split.name for split in mapping.splits])
+    for split in mapping.splits:
+        if name is None or split.name == name:
+            return split
+    if name is not None:
+        raise no_such_split(source, name, [split.name for split in mapping.splits])
+    return None
+
+
+def chosen_containers(
+    found: Sequence[Container], mapping: SourceMapping, split: SplitRule | None, source: str
+) -> tuple[Container, ...]:
+    """Returns the files that a mapping and a split name.
+
+    Raises:
+        UnknownFormatError: No file matches; or a file is in no split and does not match the glob of `files`.
+    """
+    patterns = [mapping.episodes.paths[0]] if mapping.episodes.kind == FILES else ["*"]
+    kept = [item for item in found if _is_named(item.name, patterns[0])]
+    if len(kept) < len(found):
+        left = [item.name for item in found if item not in kept]
+        raise UnknownFormatError(
+            f"{len(left)} of {len(found)} files are not in the mapping: {', '.join(left[:10])}",
+            file=source,
+            hint=f"episodes.files is '{patterns[0]}': change it, or move the other files away",
+        )
+    if split is not None and split.files is not None:
+        kept = [item for item in kept if _is_named(item.name, split.files)]
+        if not kept:
+            raise UnknownFormatError(
+                f"no file matches splits.{split.name}.files, '{split.files}'",
+                file=source,
+                hint=f"the files are: {', '.join(item.name for item in found[:10])}",
+            )
+    return tuple(kept)
+
+
+def _is_named(name: str, pattern: str) -> bool:
+    """Returns whether a glob matches a file.
+
+    A glob without '/' is compared with the name, another one with the path.
+    """
+    return fnmatchcase(name if "/" in pattern else PurePosixPath(name).name, pattern)
+
+
+def find_places(tree: Tree, rule: EpisodeRule, split: SplitRule | None) -> list[EpisodePlace]:
+    """Returns the episodes of a tree that have their own arrays.
+
+    They are in the order of their numbers.
+    """
+    if rule.kind == FILES:
+        return [EpisodePlace("", FILES, 0)]
+    if rule.kind == GROUPS:
+        keys = matching(tree, rule.paths[0], GROUP)
+        if split is not None and split.groups is not None:
+            keys = [key for key in keys if fnmatchcase(key, split.groups)]
+    else:
+        head, tail = rule.paths[0].split("*")
+        keys = [path[len(head) : len(path) - len(tail)] for path in matching(tree, rule.paths[0], ARRAY)]
+        keys = [key for key in keys if key.isdecimal()]
+    return [EpisodePlace(key, rule.kind, _number(key, i)) for i, key in enumerate(keys)]
+
+
+def _number(key: str, index: int) -> int:
+    digits = re.findall(r"[0-9]{1,18}", key)
+    return int(digits[-1]) if digits else index
+
+
+def find_flat(tree: Tree, rule: EpisodeRule, rows: int, *, skip_bad: bool) -> FlatEpisodes:
+    """Returns the episodes of a tree whose arrays hold all episodes.
+
+    Args:
+        tree: The tree.
+        rule: Where the episodes are: `ids` or `ends`.
+        rows: The number of rows of the columns.
+        skip_bad: Leave out an episode without a step. An error otherwise.
+
+    Raises:
+        CorruptSourceError: An array is missing, or holds something else than ids, ends or flags.
+        BadEpisodeError: An id comes back, an end does not rise, or an episode has no step.
+    """
+    arrays = [_array_of(tree, path, rule) for path in rule.paths]
+    if rule.kind == IDS:
+        return _by_ids(arrays[0], rows, tree.name)
+    if rule.ends_are == FLAGS:
+        ends = np.unique(np.concatenate([_flagged(array, rows, tree.name) for array in arrays])) + 1
+        if rows and (not len(ends) or ends[-1] != rows):
+            ends = np.append(ends, rows)  # the unfinished tail is an episode
+    else:
+        ends = _listed_ends(arrays[0], rows, rule.ends_are == INCLUSIVE, tree.name)
+    lengths = np.diff(ends, prepend=0)
+    starts = ends - lengths
+    empty = np.flatnonzero(lengths < 1)
+    if len(empty) and (not skip_bad or (lengths < 0).any()):
+        raise BadEpisodeError(
+            f"ends at row {ends[empty[0]]}, not after row {starts[empty[0]]}, where the episode before it ends",
+            file=tree.name,
+            column=rule.paths[0],
+            row=int(empty[0]),
+            hint="ends must rise; check ends_are (exclusive or inclusive)",
+        )
+    kept = np.flatnonzero(lengths >= 1)
+    return FlatEpisodes(starts[kept], lengths[kept], kept)
+
+
+def _array_of(tree: Tree, path: str, rule: EpisodeRule) -> TreeArray:
+    array = tree.array(path)
+    if array is None:
+        raise CorruptSourceError(
+            f"has no array '{path}', which episodes.{rule.kind} names", file=tree.name, hint="correct the mapping"
+        )
+    if len(array.shape) > 2 or (len(array.shape) == 2 and array.shape[1] != 1) or not array.shape:
+        raise CorruptSourceError(
+            f"has shape {array.shape}, where episodes.{rule.kind} needs one value per row",
+            file=tree.name,
+            column=path,
+            hint="name an array of one axis in the mapping",
+        )
+    return array
+
+
+def _check_rows(array: TreeArray, rows: int, name: str) -> None:
+    if array.rows != rows:
+        raise CorruptSourceError(
+            f"has {array.rows} rows, but the columns have {rows}",
+            file=name,
+            column=array.path,
+            hint="it needs one value per step; correct the mapping",
+        )
+
+
+def _pieces(array: TreeArray) -> Iterator[tuple[int, npt.NDArray[np.generic]]]:
+    """Yields the first row and the values of pieces of an array, [n]."""
+    for start in range(0, array.rows, _SCAN_ROWS):
+        values = array.read(start, min(array.rows, start + _SCAN_ROWS))
+        if isinstance(values, pa.Array):
+            values = np.array(values.to_pylist(), object)
+        yield start, values.reshape(-1)
+
+
+def _by_ids(array: TreeArray, rows: int, name: str) -> FlatEpisodes:
+    _check_rows(array, rows, name)
+    if array.dtype != "string" and array.kind not in ("i", "u"):
+        raise CorruptSourceError(
+            f"holds {array.dtype}, but ids are integers or text",
+            file=name,
+            column=array.path,
+            hint="correct the mapping",
+        )
+    starts: list[int] = []
+    ids: list[int | str] = []
+    for first, values in _pieces(array):
+        changes = np.flatnonzero(values[1:] != values[:-1]) + 1
+        if not ids or values[0] != ids[-1]:
+            changes = np.concatenate([[0], changes])
+        starts += (first + changes).tolist()
+        ids += values[changes.astype(np.int64)].tolist()
+    if len(set(ids)) != len(ids):
+        seen: set[int | str] = set()
+        again = 0
+        while ids[again] not in seen:
+            seen.add(ids[again])
+            again += 1
+        raise BadEpisodeError(
+            f"episode {ids[again]} continues here after another one began",
+            file=name,
+            column=array.path,
+            row=starts[again],
+            hint="sort the rows by episode and step first",
+        )
+    first_rows = np.array(starts, np.int64)
+    return FlatEpisodes(first_rows, np.diff(first_rows, append=rows), np.arange(len(ids)), ids)
+
+
+def _flagged(array: TreeArray, rows: int, name: str) -> npt.NDArray[np.int64]:
+    """Returns the rows at which a flag is set."""
+    _check_rows(array, rows, name)
+    found = [np.zeros(0, np.int64)]
+    for first, values in _pieces(array):
+        if not array.kind or ((values != 0) & (values != 1)).any():
+            raise CorruptSourceError(
+                "holds values that are neither 0 nor 1, so they are no flags",
+                file=name,
+                column=array.path,
+                hint="correct episodes.ends or ends_are in the mapping",
+            )
+        found.append(first + np.flatnonzero(values))
+    return np.concatenate(found)
+
+
+def _listed_ends(array: TreeArray, rows: int, inclusive: bool, name: str) -> npt.NDArray[np.int64]:
+    """Returns the row after each episode, int64 [n]."""
+    if array.kind not in ("i", "u"):
+        raise CorruptSourceError(
+            f"holds {array.dtype}, but ends are integers", file=name, column=array.path, hint="correct the mapping"
+        )
+    pieces = [values.astype(np.int64) for _, values in _pieces(array)]
+    ends = np.concatenate([np.zeros(0, np.int64), *pieces]) + int(inclusive)
+    last = int(ends[-1]) if len(ends) else 0
+    if last != rows:
+        raise CorruptSourceError(
+            f"the last end is {last - int(inclusive)}, but the columns have {rows} rows",
+            file=name,
+            column=array.path,
+            hint="check ends_are: an exclusive end is the row after the episode, an inclusive end its last row",
+        )
+    return ends

@@ -1,0 +1,231 @@
+"""Finds episodes in a tree by the names of its groups and arrays.
+
+They are numbered groups, numbered datasets, rows between ends, rows of one id, or whole files.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from gear_data.common.progress import pluralize
+from gear_data.ingest.mapping import (
+    DATASETS,
+    ENDS,
+    EXCLUSIVE,
+    FILES,
+    FLAGS,
+    GROUPS,
+    IDS,
+    INCLUSIVE,
+    EpisodeRule,
+    SplitRule,
+)
+from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
+from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, join, walk
+
+ACTIONS = "actions"
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
+_NUMBER_GLOB = "[0-9]*"
+#: Groups are searched this deep for episodes.
+_MAX_DEPTH = 6
+_ENDS_NAMES = ("episode_ends", "episode_end", "ep_ends", "traj_ends", "trajectory_ends")
+_SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "eval")
+#: File names such as `episode_12` and `traj-3`.
+_EPISODE_FILE = re.compile(r"(.*[^a-z])?(episode|ep|traj|trajectory|demo|demonstration|rollout)s?[^a-z]*[0-9]+")
+
+
+@dataclass(frozen=True)
+class FoundEpisodes:
+    """Where episodes seem to be.
+
+    Attributes:
+        rule: Where they are.
+        reason: Why, for messages.
+        doubts: What else the source could be. Without doubts the rule needs no confirmation.
+        splits: The splits, if the episodes of several are in groups of their names.
+    """
+
+    rule: EpisodeRule
+    reason: str
+    doubts: tuple[str, ...] = ()
+    splits: tuple[SplitRule, ...] = ()
+
+
+def find_episodes(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | None:
+    """Returns where the episodes of a source seem to be.
+
+    Returns None if no array looks like actions.
+
+    Args:
+        tree: The first tree, open.
+        trees: All trees of the source.
+    """
+    return _numbered_groups(tree) or _numbered_datasets(tree) or _whole_tree(tree, trees)
+
+
+def is_actions(path: str) -> bool:
+    """Returns whether the last name of a path means actions: `action`, `acts`."""
+    return canonical_name(path.rpartition("/")[2]) == ACTIONS
+
+
+def resembles_actions(path: str) -> bool:
+    """Returns whether the last name of a path may mean actions: `joint_action`."""
+    name = path.rpartition("/")[2].lower()
+    return is_actions(path) or ("act" in re.split(r"[^a-z]", name.replace("action", "act_")) and "prev" not in name)
+
+
+def number_of(name: str) -> tuple[str, str] | None:
+    """Splits `demo_12` into `demo_` and `12`.
+
+    Returns None for a name that does not end with a number.
+    """
+    match = _NUMBERED.fullmatch(name)
+    return None if match is None else (match[1], match[2])
+
+
+def _numbered_groups(tree: Tree) -> FoundEpisodes | None:
+    found: list[tuple[str, str, int]] = []
+    doubt = False
+    for parent, prefix, names in _families(tree, "", 0):
+        arrays = [array for array in walk(tree, join(parent, names[0])) if array.shape]
+        if any(is_actions(array.path) for array in arrays):
+            found.append((parent, prefix, len(names)))
+        elif any(resembles_actions(array.path) for array in arrays):
+            found.append((parent, prefix, len(names)))
+            doubt = True
+    if not found:
+        return None
+    patterns = list(dict.fromkeys(join(glob.escape(parent), _pattern(prefix)) for parent, prefix, _ in found))
+    parents = [parent for parent, _, _ in found]
+    count = sum(number for _, _, number in found)
+    doubts: tuple[str, ...] = ("no array of a group is called actions",) if doubt else ()
+    splits: tuple[SplitRule, ...] = ()
+    pattern = patterns[0]
+    if len(patterns) > 1:
+        same = len({prefix for _, prefix, _ in found}) == 1 and len({parent.count("/") for parent in parents}) == 1
+        if not same or "" in parents:
+            doubts += (f"each of {' and '.join(patterns)} may be the episodes",)
+        else:
+            pattern = join(_common(parents), _pattern(found[0][1]))
+            if all(parent.rpartition("/")[2].lower() in _SPLIT_NAMES for parent in parents):
+                splits = tuple(
+                    SplitRule(parent.rpartition("/")[2], groups=found_pattern)
+                    for parent, found_pattern in zip(parents, patterns, strict=True)
+                )
+    reason = f"a group is an episode: {count} of {pattern}"
+    return FoundEpisodes(EpisodeRule(GROUPS, (pattern,)), reason, doubts, splits)
+
+
+def _families(tree: Tree, group: str, depth: int) -> Iterator[tuple[str, str, list[str]]]:
+    """Yields families of groups with numbered names.
+
+    Each has the parent, the start of the names, and the names. Groups inside numbered groups are not searched:
+    `demo_0/camera_1` is part of `demo_0`.
+    """
+    families: dict[str, list[str]] = {}
+    others = []
+    for name, kind in tree.children(group).items():
+        if kind == GROUP:
+            parts = number_of(name)
+            if parts is None:
+                others.append(name)
+            else:
+                families.setdefault(parts[0], []).append(name)
+    for prefix, names in families.items():
+        yield group, prefix, names
+    for name in others if depth < _MAX_DEPTH else ():
+        yield from _families(tree, join(group, name), depth + 1)
+
+
+def _pattern(prefix: str) -> str:
+    return glob.escape(prefix) + _NUMBER_GLOB
+
+
+def _common(paths: Sequence[str]) -> str:
+    """Returns a glob of paths of the same depth: `*` for each part that differs."""
+    columns = zip(*(path.split("/") for path in paths), strict=True)
+    return "/".join(glob.escape(parts[0]) if len(set(parts)) == 1 else "*" for parts in columns)
+
+
+def _numbered_datasets(tree: Tree, group: str = "", depth: int = 0) -> FoundEpisodes | None:
+    stems: dict[str, list[str]] = {}
+    children = tree.children(group)
+    for name, kind in children.items():
+        parts = number_of(name) if kind == ARRAY else None
+        if parts is not None:
+            stems.setdefault(parts[0], []).append(parts[1])
+    for stem, numbers in stems.items():
+        alike = [other for other, found in stems.items() if found == numbers]
+        if is_actions(stem.rstrip("_-. ")) and len(alike) > 1:
+            pattern = f"{join(group, stem)}*"
+            doubts = [f"'{other}' has other numbers than '{stem}'" for other in stems if other not in alike]
+            arrays = [array for n in numbers[:8] if (array := tree.array(join(group, stem) + n)) is not None]
+            if all(len(array.shape) == 1 for array in arrays) and len({array.shape for array in arrays}) == 1:
+                doubts.append(f"the numbers of {pattern} may also be the elements of one action")
+            reason = f"a dataset is an episode and a column: {len(numbers)} of {pattern}"
+            return FoundEpisodes(EpisodeRule(DATASETS, (pattern,)), reason, tuple(doubts))
+    for name, kind in children.items():
+        if kind == GROUP and depth < _MAX_DEPTH:
+            found = _numbered_datasets(tree, join(group, name), depth + 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _whole_tree(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | None:
+    arrays = {array.path: array for array in walk(tree)}
+    candidates = [array for array in arrays.values() if array.shape and resembles_actions(array.path) and array.kind]
+    if not candidates:
+        return None
+    actions = min(candidates, key=lambda array: (not is_actions(array.path), array.path.count("/")))
+    doubts: tuple[str, ...] = () if is_actions(actions.path) else ("no array is called actions",)
+    rows = actions.rows
+    named = {path.rpartition("/")[2].lower(): array for path, array in reversed(arrays.items())}
+    for name in _ENDS_NAMES:
+        if name in named and (ends_are := _ends_are(named[name], rows)) is not None:
+            rule = EpisodeRule(ENDS, (named[name].path,), ends_are)
+            return FoundEpisodes(rule, f"'{named[name].path}' has the {ends_are} ends of the episodes", doubts)
+    for name in EPISODE_COLUMNS:
+        if name in named and named[name].shape == (rows,) and (named[name].kind in ("i", "u") or not named[name].kind):
+            return FoundEpisodes(EpisodeRule(IDS, (named[name].path,)), f"'{named[name].path}' has the ids", doubts)
+    flags = [array for array in arrays.values() if _is_flag(array, rows)]
+    if any(array.read(0, rows - 1).any() for array in flags if rows > 1):
+        paths = tuple(array.path for array in flags)
+        doubts += (f"{', '.join(paths)} may not mark every end: a time limit may have none",)
+        return FoundEpisodes(EpisodeRule(ENDS, paths, FLAGS), f"{', '.join(paths)} end the episodes", doubts)
+    return FoundEpisodes(
+        EpisodeRule(FILES, ("*",)),
+        f"a file is an episode: {pluralize(len(trees), 'file')}",
+        (*doubts, *_file_doubts(trees)),
+    )
+
+
+def _ends_are(array: TreeArray, rows: int) -> str | None:
+    """Returns whether the ends in an array are exclusive or inclusive.
+
+    Returns None if the values cannot be the ends of `rows` rows.
+    """
+    if array.kind not in ("i", "u") or len(array.shape) != 1 or not array.rows:
+        return None
+    values = array.read(0, array.rows)
+    if (values[1:] <= values[:-1]).any() or values[0] < 0:
+        return None
+    return {rows: EXCLUSIVE, rows - 1: INCLUSIVE}.get(int(values[-1]))
+
+
+def _is_flag(array: TreeArray, rows: int) -> bool:
+    name = canonical_name(array.path.rpartition("/")[2])
+    return name in END_FLAGS and bool(array.kind) and array.shape in ((rows,), (rows, 1))
+
+
+def _file_doubts(trees: Sequence[Container]) -> tuple[str, ...]:
+    stems = [PurePosixPath(item.name.lower()).stem for item in trees]
+    other = next((stem for stem in stems if not _EPISODE_FILE.fullmatch(stem)), None)
+    if other is None:
+        return ()
+    return (f"'{other}' may hold one episode, or several whose ends nothing marks",)

@@ -1,0 +1,161 @@
+"""An HDF5 file as a tree.
+
+Sizes, layouts and heaps are validated before values are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from h5py import h5d, h5g, h5l, h5o
+
+from gear_data.errors import BadEpisodeError
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.sources.hdf5.attributes import attribute_facts
+from gear_data.ingest.sources.hdf5.datasets import check_dataset
+from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
+from gear_data.ingest.sources.hdf5.open_file import open_hdf5, reading
+from gear_data.ingest.sources.tree.view import ARRAY, GROUP, LINK, TreeArray, natural_order
+from gear_data.schema import VARIABLE_TYPES
+
+_KINDS = {h5o.TYPE_GROUP: GROUP, h5o.TYPE_DATASET: ARRAY}
+
+
+@contextmanager
+def open_tree(file: SourceFile) -> Iterator[Hdf5Tree]:
+    """Opens an HDF5 file as a tree."""
+    with open_hdf5(file) as opened:
+        yield Hdf5Tree(opened, file)
+
+
+@dataclass(frozen=True)
+class Hdf5Tree:
+    """An open HDF5 file as a `Tree`."""
+
+    file: h5py.File
+    source: SourceFile
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def children(self, group: str) -> Mapping[str, str]:
+        links: list[tuple[bytes, int]] = []
+
+        def visit(name: bytes, info: Any) -> None:
+            links.append((name, info.type))  # h5py calls this from C, so it must not raise
+
+        with reading(self.name, group or "/"):
+            opened = self._group(group)
+            if opened is None:
+                return {}
+            opened.id.links.iterate(visit, info=True)
+            found = {}
+            for name, link in links:
+                if link != h5l.TYPE_HARD:
+                    found[name.decode()] = LINK
+                elif (kind := _KINDS.get(h5o.get_info(opened.id, name).type)) is not None:
+                    found[name.decode()] = kind
+        return dict(sorted(found.items(), key=lambda item: natural_order(item[0])))
+
+    def array(self, path: str) -> TreeArray | None:
+        with reading(self.name, path):
+            parent, _, name = path.rpartition("/")
+            group = self._group(parent)
+            item = None if group is None else _open(group, name)
+            if not isinstance(item, h5d.DatasetID):
+                return None
+            shape = check_dataset(item, self.source, path)
+            return _Dataset(item, self.source, path, shape).as_array()
+
+    def attributes(self, group: str) -> Mapping[str, Any]:
+        with reading(self.name, group or "/"):
+            opened = self._group(group)
+            return {} if opened is None else attribute_facts(opened, ())[0]
+
+    def _group(self, path: str) -> h5py.Group | None:
+        group: h5py.Group = self.file
+        for name in path.split("/") if path else ():
+            item = _open(group, name)
+            if not isinstance(item, h5g.GroupID):
+                return None
+            group = h5py.Group(item)
+        return group
+
+
+def _open(group: h5py.Group, name: str) -> Any:
+    """Opens an object by its name.
+
+    Returns None if it does not exist, or is a link to elsewhere.
+    """
+    encoded = name.encode()
+    links = group.id.links
+    if not name or not links.exists(encoded) or links.get_info(encoded).type != h5l.TYPE_HARD:
+        return None
+    return h5o.open(group.id, encoded)
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    """A checked dataset."""
+
+    id: h5d.DatasetID
+    source: SourceFile
+    path: str
+    shape: tuple[int, ...]
+
+    def as_array(self) -> TreeArray:
+        dtype = self.id.dtype
+        if h5py.check_string_dtype(dtype) is not None:
+            return TreeArray(self.path, self.shape, "string", self._read_variable)
+        base = h5py.check_vlen_dtype(dtype)
+        if base is not None and np.dtype(base) == np.uint8:
+            return TreeArray(self.path, self.shape, "binary", self._read_variable)
+        return TreeArray(self.path, self.shape, str(dtype.newbyteorder("=")), self._read)
+
+    def _read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        with reading(self.source.name, self.path):
+            native = self.id.dtype.newbyteorder("=")
+            if not self.shape or (start, stop) == (0, self.shape[0]):
+                values = np.empty(self.shape, native)
+                if values.size:
+                    self.id.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
+                return values.reshape(-1) if not self.shape else values
+            return np.ascontiguousarray(h5py.Dataset(self.id)[start:stop].astype(native, copy=False))
+
+    def _read_variable(self, start: int, stop: int) -> pa.Array:
+        with reading(self.source.name, self.path):
+            values = self._checked[start:stop] if self.shape else [self._checked[()]]
+            if self._is_text:
+                return pa.array(self._texts(values, start), VARIABLE_TYPES["string"])
+            return pa.array([bytes(value) for value in values], VARIABLE_TYPES["binary"])
+
+    @cached_property
+    def _checked(self) -> h5py.Dataset:
+        """The dataset, after its heap was checked."""
+        dataset = h5py.Dataset(self.id)
+        check_heaps(dataset)
+        return dataset
+
+    @property
+    def _is_text(self) -> bool:
+        return h5py.check_string_dtype(self.id.dtype) is not None
+
+    def _texts(self, values: Iterable[Any], start: int) -> list[str]:
+        texts = []
+        for row, value in enumerate(values):
+            try:
+                texts.append(value if isinstance(value, str) else bytes(value).decode())
+            except UnicodeDecodeError as error:
+                raise BadEpisodeError(
+                    "is not UTF-8", file=self.source.name, column=self.path, row=start + row
+                ) from error
+        return texts

@@ -1,0 +1,63 @@
+"""NumPy archives, and folders of `.npy` files, as trees.
+
+A `/` in the name of an array makes groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.sources.arrays.array_reader import ArrayReader
+from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz
+from gear_data.ingest.sources.tree.view import NamedArrays, TreeArray
+from gear_data.schema import VARIABLE_TYPES
+
+_NPY = ".npy"
+
+
+@contextmanager
+def open_archive(file: SourceFile) -> Iterator[NamedArrays]:
+    """Opens an `.npz` archive as a tree."""
+    with ArrayReader() as reader:
+        arrays = {name.strip("/"): array for name, array in open_npz(file).items()}
+        yield NamedArrays(file.name, {path: partial(_opened, path, stored, reader) for path, stored in arrays.items()})
+
+
+@contextmanager
+def open_folder(name: str, files: Sequence[SourceFile]) -> Iterator[NamedArrays]:
+    """Opens `.npy` files as a tree. Their paths without the suffix are the names."""
+    with ArrayReader() as reader:
+        paths = {file.name[: -len(_NPY)]: file for file in files}
+        yield NamedArrays(name, {path: partial(_opened, path, file, reader) for path, file in paths.items()})
+
+
+def _opened(path: str, stored: StoredArray | SourceFile, reader: ArrayReader) -> TreeArray:
+    array = open_npy(stored) if isinstance(stored, SourceFile) else stored
+    dtype = "string" if array.is_text else str(array.dtype.newbyteorder("="))
+    rows = array if array.shape else replace(array, shape=(1,))
+    return TreeArray(path, array.shape, dtype, _Stored(rows, reader).read)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """An array of a file or archive.
+
+    It stays open until its last row is read.
+    """
+
+    array: StoredArray
+    reader: ArrayReader
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any] | pa.Array:
+        values = self.reader.read(self.array, start, stop)
+        if stop >= len(self.array):
+            self.reader.release(self.array)
+        return pa.array(values.tolist(), VARIABLE_TYPES["string"]) if self.array.is_text else values

@@ -1,0 +1,259 @@
+"""Suggests a mapping from the names and shapes of the arrays.
+
+Samples of the episodes show which arrays have a row per step. A suggestion without doubts is used without `--map`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from gear_data.common.paths import printable
+from gear_data.errors import UnknownFormatError
+from gear_data.ingest.mapping import (
+    AFTER_RESET,
+    DATASETS,
+    EPISODE,
+    FILES,
+    GROUPS,
+    STEP,
+    WITH_FINAL,
+    EpisodeRule,
+    MappedColumn,
+    SourceMapping,
+)
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
+from gear_data.ingest.pipeline.names import canonical_name, is_column_name
+from gear_data.ingest.sources.tree.blocks import fact_value
+from gear_data.ingest.sources.tree.episodes import EpisodePlace, find_places
+from gear_data.ingest.sources.tree.find import ACTIONS, FoundEpisodes, find_episodes, is_actions, resembles_actions
+from gear_data.ingest.sources.tree.view import Container, Tree, TreeArray, join, paths_below, walk
+from gear_data.schema import DTYPES, VARIABLE_TYPES
+
+_OBSERVATIONS = "observations"
+_STATES = ("state", "states")
+_NEXT = "next_"
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A mapping that a source seems to need.
+
+    Attributes:
+        mapping: The mapping.
+        reason: Why the episodes are where it says.
+        doubts: What else the source could be.
+        left_out: Path -> why the array is no column.
+    """
+
+    mapping: SourceMapping
+    reason: str
+    doubts: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+    def yaml(self) -> str:
+        """Returns the mapping as YAML.
+
+        Comments name the doubts and the arrays that are left out.
+        """
+        doubts = "".join(f"# Check: {printable(doubt)}.\n" for doubt in self.doubts)
+        left_out = "".join(f"#   {printable(path)}: {printable(why)}\n" for path, why in self.left_out.items())
+        text = yaml.safe_dump(self.mapping.to_json(), sort_keys=False, allow_unicode=True)
+        return f"{doubts}{text}" + (f"# Left out:\n{left_out}" if left_out else "")
+
+
+def suggestion_text(trees: Sequence[Container], source: str) -> str:
+    """Returns the YAML file that `gear-data lint SRC --suggest-map` prints.
+
+    Raises:
+        UnknownFormatError: No array looks like actions.
+    """
+    suggestion = suggest(trees)
+    if suggestion is None:
+        raise UnknownFormatError(
+            "no array looks like actions, so no mapping can be suggested",
+            file=source,
+            hint="write one: docs/reference/mapping.md lists the keys",
+        )
+    command = f"gear-data convert {shlex.quote(printable(source))} DST --map FILE"
+    head = f"# Check the episodes and columns below, then run: {command}\n# {printable(suggestion.reason)}.\n"
+    return head + suggestion.yaml()
+
+
+def suggest(trees: Sequence[Container]) -> Suggestion | None:
+    """Suggests a mapping for a source; returns None if no array looks like actions.
+
+    Args:
+        trees: All trees of the source. The first one, and the last if a file is an episode, are looked at.
+    """
+    with trees[0].open() as tree:
+        found = find_episodes(tree, trees)
+        if found is None:
+            return None
+        if found.rule.flat:
+            samples = [{array.path: array for array in walk(tree)}]
+            return _suggestion(found, samples, {}, {})
+        places = find_places(tree, found.rule, None)
+        samples = [_arrays_of(tree, place, found.rule) for place in (places[0], places[len(places) // 2], places[-1])]
+        attributes = {} if found.rule.kind == DATASETS else tree.attributes(places[0].key)
+        outside = _outside(tree, places, found.rule)
+        if found.rule.kind == FILES and len(trees) > 1:
+            with trees[-1].open() as last:
+                return _suggestion(found, [*samples, _arrays_of(last, places[0], found.rule)], attributes, outside)
+        return _suggestion(found, samples, attributes, outside)
+
+
+def _arrays_of(tree: Tree, place: EpisodePlace, rule: EpisodeRule) -> dict[str, TreeArray]:
+    """Returns the arrays of an episode: path of a column -> array."""
+    if rule.kind != DATASETS:
+        skip = len(place.key) + 1 if place.key else 0
+        return {array.path[skip:]: array for array in walk(tree, place.key)}
+    found = {}
+    for path in paths_below(tree):
+        stem = path.removesuffix(place.key)
+        if stem != path and not stem[-1:].isdigit() and (array := tree.array(path)) is not None:
+            found[f"{stem}*"] = array
+    return found
+
+
+def _outside(tree: Tree, places: Sequence[EpisodePlace], rule: EpisodeRule) -> dict[str, str]:
+    """Returns the groups and arrays that are in no episode: path -> reason."""
+    if rule.kind == DATASETS:
+        return {path: "is in no episode" for path in paths_below(tree) if not path[-1].isdigit()}
+    if rule.kind != GROUPS:
+        return {}
+    inside = {place.key for place in places}
+    parents = {key.rpartition("/")[0] for key in inside}
+    return {
+        path: "is in no episode"
+        for parent in sorted({"", *parents, *(parent.partition("/")[0] for parent in parents)})
+        for name in tree.children(parent)
+        if (path := join(parent, name)) not in inside
+        and not any(other == path or other.startswith(f"{path}/") for other in parents)
+    }
+
+
+def _suggestion(
+    found: FoundEpisodes,
+    samples: Sequence[Mapping[str, TreeArray]],
+    attributes: Mapping[str, object],
+    outside: Mapping[str, str],
+) -> Suggestion:
+    actions, doubts = _choose_actions(samples[0])
+    left_out = dict(outside)
+    roles: dict[str, str] = {}
+    for path in samples[0]:
+        if path in found.rule.paths and found.rule.kind != DATASETS:
+            continue
+        role, why = _role(path, samples, actions, flat=found.rule.flat)
+        if role is None:
+            left_out[path] = why
+        else:
+            roles[path] = role
+            doubts += (f"'{path}' {why}",) if why else ()
+    after = _next_paths(roles, samples[0])
+    roles = {path: role for path, role in roles.items() if path not in after.values()}
+    names = _names(roles, actions, samples[0])
+    columns = [MappedColumn(names[path], path, None, role, after.get(path)) for path, role in roles.items()]
+    taken = set(names.values())
+    for attribute in attributes:
+        name = attribute.replace("/", ".")
+        name = f"episode_{name}" if name in taken else name
+        if is_column_name(name):
+            columns.append(MappedColumn(name, f"@{attribute}", None, EPISODE))
+        else:
+            left_out[f"@{attribute}"] = "has no name that a fact can have"
+    mapping = SourceMapping(found.rule, tuple(columns), found.splits)
+    return Suggestion(mapping, found.reason, (*found.doubts, *doubts), left_out)
+
+
+def _choose_actions(arrays: Mapping[str, TreeArray]) -> tuple[str, tuple[str, ...]]:
+    """Returns the path of the actions, and doubts about it."""
+    candidates = [
+        path for path, array in arrays.items() if array.shape and array.kind and is_actions(path.rstrip("*_-. "))
+    ]
+    if not candidates:
+        candidates = [path for path, array in arrays.items() if array.shape and resembles_actions(path)]
+        return candidates[0], (f"'{candidates[0]}' may not be the actions",)
+    depth = min(path.count("/") for path in candidates)
+    highest = [path for path in candidates if path.count("/") == depth]
+    return highest[0], (f"each of {', '.join(highest)} may be the actions",) if len(highest) > 1 else ()
+
+
+def _role(path: str, samples: Sequence[Mapping[str, TreeArray]], actions: str, *, flat: bool) -> tuple[str | None, str]:
+    """Returns the role of an array and a doubt about it.
+
+    Returns None and the reason if the array is left out.
+    """
+    if not all(path in sample for sample in samples):
+        return None, "is not in every episode"
+    array = samples[0][path]
+    if array.dtype not in (*DTYPES, *VARIABLE_TYPES):
+        return None, f"holds {array.dtype}"
+    if array.dtype in VARIABLE_TYPES and len(array.shape) > 1:
+        return None, "holds several texts or byte strings per step"
+    if 0 in array.shape[1:]:
+        return None, "holds no values"
+    extra = {sample[path].rows - sample[actions].rows for sample in samples if actions in sample}
+    if array.shape and extra == {0}:
+        return STEP, ""
+    if not flat and array.shape and extra == {1}:
+        name = canonical_name(path.rstrip("*_-. "))
+        if name in SCALAR_COLUMNS or name.startswith("infos"):
+            return (
+                AFTER_RESET,
+                "has one row more than the actions: the first may belong to the reset, or the last be padding",
+            )
+        return WITH_FINAL, ""
+    if not flat and all(fact_value(sample[path]) is not None for sample in samples):
+        return EPISODE, ""
+    rows = "is a scalar" if not array.shape else f"has {array.rows} rows"
+    return None, f"{rows}, where '{actions}' has {samples[0][actions].rows}"
+
+
+def _next_paths(roles: Mapping[str, str], arrays: Mapping[str, TreeArray]) -> dict[str, str]:
+    """Returns observations -> observations after each step: `obs/x` -> `next_obs/x`."""
+    found = {}
+    for path in roles:
+        other = "/".join(part.removeprefix(_NEXT) for part in path.split("/"))
+        both_steps = other != path and roles.get(other) == STEP == roles[path]
+        if both_steps and (arrays[other].shape, arrays[other].dtype) == (arrays[path].shape, arrays[path].dtype):
+            found[other] = path
+    return found
+
+
+def _names(roles: Mapping[str, str], actions: str, arrays: Mapping[str, TreeArray]) -> dict[str, str]:
+    """Returns path -> name of a column or fact. Names are unique."""
+    shared = _shared_group(path for path, role in roles.items() if role != EPISODE)
+    names = {}
+    for path in roles:
+        name = path[len(shared) :] if path.startswith(shared) else path
+        names[path] = canonical_name("/".join(part.rstrip("*_-. ") or part for part in name.split("/")))
+    if ACTIONS not in names.values():
+        names[actions] = ACTIONS
+    if not any(name.split(".")[0] == _OBSERVATIONS for name in names.values()):
+        states = [path for path, name in names.items() if name.rpartition(".")[2] in _STATES and roles[path] != EPISODE]
+        if len(states) == 1:
+            names[states[0]] = _OBSERVATIONS
+    taken: set[str] = set()
+    for path, name in names.items():
+        unique, count = name, 2
+        while unique in taken or not is_column_name(unique):
+            unique, count = f"{name.strip('.') or 'column'}_{count}".replace("..", "."), count + 1
+        names[path] = unique
+        taken.add(unique)
+    return names
+
+
+def _shared_group(paths: Iterable[str]) -> str:
+    """Returns the group that all arrays of steps are in, with '/'; or ""."""
+    parents = [path.split("/")[:-1] for path in paths]
+    shared = []
+    for parts in zip(*parents, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return "".join(f"{part}/" for part in shared)

@@ -1,0 +1,216 @@
+"""A lazy, read-only view of a file of named arrays: HDF5, NumPy or Zarr.
+
+Paths have the form `group/subgroup/array`; "" is the root. Listing a group reads no values. Links are never followed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.errors import CorruptSourceError
+from gear_data.ingest.findings.log import Finding
+from gear_data.schema import DTYPES
+
+#: Kinds of a group's children.
+GROUP, ARRAY, LINK = "group", "array", "link"
+#: Limits of `walk`, which hard links in a circle would otherwise make endless.
+_MAX_ARRAYS, _MAX_DEPTH = 10_000, 32
+
+
+@dataclass(frozen=True)
+class TreeArray:
+    """An array whose size and layout have been checked. Its values are read later.
+
+    Attributes:
+        path: The path in the file.
+        shape: The shape; () for a scalar.
+        dtype: The name of the NumPy dtype in native byte order, `string`, or `binary`. Columns can have no other dtype.
+        read: Reads the rows [start, stop), as [rows, ...] or as an Arrow array of text or bytes. A scalar has one row.
+        finding: About the array as a whole, to report when it is read; None for most.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[int, int], npt.NDArray[Any] | pa.Array]
+    finding: Finding | None = None
+
+    @property
+    def rows(self) -> int:
+        """The size of the first axis; 1 for a scalar."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def kind(self) -> str:
+        """The kind of the NumPy dtype: one of `biuf`; "" if the values are not numbers."""
+        return np.dtype(self.dtype).kind if self.dtype in DTYPES else ""
+
+
+class Tree(Protocol):
+    """An open file of named arrays."""
+
+    @property
+    def name(self) -> str:
+        """The name of the file, for messages."""
+
+    def children(self, group: str) -> Mapping[str, str]:
+        """Returns name -> `GROUP`, `ARRAY` or `LINK`, in natural order."""
+
+    def array(self, path: str) -> TreeArray | None:
+        """Opens an array; returns None if no array is at the path.
+
+        Raises:
+            CorruptSourceError: The array is damaged.
+        """
+
+    def attributes(self, group: str) -> Mapping[str, Any]:
+        """Returns the attributes of a group that are one number, flag or text."""
+
+
+@dataclass(frozen=True)
+class NamedArrays:
+    """Arrays with paths as names, as a `Tree`.
+
+    Attributes:
+        name: The name of the file or folder.
+        arrays: Path -> function that opens the array.
+        root_attributes: The attributes of the root.
+        groups: Path of a group -> its children. It follows from `arrays`.
+    """
+
+    name: str
+    arrays: Mapping[str, Callable[[], TreeArray]]
+    root_attributes: Mapping[str, Any] = field(default_factory=dict)
+    groups: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.groups[""] = {}
+        for path in sorted(self.arrays, key=natural_order):
+            group = ""
+            *parents, name = path.split("/")
+            for parent in parents:
+                self._add(group, parent, GROUP)
+                group = join(group, parent)
+                self.groups.setdefault(group, {})
+            self._add(group, name, ARRAY)
+
+    def _add(self, group: str, name: str, kind: str) -> None:
+        if self.groups[group].setdefault(name, kind) != kind:
+            raise CorruptSourceError(
+                "is the name of an array, and the start of the names of others",
+                file=self.name,
+                column=join(group, name),
+                hint="rename one of them",
+            )
+
+    def children(self, group: str) -> Mapping[str, str]:
+        return self.groups.get(group, {})
+
+    def array(self, path: str) -> TreeArray | None:
+        opener = self.arrays.get(path)
+        return None if opener is None else opener()
+
+    def attributes(self, group: str) -> Mapping[str, Any]:
+        return {} if group else self.root_attributes
+
+
+@dataclass(frozen=True)
+class Container:
+    """A file, or a folder, that can be opened as a `Tree`.
+
+    Attributes:
+        name: The name of the file or folder.
+        size: Its size in bytes.
+        open: Opens it.
+    """
+
+    name: str
+    size: int
+    open: Callable[[], AbstractContextManager[Tree]]
+
+
+def natural_order(text: str) -> list[tuple[int, int, str]]:
+    """Returns a sort key that orders `demo_2` before `demo_10`."""
+    parts = re.split(r"([0-9]+)", text)
+    return [(0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts]
+
+
+def walk(tree: Tree, group: str = "") -> Iterator[TreeArray]:
+    """Yields all arrays below a group.
+
+    Raises:
+        CorruptSourceError: The group has more than 10,000 arrays, or is more than 32 levels deep.
+    """
+    for count, path in enumerate(paths_below(tree, group)):
+        if count >= _MAX_ARRAYS:
+            raise _too_large(tree, group)
+        array = tree.array(path)
+        if array is not None:
+            yield array
+
+
+def paths_below(tree: Tree, group: str = "", depth: int = 0) -> Iterator[str]:
+    """Yields the paths of all arrays below a group.
+
+    The group is `depth` levels below the first one.
+
+    Raises:
+        CorruptSourceError: The group is more than 32 levels deep.
+    """
+    if depth > _MAX_DEPTH:
+        raise _too_large(tree, group)
+    for name, kind in tree.children(group).items():
+        path = join(group, name)
+        if kind == ARRAY:
+            yield path
+        elif kind == GROUP:
+            yield from paths_below(tree, path, depth + 1)
+
+
+def _too_large(tree: Tree, group: str) -> CorruptSourceError:
+    return CorruptSourceError(
+        f"'{group or '/'}' holds over {_MAX_ARRAYS} arrays, or is over {_MAX_DEPTH} levels deep",
+        file=tree.name,
+        hint="say where the episodes are with --map: see 'gear-data lint SRC --suggest-map'",
+    )
+
+
+def matching(tree: Tree, pattern: str, kind: str) -> list[str]:
+    """Returns the paths of all groups, or arrays, that match a glob.
+
+    They are in natural order.     `*` is part of one name, and `**` is any number of groups.
+    """
+    return list(_matching(tree, "", pattern.split("/"), kind, 0))
+
+
+def _matching(tree: Tree, group: str, parts: list[str], kind: str, depth: int) -> Iterator[str]:
+    if depth > _MAX_DEPTH:
+        raise _too_large(tree, group)
+    children = tree.children(group)
+    if parts[0] == "**" and len(parts) > 1:
+        yield from _matching(tree, group, parts[1:], kind, depth + 1)
+        for name, found in children.items():
+            if found == GROUP:
+                yield from _matching(tree, join(group, name), parts, kind, depth + 1)
+        return
+    for name, found in children.items():
+        if not fnmatchcase(name, parts[0]):
+            continue
+        if len(parts) == 1 and found == kind:
+            yield join(group, name)
+        elif len(parts) > 1 and found == GROUP:
+            yield from _matching(tree, join(group, name), parts[1:], kind, depth + 1)
+
+
+def join(group: str, name: str) -> str:
+    """Returns the path of a name in a group."""
+    return f"{group}/{name}" if group and name else group or name

@@ -1,0 +1,55 @@
+"""Zarr stores as trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+
+from gear_data.ingest.sources.tree.view import NamedArrays, TreeArray
+from gear_data.ingest.sources.zarr.array import ZarrArray, open_arrays, read_attributes
+from gear_data.ingest.sources.zarr.reader import ZarrReader
+from gear_data.ingest.sources.zarr.store import ZarrStore
+
+
+@contextmanager
+def open_store(store: ZarrStore) -> Iterator[NamedArrays]:
+    """Opens a Zarr store as a tree."""
+    with ZarrReader() as reader:
+        arrays = open_arrays(store)
+        attributes = {
+            name: value for name, value in read_attributes(store).items() if isinstance(value, str | bool | int | float)
+        }
+        openers = {path: partial(_opened, path, array, reader) for path, array in arrays.items() if path}
+        yield NamedArrays(store.name, openers, attributes)
+
+
+def _opened(path: str, array: ZarrArray, reader: ZarrReader) -> TreeArray:
+    dtype = str(array.dtype.newbyteorder("="))
+    if not array.shape:
+        dtype = f"one {dtype} without an axis"
+    elif array.unsupported:
+        dtype = f"{dtype} behind filters or sharding"
+    return TreeArray(path, array.shape, dtype, _Stored(array, reader).read, array.missing_finding())
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """An array of a store.
+
+    A chunk that was read in part stays in memory until the last row is read.
+    """
+
+    array: ZarrArray
+    reader: ZarrReader
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        self.array.check_readable(self.array.path)
+        values = self.reader.read(self.array, start, stop)
+        if stop >= len(self.array):
+            self.reader.release(self.array)
+        return values
