@@ -5,6 +5,7 @@ Every dataset of the group is checked against the source's columns before it is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,6 +27,9 @@ from gear_data.ingest.sources.hdf5.open_file import reading
 from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError
 from gear_data.schema import ColumnSpec
 
+#: Larger facts, such as images, are left out: the episode table is held in memory.
+MAX_FACT_VALUES = 1 << 16
+
 
 @dataclass(frozen=True)
 class GroupColumn:
@@ -38,6 +42,7 @@ class GroupColumn:
             rows; otherwise it is a dataset of T rows, the observations after each step.
         reset: the dataset may have T + 1 rows, of which the first belongs to the reset and is dropped.
         encoded: rows of uint8, or of text, are encoded images. They may be padded to one length.
+        is_list: a fact may have any number of rows, which become a list.
     """
 
     spec: ColumnSpec
@@ -45,6 +50,7 @@ class GroupColumn:
     final: str | None = None
     reset: bool = False
     encoded: bool = False
+    is_list: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,8 @@ class GroupContents:
 
     Attributes:
         columns: datasets with a row per step.
-        facts: datasets with one row, which belongs to the whole episode. Their `spec` is the fact's: a scalar, or an
-            array that becomes a list.
+        facts: datasets that belong to the whole episode: one row, or a list. Their `spec` is about one row: a scalar,
+            or an array that becomes a list.
         findings: notes on datasets with an unusual number of rows.
     """
 
@@ -159,15 +165,21 @@ class EpisodeReader:
             episode.finals[spec.name] = self._read_final(column, column.final, opened, steps)
 
     def _read_fact(self, fact: GroupColumn, opened: _OpenGroup) -> Any:
-        """Returns the value of a dataset with one row. One element becomes a scalar."""
+        """Returns the value of a fact. The one element of one row becomes a scalar."""
         dataset = opened.dataset(fact.path)
-        opened.check_rows(dataset, 1, self.steps)
+        if not fact.is_list:
+            opened.check_rows(dataset, 1, self.steps)
+        elif (count := math.prod(dataset.shape)) > MAX_FACT_VALUES:
+            raise opened.error(f"holds {count} values, above the limit of {MAX_FACT_VALUES} for a fact", fact.path)
         self._check_matches(dataset, fact, opened)
         if fact.spec.variable_length:
-            return opened.read_variable(dataset, fact.spec)[0].as_py()
+            texts = opened.read_variable(dataset, fact.spec).to_pylist()
+            return texts if fact.is_list else texts[0]
         with reading(opened.file.name, fact.path, opened.number):
             values = read_fixed(dataset.id, dataset.shape, dataset.dtype)
         values = self._cast(values, fact, opened)
+        if fact.is_list:
+            return values.tolist()
         return values.item() if values.size == 1 else values[0].tolist()
 
     def _read_final(self, column: GroupColumn, path: str, opened: _OpenGroup, steps: int) -> npt.NDArray[Any]:

@@ -21,7 +21,7 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.hdf5.datasets import step_spec
-from gear_data.ingest.sources.hdf5.episode_reader import GroupColumn, GroupContents
+from gear_data.ingest.sources.hdf5.episode_reader import MAX_FACT_VALUES, GroupColumn, GroupContents
 from gear_data.ingest.sources.hdf5.inventory import links_of, refuse_links
 from gear_data.ingest.sources.hdf5.open_file import reading
 
@@ -32,10 +32,10 @@ SCENE_STATES = "states"
 _OBSERVATIONS, _NEXT_OBSERVATIONS = "obs/", "next_obs/"
 #: Isaac Lab's state after the reset. Its own writer writes one row, so there is no finding.
 _INITIAL_STATE = "initial_state/"
+#: MimicGen's list of source demonstrations, one for each subtask.
+_LISTS = frozenset({"src_demo_inds"})
 #: Columns that belong to steps.
 _OF_STEPS = SCALAR_COLUMNS | {"actions"}
-#: Larger facts, such as images, are left out: the episode table is held in memory.
-_MAX_FACT_VALUES = 1 << 16
 
 
 def describe(
@@ -62,23 +62,26 @@ def describe(
     for path, name in chosen.items():
         if not _is_fact(path, name, datasets[path].shape[0], steps):
             columns.append(_column(path, name, datasets, steps, file, findings))
-        elif 0 < (values := math.prod(datasets[path].shape[1:])) <= _MAX_FACT_VALUES:
+        elif 0 < (values := math.prod(datasets[path].shape)) <= MAX_FACT_VALUES:
             with reading(file, path):
-                facts.append(GroupColumn(step_spec(datasets[path], path, name, file), path))
-            if not path.startswith(_INITIAL_STATE):
+                spec = step_spec(datasets[path], path, name, file)
+            facts.append(GroupColumn(spec, path, is_list=path in _LISTS))
+            if path not in _LISTS and not path.startswith(_INITIAL_STATE):
                 message = f"has one row for {steps} steps; it becomes a fact of the episode"
                 findings.append(Finding("row-per-episode", message, 1, file, column=path))
         else:
-            message = f"one row of {values} values for the whole episode; a fact has 1 to {_MAX_FACT_VALUES}; left out"
+            message = f"{values} values for the whole episode; a fact has 1 to {MAX_FACT_VALUES}; left out"
             findings.append(Finding("fact-left-out", message, 1, file, column=path))
     return GroupContents(tuple(columns), tuple(facts), tuple(findings))
 
 
 def _is_fact(path: str, name: str, rows: int, steps: int) -> bool:
-    """Returns whether the one row of a dataset belongs to the whole episode.
+    """Returns whether a dataset belongs to the whole episode.
 
     In an episode of one step only the name of Isaac Lab's group tells.
     """
+    if path in _LISTS:
+        return True
     return rows == 1 and name not in _OF_STEPS and (steps > 1 or path.startswith(_INITIAL_STATE))
 
 

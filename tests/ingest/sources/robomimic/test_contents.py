@@ -145,6 +145,26 @@ def test_a_single_row_is_a_fact_and_is_reported(tmp_path: Path) -> None:
     assert "map" not in {*ds.episodes.columns, *ds.schema.names}
 
 
+def test_lists_of_source_demonstrations(tmp_path: Path) -> None:
+    """MimicGen writes one number for each subtask."""
+    path = _write(tmp_path / "a.hdf5", (5, 1, 2))
+    lists = ([7, 8], [9, 7], [5])
+    with h5py.File(path, "r+") as file:
+        for i, numbers in enumerate(lists):
+            file[f"data/demo_{i}/src_demo_inds"] = np.array(numbers)
+            file[f"data/demo_{i}/src_demo_labels"] = np.zeros((len(file[f"data/demo_{i}/actions"]), 1), np.int64)
+    gear_data.convert(path, tmp_path / "d")
+    ds = gear_data.open(tmp_path / "d")
+    assert ds.episodes["src_demo_inds"].to_list() == list(lists)
+    assert ds.schema["src_demo_labels"].shape == (1,)
+    assert _findings(ds, "row-per-episode") == []
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_2/src_demo_inds"]
+        file["data/demo_2/src_demo_inds"] = np.zeros(70_000, np.int8)
+    with pytest.raises(BadEpisodeError, match="holds 70000 values, above the limit of 65536 for a fact"):
+        gear_data.convert(path, tmp_path / "e")
+
+
 def test_the_row_after_the_last_step_is_final(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.hdf5", (5, 1, 3))
     rng = np.random.default_rng(9)
