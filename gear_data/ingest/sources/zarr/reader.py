@@ -51,10 +51,8 @@ class ZarrReader:
                 self._decode_rows(array, index, out[begin - start : end - start])
             else:
                 out[begin - start : end - start] = self._partial_rows(array, index)[begin - first : end - first]
-        if (
-            out.dtype.kind == "b"
-            and (wrong := np.flatnonzero(out.view(np.uint8).reshape(len(out), -1).max(1) > 1)).size
-        ):
+        if out.dtype.kind == "b" and out.size and out.view(np.uint8).max() > 1:
+            wrong = np.flatnonzero(out.view(np.uint8).reshape(len(out), -1).max(axis=1) > 1)
             raise CorruptSourceError(
                 "holds a boolean that is neither 0 nor 1",
                 file=array.store.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +56,8 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     """Opens replay buffers.
 
     Raises:
-        UnknownFormatError: there is no replay buffer, or there are also Zarr stores of another layout.
+        UnknownFormatError: there is no replay buffer, there are also Zarr stores of another layout, or a store is there
+            twice.
     """
     stores = find_stores(location)
     others = [store.name for store in stores if not _is_replay_buffer(store)]
@@ -67,6 +68,13 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
             file=location.name,
             hint="convert the other stores separately" if len(others) < len(stores) else "leave --format out",
         )
+    for store in stores:
+        if store.archive is not None and (copy := _unpacked(store, stores)) is not None:
+            raise UnknownFormatError(
+                f"holds the store {copy} and its archive {store.archive.name}: the episodes would be read twice",
+                file=location.name,
+                hint=f"convert one of the two: {copy}",
+            )
     findings = FindingLog()
     if videos := location.with_suffix(*_VIDEOS):
         message = "videos next to the store are not read; left out"
@@ -80,6 +88,20 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         attributes if len(json.dumps(attributes)) <= _MAX_METADATA else {},
         ZarrReader,
     )
+
+
+def _unpacked(archived: ZarrStore, stores: Sequence[ZarrStore]) -> str | None:
+    """Returns the name of the folder that an archive was unpacked to; None if there is none.
+
+    The folder is named like the archive, or like the store in the archive.
+    """
+    archive = archived.archive.name if archived.archive is not None else ""
+    inside = archived.name.removeprefix(archive).lstrip("/")
+    folder = archive.rpartition("/")[0]
+    names = {archive.removesuffix(ZIP_SUFFIX), f"{archive.removesuffix(ZIP_SUFFIX)}/{inside}".rstrip("/")}
+    if inside:
+        names.add(f"{folder}/{inside}" if folder else inside)
+    return next((store.name for store in stores if store.archive is None and store.name in names), None)
 
 
 def _is_replay_buffer(store: ZarrStore) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,18 @@ def test_several_stores_are_one_dataset(tmp_path: Path) -> None:
     other.create_array("x", shape=(3,), dtype="f4")
     with pytest.raises(UnknownFormatError, match=r"stores without data and meta/episode_ends: other\.zarr"):
         gear_data.convert(tmp_path / "in", tmp_path / "e")
+
+
+@pytest.mark.parametrize("inside", ["", "pusht/a.zarr/"])
+def test_a_store_beside_its_archive_is_refused(inside: str, tmp_path: Path) -> None:
+    store = write(tmp_path / "in/pusht/a.zarr", pusht())
+    archive = tmp_path / ("in/pusht.zip" if inside else "in/pusht/a.zarr.zip")
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in store.rglob("*"):
+            file.write(path, f"{inside}{path.relative_to(store)}")
+    with pytest.raises(UnknownFormatError, match=r"would be read twice(.|\n)*convert one of the two: pusht/a\.zarr"):
+        gear_data.convert(tmp_path / "in", tmp_path / "d")
+    assert gear_data.convert(archive, tmp_path / "d").episodes == len(_LENGTHS)
 
 
 def test_facts_of_episodes_and_of_the_store(tmp_path: Path) -> None:
