@@ -42,8 +42,10 @@ def probe(location: Location) -> str | None:
             data = file.get(DATA)
             if not isinstance(data, h5py.Group):
                 return None
-            name = next((key for key in data if re.fullmatch(_PREFIX + "[0-9]+", key)), None)
-            if name is not None and isinstance(data.get(f"{name}/{STEPS}"), h5py.Dataset):
+            names = (key for key in data if re.fullmatch(_PREFIX + "[0-9]+", key))
+            # Isaac Lab writes a demonstration without steps if an environment is reset twice.
+            name = next((name for name in names if isinstance(data.get(f"{name}/{STEPS}"), h5py.Dataset)), None)
+            if name is not None:
                 return f"robomimic HDF5: {DATA}/{name} in {files[0].name} has '{STEPS}'"
     except GearError:
         pass  # a damaged file is not recognised as robomimic
@@ -72,22 +74,19 @@ def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
         facts=episode_facts,
         check=_check_counts,
     )
-    findings = list(facts.findings)
-    differing = _differing_states(files, layout) if facts.has_several_tasks else None
-    if differing is not None and SCENE_STATES not in (options.columns or ()):
-        findings.append(differing)
-    else:
-        differing = None
+    left_out = None
+    if facts.has_several_tasks and options.columns is None and SCENE_STATES not in (options.rename or {}):
+        left_out = _differing_states(files, layout)
 
     def describe_group(
         datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str
     ) -> GroupContents:
-        if differing is not None:
+        if left_out is not None:
             datasets = {path: dataset for path, dataset in datasets.items() if path != SCENE_STATES}
         return describe(datasets, non_columns, name, options)
 
     source = open_groups(files, layout, describe_group, metadata=facts.shared, skip_bad=options.skip_bad)
-    for finding in findings:
+    for finding in (*facts.findings, *([] if left_out is None else [left_out])):
         source.findings.add(finding)
     return source
 

@@ -125,6 +125,17 @@ def test_episodes_of_one_step_first(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith("initial_state")]
 
 
+def test_a_first_demonstration_without_steps(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        for name in ("actions", "processed_actions", "obs", "states"):
+            del file[f"data/demo_0/{name}"]
+    with pytest.raises(BadEpisodeError, match=r"is missing; a\.hdf5 demo_2 has it") as error:
+        gear_data.convert(path, tmp_path / "d")
+    assert (error.value.column, error.value.row) == ("actions", 0)
+    assert gear_data.convert(path, tmp_path / "e", on_bad_episode="skip").episodes == 3
+
+
 def test_a_single_row_is_a_fact_and_is_reported(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.hdf5", (5, 1, 3))
     with h5py.File(path, "r+") as file:
