@@ -148,6 +148,16 @@ def tar_episode_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
         write_samples(folder / name, samples)
 
 
+def lance_step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes a Lance table in fragments of 20 rows, of which some were deleted."""
+    import lance
+
+    table = step_table([r.columns for r in rollouts], episode_index=episode_numbers(rollouts))
+    extra = table.slice(0, 5).set_column(table.num_columns - 1, "episode_index", pa.array([-1] * 5))
+    written = lance.write_dataset(pa.concat_tables([extra, table]), str(folder), max_rows_per_file=20)
+    written.delete("episode_index < 0")
+
+
 def text_and_images(folder: Path, rollouts: Sequence[Rollout]) -> None:
     texts = [[f"step {t} é" for t in range(len(r))] for r in rollouts]
     images = [[{"bytes": _png(2 * i), "path": None} for _ in range(len(r))] for i, r in enumerate(rollouts)]
@@ -497,6 +507,7 @@ MAKERS: dict[str, Maker] = {
     "step-rows-csv": csv_step_rows,
     "step-rows-tar": tar_step_rows,
     "episode-rows-tar": tar_episode_rows,
+    "step-rows-lance": lance_step_rows,
     "images": text_and_images,
     "d4rl": d4rl,
     "d4rl-no-timeouts": d4rl_without_timeouts,

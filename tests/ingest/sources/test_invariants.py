@@ -32,6 +32,7 @@ _FORMATS = {
     "step-rows-csv": "step-rows",
     "step-rows-tar": "step-rows",
     "step-rows-json": "step-rows",
+    "step-rows-lance": "step-rows",
     "step-rows-saved": "step-rows",
     "d4rl-no-timeouts": "d4rl",
     "lerobot-v2.1": "lerobot",
@@ -44,7 +45,7 @@ _FORMATS = {
 }
 #: Sources in which nothing terminates.
 _TRUNCATED = ("ogbench", "robomimic-isaac-lab")
-_NEEDS = {"torchrl": "tensordict", "rlds": "tensorflow_datasets"}
+_NEEDS = {"torchrl": "tensordict", "rlds": "tensorflow_datasets", "step-rows-lance": "lance"}
 #: Small sizes of units and blocks, so that there are many.
 _SIZES = {"UNIT_BYTES": 1, "_BLOCK_BYTES": 600, "_BATCH_BYTES": 600, "_CHUNK_BYTES": 600}
 _OPTIONS: dict[str, Any] = {"shard_bytes": 1024, "jobs": 1, "progress": False}

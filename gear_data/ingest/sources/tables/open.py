@@ -13,6 +13,7 @@ from gear_data.ingest.sources.tables.files.kind import FileKind
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.files.text import CSV, JSON
 from gear_data.ingest.sources.tables.files.webdataset import WEBDATASET
+from gear_data.ingest.sources.tables.lance import open_lance
 from gear_data.ingest.sources.tables.saved import saved_files
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.table_files import table_kinds
@@ -20,7 +21,7 @@ from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.writing.progress_files import PROGRESS
 
 #: Suffixes of the data files that tables may be, of those that `DATA_SUFFIXES` lists.
-TABLE_SUFFIXES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc")
+TABLE_SUFFIXES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc", ".lance")
 _KINDS: dict[str, FileKind] = {kind.name: kind for kind in (PARQUET, ARROW, CSV, JSON, WEBDATASET)}
 
 
@@ -45,6 +46,8 @@ def open_tables(location: Location, *, requested: bool = False) -> TableStream |
         return None
     if files := saved_files(location):
         return FileTables(files, ARROW, is_one_table=True)
+    if (lance := open_lance(location)) is not None:
+        return lance
     kinds = table_kinds(location.files, requested=requested)
     if len(kinds) > 1:
         names = [f"{len(files)} {name} ({files[0].name})" for name, files in kinds.items()]
