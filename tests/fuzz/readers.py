@@ -42,6 +42,9 @@ MEMORY_LIMIT = 512 << 20
 #: Address space that a case may add. It is above the memory limit: threads reserve addresses that they do not use.
 _ADDRESSES = 4 << 30
 
+#: Sources that are damaged only on request: Lance ends the process if a damaged count is too large to allocate.
+_LEFT_OUT = ("step-rows-lance",)
+
 #: Part of the cases that compute statistics again, which takes most of the time of such a case.
 _DEEP = 0.1
 
@@ -269,7 +272,7 @@ def main() -> int:
         "--keep", type=Path, default=Path(tempfile.gettempdir()) / "gear-fuzz", help="folder for failed cases"
     )
     options = parser.parse_args()
-    names = options.format or list(source_makers.MAKERS)
+    names = options.format or [name for name in source_makers.MAKERS if name not in _LEFT_OUT]
     os.fsync = lambda _: None  # durability is not needed, and fsync takes most of a case's time
     warm_up(names)
     counts = {name: Counter[str]() for name in names}

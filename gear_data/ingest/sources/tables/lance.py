@@ -1,7 +1,7 @@
-"""Lance tables: https://lance.org/format. The package `pylance` reads them, in the extra `lance`.
+"""Lance tables, which the package `pylance` reads (extra `lance`).
 
-A table is a folder with `_versions/N.manifest` and `data/ID.lance`. Its latest version is read. A fragment takes the place
-of a file: it is one file of rows, or several of columns.
+A table is a folder with `_versions/N.manifest` and `data/ID.lance`. Its latest version is read. A fragment takes the
+place of a file: it is one file of rows, or several of columns.
 """
 
 from __future__ import annotations

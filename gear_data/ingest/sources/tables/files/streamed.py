@@ -99,7 +99,10 @@ def _first_schema(format: _StreamedFormat, file: SourceFile) -> pa.Schema:
 
 
 def split_builder(builder_class: type[Any], file: SourceFile, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns a builder of `datasets` for one file, and the arguments of its methods that read the file."""
+    """Returns a builder of `datasets` for one file.
+
+    The second value is the arguments of its methods that read the file.
+    """
     from datasets import DownloadConfig
     from datasets.data_files import DataFilesDict, DataFilesList
     from datasets.download.streaming_download_manager import StreamingDownloadManager

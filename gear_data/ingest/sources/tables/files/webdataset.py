@@ -1,4 +1,6 @@
-"""WebDataset: tar files of samples, whose members share a name: `000000.json`, `000000.action.npy`.
+"""WebDataset: tar files of samples, whose members share a key.
+
+Example: `000000.json`, `000000.action.npy`.
 
 A column has the name of its member without the sample's key and without the last suffix: `action`. The fields of a JSON
 object are columns: `reward` of `000000.json`. A member without such a name has its suffix as the name: `jpg`.
@@ -84,7 +86,10 @@ def _size(value: Any) -> int:
 
 
 def _plain_names(table: pa.Table) -> pa.Table:
-    """Returns the columns under short names, without the path of the tar file and of the members."""
+    """Returns the columns under short names.
+
+    The path of the tar file and the paths of members are left out.
+    """
     names: dict[str, pa.ChunkedArray] = {}
     for field in table.schema:
         if field.name == _URL:
