@@ -81,3 +81,20 @@ def floor_npz(source: Path, destination: Path) -> int:
         with np.load(path) as file:
             size += sum(file[name].nbytes for name in file)
     return size
+
+
+def write_vd4rl(episodes: Episodes, folder: Path) -> None:
+    """Writes a shard of 84 x 84 images, in episodes of 501 rows."""
+    import h5py
+
+    rows = np.arange(episodes.steps)
+    values = {
+        "observation": np.moveaxis(frames(episodes.steps, (84, 84, 3)), 3, 1),
+        "action": np.where(rows[:, None] % 501, episodes.actions, 0).astype(np.float32),
+        "reward": np.where(rows % 501, 1, 0).astype(np.float32),
+        "discount": np.ones(len(rows), np.float32),
+        "step_type": np.where(rows % 501 == 0, 0, np.where(rows % 501 == 500, 2, 1)).astype(np.float64),
+    }
+    with h5py.File(folder / "0.hdf5", "w") as file:
+        for name, array in values.items():
+            file.create_dataset(name, data=array, compression="gzip")

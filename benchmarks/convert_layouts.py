@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 from common import Episodes, figure, format_table, parquet_files, synthetic_episodes, write_parquet
-from convert_frames import floor_gzip, floor_npz, write_calvin, write_dqn_replay
+from convert_frames import floor_gzip, floor_npz, write_calvin, write_dqn_replay, write_vd4rl
 
 #: Steps of a source timed on one core, and the factor for two cores: starting workers takes about a second.
 STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 6
@@ -292,6 +292,7 @@ LAYOUTS = {
     "zarr": Layout(write_zarr, floor_zarr),
     "dqn-replay": Layout(write_dqn_replay, floor_gzip, steps=60_000),
     "calvin": Layout(write_calvin, floor_npz, steps=1000),
+    "vd4rl": Layout(write_vd4rl, floor_hdf5, steps=15_030),
 }
 
 #: Target ratios: to the floor's throughput on one core, and of two cores to one core.

@@ -24,7 +24,7 @@ from PIL import Image
 from pyarrow import feather
 
 import gear_data
-from tests.support.makers.frames import calvin, dqn_replay
+from tests.support.makers.frames import calvin, dqn_replay, vd4rl
 from tests.support.rollouts import (
     Rollout,
     episode_numbers,
@@ -527,6 +527,7 @@ MAKERS: dict[str, Maker] = {
     "numpy": numpy_folder,
     "dqn-replay": dqn_replay,
     "calvin": calvin,
+    "vd4rl": vd4rl,
     "torchrl": torchrl,
     "rlds": rlds,
     "zarr": zarr_stores,

@@ -44,6 +44,7 @@ _MODULES = (
     "tables.episode_rows",
     "tables.step_rows",
     "torchrl",
+    "vd4rl",
     "zarr.replay_buffer",
     "tree.reader",
 )

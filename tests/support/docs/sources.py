@@ -94,5 +94,6 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "pusht.zarr": _zarr,
     "Pong": _from_maker("dqn-replay"),
     "task_D_D": _calvin,
+    "84px": _from_maker("vd4rl"),
     "images": _from_maker("images"),
 }

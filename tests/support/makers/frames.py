@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import h5py
 import numpy as np
 
 from tests.support.rollouts import Rollout
@@ -47,3 +49,20 @@ def calvin(folder: Path, rollouts: Sequence[Rollout]) -> None:
             number += 1
     np.savez_compressed(folder / f"episode_{number:07d}.npz", actions=np.zeros(2))
     np.save(folder / "ep_start_end_ids.npy", np.array(ranges))
+
+
+def vd4rl(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    """Writes two shards of time steps, T + 1 rows an episode."""
+    folder.mkdir(parents=True)
+    rows: dict[str, list[Any]] = {name: [] for name in ("observation", "action", "reward", "discount", "step_type")}
+    for rollout in rollouts:
+        columns = rollout.columns
+        rows["observation"].append(np.concatenate([columns["observations"], rollout.final[None]]))
+        for name, column in (("action", "actions"), ("reward", "rewards")):
+            rows[name].append(np.concatenate([np.zeros_like(columns[column][:1]), columns[column]]))
+        rows["discount"].append(np.append(1, 1 - columns["terminated"]).astype(np.float32))
+        rows["step_type"].append(np.array([0, *[1] * (len(rollout) - 1), 2.0]))
+    for shard in range(2):
+        with h5py.File(folder / f"{shard}.hdf5", "w") as file:
+            for name, parts in rows.items():
+                file.create_dataset(name, data=np.concatenate(parts), compression="gzip")

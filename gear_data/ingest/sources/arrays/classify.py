@@ -5,7 +5,7 @@ The roles are step columns, episode boundaries, scalars, and arrays that are lef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ LENGTHS = ("lengths", "episode_lengths")
 #: True at an episode's first row, in DreamerV2 and V3: https://github.com/danijar/dreamerv3.
 FIRST = "is_first"
 NEXT = "next_observations"
+#: The arrays of an episode of DreamerV2 before it wrote `is_first`, also in V-D4RL: one file an episode.
+_OLD_DREAMER = frozenset({"image", "action", "reward", "discount"})
 _DREAMER_NAMES = {
     "is_last": DONES,
     "is_terminal": "terminated",
@@ -161,9 +163,14 @@ def _rename(names: list[str], boundaries: Mapping[str, StoredArray], options: So
     rename = dict(options.rename or {})
     if options.end_column is not None:
         rename[options.end_column] = DONES
-    if FIRST in boundaries:
+    if FIRST in boundaries or is_old_dreamer(names):
         rename = {source: _dreamer_name(source) for source in names} | rename
     return rename
+
+
+def is_old_dreamer(names: Collection[str]) -> bool:
+    """Returns whether arrays are an episode of DreamerV2 without `is_first`."""
+    return FIRST not in names and _OLD_DREAMER.issubset(names)
 
 
 def _boundary_arrays(

@@ -2,6 +2,9 @@
 
 A row holds an observation and the reward that came with it, so rewards and flags belong to the previous step. In V2
 the action of a row is the one that led to the observation, and is zero in the first row.
+
+Early files have no flags (some of https://github.com/conglu1997/v-d4rl): a file is an episode, which terminated if its
+last `discount` is 0.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.pipeline.columns import END_FLAGS
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.boundaries import without_final_rows
 from gear_data.ingest.sources.arrays.classify import (
@@ -21,26 +25,38 @@ from gear_data.ingest.sources.arrays.classify import (
     scalar_facts,
     values_at,
 )
+from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 
 
-def dreamer_arrays(classified: ClassifiedArrays, size: int, options: SourceOptions, seekable: bool) -> StepArrays:
+def dreamer_arrays(
+    classified: ClassifiedArrays, size: int, options: SourceOptions, seekable: bool, discount: StoredArray | None
+) -> StepArrays:
     """Builds the step arrays of a file or folder in Dreamer's layout.
+
+    Args:
+        classified: the arrays to read.
+        size: the size of the file or folder, in bytes.
+        options: the user's options.
+        seekable: whether reading may begin at any row at no cost.
+        discount: the array `discount`, if there is one, also if it is not read.
 
     Raises:
         BadEpisodeError: the arrays have different lengths, an episode has no step (unless bad episodes are skipped), or
             a reward comes with an episode's first observation.
     """
-    rows = len(classified.boundaries[FIRST])
+    rows = len(classified.boundaries.get(FIRST, classified.steps[classified.reference]))
     for name, array in classified.steps.items():
         if len(array) != rows:
             raise classified.wrong_length(name, rows)
     starts, lengths, findings = _episode_rows(classified, rows, options)
     shifted = _shifted_columns(classified, starts)
+    flags = _flags_by_discount(classified, discount, starts + lengths)
     episodes = EpisodeRanges(
         lengths,
         starts,
         facts=scalar_facts(classified, len(lengths)),
+        flags=flags,
         findings=(*classified.findings, *findings),
     )
     return StepArrays(
@@ -48,10 +64,11 @@ def dreamer_arrays(classified: ClassifiedArrays, size: int, options: SourceOptio
         bytes=size,
         steps=int(lengths.sum()),
         arrays=classified.steps,
-        sources=classified.sources,
+        sources={**classified.sources, **dict.fromkeys(flags, "discount")},
         locate=lambda: episodes,
         final_row_columns=frozenset(name for name in classified.steps if is_observation(name)),
         shifted=shifted,
+        episode_flags=tuple(flags),
         seekable=seekable,
     )
 
@@ -61,7 +78,9 @@ def _episode_rows(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[Finding]]:
     """Returns the episodes' first rows, their lengths (int64 [n]), and findings."""
     findings: list[Finding] = []
-    starts = np.flatnonzero(all_values(classified.boundaries[FIRST]).astype(np.bool_)).astype(np.int64)
+    starts = np.zeros(1, np.int64)
+    if FIRST in classified.boundaries:
+        starts = np.flatnonzero(all_values(classified.boundaries[FIRST]).astype(np.bool_)).astype(np.int64)
     if rows and (not len(starts) or starts[0]):
         starts = np.concatenate([[0], starts]).astype(np.int64)
         message = "the file begins inside an episode; the rest of the episode is read as an episode"
@@ -91,3 +110,24 @@ def _shifted_columns(classified: ClassifiedArrays, starts: npt.NDArray[np.int64]
             hint="store each reward with the observation that it led to; or convert copies without 'is_first'",
         )
     return frozenset(shifted)
+
+
+def _flags_by_discount(
+    classified: ClassifiedArrays, discount: StoredArray | None, last_rows: npt.NDArray[np.int64]
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Returns the end flags of episodes whose file has none, bool [n] each."""
+    if FIRST in classified.boundaries or END_FLAGS & classified.steps.keys() or discount is None:
+        return {}
+    if (
+        discount.dtype.kind not in "biuf"
+        or discount.row_shape not in ((), (1,))
+        or len(discount) <= last_rows.max(initial=0)
+    ):
+        raise BadEpisodeError(
+            f"holds {discount.dtype} {discount.shape}, not one number a row",
+            file=classified.name,
+            column="discount",
+            hint="download the file again",
+        )
+    terminated = values_at(discount, last_rows).reshape(-1) == 0
+    return {"terminated": terminated, "truncated": ~terminated}

@@ -33,6 +33,7 @@ from gear_data.ingest.sources.arrays.classify import (
     all_values,
     classify_arrays,
     is_observation,
+    is_old_dreamer,
     scalar_facts,
     values_at,
 )
@@ -74,8 +75,8 @@ def build_step_arrays(
     _refuse_unclear_terminals(name, arrays, options)
     classified = classify_arrays(name, arrays, options)
     boundaries = classified.boundaries
-    if FIRST in boundaries:
-        return dreamer_arrays(classified, size, options, seekable)
+    if FIRST in boundaries or (not boundaries and is_old_dreamer(arrays)):
+        return dreamer_arrays(classified, size, options, seekable, arrays.get("discount"))
     if INDICES in boundaries:
         rows = all_values(boundaries[INDICES]).astype(np.int64)
         return _arrays_with_lengths(classified, size, lengths_between(np.append(rows, classified.rows)), seekable)
