@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 from common import Episodes, figure, format_table, parquet_files, synthetic_episodes, write_parquet
+from convert_archives import floor_archives, write_d3rlpy, write_ogbench, write_stable_baselines3
 from convert_frames import floor_gzip, floor_npz, write_calvin, write_dqn_replay, write_vd4rl
 
 #: Steps of a source timed on one core, and the factor for two cores: starting workers takes about a second.
@@ -255,7 +256,7 @@ def floor_hdf5(source: Path, destination: Path) -> int:
 
             def read(_: str, item: Any) -> None:
                 if isinstance(item, h5py.Dataset):
-                    sizes.append(item[()].nbytes)
+                    sizes.append(np.asarray(item[()]).nbytes)
 
             file.visititems(read)
     return sum(sizes)
@@ -290,6 +291,9 @@ LAYOUTS = {
     "act": Layout(write_act, floor_hdf5),
     "isaac-lab": Layout(write_isaac_lab, floor_hdf5, steps=1_000_000),
     "zarr": Layout(write_zarr, floor_zarr),
+    "ogbench": Layout(write_ogbench, floor_archives),
+    "stable-baselines3": Layout(write_stable_baselines3, floor_archives, steps=2_000_000),
+    "d3rlpy": Layout(write_d3rlpy, floor_hdf5, steps=1_000_000),
     "dqn-replay": Layout(write_dqn_replay, floor_gzip, steps=60_000),
     "calvin": Layout(write_calvin, floor_npz, steps=1000),
     "vd4rl": Layout(write_vd4rl, floor_hdf5, steps=15_030),
@@ -373,7 +377,7 @@ def measure_layout(
         two_cores: measure two cores too, if there are two.
     """
     source = scratch / name
-    steps = LAYOUTS[name].steps // divisor
+    steps = max(30, LAYOUTS[name].steps // divisor)  # of --quick
 
     def make(steps: int) -> None:
         source.mkdir()

@@ -165,8 +165,8 @@ def test_layouts_are_measured(name: str, layouts: list[str], run: Run) -> None:
     expected = {"layout", "bytes", *(f"{way}_{part}" for way in ("floor", "gear") for part in ("seconds", "to_floor"))}
     two_cores = {"one_core_seconds", "two_cores_seconds", "two_cores"} if len(os.sched_getaffinity(0)) > 1 else set()
     for number, record in enumerate(records):
-        hdf5 = convert_layouts.LAYOUTS[record["layout"]].floor is convert_layouts.floor_hdf5
-        reading = {"read_seconds", "read_to_floor"} if hdf5 else set()
+        parquet = convert_layouts.LAYOUTS[record["layout"]].floor is convert_layouts.floor_parquet
+        reading = set() if parquet else {"read_seconds", "read_to_floor"}
         assert record.keys() == expected | reading | (two_cores if number == 0 else set())
 
 

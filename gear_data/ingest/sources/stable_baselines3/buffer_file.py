@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +41,17 @@ class BufferFile:
     dtypes: Mapping[str, str]
     scalars: Mapping[str, Any]
     read: Callable[[str, int, int], npt.NDArray[Any]]
+
+
+def declares_scalars(file: SourceFile, names: Collection[str]) -> bool:
+    """Returns whether a file has entries of these names.
+
+    This is faster than `open_buffer`, which visits every dataset of an HDF5 file.
+    """
+    if file.path.lower().endswith(NPZ_SUFFIX):
+        return open_npz(file).keys() >= {*names}
+    with open_hdf5(file) as opened, reading(file.name):
+        return all(name in opened or name in opened.attrs for name in names)
 
 
 @contextmanager

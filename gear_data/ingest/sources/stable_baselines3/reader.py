@@ -28,7 +28,13 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile, separate_datasets_hint
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
-from gear_data.ingest.sources.stable_baselines3.buffer_file import NPZ_SUFFIX, SUFFIXES, BufferFile, open_buffer
+from gear_data.ingest.sources.stable_baselines3.buffer_file import (
+    NPZ_SUFFIX,
+    SUFFIXES,
+    BufferFile,
+    declares_scalars,
+    open_buffer,
+)
 from gear_data.ingest.sources.stable_baselines3.layout import (
     FULL,
     POSITION,
@@ -51,6 +57,8 @@ def probe(location: Location) -> str | None:
     if not files:
         return None
     try:
+        if not declares_scalars(files[0], (POSITION, FULL)):
+            return None
         with open_buffer(files[0]) as file:
             by_name = {canonical_name(name): shape for name, shape in file.shapes.items()}
             if by_name.keys() >= {*REQUIRED} and file.scalars.keys() >= {POSITION, FULL} and len(by_name[DONES]) == 2:
