@@ -149,6 +149,14 @@ def _npz(folder: Path, name: str) -> list[Any]:
     return found
 
 
+def _act(folder: Path, name: str) -> list[Any]:
+    found = []
+    for path in sorted(_files(folder, ".hdf5"), key=lambda path: int(path.stem.rpartition("_")[2])):
+        with h5py.File(path) as file:
+            found.append(file["action" if name == "actions" else name][()])
+    return found
+
+
 def _zarr(folder: Path, name: str) -> list[Any]:
     import zarr
 
@@ -178,6 +186,7 @@ READERS: dict[str, Callable[[Path, str], list[Any]]] = {
     "step-rows-saved": _saved,
     "step-rows-json": lambda folder, name: [values[None] for values in _json(folder, name)],
     "npz": _npz,
+    "act": _act,
     "zarr": _zarr,
 }
 

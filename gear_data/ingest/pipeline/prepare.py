@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from gear_data.common.paths import printable
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.findings.episode_checks import check_episodes
@@ -85,7 +87,7 @@ def check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
     After this check the bytes of the arrays are written and hashed without conversion.
 
     Raises:
-        CorruptSourceError: An array has another dtype, shape or length.
+        CorruptSourceError: An array has another dtype, shape or length, or a boolean is neither 0 nor 1.
         UnsupportedColumnError: The name of a fact cannot be stored.
     """
     for name in block.metadata:
@@ -108,6 +110,15 @@ def check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
                     raise _changed(block, spec, str(values.type))
             elif values.dtype != spec.numpy_dtype or values.shape != (count, *spec.shape):
                 raise _changed(block, spec, f"{values.dtype} {values.shape[1:]}")
+            elif spec.dtype == "bool" and values.size and (largest := int(values.view(np.uint8).max())) > 1:
+                # NumPy takes the bytes of a file as they are. Arithmetic on such a value gives other results.
+                raise CorruptSourceError(
+                    f"holds a boolean that is stored as {largest}, which is neither 0 nor 1",
+                    file=block.sources[0],
+                    column=spec.source or spec.name,
+                    row=int(block.rows[0]),
+                    hint="the file may be damaged: download it again",
+                )
 
 
 def _changed(block: EpisodeBlock, spec: ColumnSpec, found: str) -> CorruptSourceError:

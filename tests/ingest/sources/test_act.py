@@ -207,15 +207,3 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedColumnError, match="an external link, which is not followed"):
         gear_data.convert(folder, tmp_path / "d")
     gear_data.convert(folder, tmp_path / "d", columns=["action", "observations/qpos"])
-
-
-def test_a_boolean_of_another_byte_is_damage(tmp_path: Path) -> None:
-    folder = write(tmp_path / "in", lengths=(4,))
-    path = folder / "episode_0.hdf5"
-    with h5py.File(path, "r+") as file:
-        offset = file.create_dataset("terminated", data=np.zeros(4, np.bool_)).id.get_offset()
-    data = bytearray(path.read_bytes())
-    data[offset + 1] = 64
-    path.write_bytes(data)
-    with pytest.raises(CorruptSourceError, match=r"'terminated', row 0: .*a boolean is stored as 64"):
-        gear_data.convert(folder, tmp_path / "d")

@@ -144,15 +144,11 @@ def _variable_dtype(dataset: h5py.Dataset) -> str | None:
 def read_fixed(dataset: h5d.DatasetID, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Reads a whole dataset of numbers or booleans into a C-contiguous array.
 
-    `dtype` is the dataset's own dtype, or the same in the other byte order. Call it inside of `reading`.
-
-    Raises ValueError if a boolean is stored as another byte than 0 or 1.
+    `dtype` is the dataset's own dtype, or the same in the other byte order.
     """
     values = np.empty(shape, dtype)
     if values.size:
         dataset.read(h5s.ALL, h5s.ALL, values)
-        if dtype.kind == "b" and values.view(np.uint8).max() > 1:
-            raise ValueError(f"a boolean is stored as {values.view(np.uint8).max()}, which is neither 0 nor 1")
     return values
 
 

@@ -40,7 +40,7 @@ class ZarrReader:
             [stop - start, *row_shape], C-contiguous and in native byte order.
 
         Raises:
-            CorruptSourceError: a chunk is damaged, or a boolean is neither 0 nor 1.
+            CorruptSourceError: a chunk is damaged.
         """
         out = np.empty((stop - start, *array.row_shape), array.dtype)
         rows = array.chunks[0]
@@ -51,15 +51,6 @@ class ZarrReader:
                 self._decode_rows(array, index, out[begin - start : end - start])
             else:
                 out[begin - start : end - start] = self._partial_rows(array, index)[begin - first : end - first]
-        if out.dtype.kind == "b" and out.size and out.view(np.uint8).max() > 1:
-            wrong = np.flatnonzero(out.view(np.uint8).reshape(len(out), -1).max(axis=1) > 1)
-            raise CorruptSourceError(
-                "holds a boolean that is neither 0 nor 1",
-                file=array.store.name,
-                column=array.path,
-                row=start + int(wrong[0]),
-                hint="download the store again",
-            )
         return out.astype(out.dtype.newbyteorder("="), copy=False)
 
     def release(self, array: ZarrArray) -> None:

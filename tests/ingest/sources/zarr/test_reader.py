@@ -204,17 +204,6 @@ def test_a_claimed_size_allocates_nothing(name: str, offset: int, tmp_path: Path
         reader.read(array, 8, 20)
 
 
-def test_a_boolean_of_another_byte_is_damage(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
-    group.create_array("a", shape=(20, 2), chunks=(5, 2), dtype="b1", compressors=None)[...] = True
-    (tmp_path / "a.zarr/a/1.0").write_bytes(b"\1\0" * 4 + b"\1\4")
-    array = opened(tmp_path / "a.zarr")["a"]
-    with ZarrReader() as reader:
-        assert reader.read(array, 0, 9).all(1).sum() == 5
-        with pytest.raises(CorruptSourceError, match=r"'a', row 9: holds a boolean"):
-            reader.read(array, 0, 20)
-
-
 def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.zarr")
     monkeypatch.setitem(sys.modules, "numcodecs", None)
