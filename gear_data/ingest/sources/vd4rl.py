@@ -249,4 +249,4 @@ def _numbers(reader: _DatasetReader, array: _Dataset) -> npt.NDArray[Any]:
     return reader.read(array, 0, len(array)).reshape(-1)
 
 
-FORMAT = Format(name="vd4rl", probe=probe, open=open_, priority=11, suffixes=HDF5_SUFFIXES)
+FORMAT = Format(name="vd4rl", probe=probe, open=open_, priority=10, suffixes=HDF5_SUFFIXES)

@@ -337,7 +337,7 @@ FORMAT = Format(
     name="calvin",
     probe=probe,
     open=open_,
-    priority=15,
+    priority=16,
     uses=frozenset({"max_episode_steps", "split"}),
     suffixes=(".npz", ".npy"),
 )

@@ -290,7 +290,7 @@ FORMAT = Format(
     name="d4rl",
     probe=probe,
     open=open_,
-    priority=10,
+    priority=9,
     uses=frozenset({"max_episode_steps"}),
     suffixes=(".hdf5", ".h5"),
 )
