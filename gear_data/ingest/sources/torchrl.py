@@ -23,11 +23,13 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.boundaries import scan_lengths
 from gear_data.ingest.sources.arrays.classify import values_at
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
+from gear_data.ingest.sources.d4rl.episode_ends import rows_differ
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.schema import DTYPES
 from gear_data.storage.episode_block import offsets_of
@@ -41,6 +43,8 @@ _TRAJECTORIES = ("collector.traj_ids", "traj_ids", "episode")
 #: The row of a step in the replay buffer.
 _INDEX = "index"
 _NEXT = "next."
+#: Rows that show which axis of the batch is the steps.
+_COMPARED_ROWS = 256
 
 
 @dataclass
@@ -318,6 +322,9 @@ def _step_arrays(
         for column, key in columns.next_keys.items()
         if (arrays[key].dtype, arrays[key].row_shape) == (chosen[column].dtype, chosen[column].row_shape)
     }
+    if trajectory_steps is not None:
+        for column, next_array in next_arrays.items():
+            _refuse_steps_first(name, columns.steps, column, chosen[column], next_array, trajectory_steps)
     flags = [array for column, array in chosen.items() if column in END_FLAGS]
     ids = [arrays[columns.trajectory]] if columns.trajectory else []
     rows = len(next(iter(chosen.values())))
@@ -342,6 +349,37 @@ def _step_arrays(
 
     sources = {column: key for key, column in columns.steps.items()}
     return StepArrays(name, size, rows, chosen, sources, locate, next_arrays=next_arrays, seekable=True)
+
+
+def _refuse_steps_first(
+    name: str,
+    keys: Mapping[str, str],
+    column: str,
+    array: StoredArray,
+    next_array: StoredArray,
+    trajectory_steps: int,
+) -> None:
+    """Refuses a batch of [steps, environments], in which `next` is the observation of the row below.
+
+    Only the first rows are read. Raises UnknownFormatError.
+    """
+    count = min(_COMPARED_ROWS, len(array) - trajectory_steps)
+    if count < 1:
+        return
+    with ArrayReader() as reader:
+        following = reader.read(next_array, 0, count)
+        beside = ~rows_differ(following, reader.read(array, 1, count + 1))
+        below = ~rows_differ(following, reader.read(array, trajectory_steps, trajectory_steps + count))
+    inner = np.arange(1, count + 1) % trajectory_steps != 0  # steps that are not the last of their trajectory
+    if below.mean() > 0.5 and not beside[inner].any():
+        key = next(key for key, named in keys.items() if named == column)
+        raise UnknownFormatError(
+            f"has a batch size of two axes, which must be [trajectories, steps], but ('next', '{key}') is the "
+            f"observation {trajectory_steps} rows later, as in [steps, environments]",
+            file=name,
+            column=key,
+            hint="save data.transpose(0, 1).contiguous().memmap(folder) instead",
+        )
 
 
 FORMAT = Format(

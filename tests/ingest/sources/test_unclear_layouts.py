@@ -212,3 +212,40 @@ def test_pickles_beside_data_are_reported(tmp_path: Path) -> None:
     (tmp_path / "in/notes.pkl").write_bytes(b"\x80\x04N.")
     report = gear_data.convert(tmp_path / "in", tmp_path / "d")
     assert "pickle-left-out" in warning_codes(report)
+
+
+def test_lists_of_one_reward_may_be_steps(tmp_path: Path) -> None:
+    rows = {"observations": [[float(i), 2.0] for i in range(6)], "actions": [[float(i)] for i in range(6)]}
+    rows |= {"rewards": [[float(i)] for i in range(6)], "dones": [[i % 3 == 2] for i in range(6)]}
+    source = tmp_path / "a.parquet"
+    pq.write_table(pa.table(rows), source)
+    with pytest.raises(UnknownFormatError, match=r"the first 6 lists has one value(.|\n)*step-rows"):
+        gear_data.convert(source, tmp_path / "d")
+    report = gear_data.convert(source, tmp_path / "d", format="step-rows")
+    assert (report.episodes, report.steps) == (2, 6)
+    assert gear_data.open(tmp_path / "d").schema["rewards"].shape == ()
+
+
+def test_episodes_of_one_step_in_lists_of_lists(tmp_path: Path) -> None:
+    rows = {"observations": [[[1.0, 2.0]]] * 3, "actions": [[[1.0]]] * 3, "rewards": [[1.0]] * 3}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    assert gear_data.convert(tmp_path / "a.parquet", tmp_path / "d").episodes == 3
+
+
+@pytest.mark.parametrize("environments", [1, 3])
+def test_a_tensordict_of_steps_and_environments(environments: int, tmp_path: Path) -> None:
+    tensordict = pytest.importorskip("tensordict")
+    states, ends = random(13, environments, 2), np.zeros((12, environments, 1), np.bool_)
+    ends[[5, 11]] = True
+    shape = [12, environments]
+    after = {"observation": states[1:], "reward": ends.astype(np.float32), "done": ends, "terminated": ends}
+    data = tensordict.TensorDict(
+        {"observation": states[:-1], "action": states[1:], "next": tensordict.TensorDict(after, shape)}, shape
+    )
+    data.memmap(str(tmp_path / "steps_first"))
+    expected = r"\[steps, environments\](.|\n)*transpose\(0, 1\)"
+    with pytest.raises(UnknownFormatError, match=expected):
+        gear_data.convert(tmp_path / "steps_first", tmp_path / "d")
+    data.transpose(0, 1).contiguous().memmap(str(tmp_path / "trajectories"))
+    report = gear_data.convert(tmp_path / "trajectories", tmp_path / "d")
+    assert report.episodes == 2 * environments

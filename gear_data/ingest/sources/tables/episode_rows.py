@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError
+from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import Location, files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns, resolve_structure_columns
@@ -43,21 +43,50 @@ from gear_data.ingest.sources.tables.to_numpy import (
 from gear_data.ingest.sources.tables.variable_length import path_rows, paths_left_out, to_variable
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
 
+#: Rows that are read to see whether lists have one value.
+_HEAD_ROWS = 64
+
 
 def probe(location: Location) -> str | None:
-    """Returns the reason if a row of the tables is an episode; otherwise None."""
+    """Returns the reason if a row of the tables is an episode; otherwise None.
+
+    Raises UnknownFormatError if a row may as well be a step.
+    """
     tables = open_tables(location)
     if tables is None:
         return None
     for field in tables.schema:
         name, depth = canonical_name(field.name), list_depth(field.type)
         if name in SCALAR_COLUMNS and depth:
+            _refuse_lists_of_one(location, tables, field.name)
             return f"a row is an episode: '{field.name}' is a list"
     has_scalar_column = any(canonical_name(field.name) in SCALAR_COLUMNS for field in tables.schema)
     for field in tables.schema:
         if list_depth(field.type) >= 2 and not has_scalar_column:
             return f"a row is an episode: '{field.name}' is a list of lists"
     return None
+
+
+def _refuse_lists_of_one(location: Location, tables: TableStream, column: str) -> None:
+    """Refuses tables whose rewards or flags are lists of one value, beside vectors.
+
+    A row may be a step, where the lists come from arrays [N, 1], or an episode of one step. A list of lists in another
+    column shows that a row is an episode. Raises UnknownFormatError.
+    """
+    depths = [list_depth(field.type) for field in tables.schema if canonical_name(field.name) not in SCALAR_COLUMNS]
+    if 1 not in depths or max(depths) > 1:
+        return
+    tables.select([column])
+    head = tables.head(_HEAD_ROWS)
+    if head is None or len(head) < 2 or (list_lengths(storage_array(head.column(column)).drop_null()) != 1).any():
+        return
+    raise UnknownFormatError(
+        f"could mean two things: each of the first {len(head)} lists has one value, so a row may be a step or an "
+        "episode of one step",
+        file=location.name,
+        column=column,
+        hint="give --format step-rows or --format episode-rows",
+    )
 
 
 def open_(location: Location, options: SourceOptions) -> EpisodeRowSource:
