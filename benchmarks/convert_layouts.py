@@ -235,6 +235,17 @@ def write_jat(episodes: Episodes, folder: Path) -> None:
     pq.write_table(table, folder / "train-00000-of-00001.parquet", row_group_size=16)
 
 
+def write_tree(episodes: Episodes, folder: Path) -> None:
+    """Writes a group per episode, whose names no format knows."""
+    import h5py
+
+    with h5py.File(folder / "data.hdf5", "w") as file:
+        for i, (first, last) in enumerate(pairwise(bounds(episodes).tolist())):
+            for name, values in (("action", episodes.actions), ("state", episodes.observations)):
+                file[f"runs/run_{i}/{name}"] = values[first:last]
+            file[f"runs/run_{i}/reward"] = episodes.rewards[first:last]
+
+
 def floor_parquet(source: Path, destination: Path) -> int:
     """Reads and writes the source with pyarrow; returns the bytes in memory."""
     destination.mkdir()
@@ -290,6 +301,7 @@ LAYOUTS = {
     "minari": Layout(write_minari, floor_hdf5, steps=1_000_000),
     "act": Layout(write_act, floor_hdf5),
     "isaac-lab": Layout(write_isaac_lab, floor_hdf5, steps=1_000_000),
+    "tree": Layout(write_tree, floor_hdf5, steps=1_000_000),
     "zarr": Layout(write_zarr, floor_zarr),
     "ogbench": Layout(write_ogbench, floor_archives),
     "stable-baselines3": Layout(write_stable_baselines3, floor_archives, steps=2_000_000),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -38,16 +38,30 @@ def open_tree(file: SourceFile) -> Iterator[Hdf5Tree]:
 
 @dataclass(frozen=True)
 class Hdf5Tree:
-    """An open HDF5 file as a `Tree`."""
+    """An open HDF5 file as a `Tree`.
+
+    Attributes:
+        file: The open file.
+        source: The file, for sizes and messages.
+        listed: Path of a group -> its children, if they have been listed.
+        last_group: Path and group of the array that was opened last.
+    """
 
     file: h5py.File
     source: SourceFile
+    listed: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    last_group: list[tuple[str, h5py.Group]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.source.name
 
     def children(self, group: str) -> Mapping[str, str]:
+        if group not in self.listed:
+            self.listed[group] = self._list(group)
+        return self.listed[group]
+
+    def _list(self, group: str) -> Mapping[str, str]:
         links: list[tuple[bytes, int]] = []
 
         def visit(name: bytes, info: Any) -> None:
@@ -82,12 +96,15 @@ class Hdf5Tree:
             return {} if opened is None else attribute_facts(opened, ())[0]
 
     def _group(self, path: str) -> h5py.Group | None:
+        if self.last_group and self.last_group[0][0] == path:
+            return self.last_group[0][1]
         group: h5py.Group = self.file
         for name in path.split("/") if path else ():
             item = _open(group, name)
             if not isinstance(item, h5g.GroupID):
                 return None
             group = h5py.Group(item)
+        self.last_group[:] = [(path, group)]
         return group
 
 
