@@ -135,12 +135,12 @@ def _lint(options: argparse.Namespace) -> int:
 
 
 def _add_merge(commands: Any) -> None:
-    summary = "merge datasets into one, without writing their shards again"
+    summary = "merge datasets into one; shards of equal columns are linked, not written again"
     parser = add_command(commands, "merge", _merge, summary, "gear-data merge hopper-medium/ hopper-expert/ hopper/")
     parser.add_argument("datasets", metavar="DATASET", nargs="+", help="folders or URLs of at least two GEAR datasets")
     parser.add_argument("destination", metavar="DST", help="folder or URL to create for the merged dataset")
     parser.add_argument("--overwrite", action="store_true", help="replace the GEAR dataset at DST")
-    parser.add_argument("--resume", action="store_true", help="begin an interrupted merge again")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted merge")
 
 
 def _merge(options: argparse.Namespace) -> int:

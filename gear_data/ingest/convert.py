@@ -40,6 +40,8 @@ from gear_data.storage.writing.file_store import put_text
 from gear_data.storage.writing.staging import MergedTasks, StagedDataset, TaskResult
 
 MIN_SHARD_BYTES = 1 << 10
+#: The default size of a shard.
+SHARD_BYTES = 512 << 20
 ENGINES = ("local", "ray")
 
 #: Source bytes that are worth the start of one more worker process.
@@ -91,7 +93,7 @@ def convert(
     max_episode_steps: int | None = None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     keep_encoded: bool = False,
-    shard_bytes: int = 512 << 20,
+    shard_bytes: int = SHARD_BYTES,
     on_bad_episode: Literal["error", "skip"] = "error",
     strict: bool = False,
     overwrite: bool = False,

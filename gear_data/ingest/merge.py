@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from gear_data.common.paths import plain_path, printable
-from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
+from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.card import CARD_NAME, dataset_card
+from gear_data.ingest.convert import SHARD_BYTES, Conversion
 from gear_data.ingest.destination import (
     LockedTarget,
     abandoned_on_error,
@@ -22,14 +23,21 @@ from gear_data.ingest.destination import (
     finished_manifest,
     locked_target,
 )
+from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.location import Location
+from gear_data.ingest.merging.dataset_source import GEAR
 from gear_data.ingest.merging.inputs import MergeInput, check_apart, open_inputs
 from gear_data.ingest.merging.link import EPISODES, FINALS, link_shards, merged_episodes, write_tables
+from gear_data.ingest.several.embodiments import EMBODIMENT
+from gear_data.ingest.several.parts import SourcePart
 from gear_data.ingest.several.sequence import common_metadata
-from gear_data.ingest.several.united import united_columns
+from gear_data.ingest.several.united import united_columns, with_masks
+from gear_data.ingest.source import SourceOptions
 from gear_data.schema import Schema
 from gear_data.storage.atomic import swap_folders
+from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest, fingerprint
 from gear_data.storage.remote.object_store import open_file_store
@@ -48,7 +56,8 @@ class MergeReport:
         episodes: The number of episodes in the merged dataset.
         steps: The number of steps.
         shards: The number of shards.
-        linked: The number of shards that are hard links to shards of the merged datasets; 0 if an earlier run merged.
+        linked: The number of shards that are hard links to shards of the merged datasets; 0 if an earlier run
+            finished the merge.
         bytes: The size of the shards and tables.
         seconds: The wall time of the merge.
         warnings: The findings, one line each.
@@ -77,23 +86,26 @@ def merge(
     resume: bool = False,
     progress: bool | None = None,
 ) -> MergeReport:
-    """Merges several datasets into one. No shard is written again.
+    """Merges several datasets into one.
 
-    The datasets have equal columns. Their shards become hard links in the new dataset, or copies if a link is not
-    possible, such as on another disk or at a URL. The episodes of the first dataset come first. The column `embodiment`
-    of the episode table names the dataset of each episode: the name of its folder.
+    If the datasets have equal columns, no shard is written again: shards become hard links in the new dataset, or
+    copies if a link is not possible, such as on another disk or at a URL. Otherwise all steps are written again, with
+    the columns of all datasets. A column that a dataset lacks has zeros there, and the column `masks.NAME` is false.
+
+    The episodes of the first dataset come first. The column `embodiment` of the episode table names the dataset of each
+    episode: the name of its folder.
 
     Args:
         datasets: The paths or URLs of at least two datasets.
         destination: The folder of the merged dataset, as a path or an fsspec URL. It must not exist, or must be empty,
             unless `overwrite` or `resume` is set.
         overwrite: Replace the GEAR dataset at the destination, once the new one is complete.
-        resume: Begin an interrupted merge of the same datasets again, or return the merged dataset if it is finished.
+        resume: Continue an interrupted merge of the same datasets, or return the merged dataset if it is finished.
         progress: Show a progress bar. None shows one on a terminal.
 
     Raises:
         InvalidArgumentError: There are fewer than two datasets, one is given twice, or the destination is one of them.
-        UnsupportedColumnError: The datasets have different columns, or a fact about their episodes has several types.
+        UnsupportedColumnError: A column has several dtypes or shapes, or a fact about episodes has several types.
         DestinationExistsError: The destination holds files that must not be replaced, or another process is writing
             there.
         CorruptShardError: A dataset is damaged. Shards that are linked are not read; `verify` checks them.
@@ -104,12 +116,14 @@ def merge(
         raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
     inputs = open_inputs(datasets)
     named = [(item.name, item.manifest.schema.columns) for item in inputs]
-    schema = Schema(united_columns(named))
-    _check_equal_columns(inputs)
+    schema = Schema(united_columns(with_masks(named)))
     target = choose_target(plain_path(destination), overwrite, resume)
     check_apart(inputs, target.folder)
     with locked_target(target, overwrite, resume) as locked:
-        manifest, linked = _merged(inputs, schema, locked, resume, progress)
+        if all(item.manifest.schema.names == schema.names for item in inputs):
+            manifest, linked = _linked(inputs, schema, locked, resume, progress)
+        else:
+            manifest, linked = _rewritten(inputs, locked, resume, progress), 0
     return MergeReport(
         episodes=manifest.episodes,
         steps=manifest.steps,
@@ -122,23 +136,13 @@ def merge(
     )
 
 
-def _check_equal_columns(inputs: Sequence[MergeInput]) -> None:
-    """Raises UnsupportedColumnError if the shards do not have the same columns in the same order."""
-    first, *others = inputs
-    for item in others:
-        if item.manifest.schema.names != first.manifest.schema.names:
-            differ = set(item.manifest.schema.names) ^ set(first.manifest.schema.names)
-            raise UnsupportedColumnError(
-                f"has other columns than {first.name}: {', '.join(sorted(differ)) or 'in another order'}",
-                file=item.name,
-                hint="convert the sources of both in one command: 'gear-data convert SRC1 SRC2 DST'",
-            )
-
-
-def _merged(
+def _linked(
     inputs: Sequence[MergeInput], schema: Schema, locked: LockedTarget, resume: bool, progress: bool | None
 ) -> tuple[Manifest, int]:
-    """Returns the manifest of the merged dataset, and the number of linked shards."""
+    """Merges datasets of equal columns.
+
+    Returns the manifest of the merged dataset, and the number of linked shards.
+    """
     target = locked.target
     store = open_file_store(target.staging)
     identity = {
@@ -175,6 +179,40 @@ def _merged(
     if target.replaces:
         swap_folders(Path(target.staging), Path(target.folder))
     return manifest, shards.linked
+
+
+def _rewritten(inputs: Sequence[MergeInput], locked: LockedTarget, resume: bool, progress: bool | None) -> Manifest:
+    """Merges datasets of different columns: a conversion of all of them."""
+    parts = tuple(SourcePart(item.name, None, _new_embodiment(item)) for item in inputs)
+    names = tuple(item.name for item in inputs)
+    spec = ConversionSpec(
+        names, None, GEAR, SourceOptions(), keep_encoded=True, strict=False, shard_bytes=SHARD_BYTES, parts=parts
+    )
+    location = _without_other_files(spec.locate(), inputs)
+    return Conversion(spec, location, locked, resume=resume, engine="local", jobs=None, progress=progress).run()
+
+
+def _new_embodiment(item: MergeInput) -> str | None:
+    """Returns the name of a dataset's episodes; None if they have names already."""
+    with item.files.local(item.manifest.tables["episodes"]) as path:
+        known = EMBODIMENT in read_episodes(path, item.manifest).column_names
+    return None if known else item.embodiment
+
+
+def _without_other_files(location: Location, inputs: Sequence[MergeInput]) -> Location:
+    """Leaves out files that readers may add to a dataset's folder, such as sidecars.
+
+    A resumed merge compares the files with the files of the first run.
+    """
+    parts = tuple(
+        replace(part, files=tuple(file for file in part.files if file.name in _listed(item.manifest)))
+        for part, item in zip(location.parts, inputs, strict=True)
+    )
+    return replace(location, files=tuple(file for part in parts for file in part.files), parts=parts)
+
+
+def _listed(manifest: Manifest) -> set[str]:
+    return {MANIFEST_NAME, *(entry.file for entry in manifest.files)}
 
 
 def _provenance(inputs: Sequence[MergeInput], identity: Mapping[str, Any]) -> dict[str, Any]:

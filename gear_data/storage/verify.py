@@ -137,11 +137,11 @@ def _checks(
 
     def check_shard(index: int, shard: ShardEntry) -> None:
         with files.local(shard.entry) as path:
-            _check_bytes(path, shard.entry)
-            batch = _read_shard(path, manifest, shard)
+            check_bytes(path, shard.entry)
+            batch = read_shard(path, manifest, shard)
             if "episodes" in tables and (tables.keys() == manifest.tables.keys()):
                 episodes = tables["episodes"].slice(rows[index].start, shard.episodes)
-                block = _episode_block(batch, manifest, episodes, tables.get("finals"))
+                block = episode_block(batch, manifest, episodes, tables.get("finals"))
                 contents = content_hashes(block, manifest.schema)
                 if recomputation is not None:
                     recomputation.add(index, block, contents, episodes)
@@ -153,7 +153,7 @@ def _checks(
         yield shard.entry, lambda index=index, shard=shard: check_shard(index, shard)
 
 
-def _check_bytes(path: Path, entry: FileEntry) -> None:
+def check_bytes(path: Path, entry: FileEntry) -> None:
     found = checksum(path)
     if found != entry.checksum:
         raise CorruptShardError(
@@ -198,7 +198,7 @@ def _shard_rows(manifest: Manifest) -> list[slice]:
     return [slice(end - shard.episodes, end) for end, shard in zip(ends, manifest.shards, strict=True)]
 
 
-def _read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordBatch:
+def read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordBatch:
     try:
         with open_regular(path), pa.memory_map(str(path)) as source:
             check_blocks(source.read_buffer(), str(path), _REPAIR)
@@ -226,7 +226,7 @@ def _read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordB
     return batch
 
 
-def _episode_block(
+def episode_block(
     batch: pa.RecordBatch, manifest: Manifest, episodes: pa.Table, finals_table: pa.Table | None
 ) -> EpisodeBlock:
     """Returns the episodes of a shard. `episodes` has their rows of the episode table."""

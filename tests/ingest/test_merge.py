@@ -1,4 +1,4 @@
-"""`merge` of datasets with equal columns."""
+"""`merge` of datasets, with equal and with different columns."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from gear_data.errors import (
     ResumeError,
     UnsupportedColumnError,
 )
+from gear_data.ingest import merge
 from gear_data.ingest.merging import link
 from gear_data.storage import atomic, recomputation
+from gear_data.storage.writing.shard_writer import ShardWriter
+from tests.support.checks import folder_contents
 from tests.support.manifests import edited_manifest
 from tests.support.rollouts import Rollout, make_rollouts
 
@@ -287,3 +290,126 @@ def test_repair_says_where_to_repair(parts: list[Path], tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(gear_data.GearError, match="merge"):
         gear_data.repair(tmp_path / "out", tmp_path / "x.hdf5")
+
+
+@pytest.fixture
+def differing(tmp_path: Path) -> tuple[Path, Path]:
+    """Two datasets that share some columns, with texts, flags and final observations."""
+    rng = np.random.default_rng(5)
+    for name, own in (("a", "infos.force"), ("b", "observations.extra")):
+        episodes: list[dict[str, Any]] = []
+        for index, rollout in enumerate(make_rollouts(9, seed=ord(name))):
+            steps = len(rollout)
+            columns: dict[str, Any] = {"actions": rollout.columns["actions"], own: rng.random((steps, 2)) + 1}
+            columns |= {"terminated": rollout.columns["terminated"], "truncated": rollout.columns["truncated"]}
+            if name == "a":
+                columns |= {"rewards": rollout.columns["rewards"], "prompt": [f"{index} {t}" for t in range(steps)]}
+                columns["infos.touch"] = rng.random(steps) < 0.5
+            else:
+                columns[own] = np.concatenate([columns[own], np.full((1, 2), 9.0)])
+            episodes.append({**columns, "task": f"task {index % 2}", "seed": index})
+        gear_data.convert(episodes, tmp_path / name, shard_bytes=SHARD_BYTES, progress=False)
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_different_columns_are_united(
+    differing: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = gear_data.merge(differing, tmp_path / "out", progress=False)
+    assert report.linked == 0
+    parts = [gear_data.open(path) for path in differing]
+    merged = gear_data.open(tmp_path / "out")
+    names = {name for part in parts for name in part.schema.names}
+    masked = names - set(parts[0].schema.names) | names - set(parts[1].schema.names)
+    assert set(merged.schema.names) == names | {f"masks.{name}" for name in masked - {"returns_to_go"}}
+    episode_ids = iter(range(len(merged)))
+    for part in parts:
+        for own in part:
+            index = next(episode_ids)
+            episode = merged.episode(index)
+            for name in names:
+                if name in part.schema:
+                    np.testing.assert_array_equal(episode[name], own[name])
+                else:
+                    assert all(not np.any(value) for value in episode[name])
+                if name in masked - {"returns_to_go"}:
+                    assert (episode[f"masks.{name}"] == (name in part.schema)).all()
+            final = merged.final(index)
+            assert (final is not None) is (part is parts[1])
+            if final is not None:
+                np.testing.assert_array_equal(final["observations.extra"], [9.0, 9.0])
+    table = merged.episodes
+    assert table["embodiment"].to_list() == ["a"] * 9 + ["b"] * 9
+    assert table["seed"].to_list() == [*range(9), *range(9)]
+    assert table["task"].cast(str).to_list() == [f"task {i % 2}" for i in range(9)] * 2
+    assert table["return"].is_null().to_list() == [False] * 9 + [True] * 9
+    for name in ("infos.force", "rewards", "returns_to_go"):
+        for kind in ("count", "min", "max"):
+            found, expected = (getattr(each.statistics[name], kind) for each in (merged, parts[0]))
+            np.testing.assert_array_equal(found, expected)
+    monkeypatch.setattr(recomputation, "_TOLERANCE", 0.0)
+    verified = gear_data.verify(tmp_path / "out", deep=True)
+    assert verified.ok, verified
+
+
+def test_a_united_dataset_is_merged_again(differing: tuple[Path, Path], tmp_path: Path) -> None:
+    """The masks of the first merge stay, and a dataset that has the column gets true."""
+    gear_data.merge(differing, tmp_path / "ab", progress=False)
+    shutil.copytree(differing[0], tmp_path / "c")
+    gear_data.merge([tmp_path / "ab", tmp_path / "c"], tmp_path / "out", progress=False)
+    merged = gear_data.open(tmp_path / "out")
+    assert merged.schema.names == gear_data.open(tmp_path / "ab").schema.names
+    assert merged.episodes["embodiment"].to_list() == ["a"] * 9 + ["b"] * 9 + ["c"] * 9
+    for index, has_force in enumerate([True] * 9 + [False] * 9 + [True] * 9):
+        assert (merged.episode(index)["masks.infos.force"] == has_force).all()
+        assert (merged.episode(index)["masks.observations.extra"] != has_force).all()
+    assert gear_data.verify(tmp_path / "out", deep=True).ok
+
+
+def test_columns_in_another_order(tmp_path: Path) -> None:
+    first, second = make_rollouts(4, seed=1), make_rollouts(4, seed=2)
+    for name, rollouts, order in (("a", first, 1), ("b", second, -1)):
+        episodes = [dict(list(rollout.columns.items())[::order]) for rollout in rollouts]
+        gear_data.convert(episodes, tmp_path / name, progress=False)
+    a, b = (gear_data.open(tmp_path / name).schema.names for name in "ab")
+    assert a != b and set(a) == set(b)
+    report = gear_data.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out", progress=False)
+    assert report.linked == 0 and not any("missing-column" in line for line in report.warnings)
+    _check_steps(gear_data.open(tmp_path / "out"), first + second)
+    assert gear_data.verify(tmp_path / "out", deep=True).ok
+
+
+def test_a_united_merge_is_resumed_and_repaired(
+    differing: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "SHARD_BYTES", SHARD_BYTES)
+    gear_data.merge(differing, tmp_path / "whole", progress=False)
+    expected = folder_contents(tmp_path / "whole")
+    write = ShardWriter._write_shard
+
+    def fail(writer: ShardWriter) -> Any:
+        if writer.finished_shards == 1:
+            raise KeyboardInterrupt
+        return write(writer)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ShardWriter, "_write_shard", fail)
+        gear_data.merge(differing, tmp_path / "out", progress=False)
+    with pytest.raises(DatasetNotFoundError):
+        gear_data.open(tmp_path / "out")
+    gear_data.open(differing[0]).with_discount(0.5)  # writes a sidecar into the folder
+    gear_data.merge(differing, tmp_path / "out", resume=True, progress=False)
+    assert folder_contents(tmp_path / "out") == expected
+    sorted((tmp_path / "out/shards").iterdir())[0].unlink()
+    gear_data.repair(tmp_path / "out", differing, progress=False)
+    assert folder_contents(tmp_path / "out") == expected
+
+
+def test_a_damaged_shard_is_not_written_again(differing: tuple[Path, Path], tmp_path: Path) -> None:
+    shard = sorted((differing[1] / "shards").iterdir())[0]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CorruptShardError, match=r"b/shards/0.*checksum"):
+        gear_data.merge(differing, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out/manifest.json").exists()

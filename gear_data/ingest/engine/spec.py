@@ -10,6 +10,7 @@ import msgspec
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.mapping import parse_mapping
+from gear_data.ingest.merging.dataset_source import GEAR, DatasetSource
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.pipeline.prepare import report_names
 from gear_data.ingest.several.parts import SourcePart, locate_parts
@@ -44,7 +45,7 @@ class ConversionSpec:
         source: A path, a URL, a hub id, or an object in memory, which cannot leave its process; or a tuple of paths,
             URLs and hub ids.
         split: The split of the source, as in `convert`; several as a tuple.
-        format: The name of the source's format, as in `convert`.
+        format: The name of the source's format, as in `convert`; `GEAR` for the datasets of a merge.
         options: The options for reading the source.
         keep_encoded: Keep images as the source encodes them.
         strict: Raise an error for the first finding.
@@ -133,13 +134,18 @@ class ConversionSpec:
         if self.parts:
             return self._open_parts(location, threads)
         with typed_memory_errors():
-            source, name, reason = open_source(location, self.format, self.options)
+            source, name, reason = self._open_format(location)
         if self.strict:
             source.findings.make_strict()
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
         report_names(source)
         return source, name, reason
+
+    def _open_format(self, location: Location) -> tuple[EpisodeSource, str, str]:
+        if self.format == GEAR:
+            return DatasetSource(location.name), GEAR, "dataset to merge"
+        return open_source(location, self.format, self.options)
 
     def _open_parts(self, location: Location, threads: int) -> tuple[EpisodeSource, str, str]:
         """Opens all parts. The format is "auto" if they have different ones."""

@@ -23,7 +23,8 @@ class SourcePart:
     Attributes:
         source: A path, a URL, a hub id, or an object in memory.
         split: The split to read; None if the source has only one.
-        embodiment: The name of the source among several; None if there is one source.
+        embodiment: The name of the source among several. None if there is one source, or if its episodes have the fact
+            already, such as the episodes of a merged dataset.
     """
 
     source: Any

@@ -180,6 +180,13 @@ def _merge(folder: Path, **options: Any) -> None:
     gear_data.merge([folder / "a", folder / "b"], folder / "data", progress=False, **options)
 
 
+def _other_parts(folder: Path) -> None:
+    """Writes two datasets to merge, of which one has no rewards."""
+    _parts(folder)
+    columns = ["observations", "actions"]
+    gear_data.convert(folder / "b.hdf5", folder / "b", columns=columns, overwrite=True, **OPTIONS)
+
+
 def _merge_over(folder: Path) -> None:
     """Writes the datasets to merge, and an older dataset at the destination."""
     _parts(folder)
@@ -290,6 +297,7 @@ WRITE_PATHS = (
         partial(_whole_or_refused, place=_BUCKET),
     ),
     WritePath("merge", _parts, _merge, _merge_again, _whole_or_refused),
+    WritePath("merge of different columns", _other_parts, _merge, _merge_again, _whole_or_refused),
     WritePath(
         "merge --overwrite",
         _merge_over,

@@ -1,0 +1,129 @@
+"""A dataset as a source, for merges that write its steps again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.ingest.findings.dataset_checks import DUPLICATE
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.source import Unit
+from gear_data.schema import ColumnSpec
+from gear_data.storage.dataset_files import open_files
+from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.storage.episode_tables import episode_metadata_names, read_episodes, read_finals
+from gear_data.storage.verify import check_bytes, episode_block, read_shard
+
+#: Name of the format. It is never recognised: only `merge` reads datasets.
+GEAR = "gear"
+#: Bytes of a block.
+_BLOCK_BYTES = 32 << 20
+#: Findings that reading the dataset finds again.
+_FOUND_AGAIN = frozenset(
+    (
+        DUPLICATE,
+        "both-flags",
+        "end-flag-inside",
+        "non-finite",
+        "non-finite-final",
+        "observation-jump",
+        "one-step-episode",
+        "reserved-name",
+    )
+)
+
+
+class DatasetSource:
+    """A dataset as a source. See `EpisodeSource`.
+
+    Derived columns are left out, because conversion computes them again. A shard is compared with its checksum when it
+    is read. A position is (number of the shard, 0).
+
+    Args:
+        place: Path or URL of the dataset.
+
+    Raises:
+        GearError: The dataset cannot be opened.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._files = open_files(place)
+        self._manifest = self._files.manifest()
+        with self._files.local(self._manifest.tables["episodes"]) as path:
+            self._episodes = read_episodes(path, self._manifest)
+        self._finals = None
+        if "finals" in self._manifest.tables:
+            with self._files.local(self._manifest.tables["finals"]) as path:
+                self._finals = read_finals(path, self._manifest)
+        self._facts = episode_metadata_names(self._episodes.column_names)  # has `task`
+        self.resume_state: dict[str, Any] = {}
+        self.findings = FindingLog()
+        for finding in self._manifest.findings:
+            if finding["code"] not in _FOUND_AGAIN:
+                self.findings.add(Finding(**finding))
+
+    @property
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        return self._manifest.schema.source_columns
+
+    @property
+    def num_rows(self) -> int | None:
+        return self._manifest.steps
+
+    @property
+    def rows_are_steps(self) -> bool:
+        return True
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        metadata = self._manifest.provenance.get("metadata")
+        return metadata if isinstance(metadata, Mapping) else {}
+
+    def units(self) -> Sequence[Unit]:
+        shards = self._manifest.shards
+        return [Unit(Position(index, 0), shard.entry.bytes) for index, shard in enumerate(shards)]
+
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        first = 0
+        for index, shard in enumerate(self._manifest.shards):
+            if start.file <= index and Position(index, 0) < stop:
+                yield from self._shard_blocks(index, first)
+            first += shard.episodes
+
+    def _shard_blocks(self, index: int, first: int) -> Iterator[EpisodeBlock]:
+        """Yields the episodes of a shard, of which the first has the id `first`."""
+        shard, manifest = self._manifest.shards[index], self._manifest
+        with self._files.local(shard.entry) as path:
+            check_bytes(path, shard.entry)
+            batch = read_shard(path, manifest, shard)
+        episodes = self._episodes.slice(first, shard.episodes)
+        block = episode_block(batch, manifest, episodes, self._finals)
+        block = replace(
+            block,
+            position=Position(index, 0),
+            columns={c.name: _plain(block.columns[c.name], c) for c in self.columns if not c.variable_length},
+            finals={c.name: _plain(block.finals[c.name], c) for c in manifest.schema.final_columns},
+            sources=episodes.column("source").to_pylist(),
+            rows=episodes.column("start").to_numpy(),
+            metadata={name: episodes.column(name).to_pylist() for name in self._facts},
+        )
+        bytes_per_step = max(1, shard.entry.bytes // shard.steps)
+        begin, offsets = 0, block.offsets
+        while begin < len(block):
+            room = offsets[begin] + max(1, _BLOCK_BYTES // bytes_per_step)
+            end = max(begin + 1, int(np.searchsorted(offsets, room, side="right")) - 1)
+            piece = block.slice(begin, end)
+            yield replace(piece, source_rows=int(piece.lengths.sum()))
+            begin = end
+
+
+def _plain(values: npt.NDArray[Any], column: ColumnSpec) -> npt.NDArray[Any]:
+    """Returns stored values with the dtype that users see.
+
+    Booleans are stored as bytes.
+    """
+    return values.view(column.numpy_dtype)
