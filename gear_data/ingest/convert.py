@@ -32,6 +32,7 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.prepare import stored_schema
 from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
+from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, check_count, source_options
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
@@ -232,6 +233,8 @@ class Conversion:
                     "tasks": shard_counts,
                     "metadata": _to_json_value(source.metadata),
                 }
+                if isinstance(source, SourceSequence):
+                    provenance["parts"] = _to_json_value(source.part_records())
                 manifest = staged.manifest(merged, provenance, findings.to_json())
                 put_text(self._store, CARD_NAME, printable(dataset_card(manifest, merged.episodes)))
                 self._locked.check()

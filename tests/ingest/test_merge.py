@@ -338,6 +338,9 @@ def test_different_columns_are_united(
             assert (final is not None) is (part is parts[1])
             if final is not None:
                 np.testing.assert_array_equal(final["observations.extra"], [9.0, 9.0])
+    recorded = [part["metadata"]["dataset"] for part in merged.manifest.provenance["parts"]]
+    assert [each["fingerprint"] for each in recorded] == [part.fingerprint for part in parts]
+    assert recorded[0]["provenance"] == parts[0].manifest.provenance
     table = merged.episodes
     assert table["embodiment"].to_list() == ["a"] * 9 + ["b"] * 9
     assert table["seed"].to_list() == [*range(9), *range(9)]

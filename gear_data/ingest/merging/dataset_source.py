@@ -80,8 +80,11 @@ class DatasetSource:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        metadata = self._manifest.provenance.get("metadata")
-        return metadata if isinstance(metadata, Mapping) else {}
+        """The metadata of the dataset, and its origin under `dataset`."""
+        manifest = self._manifest
+        metadata = manifest.provenance.get("metadata")
+        origin = {"fingerprint": manifest.fingerprint, "provenance": manifest.provenance}
+        return {**(metadata if isinstance(metadata, Mapping) else {}), "dataset": origin}
 
     def units(self) -> Sequence[Unit]:
         shards = self._manifest.shards

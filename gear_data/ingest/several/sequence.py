@@ -93,6 +93,13 @@ class SourceSequence:
         """The metadata that all sources share."""
         return reduce(common_metadata, (source.metadata for source in self._sources))
 
+    def part_records(self) -> list[dict[str, Any]]:
+        """Returns the name, split, embodiment and metadata of each part, for the manifest."""
+        return [
+            {"source": part.name, "split": part.split, "embodiment": part.embodiment, "metadata": source.metadata}
+            for part, source in zip(self._parts, self._sources, strict=True)
+        ]
+
     def units(self) -> Sequence[Unit]:
         return [
             Unit(_shifted(unit.position, index), unit.bytes)

@@ -52,6 +52,8 @@ def test_episodes_of_all_sources(
     assert "split" not in dataset.episodes.columns
     assert len(dataset.filter("embodiment = 'b'")) == 5
     assert report.format == "d4rl" and str(files[1]) in report.reason
+    recorded = dataset.manifest.provenance["parts"]
+    assert [(part["source"], part["embodiment"]) for part in recorded] == list(zip(map(str, files), "abc", strict=True))
     monkeypatch.setattr(recomputation, "_TOLERANCE", 0.0)
     assert gear_data.verify(tmp_path / "out", deep=True).ok
 
