@@ -25,7 +25,7 @@ _FEW_FOLDERS = 64
 _LISTED_HIDDEN = frozenset({".zarray", ".zattrs", ".zgroup"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file of a source.
 

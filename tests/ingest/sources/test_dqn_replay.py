@@ -273,6 +273,17 @@ def test_bad_files_are_typed_errors(
     assert "ckpt.1" in str(caught.value)
 
 
+def test_other_files_are_reported(tmp_path: Path) -> None:
+    logged(tmp_path / "s")
+    with gzip.open(tmp_path / "s/notes.gz", "wb") as file:
+        file.write(b"x")
+    findings = gear_data.lint(tmp_path / "s", progress=False).findings
+    assert [finding.file for finding in findings if finding.code == "files-left-out"] == ["notes.gz"]
+    np.savez(tmp_path / "s/other.npz", actions=np.zeros(3))
+    with pytest.raises(UnknownFormatError, match="data files of other formats"):
+        gear_data.convert(tmp_path / "s", tmp_path / "d", progress=False)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     logged(tmp_path / "s")
     (tmp_path / "s/$store$_reward_ckpt.2.gz").unlink()

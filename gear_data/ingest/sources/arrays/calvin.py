@@ -48,7 +48,8 @@ _STEP = re.compile(r"(?P<prefix>.*?)(?P<number>\d+)\.npz")
 #: Arrays that together are found in CALVIN's steps only.
 _TYPICAL = ("rel_actions", "robot_obs")
 _OBSERVATION = re.compile(r"(rgb|depth)_.+|robot_obs|scene_obs")
-_THREADS = 8
+#: More threads than cores would only wait for each other: unpacking takes longer than opening.
+_THREADS = min(8, os.cpu_count() or 1)
 #: The part of the memory that the longest episode may take.
 _MEMORY_PART = 4
 

@@ -90,8 +90,16 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     def open_arrays(i: int) -> StepArrays:
         return _step_arrays(checkpoints[i], sizes[i], options)
 
-    names = [checkpoint.name for checkpoint in checkpoints]
-    return ArraySource(names, sizes, open_arrays, FindingLog(), open_reader=_WholeFileReader)
+    names, findings = [checkpoint.name for checkpoint in checkpoints], FindingLog()
+    if others := [file for file in location.with_suffix(".gz") if not _is_of_checkpoint(file)]:
+        message = "compressed files of no checkpoint; left out"
+        findings.add(Finding("files-left-out", message, len(others), others[0].name))
+    return ArraySource(names, sizes, open_arrays, findings, open_reader=_WholeFileReader)
+
+
+def _is_of_checkpoint(file: SourceFile) -> bool:
+    name = PurePosixPath(file.name).name
+    return _STORE.fullmatch(name) is not None or _COUNTER.fullmatch(name) is not None
 
 
 class _WholeFileReader(ArrayReader):
@@ -360,3 +368,4 @@ def _flags(array: StoredArray, rows: int) -> npt.NDArray[np.bool_]:
 
 
 FORMAT = Format(name="dqn-replay", probe=probe, open=open_, priority=17)
+FORMAT = Format(name="dqn-replay", probe=probe, open=open_, priority=16, suffixes=(".gz",))

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import IO, Any, cast
 
 import numpy as np
@@ -25,6 +26,8 @@ from gear_data.schema import DTYPES
 
 #: Limit for a header, which is parsed as a Python literal. NumPy has the same limit.
 _MAX_HEADER = 10_000
+#: Parsed headers that are kept.
+_HEADERS = 256
 #: Upper bound on the compression ratio of deflate, which is 1032 to 1 (RFC 1951: 258 bytes from two bits).
 _MAX_DEFLATE_RATIO = 1040
 #: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
@@ -228,10 +231,8 @@ def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None, *
         raise CorruptSourceError(
             f"its header claims {length} bytes, above the limit of {_MAX_HEADER}", file=place, hint=_WRITE_AGAIN
         )
-    text = io.BytesIO(head[8:] + stream.read(prefix + length - 12))
-    parse = np.lib.format.read_array_header_1_0 if head[6] == 1 else np.lib.format.read_array_header_2_0
     try:
-        shape, fortran, dtype = parse(text)
+        shape, fortran, dtype = _parse_header(head[6], head[8:] + stream.read(prefix + length - 12))
     except Exception as error:  # NumPy passes on all errors of Python's literal parser
         raise CorruptSourceError(
             f"its header cannot be read: {type(error).__name__}: {error}", file=place, hint=_WRITE_AGAIN
@@ -247,6 +248,20 @@ def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None, *
             hint=DOWNLOAD_AGAIN,
         )
     return StoredArray(file, dtype, shape, start, member, fortran and len(shape) > 1)
+
+
+@lru_cache(maxsize=_HEADERS)
+def _parse_header(version: int, text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Parses the length and the text of a header.
+
+    Archives with one step or one episode have the same few headers.
+
+    Returns:
+        The shape, whether the first axis varies fastest, and the dtype.
+    """
+    parse = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = parse(io.BytesIO(text))
+    return tuple(shape), bool(fortran), dtype
 
 
 @contextmanager
