@@ -2,7 +2,7 @@
 
 Layouts: https://github.com/huggingface/lerobot, `lerobot/datasets/utils.py` and `lerobot_dataset.py` (v3.0), and
 `lerobot/datasets/v30/convert_dataset_v21_to_v30.py`, which also describes v2.1. Subtasks:
-`docs/source/dataset_subtask.mdx`.
+`dataset_subtask.mdx` in its documentation.
 """
 
 from __future__ import annotations
