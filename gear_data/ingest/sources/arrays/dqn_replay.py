@@ -367,5 +367,4 @@ def _flags(array: StoredArray, rows: int) -> npt.NDArray[np.bool_]:
     return values.astype(np.bool_)
 
 
-FORMAT = Format(name="dqn-replay", probe=probe, open=open_, priority=17)
-FORMAT = Format(name="dqn-replay", probe=probe, open=open_, priority=16, suffixes=(".gz",))
+FORMAT = Format(name="dqn-replay", probe=probe, open=open_, priority=17, suffixes=(".gz",))
