@@ -249,3 +249,14 @@ def test_a_tensordict_of_steps_and_environments(environments: int, tmp_path: Pat
     data.transpose(0, 1).contiguous().memmap(str(tmp_path / "trajectories"))
     report = gear_data.convert(tmp_path / "trajectories", tmp_path / "d")
     assert report.episodes == 2 * environments
+
+
+def test_as_many_steps_as_elements(tmp_path: Path) -> None:
+    arrays = flat(observations=random(30, 30), obs_mean=random(30))
+    source = write(tmp_path / "a.npz", arrays)
+    with pytest.raises(UnknownFormatError, match=r"'obs_mean': could mean two .* 30 elements of 'observations'"):
+        gear_data.convert(source, tmp_path / "d")
+    known = ["observations", "actions", "rewards"]
+    assert gear_data.convert(source, tmp_path / "d", columns=known).steps == 30
+    gear_data.convert(source, tmp_path / "e", columns=[*known, "obs_mean"])
+    assert "obs_mean" in gear_data.open(tmp_path / "e").schema.names

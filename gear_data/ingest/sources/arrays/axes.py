@@ -10,6 +10,7 @@ import numpy.typing as npt
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.pipeline.columns import EPISODE_COLUMNS, SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import DONES, canonical_name
+from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.classify import ENDS, FIRST, INDICES, LENGTHS, ClassifiedArrays, is_observation
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 
@@ -114,6 +115,28 @@ def is_padded(classified: ClassifiedArrays, arrays: Mapping[str, StoredArray], l
             "--max-episode-steps 1",
         )
     return False
+
+
+def refuse_equal_sizes(classified: ClassifiedArrays, options: SourceOptions) -> None:
+    """Refuses vectors that may have one value per step, or one per element.
+
+    An example is the mean of 30 observations in a file of 30 steps. Raises UnknownFormatError, unless the user chooses
+    the columns.
+    """
+    rows = classified.rows
+    vectors = [name for name in ("observations", "actions") if name in classified.steps]
+    equal = [name for name in vectors if classified.steps[name].row_shape == (rows,)]
+    if options.columns is not None or not equal or rows < 2:
+        return
+    for name, array in classified.steps.items():
+        if array.shape == (rows,) and name not in {*SCALAR_COLUMNS, "actions", "observations"}:
+            raise UnknownFormatError(
+                f"could mean two things: one value for each of {rows} steps, or for each of {rows} elements of "
+                f"'{classified.sources[equal[0]]}'",
+                file=classified.name,
+                column=classified.sources[name],
+                hint="name the columns of steps with --columns (columns=[...]), with this one or without",
+            )
 
 
 def _step_arrays(shapes: Shapes) -> Shapes:

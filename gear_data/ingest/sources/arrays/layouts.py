@@ -16,7 +16,7 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.axes import is_padded
+from gear_data.ingest.sources.arrays.axes import is_padded, refuse_equal_sizes
 from gear_data.ingest.sources.arrays.boundaries import (
     lengths_between,
     limit_lengths,
@@ -74,6 +74,7 @@ def build_step_arrays(
     """
     _refuse_unclear_terminals(name, arrays, options)
     classified = classify_arrays(name, arrays, options)
+    refuse_equal_sizes(classified, options)
     boundaries = classified.boundaries
     if FIRST in boundaries or (not boundaries and is_old_dreamer(arrays)):
         return dreamer_arrays(classified, size, options, seekable, arrays.get("discount"))
