@@ -35,8 +35,9 @@ _NUMBER_GLOB = "[0-9]*"
 _MAX_DEPTH = 6
 _ENDS_NAMES = ("episode_ends", "episode_end", "ep_ends", "traj_ends", "trajectory_ends")
 _SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "eval")
-#: File names such as `episode_12` and `traj-3`.
-_EPISODE_FILE = re.compile(r"(.*[^a-z])?(episode|ep|traj|trajectory|demo|demonstration|rollout)s?[^a-z]*[0-9]+")
+#: Names such as `episode_12` and `traj-3`, of several files. One file `demo_10` may also hold ten demonstrations.
+_EPISODE_FILE = re.compile(r"(.*[^a-z])?(episode|ep|traj|trajectory|demo|demonstration|rollout)[^a-z]*[0-9]+")
+_ONLY_FILE = re.compile(r"episode[^a-z]*[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,8 @@ def _is_flag(array: TreeArray, rows: int) -> bool:
 
 def _file_doubts(trees: Sequence[Container]) -> tuple[str, ...]:
     stems = [PurePosixPath(item.name.lower()).stem for item in trees]
-    other = next((stem for stem in stems if not _EPISODE_FILE.fullmatch(stem)), None)
+    pattern = _EPISODE_FILE if len(stems) > 1 else _ONLY_FILE
+    other = next((stem for stem in stems if not pattern.fullmatch(stem)), None)
     if other is None:
         return ()
     return (f"'{other}' may hold one episode, or several whose ends nothing marks",)

@@ -235,6 +235,28 @@ def test_a_layout_that_could_be_two_things_is_refused_with_both(case: str, tmp_p
     assert "the nearest mapping:\n" in str(error.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("names", "clear"),
+    [
+        (["episode_3"], True),
+        (["demo_10"], False),
+        (["hopper_demos_10"], False),
+        (["data_0", "data_1"], False),
+        (["lab_traj_0", "lab_traj_1"], True),
+        (["episode_0", "calibration"], False),
+    ],
+)
+def test_a_file_is_an_episode_only_if_its_name_says_so(names: list[str], clear: bool, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for name in names:
+        write_tree(tmp_path / "s" / f"{name}.h5", action=rows(4, 2), state=rows(4, 3))
+    if clear:
+        assert gear_data.convert(tmp_path / "s", tmp_path / "d", progress=False).episodes == len(names)
+    else:
+        with pytest.raises(UnknownFormatError, match="not recognised"):
+            gear_data.convert(tmp_path / "s", tmp_path / "d", progress=False)
+
+
 def test_the_error_shows_at_most_twenty_lines(tmp_path: Path) -> None:
     arrays = {f"sensor_{name}": rows(4) for name in "abcdefghijklmnopqrstuvwxyz"}
     source = write_tree(tmp_path / "a.h5", run_1__x=rows(3), run_2__x=rows(4), **arrays)
