@@ -1,8 +1,8 @@
 """Source layouts of benchmarks/convert.py: a writer and a floor for each.
 
-The floor of Parquet is pyarrow: read_table, and an Arrow IPC write of the same bytes with fsync. The floor of HDF5 is
-h5py, of Zarr zarr, and of frames NumPy: they read every array whole and write nothing. They are compared with a whole
-conversion, and with gear-data's reading only. d4rl is compressed with gzip, as the published files are. d4rl-plain is
+The floor of Parquet is pyarrow: read_table, and an Arrow IPC write of the same bytes with fsync. Saved datasets, text and
+tar have floors of `datasets`, which write Arrow too. The floor of HDF5 is h5py, of Zarr zarr, and of frames NumPy: they
+read every array whole and write nothing. They are compared with a whole conversion, and with gear-data's reading only. d4rl is compressed with gzip, as the published files are. d4rl-plain is
 not compressed: its floor is a copy in memory, which no program that writes to disk can reach. isaac-lab is compressed
 with gzip in chunks that h5py chooses, as Isaac Lab writes it.
 
@@ -27,28 +27,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 from common import Episodes, figure, format_table, parquet_files, synthetic_episodes, write_parquet
 from convert_archives import floor_archives, write_d3rlpy, write_ogbench, write_stable_baselines3
 from convert_frames import floor_gzip, floor_npz, write_calvin, write_dqn_replay, write_vd4rl
+from convert_tables import (
+    bounds,
+    floor_csv,
+    floor_json,
+    floor_saved,
+    floor_tar,
+    steps_of,
+    write_csv,
+    write_fixed_step_rows,
+    write_json_lines,
+    write_saved,
+    write_step_rows,
+    write_tar,
+)
 
 #: Steps of a source timed on one core, and the factor for two cores: starting workers takes about a second.
 STEPS, TIMES_FOR_TWO_CORES = 4_000_000, 6
 #: Episodes per STEPS steps: files of the LeRobot and ALOHA layouts, and episodes with images of the JAT layout.
 LEROBOT_EPISODES, JAT_EPISODES, ACT_EPISODES = 1500, 60, 20
-
-
-def steps_of(values: npt.NDArray[Any]) -> pa.Array:
-    """Returns an array [N, width] as one list per row."""
-    offsets = pa.array(np.arange(0, values.size + 1, values.shape[1], dtype=np.int32))
-    return pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))
-
-
-def bounds(episodes: Episodes) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(episodes.lengths)])
 
 
 def scaled(count: int, episodes: Episodes) -> int:
@@ -57,33 +60,6 @@ def scaled(count: int, episodes: Episodes) -> int:
 
 def write_episode_rows(episodes: Episodes, folder: Path) -> None:
     write_parquet(episodes, folder / "episodes.parquet")
-
-
-def step_table(episodes: Episodes, fixed: bool) -> pa.Table:
-    def vector(values: npt.NDArray[Any]) -> pa.Array:
-        if fixed:
-            return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-        return steps_of(values)
-
-    starts = np.repeat(bounds(episodes)[:-1], episodes.lengths)
-    return pa.table(
-        {
-            "observations": vector(episodes.observations),
-            "actions": vector(episodes.actions),
-            "rewards": episodes.rewards,
-            "dones": episodes.terminals,
-            "episode_index": np.repeat(np.arange(len(episodes)), episodes.lengths),
-            "step_index": np.arange(episodes.steps) - starts,
-        }
-    )
-
-
-def write_step_rows(episodes: Episodes, folder: Path) -> None:
-    pq.write_table(step_table(episodes, fixed=False), folder / "steps.parquet", row_group_size=100_000)
-
-
-def write_fixed_step_rows(episodes: Episodes, folder: Path) -> None:
-    pq.write_table(step_table(episodes, fixed=True), folder / "steps.parquet", row_group_size=100_000)
 
 
 def write_lerobot(episodes: Episodes, folder: Path) -> None:
@@ -294,6 +270,10 @@ LAYOUTS = {
     "episode-rows": Layout(write_episode_rows, floor_parquet),
     "step-rows": Layout(write_step_rows, floor_parquet),
     "step-rows-fixed": Layout(write_fixed_step_rows, floor_parquet),
+    "saved": Layout(write_saved, floor_saved),
+    "jsonl": Layout(write_json_lines, floor_json, steps=1_000_000),
+    "csv": Layout(write_csv, floor_csv, steps=1_000_000),
+    "tar": Layout(write_tar, floor_tar, steps=100_000),
     "lerobot": Layout(write_lerobot, floor_parquet),
     "jat": Layout(write_jat, floor_parquet),
     "d4rl": Layout(write_d4rl, floor_hdf5),
