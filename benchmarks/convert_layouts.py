@@ -1,10 +1,11 @@
 """Source layouts of benchmarks/convert.py: a writer and a floor for each.
 
-The floor of Parquet is pyarrow: read_table, and an Arrow IPC write of the same bytes with fsync. Saved datasets, text and
-tar have floors of `datasets`, which write Arrow too. The floor of HDF5 is h5py, of Zarr zarr, and of frames NumPy: they
-read every array whole and write nothing. They are compared with a whole conversion, and with gear-data's reading only. d4rl is compressed with gzip, as the published files are. d4rl-plain is
-not compressed: its floor is a copy in memory, which no program that writes to disk can reach. isaac-lab is compressed
-with gzip in chunks that h5py chooses, as Isaac Lab writes it.
+The floor of Parquet is pyarrow: read_table, and an Arrow IPC write of the same bytes with fsync. Saved datasets, text
+and tar have floors of `datasets`, which write Arrow too. The floor of HDF5 is h5py, of Zarr zarr, and of frames NumPy:
+they read every array whole and write nothing. They are compared with a whole conversion, and with gear-data's reading
+only. d4rl is compressed with gzip, as the published files are. d4rl-plain is not compressed: its floor is a copy in
+memory, which no program that writes to disk can reach. isaac-lab is compressed with gzip in chunks that h5py chooses,
+as Isaac Lab writes it.
 
 The floor and gear-data run in alternating rounds, in one process on one core. One core and two cores are compared in
 alternating rounds too, each conversion in a fresh process, with a source six times as large.

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -32,6 +34,37 @@ _HEAD_BYTES = 8
 #: The end of a stream, by the format since 0.15; before, it was four zeros.
 _END, _OLD_END = b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"
 _NAME = "Arrow"
+
+
+class _BatchPlace(NamedTuple):
+    """The message of a record batch: its first byte, its bytes and its rows."""
+
+    start: int
+    size: int
+    rows: int
+
+
+@lru_cache(maxsize=16)  # a file is opened for each part that is read
+def _batch_places(file: SourceFile, start: int) -> tuple[_BatchPlace, ...] | None:
+    """Returns the record batches of a local file whose stream begins at `start`.
+
+    Returns None if the batches need dictionaries.
+    """
+    found: list[_BatchPlace] = []
+    with pa.memory_map(file.path) as source:
+        source.seek(start)
+        for number, message in enumerate(pa.ipc.MessageReader.open_stream(source)):
+            if message.type == "dictionary":
+                return None
+            if message.type != ("record batch" if number else "schema"):
+                raise pa.ArrowInvalid(f"holds a {message.type} as message {number}")
+            if number:
+                rows = batch_rows(memoryview(message.metadata))
+                if not 0 <= rows < UNKNOWN_ROWS:
+                    raise pa.ArrowInvalid(f"message {number} declares {rows} rows")
+                found.append(_BatchPlace(start, source.tell() - start, rows))
+            start = source.tell()
+    return tuple(found)
 
 
 class ArrowTable:
@@ -75,37 +108,19 @@ class ArrowTable:
         source.seek(self._start)
         return source
 
-    def row_groups(self) -> RowGroups:
-        batches = self._batches()
-        if batches is None:
-            return RowGroups((UNKNOWN_ROWS,), (self._file.size,), (self._file.size,))
-        sizes = tuple(size for _, size, _ in batches)
-        return RowGroups(tuple(rows for _, _, rows in batches), sizes, sizes)
-
-    def _batches(self) -> list[tuple[int, int, int]] | None:
-        """Returns the place, the bytes and the rows of each record batch.
-
-        Returns None if the batches cannot be read separately.
-        """
+    def _places(self) -> tuple[_BatchPlace, ...] | None:
+        """Returns the record batches; None if they cannot be read separately."""
         if self._data is None:
             return None
-        found: list[tuple[int, int, int]] = []
         with _typed_errors(self._file.name):
-            source = self._source()
-            messages = pa.ipc.MessageReader.open_stream(source)
-            place = self._start
-            for number, message in enumerate(messages):
-                if message.type == "dictionary":
-                    return None
-                if message.type != ("record batch" if number else "schema"):
-                    raise pa.ArrowInvalid(f"holds a {message.type} as message {number}")
-                if number:
-                    rows = batch_rows(memoryview(message.metadata))
-                    if not 0 <= rows < UNKNOWN_ROWS:
-                        raise pa.ArrowInvalid(f"message {number} declares {rows} rows")
-                    found.append((place, source.tell() - place, rows))
-                place = source.tell()
-        return found
+            return _batch_places(self._file, self._start)
+
+    def row_groups(self) -> RowGroups:
+        batches = self._places()
+        if batches is None:
+            return RowGroups((UNKNOWN_ROWS,), (self._file.size,), (self._file.size,))
+        sizes = tuple(batch.size for batch in batches)
+        return RowGroups(tuple(batch.rows for batch in batches), sizes, sizes)
 
     def batches(self, groups: range, columns: Sequence[FlattenedColumn], sizer: BatchSizer) -> Iterator[pa.RecordBatch]:
         names = list(dict.fromkeys(column.path[0] for column in columns))
@@ -115,14 +130,14 @@ class ArrowTable:
                 yield from batch_slices(batch, sizer)
 
     def _read(self, groups: range, names: list[str]) -> Iterator[pa.RecordBatch]:
-        batches = self._batches()
+        batches = self._places()
         if batches is None or self._data is None:
             fields = [self.schema.get_field_index(name) for name in names]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             yield from pa.ipc.open_stream(self._source(), options=options)
             return
-        for place, size, _ in (batches[group] for group in groups):
-            message = pa.ipc.read_message(self._data.slice(place, size))
+        for place in (batches[group] for group in groups):
+            message = pa.ipc.read_message(self._data.slice(place.start, place.size))
             yield pa.ipc.read_record_batch(message, self.schema).select(names)
 
 
