@@ -94,6 +94,10 @@ def test_a_folder_of_two_splits_needs_a_choice(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="no split 'test'"):
         gear_data.convert(tmp_path / "s" / "task_D_D", tmp_path / "d", split="test", progress=False)
     gear_data.convert(tmp_path / "s" / "task_D_D", tmp_path / "d", split="validation", progress=False)
+    gear_data.convert(tmp_path / "s" / "task_D_D", tmp_path / "all", split="all", progress=False)
+    assert {name: len(view) for name, view in gear_data.open(tmp_path / "all").split_by("split").items()} == {
+        name: len(RANGES) for name in ("training", "validation")
+    }
     expected = plain(tmp_path / "s/task_D_D/validation", *RANGES[0])
     np.testing.assert_array_equal(gear_data.open(tmp_path / "d").episode(0)["rel_actions"], expected["rel_actions"])
     write_split(tmp_path / "s" / "task_ABC_D" / "validation")

@@ -27,7 +27,6 @@ from gear_data.errors import (
     EmptySourceError,
     GearError,
     HostMemoryError,
-    InvalidArgumentError,
     UnknownFormatError,
 )
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
@@ -40,7 +39,7 @@ from gear_data.ingest.sources.arrays.classify import all_values
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
-from gear_data.ingest.splits import no_such_split
+from gear_data.ingest.splits import no_such_split, several_splits
 from gear_data.storage.episode_block import offsets_of
 
 _RANGES, _LENGTHS = "ep_start_end_ids.npy", "ep_lens.npy"
@@ -73,7 +72,8 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     """Opens one split.
 
     Raises:
-        InvalidArgumentError: there are several splits and none is chosen, or the chosen one does not exist.
+        SplitNeededError: there are several splits and none is chosen.
+        InvalidArgumentError: the chosen split does not exist.
         UnknownFormatError: there is no list of recordings, or there are several datasets.
         CorruptSourceError: the list or the first step is damaged.
         BadEpisodeError: steps of a recording are missing, and bad episodes are not skipped.
@@ -150,11 +150,7 @@ def _split(location: Location) -> _Split:
     if location.split is not None and location.split not in names:
         raise no_such_split(location.name, location.split, filter(None, names))
     if location.split is None and len(names) > 1:
-        raise InvalidArgumentError(
-            f"the source has several splits: {', '.join(names)}",
-            file=location.name,
-            hint="choose one with --split (split=)",
-        )
+        raise several_splits(location.name, names)
     folder = next(path for path in lists if location.split in (None, path.name))
     steps: dict[int, SourceFile] = {}
     others = []
