@@ -56,7 +56,7 @@ _MEMORY_PART = 4
 def probe(location: Location) -> str | None:
     """Returns the reason if a folder holds CALVIN's list or steps; otherwise None."""
     for file in location.files:
-        if PurePosixPath(file.name).name == _RANGES:
+        if file.name.endswith(_RANGES):  # there may be a million files
             return f"CALVIN: {file.name} lists recordings, and each step is a file"
     first = next(iter(location.with_suffix(".npz")), None)
     if first is None or _STEP.fullmatch(PurePosixPath(first.name).name) is None:
@@ -135,7 +135,7 @@ class _Split:
 
 def _split(location: Location) -> _Split:
     """Finds the files of the chosen split."""
-    lists = {PurePosixPath(f.name).parent: f for f in location.files if PurePosixPath(f.name).name == _RANGES}
+    lists = {PurePosixPath(f.name).parent: f for f in location.files if f.name.endswith(_RANGES)}
     if not lists:
         raise UnknownFormatError(
             f"lacks {_RANGES}, which lists the recordings of CALVIN", file=location.name, hint="copy it to this folder"
@@ -334,7 +334,7 @@ FORMAT = Format(
     name="calvin",
     probe=probe,
     open=open_,
-    priority=16,
+    priority=42,  # before the tables, which look at every file
     uses=frozenset({"max_episode_steps", "split"}),
     suffixes=(".npz", ".npy"),
 )

@@ -54,7 +54,8 @@ _CHECKPOINT_FOLDERS = ("replay_logs", "checkpoints")
 
 def probe(location: Location) -> str | None:
     """Returns the reason if a file has a name of Dopamine's stores; otherwise None."""
-    found = next((file for file in location.files if _STORE.fullmatch(PurePosixPath(file.name).name)), None)
+    files = location.with_suffix(".gz")
+    found = next((file for file in files if _STORE.fullmatch(PurePosixPath(file.name).name)), None)
     return f"DQN Replay: {found.name} is a store of a Dopamine replay buffer" if found is not None else None
 
 

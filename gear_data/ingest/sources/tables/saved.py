@@ -27,7 +27,8 @@ def saved_files(location: Location) -> tuple[SourceFile, ...]:
     folders = [
         folder
         for file in location.files
-        if (folder := PurePosixPath(file.name).parent) / _STATE == PurePosixPath(file.name)
+        if file.name.endswith(_STATE)
+        and (folder := PurePosixPath(file.name).parent) / _STATE == PurePosixPath(file.name)
         and location.file(str(folder / _INFO)) is not None
     ]
     if not folders:
