@@ -5,10 +5,10 @@ A `/` in the name of an array makes groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy.typing as npt
@@ -27,7 +27,8 @@ _NPY = ".npy"
 def open_archive(file: SourceFile) -> Iterator[NamedArrays]:
     """Opens an `.npz` archive as a tree."""
     with ArrayReader() as reader:
-        arrays = {name.strip("/"): array for name, array in open_npz(file).items()}
+        stored = _headers(file) if file.stamp else open_npz(file)
+        arrays = {name.strip("/"): array for name, array in stored.items()}
         yield NamedArrays(file.name, {path: partial(_opened, path, stored, reader) for path, stored in arrays.items()})
 
 
@@ -37,6 +38,16 @@ def open_folder(name: str, files: Sequence[SourceFile]) -> Iterator[NamedArrays]
     with ArrayReader() as reader:
         paths = {file.name[: -len(_NPY)]: file for file in files}
         yield NamedArrays(name, {path: partial(_opened, path, file, reader) for path, file in paths.items()})
+
+
+@lru_cache(maxsize=2)
+def _headers(file: SourceFile) -> Mapping[str, StoredArray]:
+    """Reads the headers of an archive.
+
+    A conversion opens an archive several times, and an archive of numbered arrays has thousands of headers. The size
+    and the stamp of the file are part of the key.
+    """
+    return open_npz(file)
 
 
 def _opened(path: str, stored: StoredArray | SourceFile, reader: ArrayReader) -> TreeArray:
