@@ -346,7 +346,7 @@ def damage_records(path: Path, rng: random.Random) -> str:
     for i, record in enumerate(records):
         length = rng.choice(INTEGERS) & ((1 << 64) - 1) if way == "length" and i == index else len(record)
         size = struct.pack("<Q", length)
-        packed += size + _masked_crc(size) + record + _masked_crc(record)
+        packed += size + masked_crc(size) + record + masked_crc(record)
     path.write_bytes(packed)
     return f"record {way} {done}"
 
@@ -361,7 +361,7 @@ def _crc_table() -> tuple[int, ...]:
     return tuple(table)
 
 
-def _masked_crc(data: bytes | bytearray) -> bytes:
+def masked_crc(data: bytes | bytearray) -> bytes:
     table, crc = _crc_table(), 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]

@@ -42,6 +42,8 @@ _INFO, _FEATURES = "dataset_info.json", "features.json"
 _STEPS = "steps"
 #: TFDS imports the module of any class that a dataset names. Only classes of TFDS are allowed.
 _TRUSTED = "tensorflow_datasets."
+#: Bytes of a record of a TFRecord file beside its data.
+_RECORD_OVERHEAD = 16
 _FACTS = ("name", "version", "description", "citation", "license")
 
 
@@ -257,6 +259,11 @@ class _RldsDataset:
             return {**episode, _STEPS: tf.data.experimental.get_single_element(steps)}
 
         with self._reading():
+            split = self._builder.info.splits[name]
+            ends = np.cumsum(split.shard_lengths or [split.num_examples])
+            for path, begin, end in zip(split.filepaths, [0, *ends], ends, strict=False):
+                if begin < stop and start < end:
+                    _check_record_lengths(str(path))
             config = tfds.ReadConfig(interleave_cycle_length=1, skip_prefetch=True)
             episodes = self._builder.as_dataset(split=instruction, shuffle_files=False, read_config=config)
             iterator = iter(tfds.as_numpy(episodes.map(with_steps, num_parallel_calls=2).prefetch(2)))
@@ -280,6 +287,28 @@ class _RldsDataset:
                 file=self._name,
                 hint="download it again, or inspect it with tfds.builder_from_directory",
             ) from error
+
+
+def _check_record_lengths(path: str) -> None:
+    """Checks that the records of a TFRecord file end inside the file.
+
+    TensorFlow crashes if a record claims too many bytes. Layout of a record: length (8 bytes), checksum (4), data,
+    checksum (4). Raises CorruptSourceError. Files of other kinds, and missing ones, are left to TFDS.
+    """
+    if ".tfrecord" not in os.path.basename(path) or not os.path.isfile(path):
+        return
+    size, at = os.path.getsize(path), 0
+    with open(path, "rb", buffering=0) as file:
+        while at < size:
+            file.seek(at)
+            length = int.from_bytes(file.read(8), "little")
+            if length > size - at - _RECORD_OVERHEAD:
+                raise CorruptSourceError(
+                    f"a record at byte {at} claims {length} bytes, in a file of {size} bytes",
+                    file=os.path.basename(path),
+                    hint="the file may have been truncated: download it again",
+                )
+            at += length + _RECORD_OVERHEAD
 
 
 def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.episode_block import BEGIN, END
+from tests.fuzz.damage_formats import masked_crc
 from tests.support.checks import warning_codes
 from tests.support.encoded_images import encode_image
 
@@ -287,6 +289,22 @@ def test_a_damaged_record_is_a_typed_error(tfds: Any, sources: Any, tmp_path: Pa
     data[len(data) // 2] ^= 0xFF
     record.write_bytes(bytes(data))
     with pytest.raises(CorruptSourceError, match="tensorflow_datasets cannot read it"):
+        gear_data.convert(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("length", [1 << 40, (1 << 63) - 1, 1 << 63, 100_000])
+def test_a_record_longer_than_its_file_is_a_typed_error(
+    length: int, rollouts_and_folder: tuple[Any, Path], tmp_path: Path
+) -> None:
+    """TensorFlow crashes at such a record, if the checksum of the length is right."""
+    folder = tmp_path / "in"
+    shutil.copytree(rollouts_and_folder[1], folder)
+    record = next(folder.glob("*.tfrecord*"))
+    data = record.read_bytes()
+    at = 16 + int.from_bytes(data[:8], "little")  # the second record
+    size = length.to_bytes(8, "little")
+    record.write_bytes(data[:at] + size + masked_crc(size) + data[at + 12 :])
+    with pytest.raises(CorruptSourceError, match=rf"a record at byte {at} claims {length} bytes"):
         gear_data.convert(folder, tmp_path / "out")
 
 
