@@ -109,6 +109,8 @@ def _decode(array: pa.Array) -> pa.Array:
         sizes = pc.list_value_length(array).fill_null(0).to_numpy()
         offsets = pa.array(offsets_of(sizes.astype(np.int64)))
         return pa.LargeListArray.from_arrays(offsets, _decode(array.flatten()), mask=array.is_null())
+    if pa.types.is_run_end_encoded(array.type):  # the cast knows only some types
+        return _decode(pc.run_end_decode(array))
     if is_list(array.type):
         return _with_values(array, _decode(array.values))
     if pa.types.is_struct(array.type):

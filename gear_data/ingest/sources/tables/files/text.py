@@ -8,7 +8,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 from fsspec.compression import compr
@@ -35,7 +35,7 @@ def _csv_tables(file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]
 
 def _json_tables(file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]:
     from datasets import Features
-    from datasets.packaged_modules.json.json import Json
+    from datasets.packaged_modules.json.json import Json, JsonConfig
 
     _check_compression(file)
     if (stream := _decompressed(file)) is not None:
@@ -44,7 +44,10 @@ def _json_tables(file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table
                 stream.seek(0)
                 yield from array_tables(stream)
                 return
-    options = {} if model is None else {"features": Features.from_arrow_schema(model)}
+    options: dict[str, Any] = {} if model is None else {"features": Features.from_arrow_schema(model)}
+    if "on_mixed_types" in JsonConfig.__dataclass_fields__:
+        # A column of several types would become JSON text, and the numbers of all columns would lose digits.
+        options["on_mixed_types"] = None
     builder, split = split_builder(Json, file, **options)
     for _, table in builder._generate_tables(**split):
         yield table

@@ -67,6 +67,14 @@ def test_dictionaries(name: str, sources: Any, tmp_path: Path) -> None:
     _check(tmp_path / "d", table)
 
 
+def test_runs_are_decoded(sources: Any, tmp_path: Path) -> None:
+    table = _steps(sources)
+    runs = pa.compute.run_end_encode(table.column("rewards").combine_chunks())
+    coded = table.set_column(table.schema.get_field_index("rewards"), "rewards", runs)
+    gear_data.convert(_write(tmp_path / "s.arrow", coded), tmp_path / "d", progress=False)
+    _check(tmp_path / "d", table)
+
+
 def test_a_url_is_streamed(sources: Any, tmp_path: Path) -> None:
     table = _steps(sources)
     for name in ("a.arrow", "b.ipc"):

@@ -160,6 +160,7 @@ def test_an_array_keeps_all_digits_and_is_read_in_blocks(tmp_path: Path, monkeyp
         ('[{"a": 1}] x', "there is text after the array"),
         ('[{"a": 1}, {"a": {"b": 2}}]', "changed from number to object"),
         ('{"a": 1}\n{"a": \n', "datasets cannot read it as JSON"),
+        ('{"a": 1, "b": 0.1234567890123}\n{"a": "x", "b": 1}\n', "datasets cannot read it as JSON"),
     ],
 )
 def test_damaged_json_is_refused(text: str, message: str, tmp_path: Path) -> None:
