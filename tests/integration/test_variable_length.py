@@ -430,7 +430,7 @@ def test_row_groups_are_cut_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     texts = [["x" * 1000], ["y" * 1000], ["z" * 10]]
     table = pa.table({"texts": texts, "rewards": [[1.0]] * 3})
-    _convert(_parquet(table, tmp_path / "s.parquet", 3), tmp_path / "d")
+    _convert(_parquet(table, tmp_path / "s.parquet", 3), tmp_path / "d", format="episode-rows")
     monkeypatch.setattr(exporter, "BLOCK_BYTES", 1500)
     gear_data.export(gear_data.open(tmp_path / "d"), tmp_path / "out.parquet")
     groups = pq.ParquetFile(tmp_path / "out.parquet")
