@@ -195,7 +195,7 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 def parse_with_quick(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, quick: Mapping[str, Any]
 ) -> argparse.Namespace:
-    """Parses arguments. `--quick` sets other defaults, and options that are given hold all the same."""
+    """Parses arguments. `--quick` sets other defaults, which options still replace."""
     args = parser.parse_args(arguments)
     if args.quick:
         parser.set_defaults(**quick)

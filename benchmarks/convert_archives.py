@@ -17,7 +17,7 @@ ENVIRONMENTS = 8
 
 
 def write_ogbench(episodes: Episodes, folder: Path) -> None:
-    """Writes a compressed archive, as the published files are, with the simulator's state."""
+    """Writes a compressed archive with the simulator's state, as published."""
     arrays = {name: getattr(episodes, name) for name in ("observations", "actions")}
     ends = np.zeros(episodes.steps, np.bool_)
     ends[np.cumsum(episodes.lengths) - 1] = True

@@ -18,7 +18,7 @@ CHECKPOINT_STEPS = 20_000
 
 
 def frames(steps: int, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Returns uint8 [steps, *shape]: a noisy border, a plain field and two things that move."""
+    """Returns uint8 [steps, *shape]: a noisy border, a plain field, two moving things."""
     random = np.random.default_rng(0)
     background = random.integers(0, 255, shape, np.uint8)
     background[shape[0] // 4 : shape[0] * 3 // 4] = 0

@@ -107,7 +107,7 @@ def write_plain_d4rl(episodes: Episodes, folder: Path) -> None:
 
 
 def write_isaac_lab(episodes: Episodes, folder: Path) -> None:
-    """Writes Isaac Lab's HDF5: a group per demonstration, states of the scene, and the state after the reset."""
+    """Writes Isaac Lab's HDF5: demonstrations with the states of the scene."""
     import h5py
 
     assets = {"articulation/robot/joint_position": 9, "rigid_object/cube/root_pose": 7}

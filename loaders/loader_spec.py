@@ -1,4 +1,4 @@
-"""A loader's arguments as JSON: the identity of its windows, and the whole specification of its batches."""
+"""Identity of a loader's windows, and specification of its batches, as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loader_identity(
 def loader_spec(
     config: LoaderConfig, components: Sequence[LoaderComponent], source: WindowSource, rank: tuple[int, int]
 ) -> dict[str, Any]:
-    """Returns everything that the contents of batches depend on; see `SequenceLoader.spec`.
+    """Returns everything that batches depend on; see `SequenceLoader.spec`.
 
     Args:
         config: the arguments of the loader.

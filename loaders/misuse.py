@@ -1,4 +1,4 @@
-"""Frameworks that would batch or divide a loader's batches again, found by their frames.
+"""Detection of frameworks that would batch or divide batches again.
 
 A loader yields the rows of its rank, as whole batches. Accelerate's `DataLoaderDispatcher` reads on rank 0 and divides
 what it reads: no rank would get the rows of the other ranks. A DataLoader with a `batch_size` stacks several batches.
@@ -21,7 +21,7 @@ _CHANGE_BATCHES = ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_la
 
 
 def check_consumer() -> None:
-    """Raises InvalidArgumentError if the calling framework would change batches, or lose some.
+    """Raises InvalidArgumentError if the caller would change or lose batches.
 
     A forked DataLoader worker has the frames of the process that started it. A spawned worker has not: there, the
     process that starts the worker must call this.
@@ -40,13 +40,13 @@ def check_consumer() -> None:
                 "Accelerate would read batches on rank 0 only, and divide them among the ranks: other ranks' rows are "
                 "never read",
                 hint="do not prepare the DataLoader: accelerator.prepare(model, optimizer), and iterate the loader, "
-                "which reads the rows of its own rank",
+                "which reads this rank's rows",
             )
         frame = frame.f_back
 
 
 def check_dataloader_options(options: Iterable[str]) -> None:
-    """Raises InvalidArgumentError if a DataLoader with these options would change batches."""
+    """Raises InvalidArgumentError if DataLoader options would change batches."""
     for name in options:
         if name in _CHANGE_BATCHES:
             raise InvalidArgumentError(
@@ -56,7 +56,7 @@ def check_dataloader_options(options: Iterable[str]) -> None:
 
 
 def _divides(frame: FrameType) -> bool:
-    """Returns whether a frame of `accelerate.data_loader` belongs to a dispatcher of several processes."""
+    """Returns whether a frame belongs to Accelerate's dispatcher of several processes."""
     consumer = frame.f_locals.get("self")
     state = getattr(consumer, "state", None)
     return type(consumer).__name__ == "DataLoaderDispatcher" and getattr(state, "num_processes", 1) > 1

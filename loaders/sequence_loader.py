@@ -330,10 +330,10 @@ class SequenceLoader(IterableDataset[Batch]):
         return built.batch if built.deliver is None else built.deliver(built.batch)
 
     def dataloader(self, num_workers: int = 0, **options: Any) -> DataLoader[Batch]:
-        """Returns a torch DataLoader that yields this loader's batches, built by worker processes.
+        """Returns a torch DataLoader of this loader's batches.
 
         Args:
-            num_workers: number of worker processes. With 0, this loader's own thread prefetches.
+            num_workers: number of worker processes that build batches. With 0, a thread prefetches.
             **options: other arguments of `torch.utils.data.DataLoader`.
 
         Raises:

@@ -29,7 +29,7 @@ class GiveBack(weakref.ref[Any], Generic[T]):
 
 
 def give_back(item: T, to: deque[GiveBack[T]], when_dead: Any) -> GiveBack[T]:
-    """Returns a reference that is appended to the deque `to` when the object `when_dead` dies.
+    """Returns a reference that enters the deque `to` when `when_dead` dies.
 
     The object may die in any thread. `deque.append` is compiled code, so nothing can interrupt it.
     """

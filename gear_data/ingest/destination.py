@@ -274,7 +274,7 @@ def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
 
 @contextmanager
 def _remove_new_folders_on_error(folder: str) -> Iterator[None]:
-    """Removes a local folder and its parents that the body created, if it failed and left them empty."""
+    """Removes the local folders that a failed body created and left empty."""
     path = Path(folder)
     missing = [] if is_remote(folder) else [each for each in (path, *path.parents) if not each.exists()]
     try:

@@ -52,7 +52,7 @@ class LintReport:
 
 
 def suggest_mapping(source: Any) -> str:
-    """Returns a first mapping for HDF5, NumPy and Zarr files of unknown layout, as YAML.
+    """Returns a first mapping for HDF5, NumPy and Zarr files, as YAML.
 
     Check it before you give it to `convert` (`mapping=`). Comments name what is not clear, and what is left out.
 

@@ -260,7 +260,7 @@ def _natural_order(file: SourceFile) -> list[Any]:
 
 
 def _choose_split(location: Location, split: str | None) -> Location:
-    """Keeps the files of one split of a folder, where their names say which split they are."""
+    """Keeps the files of one split of a folder, if names say the split."""
     if not location.folder:
         return location
     files, left = choose_split(location.name, location.files, split)

@@ -62,7 +62,7 @@ def check_blocks(data: pa.Buffer, name: str, hint: str) -> None:
 
 
 def batch_rows(metadata: memoryview) -> int:
-    """Returns the number of rows that the flat buffer of a record batch's message declares.
+    """Returns the number of rows that a record batch's message declares.
 
     Raises:
         ValueError: the flat buffer is damaged.

@@ -1,4 +1,4 @@
-"""A mapping that is wrong is refused with the key, the value found, and what to do."""
+"""A wrong mapping is refused with the key, the value found, and what to do."""
 
 from __future__ import annotations
 

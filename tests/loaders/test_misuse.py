@@ -1,4 +1,4 @@
-"""Frameworks that would batch or divide batches again are refused; what they may do gives whole batches."""
+"""Frameworks that would batch or divide batches again are refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_dataloader_with_a_batch_size(dataset, batch_size, workers):
 
 
 def test_accelerate(tmp_path):
-    """Prepared DataLoaders lose rows with several ranks; a loader that is not prepared is exact."""
+    """Prepared DataLoaders lose rows of other ranks; the loader itself is exact."""
     folder = tmp_path / "d"
     feed_data.convert_episodes(feed_data.locomotion([9, 20, 31, 4], seed=3), folder)
     (tmp_path / "script.py").write_text(_ACCELERATE)
@@ -105,7 +105,7 @@ def test_the_dataloader_of_a_loader(dataset, workers):
 
 @pytest.mark.parametrize("sampler", ["uniform", "shuffle"])
 def test_batches_of_any_step(dataset, sampler):
-    """An iteration in between goes on where it was, and batches that are kept do not change."""
+    """An iteration goes on where it was, and kept batches do not change."""
     options = {**OPTIONS, "sampler": sampler, "epochs": 2, "rank": 1, "world_size": 2}
     loader = SequenceLoader(dataset, **options)
     expected = clones(SequenceLoader(dataset, **options))

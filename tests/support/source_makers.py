@@ -359,7 +359,7 @@ def ogbench(folder: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 def stable_baselines3(folder: Path, rollouts: Sequence[Rollout]) -> None:
-    """Writes a buffer of one environment, which is not full, to an archive and to HDF5."""
+    """Writes a buffer of one environment, not full, to an archive and to HDF5."""
     folder.mkdir(parents=True)
     flat = {name: values[:, None] for name, values in _flat(rollouts).items()}
     arrays = {"dones": flat.pop("terminated") | flat["truncated"], "timeouts": flat.pop("truncated"), **flat}

@@ -65,12 +65,12 @@ class ConversionSpec:
 
     @property
     def is_shareable(self) -> bool:
-        """Whether other processes can read the source. They cannot read objects and file systems in memory."""
+        """Whether other processes can read the source: not if it is in memory."""
         sources = [part.source for part in self.parts] or [self.source]
         return all(isinstance(source, str) and not source.startswith("memory:") for source in sources)
 
     def locate(self) -> Location:
-        """Locates the source, or all parts. Raises the errors of `gear_data.ingest.location.locate`."""
+        """Locates the source, or all parts. Raises the errors of `locate`."""
         if self.parts:
             return locate_parts(self.parts)
         if isinstance(self.split, tuple):

@@ -85,7 +85,7 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
 
 
 def check_end_flags(block: EpisodeBlock, findings: FindingLog) -> None:
-    """Adds findings about flags before an episode's last step, and about two flags at one step.
+    """Adds findings about flags before the last step, and two flags at one step.
 
     The flags are complete (`complete_end_flags`).
     """

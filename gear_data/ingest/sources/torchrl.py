@@ -359,7 +359,7 @@ def _refuse_steps_first(
     next_array: StoredArray,
     trajectory_steps: int,
 ) -> None:
-    """Refuses a batch of [steps, environments], in which `next` is the observation of the row below.
+    """Refuses a batch of [steps, environments]: `next` is in the row below.
 
     Only the first rows are read. Raises UnknownFormatError.
     """

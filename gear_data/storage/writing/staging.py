@@ -267,7 +267,7 @@ class MergedTasks:
 
 
 def renumbered_episodes(table: pa.Table, first_episode: int, first_shard: int) -> pa.Table:
-    """Returns an episode table whose episodes and shards are numbered after the ones before them."""
+    """Returns an episode table, numbered after the tables before."""
     if not first_episode and not first_shard:
         return table
     for name, first in (("episode_id", first_episode), ("shard", first_shard)):
@@ -278,7 +278,7 @@ def renumbered_episodes(table: pa.Table, first_episode: int, first_shard: int) -
 
 
 def renumbered_finals(table: pa.Table, first_episode: int, first_shard: int) -> pa.Table:
-    """Returns a table of final observations whose episodes are numbered after the ones before them."""
+    """Returns a table of final observations, numbered after the tables before."""
     field = table.schema.field("episode_id")
     ids = pa.array(table.column("episode_id").to_numpy() + first_episode, field.type)
     return table.set_column(table.schema.get_field_index("episode_id"), field, ids)

@@ -146,7 +146,7 @@ def test_resume_from_changed_files(file: str, spoil: Any, half_done: Path, sourc
 
 @pytest.mark.parametrize("name", ["options.json", "000001.json", "000001.episodes"])
 def test_a_flipped_bit_of_a_progress_file(name: str, half_done: Path, source: Path) -> None:
-    """A changed sum would end in the statistics of the dataset, and a changed return in its episode table."""
+    """A changed sum would be in the statistics, and a changed return in a table."""
     path = half_done / ".progress" / name
     whole = path.read_bytes()
     rng = random.Random(9)

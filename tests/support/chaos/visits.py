@@ -32,7 +32,10 @@ class Visit:
 
 
 def visits(limit: Limit) -> Iterator[Visit]:
-    """Yields the visits that the limit allows. The first visit of a write path runs it once without faults."""
+    """Yields the visits that the limit allows.
+
+    The first visit of a write path runs the path once without faults.
+    """
     warm_up()
     with tempfile.TemporaryDirectory(prefix="gear-chaos-") as scratch:
         folder = Path(scratch, "case")

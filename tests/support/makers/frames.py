@@ -1,4 +1,4 @@
-"""Makers of small sources of frames, for tests/support/source_makers.py. Not a test."""
+"""Makers of small sources of frames, for tests/support/source_makers.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.rollouts import Rollout
 
 
 def dqn_replay(folder: Path, rollouts: Sequence[Rollout]) -> None:
-    """Writes two checkpoints of Dopamine's replay buffer; every episode terminates in this layout.
+    """Writes two checkpoints of Dopamine's replay buffer. Episodes terminate.
 
     The first buffer is not full. In the second one, the last row is the oldest: the end of an overwritten episode.
     """

@@ -161,7 +161,7 @@ def _check_text(values: npt.NDArray[np.str_], place: str, start: int) -> None:
 
 
 def read_small_npz(file: SourceFile, names: Collection[str]) -> dict[str, npt.NDArray[Any]]:
-    """Reads whole arrays of an archive that fits the memory: name -> array, where they exist.
+    """Reads whole arrays of an archive that fits the memory: name -> array.
 
     Raises:
         CorruptSourceError: the file is damaged, or an array holds Python objects.

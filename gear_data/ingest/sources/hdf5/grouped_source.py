@@ -82,7 +82,7 @@ def open_groups(
 
 
 def _fact_types(file: h5py.File, layout: GroupLayout, source: SourceFile, model: h5py.Group) -> dict[str, type]:
-    """Returns name -> type of the facts that attributes give in the model and the first episodes of its file.
+    """Returns name -> type of the facts in attributes of the first episodes.
 
     The model need not have all of them: an attribute `success` may be missing where nobody knows.
     """

@@ -148,7 +148,7 @@ def _build_list(
 
 
 def _is_fact(value: Any) -> bool:
-    """Returns whether a value is a text, a number, a flag, or a list of one of these kinds."""
+    """Returns whether a value is a text, number, flag, or a list of one kind."""
     if isinstance(value, list):
         kinds = {type(item) for item in value}
         return bool(value) and (kinds <= {int, float} or kinds in ({str}, {bool}))

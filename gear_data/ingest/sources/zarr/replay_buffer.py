@@ -91,7 +91,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
 
 
 def _unpacked(archived: ZarrStore, stores: Sequence[ZarrStore]) -> str | None:
-    """Returns the name of the folder that an archive was unpacked to; None if there is none.
+    """Returns the name of the folder that an archive was unpacked to, or None.
 
     The folder is named like the archive, or like the store in the archive.
     """

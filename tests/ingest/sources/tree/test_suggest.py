@@ -1,4 +1,4 @@
-"""A suggested mapping, unchanged, converts a file to the values that a plain loop reads."""
+"""A suggested mapping, unchanged, gives the values that a plain loop reads."""
 
 from __future__ import annotations
 

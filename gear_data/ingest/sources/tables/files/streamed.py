@@ -26,7 +26,7 @@ Reader = Callable[[SourceFile, pa.Schema | None], Iterator[pa.Table]]
 
 @dataclass(frozen=True)
 class _StreamedFormat:
-    """The name of a kind of files, its reader, and the advice for files that are not of the kind."""
+    """A kind of files: its name, its reader, and the advice for other files."""
 
     name: str
     read: Reader
