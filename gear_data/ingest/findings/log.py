@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gear_data.errors import FindingError
+from gear_data.errors import BadEpisodeError, FindingError
 
 #: The hint of a BadEpisodeError that `on_bad_episode="skip"` would turn into a finding.
 BAD_EPISODE_HINT = "repair the source, or leave such episodes out with --on-bad-episode skip"
@@ -73,6 +73,18 @@ class FindingLog:
         key = (finding.code, finding.column)
         known = self._items.get(key)
         self._items[key] = replace(known, count=known.count + finding.count) if known else finding
+
+    def add_bad_episode(self, error: BadEpisodeError, *, skip: bool) -> None:
+        """Adds a finding for an episode that is skipped.
+
+        Args:
+            error: The episode's error.
+            skip: False raises the error instead, with a hint.
+        """
+        if not skip:
+            error.hint = error.hint or BAD_EPISODE_HINT
+            raise error
+        self.add(Finding("bad-episode", f"{error.message}; skipped", 1, error.file, error.row, error.column))
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._items.values())

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from gear_data.common.images import looks_like_image
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, UnknownFormatError
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
@@ -231,7 +231,7 @@ class ActSource:
                     episode = self._read(opened, file)
                     facts = self._facts(opened, file, episode)
             except BadEpisodeError as error:
-                self._skip(error)
+                self.findings.add_bad_episode(error, skip=self._skip_bad)
                 continue
             pending.append((episode, facts, file.name))
             size += episode.nbytes
@@ -246,14 +246,6 @@ class ActSource:
     ) -> EpisodeBlock:
         episodes, facts, files = zip(*pending, strict=True)
         return block_of(episodes, facts, files, self.columns, position, files_read)
-
-    def _skip(self, error: BadEpisodeError) -> None:
-        """Adds a finding for a bad episode, or raises its error."""
-        if not self._skip_bad:
-            error.hint = BAD_EPISODE_HINT
-            raise error
-        message = f"{error.message}; skipped"
-        self.findings.add(Finding("bad-episode", message, 1, error.file, error.row, error.column))
 
     def _facts(self, opened: h5py.File, file: SourceFile, episode: GroupEpisode) -> dict[str, Any]:
         with reading(file.name):

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 
 from gear_data.errors import BadEpisodeError, EmptySourceError
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import SourceFile, files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts
@@ -237,7 +237,7 @@ class GroupedEpisodeSource:
                 group = self._layout.group(parent, source.name, number, key)
                 episode = self._reader.read(group, source, number)
             except BadEpisodeError as error:
-                self._skip(error)
+                self.findings.add_bad_episode(error, skip=self._skip_bad)
                 continue
             pending.append((episode, {**self._facts(group, source.name, episode), **facts.get(key, {})}))
             size += episode.nbytes
@@ -246,14 +246,6 @@ class GroupedEpisodeSource:
                 pending, size, rows_read = [], 0, 0
         if pending:
             yield self._block(pending, source.name, position, rows_read)
-
-    def _skip(self, error: BadEpisodeError) -> None:
-        """Adds a finding for a bad episode, or raises its error."""
-        if not self._skip_bad:
-            error.hint = BAD_EPISODE_HINT
-            raise error
-        message = f"{error.message}; skipped"
-        self.findings.add(Finding("bad-episode", message, 1, error.file, error.row, error.column))
 
     def _check_file(self, file: h5py.File, name: str, episodes: Sequence[tuple[int, str]]) -> None:
         """Reports gaps in the numbers of episodes, and runs the layout's own check."""

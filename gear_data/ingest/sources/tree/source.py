@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, UnsupportedColumnError
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import files_to_compare
 from gear_data.ingest.mapping import FILES, GROUPS, MappedColumn, SourceMapping
 from gear_data.ingest.pipeline.columns import choose_columns
@@ -339,7 +339,7 @@ class TreeSource:
             try:
                 pending.append(read_place(tree, place, self._layout, self.findings))
             except BadEpisodeError as error:
-                self._skip(error)
+                self.findings.add_bad_episode(error, skip=self._skip_bad)
                 continue
             size += pending[-1].nbytes
             if size >= _BLOCK_BYTES:
@@ -347,11 +347,3 @@ class TreeSource:
                 pending, size, rows = [], 0, 0
         if pending:
             yield block_of(pending, self._layout, tree.name, position, rows)
-
-    def _skip(self, error: BadEpisodeError) -> None:
-        """Adds a finding for a bad episode, or raises its error."""
-        if not self._skip_bad:
-            error.hint = error.hint or BAD_EPISODE_HINT
-            raise error
-        message = f"{error.message}; skipped"
-        self.findings.add(Finding("bad-episode", message, 1, error.file, error.row, error.column))
