@@ -52,6 +52,7 @@ def build_step_arrays(
     options: SourceOptions,
     *,
     whole_source: bool,
+    is_first: bool,
     seekable: bool,
 ) -> StepArrays:
     """Builds the step arrays of one file or folder.
@@ -63,6 +64,8 @@ def build_step_arrays(
         options: the user's options.
         whole_source: whether the source has no other file or folder. If so, an array must say where episodes end; if
             not, each file or folder ends an episode.
+        is_first: whether it is the first file or folder, which decides what the arrays of all mean. In another one, as
+            many steps as elements of a step are a coincidence.
         seekable: whether reading may begin at any row at no cost.
 
     Raises:
@@ -74,7 +77,8 @@ def build_step_arrays(
     """
     _refuse_unclear_terminals(name, arrays, options)
     classified = classify_arrays(name, arrays, options)
-    refuse_equal_sizes(classified, options)
+    if is_first:
+        refuse_equal_sizes(classified, options)
     boundaries = classified.boundaries
     if FIRST in boundaries or (not boundaries and is_old_dreamer(arrays)):
         return dreamer_arrays(classified, size, options, seekable, arrays.get("discount"))

@@ -51,7 +51,9 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     def open_arrays(i: int) -> StepArrays:
         folder, files = folders[i]
         arrays = {name: open_npy(file) for name, file in files.items()}
-        return build_step_arrays(folder, sizes[i], arrays, options, whole_source=len(folders) == 1, seekable=True)
+        return build_step_arrays(
+            folder, sizes[i], arrays, options, whole_source=len(folders) == 1, is_first=i == 0, seekable=True
+        )
 
     return ArraySource([folder for folder, _ in folders], sizes, open_arrays, FindingLog())
 

@@ -59,8 +59,9 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         arrays = open_npz(files[i])
         whole_source = len(files) == 1
         return build_step_arrays(
-            files[i].name, files[i].size, arrays, options, whole_source=whole_source, seekable=False
-        )
+            files[i].name, files[i].size, arrays, options,
+            whole_source=whole_source, is_first=i == 0, seekable=False,
+        )  # fmt: skip
 
     return ArraySource([file.name for file in files], [file.size for file in files], open_arrays, FindingLog())
 
