@@ -31,7 +31,8 @@ STUCK = """
 import sys, time
 import gear_data.residency.host as host
 def copy(*arguments):
-    print("loading", flush=True)
+    sys.stdout.write("loading\\n")  # in one write: several threads copy
+    sys.stdout.flush()
     time.sleep(600)
 host._copy = copy
 import gear_data

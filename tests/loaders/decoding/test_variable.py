@@ -172,11 +172,16 @@ def test_a_huggingface_tokenizer(dataset):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(data.VOCABULARY)}, unk_token="go"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="", unk_token="go")
-    as_tensors = functools.partial(tokenizer, padding="max_length", max_length=5, truncation=True, return_tensors="pt")
-    for decoder, width in ((tokenizer, None), (as_tensors, 5)):
+    # One tokenizer per loader: a call sets the padding of the tokenizer, and each loader decodes in a thread.
+    tokenizers = []
+    for _ in range(2):
+        inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(data.VOCABULARY)}, unk_token="go"))
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizers.append(PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="", unk_token="go"))
+    as_tensors = functools.partial(
+        tokenizers[1], padding="max_length", max_length=5, truncation=True, return_tensors="pt"
+    )
+    for decoder, width in ((tokenizers[0], None), (as_tensors, 5)):
         loader = SequenceLoader(dataset, decoders={TEXT: decoder}, **OPTIONS)
         for step, batch in enumerate(itertools.islice(loader, 3)):
             expected, lengths = data.padded_sequences([data.words(t) for t in cut(loader, step, TEXT)], 4, "right")

@@ -172,25 +172,27 @@ def _whole(folder: Path) -> None:
 def _parts(folder: Path) -> None:
     rollouts = make_rollouts(12, seed=3)
     for name, part in (("a", rollouts[:7]), ("b", rollouts[7:])):
-        write_d4rl(folder / f"{name}.hdf5", part)
-        gear_data.convert(folder / f"{name}.hdf5", folder / name, **OPTIONS)
+        write_d4rl(folder / "source" / f"{name}.hdf5", part)
+        gear_data.convert(folder / "source" / f"{name}.hdf5", folder / "source" / name, **OPTIONS)
 
 
 def _merge(folder: Path, **options: Any) -> None:
-    gear_data.merge([folder / "a", folder / "b"], folder / "data", progress=False, **options)
+    parts = [folder / "source" / name for name in "ab"]
+    gear_data.merge(parts, folder / "data", progress=False, **options)
 
 
 def _other_parts(folder: Path) -> None:
     """Writes two datasets to merge, of which one has no rewards."""
     _parts(folder)
     columns = ["observations", "actions"]
-    gear_data.convert(folder / "b.hdf5", folder / "b", columns=columns, overwrite=True, **OPTIONS)
+    source = folder / "source"
+    gear_data.convert(source / "b.hdf5", source / "b", columns=columns, overwrite=True, **OPTIONS)
 
 
 def _merge_over(folder: Path) -> None:
     """Writes the datasets to merge, and an older dataset at the destination."""
     _parts(folder)
-    gear_data.convert(folder / "a.hdf5", folder / "data", **OPTIONS)
+    gear_data.convert(folder / "source" / "a.hdf5", folder / "data", **OPTIONS)
 
 
 def _merge_again(folder: Path) -> None:
