@@ -7,6 +7,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# Tests compare with OGBench's functions. The simulators that it depends on are heavy, and not needed for that.
+INSTALL_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt
+
 .PHONY: demo test lint docs site chaos gpu clean
 .DELETE_ON_ERROR:
 
@@ -39,6 +42,7 @@ gpu:
 # One stamp file per set of extras, so that `make demo` does not install packages that only the tests need.
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$*]'
+	$(if $(filter test,$*),$(INSTALL_ALONE) ogbench)
 	@touch $@
 
 # The pip of Python 3.11 takes minutes to resolve the dependencies; pip 25 does not.
