@@ -61,7 +61,7 @@ def suggest_mapping(source: Any) -> str:
 
     Raises:
         InvalidArgumentError: There are several sources.
-        UnknownFormatError: The source has no such files, or no array looks like actions.
+        UnknownFormatError: The source has no such files, or they hold no array.
     """
     source = plain_source(source)
     if isinstance(source, tuple):

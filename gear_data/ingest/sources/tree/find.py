@@ -38,6 +38,7 @@ _SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "eval
 #: Names such as `episode_12` and `traj-3`, of several files. One file `demo_10` may also hold ten demonstrations.
 _EPISODE_FILE = re.compile(r"(.*[^a-z])?(episode|ep|traj|trajectory|demo|demonstration|rollout)[^a-z]*[0-9]+")
 _ONLY_FILE = re.compile(r"episode[^a-z]*[0-9]+")
+_NO_ACTIONS = "no array looks like actions; give one column the name 'actions'"
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,20 @@ class FoundEpisodes:
 def find_episodes(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | None:
     """Returns where the episodes of a source seem to be.
 
-    Returns None if no array looks like actions.
+    If no array looks like actions, the largest family of numbered groups is a guess, or else the whole file, and the
+    doubts say so. Returns None for a tree without arrays.
 
     Args:
         tree: The first tree, open.
         trees: All trees of the source.
     """
-    return _numbered_groups(tree) or _numbered_datasets(tree) or _whole_tree(tree, trees)
+    return (
+        _numbered_groups(tree)
+        or _numbered_datasets(tree)
+        or _whole_tree(tree, trees)
+        or _unnamed_groups(tree)
+        or _unnamed_tree(tree, trees)
+    )
 
 
 def is_actions(path: str) -> bool:
@@ -120,6 +128,27 @@ def _numbered_groups(tree: Tree) -> FoundEpisodes | None:
                 )
     reason = f"a group is an episode: {count} of {pattern}"
     return FoundEpisodes(EpisodeRule(GROUPS, (pattern,)), reason, doubts, splits)
+
+
+def _unnamed_groups(tree: Tree) -> FoundEpisodes | None:
+    families = [
+        (parent, prefix, names)
+        for parent, prefix, names in _families(tree, "", 0)
+        if any(array.shape for array in walk(tree, join(parent, names[0])))
+    ]
+    if not families:
+        return None
+    parent, prefix, names = max(families, key=lambda family: len(family[2]))
+    pattern = join(glob.escape(parent), _pattern(prefix))
+    reason = f"a group may be an episode: {len(names)} of {pattern}"
+    return FoundEpisodes(EpisodeRule(GROUPS, (pattern,)), reason, (_NO_ACTIONS,))
+
+
+def _unnamed_tree(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | None:
+    if not any(array.shape for array in walk(tree)):
+        return None
+    reason = f"a file may be an episode: {pluralize(len(trees), 'file')}"
+    return FoundEpisodes(EpisodeRule(FILES, ("*",)), reason, (_NO_ACTIONS, *_file_doubts(trees)))
 
 
 def _families(tree: Tree, group: str, depth: int) -> Iterator[tuple[str, str, list[str]]]:

@@ -51,7 +51,7 @@ def suggest_mapping(location: Location) -> str:
     """Returns a first mapping for a source, as YAML.
 
     Raises:
-        UnknownFormatError: The source has no tree, or no array looks like actions.
+        UnknownFormatError: The source has no tree, or it holds no array.
     """
     return suggestion_text(_trees(location), location.name)
 

@@ -31,7 +31,7 @@ def unclear(trees: Sequence[Container], name: str) -> UnknownFormatError:
     seen = "".join(f"\n    {printable(line)}" for line in lines)
     suggestion = suggest(trees)
     if suggestion is None:
-        message, nearest = "the format is not recognised, and no array looks like actions", ""
+        message, nearest = "the format is not recognised, and it holds no array", ""
     else:
         message = "the format is not recognised"
         message += f"; {'; '.join(suggestion.doubts)}" if suggestion.doubts else ""

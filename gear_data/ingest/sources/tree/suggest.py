@@ -69,12 +69,12 @@ def suggestion_text(trees: Sequence[Container], source: str) -> str:
     """Returns the YAML file that `gear-data lint SRC --suggest-map` prints.
 
     Raises:
-        UnknownFormatError: No array looks like actions.
+        UnknownFormatError: There is no array.
     """
     suggestion = suggest(trees)
     if suggestion is None:
         raise UnknownFormatError(
-            "no array looks like actions, so no mapping can be suggested",
+            "it holds no array, so no mapping can be suggested",
             file=source,
             hint="write one: docs/reference/mapping.md lists the keys",
         )
@@ -84,7 +84,7 @@ def suggestion_text(trees: Sequence[Container], source: str) -> str:
 
 
 def suggest(trees: Sequence[Container]) -> Suggestion | None:
-    """Suggests a mapping for a source; returns None if no array looks like actions.
+    """Suggests a mapping for a source; returns None if its first episode has no arrays.
 
     Args:
         trees: All trees of the source. The first one, and the last if a file is an episode, are looked at.
@@ -98,6 +98,8 @@ def suggest(trees: Sequence[Container]) -> Suggestion | None:
             return _suggestion(found, samples, {}, {})
         places = find_places(tree, found.rule, None)
         samples = [_arrays_of(tree, place, found.rule) for place in (places[0], places[len(places) // 2], places[-1])]
+        if not any(array.shape for array in samples[0].values()):
+            return None
         attributes = {} if found.rule.kind == DATASETS else tree.attributes(places[0].key)
         outside = _outside(tree, places, found.rule)
         if found.rule.kind == FILES and len(trees) > 1:
@@ -171,12 +173,19 @@ def _suggestion(
 
 
 def _choose_actions(arrays: Mapping[str, TreeArray]) -> tuple[str, tuple[str, ...]]:
-    """Returns the path of the actions, and doubts about it."""
+    """Returns the path of the actions, and doubts about it.
+
+    If no array looks like actions, the path is an array of as many rows as most arrays have.
+    """
     candidates = [
         path for path, array in arrays.items() if array.shape and array.kind and is_actions(path.rstrip("*_-. "))
     ]
     if not candidates:
         candidates = [path for path, array in arrays.items() if array.shape and resembles_actions(path)]
+        if not candidates:
+            rows = [array.rows for array in arrays.values() if array.shape]
+            most = max(rows, key=rows.count)
+            return next(path for path, array in arrays.items() if array.shape and array.rows == most), ()
         return candidates[0], (f"'{candidates[0]}' may not be the actions",)
     depth = min(path.count("/") for path in candidates)
     highest = [path for path in candidates if path.count("/") == depth]
@@ -232,7 +241,7 @@ def _names(roles: Mapping[str, str], actions: str, arrays: Mapping[str, TreeArra
     for path in roles:
         name = path[len(shared) :] if path.startswith(shared) else path
         names[path] = canonical_name("/".join(part.rstrip("*_-. ") or part for part in name.split("/")))
-    if ACTIONS not in names.values():
+    if ACTIONS not in names.values() and resembles_actions(actions):
         names[actions] = ACTIONS
     if not any(name.split(".")[0] == _OBSERVATIONS for name in names.values()):
         states = [path for path, name in names.items() if name.rpartition(".")[2] in _STATES and roles[path] != EPISODE]

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import yaml
 import zarr
 
 import gear_data
@@ -266,8 +267,37 @@ def test_the_error_shows_at_most_twenty_lines(tmp_path: Path) -> None:
     assert len(lines) == 20
     assert lines[:3] == ["    run_1/ (and 1 more run_*)", "    run_1/x: float32 (3,)", "    sensor_a: float32 (4,)"]
     assert "no array looks like actions" in error.value.message
-    with pytest.raises(UnknownFormatError, match="no array looks like actions"):
-        main_text(source)
+
+
+def test_groups_without_actions(tmp_path: Path) -> None:
+    """The suggestion is a beginning, which the user completes."""
+    arrays = {f"run__{i}__{name}": rows(4 + i, width) for i in range(3) for name, width in (("pos", 3), ("cmd", 2))}
+    source = write_tree(tmp_path / "a.h5", map__grid=rows(2, 2), **arrays)
+    with pytest.raises(UnknownFormatError, match="no array looks like actions; give one column the name 'actions'"):
+        gear_data.convert(source, tmp_path / "d", progress=False)
+    text = main_text(source)
+    assert "# Check: no array looks like actions" in text
+    mapping = yaml.safe_load(text)
+    assert mapping == {"episodes": {"groups": "run/[0-9]*"}, "columns": {"pos": "pos", "cmd": "cmd"}}
+    mapping["columns"]["actions"] = mapping["columns"].pop("cmd")
+    gear_data.convert(source, tmp_path / "d", mapping=mapping, progress=False)
+    dataset = gear_data.open(tmp_path / "d")
+    for i in range(3):
+        np.testing.assert_array_equal(dataset.episode(i)["actions"], arrays[f"run__{i}__cmd"])
+        np.testing.assert_array_equal(dataset.episode(i)["pos"], arrays[f"run__{i}__pos"])
+
+
+def test_an_array_without_actions(tmp_path: Path) -> None:
+    text = main_text(write_tree(tmp_path / "a.h5", x=rows(4, 2), y=rows(4)))
+    assert yaml.safe_load(text) == {"episodes": {"files": "*"}, "columns": {"x": "x", "y": "y"}}
+
+
+@pytest.mark.parametrize("arrays", [{}, {"x": np.float32(1)}], ids=["empty", "scalar"])
+def test_a_file_without_arrays(arrays: dict[str, Any], tmp_path: Path) -> None:
+    source = write_tree(tmp_path / "a.h5", **arrays)
+    for attempt in (main_text, lambda source: gear_data.convert(source, tmp_path / "d", progress=False)):
+        with pytest.raises(UnknownFormatError, match="it holds no array"):
+            attempt(source)
 
 
 def main_text(source: Path) -> str:
