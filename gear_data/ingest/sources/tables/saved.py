@@ -52,8 +52,9 @@ def _listed_files(location: Location, state: SourceFile, folder: PurePosixPath) 
             hint="load it with such a version, call flatten_indices(), and save it again",
         )
     entries = facts.get("_data_files")
-    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries or ()]
-    if not isinstance(entries, list) or not all(isinstance(name, str) for name in names):
+    listed = entries if isinstance(entries, list) else [None]
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
+    if not all(isinstance(name, str) for name in names):
         raise CorruptSourceError(
             f"lists no files, but {json.dumps(entries)[:200]}",
             file=state.name,

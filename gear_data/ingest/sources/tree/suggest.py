@@ -124,7 +124,7 @@ def _arrays_of(tree: Tree, place: EpisodePlace, rule: EpisodeRule) -> dict[str, 
 def _outside(tree: Tree, places: Sequence[EpisodePlace], rule: EpisodeRule) -> dict[str, str]:
     """Returns the groups and arrays that are in no episode: path -> reason."""
     if rule.kind == DATASETS:
-        return {path: "is in no episode" for path in paths_below(tree) if not path[-1].isdigit()}
+        return {path: "is in no episode" for path in paths_below(tree) if not path[-1:].isdigit()}
     if rule.kind != GROUPS:
         return {}
     inside = {place.key for place in places}

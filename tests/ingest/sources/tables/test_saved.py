@@ -148,6 +148,7 @@ def test_several_datasets_in_a_folder_are_refused(tmp_path: Path) -> None:
         ({"_indices_data_files": [{"filename": "indices.arrow"}]}, r"index of rows(?s:.*)flatten_indices"),
         ({"_data_files": [{"filename": "data-00001-of-00002.arrow"}]}, "data-00001-of-00002.arrow', which does not"),
         ({"_data_files": [3]}, r"lists no files, but \[3\]"),
+        ({"_data_files": True}, "lists no files, but true"),
     ],
 )
 def test_a_wrong_state_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:

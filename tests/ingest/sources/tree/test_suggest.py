@@ -343,3 +343,11 @@ def test_a_source_without_trees_has_no_mapping(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UnknownFormatError, match="holds no file that a mapping can describe"):
         main_text(tmp_path)
+
+
+def test_an_array_without_a_name(tmp_path: Path) -> None:
+    arrays = {f"{name}_{i}": rows(4 + i, 2) for i in range(2) for name in ("actions", "states")}
+    np.savez(tmp_path / "a.npz", **arrays, **{"": rows(3)})
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "d", progress=False)
+    findings = gear_data.open(tmp_path / "d").manifest.findings
+    assert [each["column"] for each in findings if each["code"] == "column-left-out"] == [""]

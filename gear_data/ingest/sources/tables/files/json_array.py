@@ -24,8 +24,15 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def is_array(stream: IO[bytes]) -> bool:
-    """Returns whether the first character of a stream begins an array."""
-    return stream.read(64).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    """Returns whether the first character of a stream begins an array.
+
+    Raises:
+        ValueError: the stream begins with `null`. Arrow's reader crashes on such a first row.
+    """
+    head = stream.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
+    if head.startswith(b"null"):
+        raise ValueError("the first row is null, not an object")
+    return head.startswith(b"[")
 
 
 def array_tables(stream: IO[bytes]) -> Iterator[pa.Table]:

@@ -153,6 +153,7 @@ def test_an_array_keeps_all_digits_and_is_read_in_blocks(tmp_path: Path, monkeyp
     ("text", "message"),
     [
         ("[]", "holds no row"),
+        ('null\n{"a": 1}', "the first row is null, not an object"),
         ('[{"a": 1}', "the array does not end"),
         ('[{"a": 1}, {"a"', "datasets cannot read it as JSON: JSONDecodeError"),
         ('[{"a": 1} {"a": 2}]', r"holds '\{', where '\]' is expected"),
