@@ -150,8 +150,12 @@ def _npz(folder: Path, name: str) -> list[Any]:
 
 
 def _act(folder: Path, name: str) -> list[Any]:
+    def order(path: Path) -> tuple[str, int]:
+        start, _, number = path.stem.rpartition("_")
+        return start, int(number)
+
     found = []
-    for path in sorted(_files(folder, ".hdf5"), key=lambda path: int(path.stem.rpartition("_")[2])):
+    for path in sorted(_files(folder, ".hdf5"), key=order):
         with h5py.File(path) as file:
             found.append(file["action" if name == "actions" else name][()])
     return found
