@@ -22,18 +22,19 @@ import numpy as np
 
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.location import SourceFile
+from gear_data.ingest.sources.zip_members import MAX_DEFLATE_RATIO, check_member
 from gear_data.schema import DTYPES
 
 #: Limit for a header, which is parsed as a Python literal. NumPy has the same limit.
 _MAX_HEADER = 10_000
 #: Parsed headers that are kept.
 _HEADERS = 256
-#: Upper bound on the compression ratio of deflate, which is 1032 to 1 (RFC 1951: 258 bytes from two bits).
-_MAX_DEFLATE_RATIO = 1040
 #: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
 _MAX_ROW_BYTES = 1 << 30
 DOWNLOAD_AGAIN = "the file may have been truncated: download it again"
 _WRITE_AGAIN = "download it again, or write it again with np.save or np.savez"
+#: Message and hint for members of another compression.
+_OTHER_METHOD = "is compressed by a method that NumPy does not write", "save it with np.savez_compressed"
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def npz_members(file: SourceFile) -> Iterator[tuple[str, StoredArray, IO[bytes]]
                     "two members have the same name", file=place, hint="write the archive again with np.savez"
                 )
             names.add(name)
-            _check_member(info, place)
+            check_member(info, place, other_method=_OTHER_METHOD, impossible_size=DOWNLOAD_AGAIN)
             with archive.open(info) as member:
                 yield name, _parse(member, info.file_size, file, info.filename), member
 
@@ -179,36 +180,13 @@ def open_gzipped_npy(file: SourceFile) -> StoredArray:
     """
     file.check_readable()
     with reading(file.name), file.open() as packed, unpacked(packed) as stream:
-        array = _parse(stream, _MAX_DEFLATE_RATIO * file.size, file, None, exact=False)
+        array = _parse(stream, MAX_DEFLATE_RATIO * file.size, file, None, exact=False)
     return replace(array, gzipped=True)
 
 
 def unpacked(packed: IO[bytes]) -> IO[bytes]:
     """Opens a stream that is compressed by gzip."""
     return cast("IO[bytes]", gzip.GzipFile(fileobj=packed))
-
-
-def _check_member(info: zipfile.ZipInfo, place: str) -> None:
-    """Checks the header of an archive's member.
-
-    Raises CorruptSourceError if the member is encrypted, has another compression, or has an impossible size.
-    """
-    if info.flag_bits & 1:
-        raise CorruptSourceError("is encrypted", file=place, hint="write the archive again without a password")
-    if info.compress_type == zipfile.ZIP_STORED:
-        fits = info.file_size == info.compress_size
-    elif info.compress_type == zipfile.ZIP_DEFLATED:
-        fits = info.file_size <= _MAX_DEFLATE_RATIO * (info.compress_size + 1)
-    else:
-        raise CorruptSourceError(
-            "is compressed by a method that NumPy does not write", file=place, hint="save it with np.savez_compressed"
-        )
-    if not fits:
-        raise CorruptSourceError(
-            f"claims to unpack {info.compress_size} bytes to {info.file_size}, which is impossible",
-            file=place,
-            hint=DOWNLOAD_AGAIN,
-        )
 
 
 def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None, *, exact: bool = True) -> StoredArray:

@@ -16,13 +16,14 @@ from typing import IO
 
 from gear_data.errors import CorruptSourceError, GearError
 from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.sources.zip_members import check_member
 
 ZIP_SUFFIX = ".zip"
 ARRAY_V2, ATTRIBUTES_V2, NODE_V3 = ".zarray", ".zattrs", "zarr.json"
 _NODES = (ARRAY_V2, ".zgroup", NODE_V3)
-#: Upper bound on the compression ratio of deflate, which is 1032 to 1 (RFC 1951).
-_MAX_DEFLATE_RATIO = 1040
 _DOWNLOAD_AGAIN = "download it again"
+#: Message and hint for members of another compression.
+_OTHER_METHOD = "is compressed by another method than deflate", "write the archive again, uncompressed"
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class StoreReader:
         if member is None or store.archive is None:
             return None
         with _reading(store.place(key)):
-            _check_member(member, store.place(key))
+            check_member(member, store.place(key), other_method=_OTHER_METHOD, impossible_size=_DOWNLOAD_AGAIN)
             if self._archive is None:
                 self._archive = self._open.enter_context(
                     zipfile.ZipFile(self._open.enter_context(store.archive.open()))
@@ -170,28 +171,6 @@ def _exactly(stream: IO[bytes], size: int, place: str) -> bytes:
             hint="do not change the source while it is read",
         )
     return data
-
-
-def _check_member(info: zipfile.ZipInfo, place: str) -> None:
-    """Checks that a member is plain, and that its size is possible.
-
-    Raises CorruptSourceError otherwise.
-    """
-    if info.flag_bits & 1:
-        raise CorruptSourceError("is encrypted", file=place, hint="write the archive again without a password")
-    fits = info.file_size == info.compress_size
-    if info.compress_type == zipfile.ZIP_DEFLATED:
-        fits = info.file_size <= _MAX_DEFLATE_RATIO * (info.compress_size + 1)
-    elif info.compress_type != zipfile.ZIP_STORED:
-        raise CorruptSourceError(
-            "is compressed by another method than deflate", file=place, hint="write the archive again, uncompressed"
-        )
-    if not fits:
-        raise CorruptSourceError(
-            f"claims to unpack {info.compress_size} bytes to {info.file_size}, which is impossible",
-            file=place,
-            hint=_DOWNLOAD_AGAIN,
-        )
 
 
 @contextmanager
