@@ -18,17 +18,20 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from gear_data.common.typed_json import Count
 from gear_data.schema import ColumnSpec, Schema
+from gear_data.storage.arrow_files import column_array
 from gear_data.storage.episode_block import offsets_of
 
 Float64Array = npt.NDArray[np.float64]
 
 #: Number of elements reduced at once. As float64 they fit the cache of one core. Results do not depend on it.
 _CHUNK_ELEMENTS = 1 << 16
-#: Number of bytes of images reduced at once. BLAS does not start threads for so few.
-_CHUNK_BYTES = 1 << 13
+#: Number of bytes of images reduced at once. Their squares as uint16 fit the cache of one core.
+_CHUNK_BYTES = 1 << 16
 
 
 class StatisticsRecord(msgspec.Struct, frozen=True):
@@ -261,7 +264,7 @@ def _reduce_images(
     Sums of integers are exact, so no second pass subtracts the mean, and no episode is copied as float64.
     """
     rows: list[tuple[Any, ...]] = []
-    values = np.empty(_CHUNK_BYTES)
+    squares = _SumOfSquares()
     for first, last in pairwise(offsets.tolist()):
         present = (
             slice(first, last) if mask is None or mask[first:last].all() else first + np.flatnonzero(mask[first:last])
@@ -270,16 +273,30 @@ def _reduce_images(
         if not len(pixels):
             rows.append((0, 0, 0, np.inf, -np.inf))
             continue
-        total = squares = 0
+        # Arrow's kernels sum integers several times as fast as NumPy's.
+        array = column_array(pixels, pa.uint8())
+        total, bounds = pc.sum(array).as_py(), pc.min_max(array).as_py()
+        m2 = (len(pixels) * squares(pixels) - total * total) / len(pixels)
+        rows.append((len(pixels), total, m2, bounds["min"], bounds["max"]))
+    return tuple(np.array(rows, np.float64).T[..., None])
+
+
+class _SumOfSquares:
+    """Sums the squares of bytes. 255 squared fits uint16."""
+
+    def __init__(self) -> None:
+        self._values = np.empty(_CHUNK_BYTES, np.uint16)
+        self._array = column_array(self._values, pa.uint16())
+
+    def __call__(self, pixels: npt.NDArray[np.uint8]) -> int:
+        total = 0
         for start in range(0, len(pixels), _CHUNK_BYTES):
             part = pixels[start : start + _CHUNK_BYTES]
-            chunk = values[: len(part)]
-            chunk[:] = part
-            total += int(chunk.sum())
-            squares += int(np.dot(chunk, chunk))
-        m2 = (len(pixels) * squares - total * total) / len(pixels)
-        rows.append((len(pixels), total, m2, pixels.min(), pixels.max()))
-    return tuple(np.array(rows, np.float64).T[..., None])
+            values = self._values[: len(part)]
+            values[:] = part
+            np.multiply(values, values, out=values)
+            total += pc.sum(self._array[: len(part)]).as_py()
+        return total
 
 
 def _reduce_chunk(
