@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -179,7 +180,7 @@ class FileTables:
 
     def _part(self, batches: list[tuple[FileRows, pa.RecordBatch]]) -> TablePart:
         table = pa.Table.from_batches([batch for _, batch in batches])
-        return TablePart(tuple(run for run, _ in batches), flatten_table(table, self._columns))
+        return TablePart(_joined(run for run, _ in batches), flatten_table(table, self._columns))
 
     def _batches(self, start: Position, stop: Position) -> Iterator[tuple[FileRows, pa.RecordBatch]]:
         """Yields the rows from `start` up to `stop`, not flattened."""
@@ -215,6 +216,17 @@ class FileTables:
             with self._kind.reading(file.name):
                 _check_schema(opened.schema, file.name, self._stored, self.files)
             yield opened
+
+
+def _joined(runs: Iterable[FileRows]) -> tuple[FileRows, ...]:
+    """Joins rows that follow each other in a file, because each run is cut and assembled separately."""
+    joined: list[FileRows] = []
+    for run in runs:
+        if joined and run.position == (joined[-1].position.file, joined[-1].position.row + joined[-1].count):
+            joined[-1] = replace(joined[-1], count=joined[-1].count + run.count)
+        else:
+            joined.append(run)
+    return tuple(joined)
 
 
 def _min_max(values: pa.Array) -> list[Any]:

@@ -34,6 +34,8 @@ _HEAD_BYTES = 8
 #: The end of a stream, by the format since 0.15; before, it was four zeros.
 _END, _OLD_END = b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"
 _NAME = "Arrow"
+#: Bytes of the small record batches of one row group. Each row group's ids are compared before reading.
+_GROUP_BYTES = 1 << 20
 
 
 class _BatchPlace(NamedTuple):
@@ -67,8 +69,21 @@ def _batch_places(file: SourceFile, start: int) -> tuple[_BatchPlace, ...] | Non
     return tuple(found)
 
 
+def _grouped(batches: Sequence[_BatchPlace]) -> list[tuple[_BatchPlace, ...]]:
+    """Groups consecutive record batches, of which HuggingFace `datasets` writes one per 1,000 rows."""
+    groups: list[tuple[_BatchPlace, ...]] = []
+    size = _GROUP_BYTES
+    for batch in batches:
+        if size + batch.size > _GROUP_BYTES:
+            groups.append(())
+            size = 0
+        groups[-1] += (batch,)
+        size += batch.size
+    return groups
+
+
 class ArrowTable:
-    """An opened Arrow IPC stream or file. Its record batches are row groups.
+    """An opened Arrow IPC stream or file. A row group is one record batch, or several small ones.
 
     A local file is mapped: uncompressed columns are read where they are. A remote file is one row group, read from its
     beginning, and so is a file with dictionaries, because a batch needs the dictionaries before it.
@@ -115,30 +130,38 @@ class ArrowTable:
         with _typed_errors(self._file.name):
             return _batch_places(self._file, self._start)
 
-    def row_groups(self) -> RowGroups:
+    def _groups(self) -> list[tuple[_BatchPlace, ...]] | None:
+        """Returns the record batches of each row group; None if they cannot be read separately."""
         batches = self._places()
-        if batches is None:
+        return None if batches is None else _grouped(batches)
+
+    def row_groups(self) -> RowGroups:
+        groups = self._groups()
+        if groups is None:
             return RowGroups((UNKNOWN_ROWS,), (self._file.size,), (self._file.size,))
-        sizes = tuple(batch.size for batch in batches)
-        return RowGroups(tuple(batch.rows for batch in batches), sizes, sizes)
+        sizes = tuple(sum(batch.size for batch in group) for group in groups)
+        return RowGroups(tuple(sum(batch.rows for batch in group) for group in groups), sizes, sizes)
 
     def batches(self, groups: range, columns: Sequence[FlattenedColumn], sizer: BatchSizer) -> Iterator[pa.RecordBatch]:
         names = list(dict.fromkeys(column.path[0] for column in columns))
         with _typed_errors(self._file.name):
-            for batch in self._read(groups, names):
-                batch.validate()  # of the sizes of buffers, before slicing reads offsets
-                yield from batch_slices(batch, sizer)
+            for batches in self._read(groups, names):
+                for batch in batches:
+                    batch.validate()  # of the sizes of buffers, before slicing reads offsets
+                yield from batch_slices(pa.concat_batches(batches) if len(batches) > 1 else batches[0], sizer)
 
-    def _read(self, groups: range, names: list[str]) -> Iterator[pa.RecordBatch]:
-        batches = self._places()
-        if batches is None or self._data is None:
+    def _read(self, groups: range, names: list[str]) -> Iterator[list[pa.RecordBatch]]:
+        """Yields the record batches of each row group."""
+        found = self._groups()
+        if found is None or self._data is None:
             fields = [self.schema.get_field_index(name) for name in names]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
-            yield from pa.ipc.open_stream(self._source(), options=options)
+            for batch in pa.ipc.open_stream(self._source(), options=options):
+                yield [batch]
             return
-        for place in (batches[group] for group in groups):
-            message = pa.ipc.read_message(self._data.slice(place.start, place.size))
-            yield pa.ipc.read_record_batch(message, self.schema).select(names)
+        for group in groups:
+            messages = [pa.ipc.read_message(self._data.slice(place.start, place.size)) for place in found[group]]
+            yield [pa.ipc.read_record_batch(message, self.schema).select(names) for message in messages]
 
 
 @contextmanager
