@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from common import Episodes
+from convert_frames import frames
 
 
 def steps_of(values: npt.NDArray[Any]) -> pa.Array:
@@ -88,9 +89,10 @@ def write_csv(episodes: Episodes, folder: Path) -> None:
 
 
 def write_tar(episodes: Episodes, folder: Path) -> None:
-    """Writes WebDataset, one sample per step."""
+    """Writes WebDataset, one sample per step, with a frame that is not compressed."""
     arrays = {"observations": episodes.observations, "actions": episodes.actions}
     facts = step_table(episodes, fixed=False).drop_columns(list(arrays)).to_pylist()
+    arrays["frame"] = frames(episodes.steps, (84, 84))
     with tarfile.open(folder / "steps.tar", "w") as archive:
         for i, fact in enumerate(facts):
             members = {"json": json.dumps(fact).encode()}
