@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
@@ -169,6 +168,8 @@ class SequenceLoader(IterableDataset[Batch]):
         self._source = make_window_source(selectors, config.proportions, join=config.joined)
         self._steps, self._last_rows = self._end()
         self._position = NextStep()
+        # In a copy, the rank of the process that copied the loader: a spawned worker has no process group.
+        self._inherited_rank = (0, 1)
         # Whether a state was loaded and this process did not iterate since.
         self._loaded = False
         # In a DataLoader's worker, the loaded state: (step, whether the state was saved in a worker).
@@ -206,10 +207,8 @@ class SequenceLoader(IterableDataset[Batch]):
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
             check_consumer()  # a spawned worker does not have the frames of this process
-        # A DataLoader's spawned worker has no process group: the rank travels with the loader.
-        rank, world_size = self._rank_and_world_size()
         own = {
-            "_config": dataclasses.replace(self._config, rank=rank, world_size=world_size),
+            "_inherited_rank": self._rank_and_world_size(),
             "_meter": Meter(len(self._components)),
             "_position": NextStep(self._position.next_step),
             "_shared": copy.copy(self._shared_state()),
@@ -237,7 +236,7 @@ class SequenceLoader(IterableDataset[Batch]):
             return config.membership.local_rank, config.membership.local_size
         if config.rank is not None and config.world_size is not None:
             return config.rank, config.world_size
-        return rank_and_world_size()
+        return rank_and_world_size(self._inherited_rank)
 
     @property
     def local_batch_size(self) -> int:

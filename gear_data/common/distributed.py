@@ -10,14 +10,14 @@ import torch
 T = TypeVar("T")
 
 
-def rank_and_world_size() -> tuple[int, int]:
+def rank_and_world_size(default: tuple[int, int] = (0, 1)) -> tuple[int, int]:
     """Returns (rank, world size) of torch.distributed.
 
-    Without an initialised process group it returns (0, 1).
+    Without an initialised process group it returns the default.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+    return default
 
 
 def is_distributed() -> bool:

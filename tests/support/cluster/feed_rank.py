@@ -40,7 +40,7 @@ def main(path: str, out: str, store: str, rank: str, world_size: str) -> None:
         "early": observations(early),  # created, and pickled below, before the group exists
         "inline": observations(loader(dataset)),
         "workers": observations(DataLoader(loader(dataset), batch_size=None, num_workers=2)),
-        "all": observations(before),  # pickled while there was a single process
+        "before": observations(before),  # pickled while there was a single process, as mp.spawn and Ray do
     }
     travelled = pickle.dumps(loader(dataset))
     torch.distributed.destroy_process_group()
