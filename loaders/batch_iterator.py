@@ -117,6 +117,11 @@ class BatchIterator(Iterator[Batch]):
             self._prefetcher = Prefetcher(build_group, groups, -(-self._depth // group), 1, self._starting)
 
     @property
+    def remaining(self) -> int | None:
+        """Number of batches that are not taken yet; None: no end."""
+        return None if self._count is None else self._count - self._taken
+
+    @property
     def unstarted_step(self) -> int:
         """The step after the last batch that was started; 0 without a prefetch thread."""
         if self._prefetcher is None:

@@ -34,10 +34,14 @@ LAYERS = (
     ("cluster",),
     ("dataset",),
     ("loaders",),
+    ("integrations",),
     ("exports",),
     ("demo", "cli"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+#: Packages that `gear_data.integrations` imports when one of its modules is used.
+FRAMEWORKS = ("accelerate", "deepspeed", "grain", "lightning", "ray", "torchdata", "transformers")
 
 #: Most modules of one folder.
 MAX_MODULES = 16
@@ -130,7 +134,8 @@ def test_no_modules_import_each_other() -> None:
 
 
 def test_importing_the_package_is_light() -> None:
-    code = "import sys, gear_data; print([n for n in ('torch', 'numba', 'datasets', 'h5py') if n in sys.modules])"
+    heavy = ("torch", "numba", "datasets", "h5py", *FRAMEWORKS)
+    code = f"import sys, gear_data, gear_data.integrations; print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

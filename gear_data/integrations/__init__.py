@@ -1,0 +1,1 @@
+"""Integrations: loaders in the training frameworks, one module each."""

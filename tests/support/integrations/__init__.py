@@ -1,0 +1,1 @@
+"""Training scripts of frameworks, run on several ranks, killed and resumed."""

@@ -1,0 +1,48 @@
+"""Recorder of training batches: the inputs of a model's first linear layer."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+#: Width of the observations of `training_runs.DATA`. No other layer of an example has this input.
+WIDTH = 7
+
+
+def start(path: str, kill_at: int | None, arrivals: int) -> None:
+    """Appends each training input to a file, in this process.
+
+    Args:
+        path: the file; `read` reads the file.
+        kill_at: number of the input, counted in this process from 0, after which the process waits to be killed.
+        arrivals: descriptor to which a byte is written then.
+    """
+    import torch
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    count = 0
+    file = open(path, "wb", buffering=0)  # noqa: SIM115
+
+    def record(module: Any, inputs: tuple[Any, ...]) -> None:
+        nonlocal count
+        if not (isinstance(module, torch.nn.Linear) and module.in_features == WIDTH and torch.is_grad_enabled()):
+            return
+        np.save(file, inputs[0].detach().float().cpu().numpy())
+        if count == kill_at:
+            os.write(arrivals, b"x")
+            time.sleep(600)
+        count += 1
+
+    register_module_forward_pre_hook(record)
+
+
+def read(path: str) -> list[np.ndarray]:
+    """Returns the recorded inputs: float32 [rows, context, WIDTH]."""
+    found = []
+    with open(path, "rb") as file:
+        while file.peek(1):
+            found.append(np.load(file))
+    return found
