@@ -17,9 +17,8 @@ from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.common.distributed import is_distributed, rank_and_world_size
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.dataset import Dataset
-from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import Normalize, check_range, check_rank_rows
-from gear_data.loaders.batch_iterator import BatchIterator, NextStep, group_size
+from gear_data.loaders.batch_iterator import BatchIterator, group_size
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
 from gear_data.loaders.builders.batch import Batch, BatchBuilder, RankRows, Transform
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
@@ -32,13 +31,13 @@ from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.misuse import check_consumer, check_dataloader_options
 from gear_data.loaders.mixture import Mixture
 from gear_data.loaders.node_local import max_rows
+from gear_data.loaders.passes.layout import end_of_pass
+from gear_data.loaders.passes.progress import Progress
+from gear_data.loaders.passes.state import check_state, load_weights, make_state, position_unknown
 from gear_data.loaders.presets.batch_format import BatchFormat
-from gear_data.loaders.shared_state import SharedResumeState
-from gear_data.loaders.state import check_state, make_state, position_unknown
 from gear_data.loaders.weight_updates import agree_on_update, check_updatable
 from gear_data.loaders.window_source import make_window_source
 from gear_data.selection.samplers import Sampler
-from gear_data.selection.samplers.weighted import WeightedSelector
 
 #: After an update of weights, the weights of this many steps before the next step are kept, for `windows`.
 _STEPS_KEPT = 1024
@@ -166,15 +165,10 @@ class SequenceLoader(IterableDataset[Batch]):
         self._builders = BuilderFactory(chosen, config.device, config.sm_budget, config.pin, config.joined)
         selectors = tuple(component.selector for component in self._components)
         self._source = make_window_source(selectors, config.proportions, join=config.joined)
-        self._steps, self._last_rows = self._end()
-        self._position = NextStep()
+        self._steps, self._last_rows = end_of_pass(config, self._source, self._components[0].num_windows)
+        self._progress = Progress()
         # In a copy, the rank of the process that copied the loader: a spawned worker has no process group.
         self._inherited_rank = (0, 1)
-        # Whether a state was loaded and this process did not iterate since.
-        self._loaded = False
-        # In a DataLoader's worker, the loaded state: (step, whether the state was saved in a worker).
-        self._worker_state: tuple[int, bool] | None = None
-        self._shared = SharedResumeState()
         self._meter = Meter(len(self._components))
         # Iterators with a prefetch thread. Not a `WeakSet`, which runs Python code when an iterator dies.
         self._ahead: list[weakref.ref[BatchIterator]] = []
@@ -182,17 +176,6 @@ class SequenceLoader(IterableDataset[Batch]):
         self._random_access: tuple[tuple[RankRows, bool], BatchBuilder] | None = None
         # Held while an iterator starts a batch, and while `update_weights` changes weights.
         self._starting = fork_safe_lock()
-
-    def _end(self) -> tuple[int | None, int]:
-        """Returns the number of batches (None: no end) and the windows of the last batch."""
-        steps, epochs, size = self._config.steps, self._config.epochs, self.batch_size
-        if epochs is None:
-            return steps, size
-        if isinstance(self.dataset, Mixture):
-            raise InvalidArgumentError("a mixture has no epochs", hint="give steps=, or no end")
-        slots = self._source.epoch_slots(epochs)
-        count = -(-(epochs * self._components[0].num_windows if slots is None else slots) // size)
-        return count, size if slots is None or not count else slots - (count - 1) * size
 
     def __len__(self) -> int:
         """Returns the number of batches; raises TypeError if there is no end."""
@@ -210,8 +193,7 @@ class SequenceLoader(IterableDataset[Batch]):
         own = {
             "_inherited_rank": self._rank_and_world_size(),
             "_meter": Meter(len(self._components)),
-            "_position": NextStep(self._position.next_step),
-            "_shared": copy.copy(self._shared_state()),
+            "_progress": copy.copy(self._progress),
             "_ahead": [],
             "_random_access": None,
             "_starting": None,
@@ -220,15 +202,6 @@ class SequenceLoader(IterableDataset[Batch]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _starting=fork_safe_lock())
-
-    def _shared_state(self) -> SharedResumeState:
-        """Returns the resume state that this process shares with the DataLoader's workers.
-
-        A forked process that is not a DataLoader's worker gets a separate state.
-        """
-        if not self._shared.reaches(get_worker_info()):
-            self._shared = SharedResumeState(self._position.next_step if self._loaded else None)
-        return self._shared
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         config = self._config
@@ -277,18 +250,7 @@ class SequenceLoader(IterableDataset[Batch]):
 
     def __iter__(self) -> BatchIterator:
         check_consumer()
-        worker = get_worker_info()
-        first, own = self._shared_state().take(worker), False
-        if self._worker_state is not None:
-            first, own = self._worker_state
-        self._loaded, self._worker_state = False, None
-        stride = 1
-        if worker is not None:
-            # The DataLoader always takes the first batch from worker 0. So worker k of n builds the steps first + k,
-            # first + k + n, ... A state that was saved in a worker has the worker's own next step.
-            stride = worker.num_workers
-            first += 0 if own else worker.id
-        self._position.next_step = first
+        first, stride = self._progress.begin()
         rows, prefetch = self._rows(), self._config.prefetch
         check_rank_rows(self.batch_size, rows.world_size)
         batch_bytes = self._most_windows(rows) * max(component.row_bytes for component in self._components)
@@ -298,7 +260,7 @@ class SequenceLoader(IterableDataset[Batch]):
         # would allocate memory for every batch.
         builder = self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group)
         batches = BatchIterator(
-            builder, first=first, stride=stride, group=group, prefetch=prefetch, position=self._position,
+            builder, first=first, stride=stride, group=group, prefetch=prefetch, position=self._progress.position,
             count=None if self._steps is None else max(0, -(-(self._steps - first) // stride)), meter=self._meter,
             starting=self._starting,
         )  # fmt: skip
@@ -374,11 +336,11 @@ class SequenceLoader(IterableDataset[Batch]):
             InvalidArgumentError: another sampler, an episode that is not in the dataset, a value that cannot be a
                 weight, a `from_step` too early, or DataLoader workers build the batches. No weight changes then.
         """
-        selector = check_updatable(self._components, dataset, self._shared_state())
+        selector = check_updatable(self._components, dataset, self._progress.shared())
         # Prefetch threads start no batch until the update is in place.
         with self._starting:
             soonest = max(
-                self._position.next_step,
+                self._progress.position.next_step,
                 self._source.loader_step(dataset, selector.soonest),
                 *(batches.unstarted_step for each in self._ahead if (batches := each()) is not None),
             )
@@ -386,7 +348,7 @@ class SequenceLoader(IterableDataset[Batch]):
                 episode_ids, values, from_step, soonest, all_ranks=self._config.rank is None
             )
             selector.update(self._source.selector_step(dataset, first_step), ids, weights)
-            oldest = max(0, self._position.next_step - _STEPS_KEPT)
+            oldest = max(0, self._progress.position.next_step - _STEPS_KEPT)
             selector.compact(self._source.selector_step(dataset, oldest))
         return first_step
 
@@ -400,12 +362,10 @@ class SequenceLoader(IterableDataset[Batch]):
         Raises:
             StateMismatchError: a DataLoader's workers iterated last; only the DataLoader knows their position.
         """
-        if get_worker_info() is None and self._shared_state().used:
+        if get_worker_info() is None and self._progress.shared().used:
             raise position_unknown()
-        weights = [
-            each.selector.state() if isinstance(each.selector, WeightedSelector) else None for each in self._components
-        ]
-        return make_state(self._position.next_step, self._identity(), weights)
+        selectors = [component.selector for component in self._components]
+        return make_state(self._progress.position.next_step, self._identity(), selectors)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration start at the state's step.
@@ -414,16 +374,8 @@ class SequenceLoader(IterableDataset[Batch]):
             StateMismatchError: the state has another dataset, sampler, seed, batch size, context or worker.
         """
         step, own = check_state(state, self._identity())
-        weights = state.get("weights") or [None] * len(self._components)
-        for component, saved in zip(self._components, weights, strict=True):
-            if isinstance(component.selector, WeightedSelector):
-                component.selector.load(saved)
-        self._position.next_step = step
-        if get_worker_info() is not None:
-            self._worker_state = step, own
-            return
-        self._loaded = True
-        self._shared_state().load(step)
+        load_weights(state, [component.selector for component in self._components])
+        self._progress.load(step, own=own)
 
     def _identity(self) -> dict[str, Any]:
         return loader_identity(self._config, self._components, self._source)

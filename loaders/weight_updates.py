@@ -13,7 +13,7 @@ from gear_data.common.distributed import all_gather, is_distributed
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import check_range
 from gear_data.loaders.component import LoaderComponent
-from gear_data.loaders.shared_state import SharedResumeState
+from gear_data.loaders.passes.shared_state import SharedResumeState
 from gear_data.selection.samplers.weighted import WeightedSelector
 
 #: Episode ids, int64 [n], and their weights, float64 [n].

@@ -227,7 +227,7 @@ def test_a_worker_refuses_the_state_of_another_worker(dataset, monkeypatch):
         loader.load_state_dict(state)
     for place, fits in (((0, 2), False), ((1, 3), False), ((1, 2), True)):
         worker = SimpleNamespace(id=place[0], num_workers=place[1])
-        for module in ("sequence_loader", "shared_state"):
+        for module in ("passes.progress", "passes.shared_state"):
             monkeypatch.setattr(f"gear_data.loaders.{module}.get_worker_info", lambda worker=worker: worker)
         if fits:
             loader.load_state_dict(state)

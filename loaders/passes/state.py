@@ -6,21 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gear_data.errors import StateMismatchError
-from gear_data.loaders.shared_state import worker_place
+from gear_data.loaders.passes.shared_state import worker_place
+from gear_data.selection.samplers import Selector, WeightedSelector
 
 _VERSION = 2
 
 
-def make_state(step: int, identity: Mapping[str, Any], weights: Sequence[Any]) -> dict[str, Any]:
+def make_state(step: int, identity: Mapping[str, Any], selectors: Sequence[Selector]) -> dict[str, Any]:
     """Returns the state of a loader, JSON-able.
 
     Args:
         step: the next step.
         identity: everything that the meaning of a step depends on, such as the seed; see `SequenceLoader`.
-        weights: for each dataset its changed weights, or None if they did not change.
+        selectors: of the loader's datasets; their changed weights are part of the state.
     """
-    changed = list(weights) if any(saved is not None for saved in weights) else None
+    weights = [each.state() if isinstance(each, WeightedSelector) else None for each in selectors]
+    changed = weights if any(saved is not None for saved in weights) else None
     return {"version": _VERSION, "step": step, **worker_place(), **identity, "weights": changed}
+
+
+def load_weights(state: Mapping[str, Any], selectors: Sequence[Selector]) -> None:
+    """Gives the selectors of a loader's datasets the weights of a checked state."""
+    weights = state.get("weights") or [None] * len(selectors)
+    for selector, saved in zip(selectors, weights, strict=True):
+        if isinstance(selector, WeightedSelector):
+            selector.load(saved)
 
 
 def check_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[int, bool]:
