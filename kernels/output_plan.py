@@ -17,9 +17,10 @@ KIND_CONVERT = 1  # (value - mean) * scale of every element, computed in float64
 KIND_TIMESTEP = 2  # the step's index in its episode, plus `origin` (the step number)
 KIND_CONSTANT = 3  # the template at `valid` (masks)
 KIND_DISCOUNTED = 4  # the sum over j of discounts[j] * the value j steps later, up to the episode's end
+KIND_HOP = 5  # a row of the table at `valid`, chosen by the hop from the step to its n-th next step, see `hops`
 
 #: Kinds that read a column.
-COLUMN_KINDS = (KIND_COPY, KIND_CONVERT, KIND_DISCOUNTED)
+COLUMN_KINDS = (KIND_COPY, KIND_CONVERT, KIND_DISCOUNTED, KIND_HOP)
 
 #: Kinds of padding: the bytes that the other rows get, in the order of `gear_data.collection.output.Padding`. A window
 #: without a valid row is filled with PAD_FILL.
@@ -50,14 +51,17 @@ _FIELDS = (
     "within",  # 1: steps outside the window are padding; 0: only steps outside the episode are
     "padding",  # PAD_...
     "fill",  # address of `width` padding rows; 0: zero bytes
-    "valid",  # address of `width` valid rows, for KIND_CONSTANT
+    "valid",  # address of `width` valid rows, for KIND_CONSTANT; for KIND_HOP of rows [2, hops + 1], by (ended, hop)
     "affine",  # address of float64 mean[affine_rows * elements], followed by as many scales
     "affine_rows",  # rows for which means and scales are repeated, so that the loop over elements is long
     "origin",  # number of an episode's first step, for KIND_TIMESTEP
     "shift",  # 1: a step gets the next step's row, the last step the final observation; -1: the previous step's row
     "finals",  # address of the column's final observations; 0: there are none
     "discounts",  # address of float64 discounts, for KIND_DISCOUNTED
-    "horizon",  # number of discounts
+    "horizon",  # number of discounts; for KIND_HOP, hops
+    "hops",  # the most steps from a step to its next one, see `gear_data.kernels.cpu.hops`; 0: see `shift`
+    "ends",  # with hops: index of the column of flags (uint8) that end a hop
+    "reach",  # with hops: 1: a final observation is a next step
     "same_spans_as",  # index of the first output whose windows have the same steps in the same rows; may be its own
 )
 #: One record, every field int64. `struct OutputPlan` of `collect.cu` has the same fields in the same order.

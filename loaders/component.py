@@ -13,7 +13,7 @@ from gear_data.collection.output import Output, check_batch_bytes
 from gear_data.collection.plan import CollectSource
 from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import anchors_of, store_of
+from gear_data.dataset.internals import anchors_of, ends_without_state, store_of
 from gear_data.errors import DatasetReplacedError, InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.loaders.arguments import normalization_statistics
@@ -24,6 +24,7 @@ from gear_data.loaders.presets.outputs import (
     BatchRequest,
     Postprocess,
     batch_outputs,
+    next_state,
     preset_postprocess,
     text_columns,
 )
@@ -131,7 +132,11 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
         outputs = tuple(dataclasses.replace(o, half=config.dtype_name) if _is_float(o) else o for o in outputs)
     check_batch_bytes(outputs, config.batch_size)
     sampler = as_sampler(config.sampler)
-    anchors = anchors_of(dataset, config.rule)
+    state = next_state(batch_format, request)
+    excluded = None
+    if state is not None and batch_format.transitions is not None and batch_format.transitions.missing_next == "drop":
+        excluded = ends_without_state(dataset, finals=state.finals is not None)
+    anchors = anchors_of(dataset, config.rule, excluded)
 
     def evaluate(expression: str | pl.Expr, purpose: str) -> Float64Array:
         if not ask_rank_zero:

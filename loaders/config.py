@@ -27,6 +27,7 @@ from gear_data.loaders.arguments import (
 from gear_data.loaders.mixture import Mixture, MixtureComponent
 from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.windows import WindowRule
 
@@ -109,7 +110,7 @@ def resolve_config(
     *,
     dataset: Dataset | Mixture,
     batch_size: int,
-    context: int,
+    context: int | None,
     preset: str | BatchFormat,
     preset_options: Mapping[str, Any] | None,
     sampler: str | Sampler,
@@ -143,6 +144,8 @@ def resolve_config(
     """
     if not isinstance(dataset, Mixture):
         check_dataset(dataset)
+    if context is None:
+        context = resolve_preset(preset, preset_options).context
     check_numbers(batch_size, context, prefetch, seed, stride, steps, epochs, n_step)
     if not isinstance(short_windows, bool):
         raise InvalidArgumentError(f"short_windows is True or False, not {short_windows!r}")

@@ -22,8 +22,15 @@ def loader_identity(
         "batch_size": config.batch_size,
         **config.rule.identity(),
         "discount": config.discount,
+        **_steps_left_out(components),
         **source.identity(),
     }
+
+
+def _steps_left_out(components: Sequence[LoaderComponent]) -> dict[str, Any]:
+    """Returns what the preset says about steps that no window has, if it says something."""
+    formats = [component.batch_format.transitions for component in components]
+    return {"missing_next": [each and each.missing_next for each in formats]} if any(formats) else {}
 
 
 def loader_spec(

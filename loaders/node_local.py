@@ -145,7 +145,8 @@ def node_local_selector(
             hint="use selection='centralized', or fewer nodes",
         )
     own_episodes = np.flatnonzero(owner == node)
-    own_anchors = anchors_of(dataset.select(own_episodes), anchors.rule)
+    excluded = None if anchors.excluded is None else anchors.excluded[own_episodes]
+    own_anchors = anchors_of(dataset.select(own_episodes), anchors.rule, excluded)
     if isinstance(sampler, TopK):
         # The best k of all nodes, not of each node.
         chosen = whole.shares()[own_episodes] > 0

@@ -58,7 +58,7 @@ class SequenceLoader(IterableDataset[Batch]):
     Args:
         dataset: the dataset, or a `Mixture` of datasets.
         batch_size: windows of a global batch. Rank r of w gets the rows [r * B // w, (r + 1) * B // w).
-        context: the most steps of a window; the length of padded sequences.
+        context: the most steps of a window; the length of padded sequences. None: 20, and 1 with `transitions`.
         preset: names, padding and dtypes of the batch: a name of `PRESETS`, or a `BatchFormat`.
         sampler: `uniform` (a window starts at a step drawn from all steps), `shuffle` (every step once an epoch),
             `fifo`, or an instance: `Uniform`, `Weighted`, `TopK`, `Fifo`, `Shuffle`.
@@ -90,8 +90,9 @@ class SequenceLoader(IterableDataset[Batch]):
         anchor: position of the anchor in its window. `start`: the window starts there. `end`: it ends there. `random`:
             the anchor is anywhere in it.
         short_windows: whether a window may have fewer steps than `context` at the end (or start) of an episode.
-        n_step: adds `n_step_returns`, the discounted sum of this many rewards, up to the episode's end.
-        discount: discount of `n_step_returns` and `returns_to_go`, 0 to 1.
+        n_step: adds `n_step_returns`, the discounted sum of this many rewards, up to the episode's end. With
+            `transitions`, the sum is `rewards`, and the next observation is this many steps ahead.
+        discount: discount of `n_step` and `returns_to_go`, 0 to 1.
         decoders: column of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
         pin_memory: whether batches are copied to pinned memory, from which copies to a GPU overlap with other work.
             None: if `device` is a GPU.
@@ -113,7 +114,7 @@ class SequenceLoader(IterableDataset[Batch]):
         dataset: Dataset | Mixture,
         batch_size: int = 256,
         *,
-        context: int = 20,
+        context: int | None = None,
         preset: str | BatchFormat = "raw",
         sampler: str | Sampler = "uniform",
         seed: int = 0,

@@ -33,6 +33,24 @@ class Padding(enum.StrEnum):
 
 
 @dataclass(frozen=True)
+class NextState:
+    """The n-th next state of a window's first step, for all outputs of a batch that have one.
+
+    The hop is the number of steps to it: n, or fewer up to a terminal step or the last state of the episode; 0 if
+    there is none. `gear_data.kernels.cpu.hops` says which states an episode has.
+
+    Attributes:
+        most: n, the longest hop.
+        ends: the column of flags, bool, that are true at terminal steps.
+        finals: a column whose final observations are states; None: no final observation is a state.
+    """
+
+    most: int
+    ends: str
+    finals: str | None
+
+
+@dataclass(frozen=True)
 class Output:
     """One array of a batch: [B, width, *shape].
 
@@ -57,6 +75,10 @@ class Output:
         squeeze_time: the array is [B, *shape], without the axis of steps; `width` is 1.
         discounts: output = sum over j of discounts[j] * value[t + j], up to the episode's end, computed in float64.
             For n-step returns: 1, gamma, ..., gamma^(n - 1).
+        next_state: with +1 for `shift`, a `discounts` or a `table`: how far the next state is; see `NextState`. With
+            `shift`, the steps are relative to the next state, and the window is padding if there is none. The sum of
+            `discounts` ends at the next state. `width` is 1, except with `shift`.
+        table: numbers [2, n + 1]; output = table[last step of the hop is terminal, hop]. See `NextState`.
         half: `float16` or `bfloat16`: the dtype to which float32 values are rounded. The array of bfloat16 is uint16
             and holds its bits.
     """
@@ -80,6 +102,8 @@ class Output:
     mask_column: str | None = None
     squeeze_time: bool = False
     discounts: tuple[float, ...] | None = None
+    next_state: NextState | None = None
+    table: npt.NDArray[Any] | None = None
     half: str | None = None
 
     @property

@@ -19,6 +19,7 @@ from gear_data.kernels.output_plan import (
     KIND_CONVERT,
     KIND_COPY,
     KIND_DISCOUNTED,
+    KIND_HOP,
     KIND_TIMESTEP,
     OUT_TYPES,
     OUTPUT_PLAN,
@@ -120,7 +121,7 @@ class BatchPlan:
             else:
                 record["kind"] = KIND_CONSTANT
                 record["valid"] = self._template(output, output.valid, constant=True)
-            located = record[["first", "width", "pad_left", "within", "shift"]].tolist()
+            located = record[["first", "width", "pad_left", "within", "shift", "hops"]].tolist()
             record["same_spans_as"] = first_with_spans.setdefault((*located, int(record["finals"] != 0)), index)
         return plan
 
@@ -134,6 +135,10 @@ class BatchPlan:
         final_column = output.source if output.column else output.mask_column
         if output.shift > 0 and final_column is not None:
             record["finals"] = source.reader.final_address(final_column)
+        if output.next_state is not None:
+            record["hops"], record["ends"] = output.next_state.most, source.schema.index(output.next_state.ends)
+            finals = output.next_state.finals
+            record["reach"] = finals is not None and source.reader.final_address(finals) != 0
 
     def _fill_column(self, record: Any, output: Output, schema: Schema) -> None:
         """Fills the fields of an output that reads a column.
@@ -143,6 +148,10 @@ class BatchPlan:
         spec = schema[output.source]
         record["column"] = schema.index(output.source)
         record["source_bytes"] = spec.row_bytes
+        if output.table is not None:
+            record["kind"], record["horizon"] = KIND_HOP, output.table.shape[1] - 1
+            record["valid"] = self._keep(_rounded(output, np.asarray(output.table).astype(output.dtype)))
+            return
         unchanged = output.mean is None and output.discounts is None and output.half is None
         if unchanged and np.dtype(output.dtype) == spec.numpy_dtype:
             record["kind"] = KIND_COPY
@@ -179,12 +188,7 @@ class BatchPlan:
         """
         rows = np.empty((output.width, *output.shape), output.dtype)
         rows[:] = np.asarray(step).astype(output.dtype)
-        if output.half == "float16":
-            rows = rows.astype(np.float16)
-        elif output.half is not None:
-            bits = np.empty(rows.shape, np.uint16)
-            cpu.convert.round_to_bfloat16(rows.reshape(-1), bits.reshape(-1))
-            rows = bits
+        rows = _rounded(output, rows)
         if not constant and not rows.view(np.uint8).any():
             return 0
         return self._keep(rows)
@@ -193,3 +197,14 @@ class BatchPlan:
         """Keeps an array alive, and returns its address."""
         self._templates.append(array)
         return int(array.ctypes.data)
+
+
+def _rounded(output: Output, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns rows in the half precision of an output, if it has one."""
+    if output.half is None:
+        return rows
+    if output.half == "float16":
+        return rows.astype(np.float16)
+    bits = np.empty(rows.shape, np.uint16)
+    cpu.convert.round_to_bfloat16(rows.reshape(-1), bits.reshape(-1))
+    return bits

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from gear_data.dataset.store import DatasetStore
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.windows import WindowRule
@@ -17,10 +20,11 @@ def store_of(dataset: Dataset) -> DatasetStore:
     return dataset._store
 
 
-def anchors_of(dataset: Dataset, rule: WindowRule) -> Anchors:
+def anchors_of(dataset: Dataset, rule: WindowRule, excluded: npt.NDArray[np.bool_] | None = None) -> Anchors:
     """Returns the anchors of a dataset or view: the steps that position windows.
 
-    A step that a step filter excludes is not an anchor.
+    A step that a step filter excludes is not an anchor. `excluded`, bool [k], says in which episodes the last step is
+    none; None: in no episode.
 
     Raises:
         InvalidArgumentError: no step is an anchor.
@@ -29,4 +33,19 @@ def anchors_of(dataset: Dataset, rule: WindowRule) -> Anchors:
     offsets = store_of(dataset).offsets
     first_steps = None if ids is None else offsets[ids]
     eligible = None if mask is None or mode is None else mask.anchors(offsets, rule, mode)
-    return Anchors(dataset.lengths, dataset.offsets, ids, first_steps, rule, eligible)
+    return Anchors(dataset.lengths, dataset.offsets, ids, first_steps, rule, eligible, excluded)
+
+
+def ends_without_state(dataset: Dataset, *, finals: bool) -> npt.NDArray[np.bool_]:
+    """Returns the episodes that were cut off and have no state after the last step, bool [k].
+
+    Args:
+        finals: whether a stored final observation is such a state.
+    """
+    cut = ~dataset.episode_table.column("terminated").to_numpy(zero_copy_only=False)
+    if finals:
+        has_final = np.zeros(len(store_of(dataset).lengths), np.bool_)
+        has_final[store_of(dataset).finals[0]] = True
+        ids = dataset.episode_ids
+        cut &= ~(has_final if ids is None else has_final[ids])
+    return cut

@@ -75,6 +75,9 @@ def column_reads(plan: OutputPlanArray) -> tuple[ColumnReads, ...]:
     ranges: dict[int, set[RowRange]] = {}
     for output in plan[np.isin(plan["kind"], COLUMN_KINDS)]:
         first, width, within, shift, horizon = output[["first", "width", "within", "shift", "horizon"]].tolist()
+        if shift and output["hops"]:
+            # The next state is 1 to `hops` steps ahead.
+            first, width, shift = first + 1, width + int(output["hops"]) - 1, 0
         row_range = RowRange(first, width, bool(within), shift, max(1, horizon))
         ranges.setdefault(int(output["column"]), set()).add(row_range)
     columns_of: dict[frozenset[RowRange], list[int]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
@@ -24,6 +25,7 @@ class Anchors:
         first: int64 [k], the index in the whole dataset of each episode's first step; None: offsets[:-1].
         rule: which steps are anchors.
         eligible: only steps of this mask are anchors (see `StepMask.anchors`); None: any step.
+        excluded: bool [k], the episodes whose last step is no anchor; None: no episode.
 
     Attributes:
         prefix: int64 [k + 1], anchors before each episode.
@@ -40,18 +42,21 @@ class Anchors:
         first: Int64Array | None,
         rule: WindowRule,
         eligible: StepMask | None = None,
+        excluded: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         self.rule = rule
         self.ids = None if ids is None else np.ascontiguousarray(ids, np.int64)
         self.offsets = offsets_of(lengths) if offsets is None else np.ascontiguousarray(offsets, np.int64)
         self.first = self.offsets[:-1] if first is None else np.ascontiguousarray(first, np.int64)
-        self.eligible = eligible
+        self.eligible, self.excluded = eligible, excluded
+        if excluded is not None:
+            lengths = lengths - excluded
         if eligible is not None:
             lengths = np.ascontiguousarray(lengths, np.int64)
             if not rule.all_steps_are_anchors():
                 self.eligible = eligible = _on_grid(eligible, self.first, lengths, rule)
             self.prefix = offsets_of(eligible.counts(self.first, lengths))
-        elif rule.all_steps_are_anchors():
+        elif rule.all_steps_are_anchors() and excluded is None:
             self.prefix = self.offsets
         else:
             self.prefix = offsets_of(rule.anchor_counts(lengths))
@@ -79,6 +84,11 @@ class Anchors:
             return InvalidArgumentError(
                 f"no episode has the {self.rule.context} steps of the context; the longest has {lengths.max()}",
                 hint="allow short windows, or take a shorter context",
+            )
+        if self.excluded is not None and not lengths.any():
+            return InvalidArgumentError(
+                f"each of the {len(lengths)} episodes is one step without a next observation",
+                hint="give preset_options={'transitions': {'missing_next': 'mark'}} to draw such steps",
             )
         return InvalidArgumentError("no window satisfies the filter of steps", hint="relax the filter or its mode")
 

@@ -11,12 +11,14 @@ import numpy as np
 from numba import njit
 
 from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
+from gear_data.kernels.cpu.hops import hop_of
 from gear_data.kernels.cpu.native import memcpy, prefetch
 from gear_data.kernels.cpu.padding import fill_rows, pad_window, write_timesteps
 from gear_data.kernels.output_plan import (
     COLUMN_KINDS,
     KIND_COPY,
     KIND_DISCOUNTED,
+    KIND_HOP,
     KIND_TIMESTEP,
 )
 
@@ -71,6 +73,37 @@ def locate(output, episode, start, length, episode_steps, finals, spans):  # typ
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
+def _locate_next(output, episode, start, episode_steps, finals, hops, spans):  # type: ignore[no-untyped-def]
+    """Fills `spans`, SPAN [B], for an output whose steps are relative to the next state.
+
+    The whole window is padding if there is no next state.
+
+    Args:
+        hops: int64 [B], the hop of each window's first step.
+        output, episode, start, episode_steps, finals: see `locate`.
+    """
+    width = output.width
+    for b in range(len(episode)):
+        final = finals[episode[b]] if output.finals else np.int64(-1)
+        states = episode_steps[b] + (final >= 0)
+        state = start[b] + hops[b]
+        low, high = max(state + output.first, np.int64(0)), min(state + output.first + width, states)
+        count = max(high - low, np.int64(0)) if hops[b] and state < states else np.int64(0)
+        span = spans[b]
+        span.first, span.count, span.head = low, count, low - state - output.first if count else width
+        span.final = final if count and high > episode_steps[b] else np.int64(-1)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _find_hops(output, episode, start, episode_steps, finals, shard, base, addresses, hops, ended):  # type: ignore[no-untyped-def]
+    """Fills `hops`, int64 [B], and `ended`, bool [B], for the first step of each window: see `hop_of`."""
+    for b in range(len(episode)):
+        flags = addresses[shard[b], output.ends] + base[b] + start[b]
+        has_final = output.reach != 0 and finals[episode[b]] >= 0
+        hops[b], ended[b] = hop_of(flags, start[b], episode_steps[b], output.hops, has_final)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
 def _copy_or_convert(output, source, target, rows):  # type: ignore[no-untyped-def]
     if output.kind == KIND_COPY:
         # A reader of another node may have written the rows to the output already.
@@ -87,7 +120,7 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
     Args:
         output, span: records of OUTPUT_PLAN and SPAN.
         source, target: addresses of the first valid row, in the column and in the output.
-        left: number of steps from the first valid step to the episode's end.
+        left: number of steps from the first valid step to the last one that a discounted sum may have.
     """
     if output.kind == KIND_DISCOUNTED:
         sum_discounted_rows(output, source, target, span.count, left)
@@ -113,6 +146,11 @@ def count_valid(episode, start, length, lengths, finals, plan, windows_per_batch
     located = np.int64(-1)
     for k in range(len(plan)):
         output = plan[k]
+        if output.hops:
+            # Not padding, whatever the hops are: they depend on columns, which may be elsewhere.
+            for b in range(count):
+                valid[b // windows_per_batch] += output.width * output.out_bytes
+            continue
         if output.same_spans_as != located:
             located = output.same_spans_as
             locate(output, episode, start, length, episode_steps, finals, spans)
@@ -149,6 +187,7 @@ def collect(  # type: ignore[no-untyped-def]
     valid[:] = 0
     spans = np.empty(count, SPAN)
     located = np.int64(-1)
+    hops, ended = np.empty(0, np.int64), np.empty(0, np.bool_)
     for k in range(len(plan)):
         output = plan[k]
         kind, column, row_bytes, source_bytes = output.kind, output.column, output.out_bytes, output.source_bytes
@@ -157,8 +196,16 @@ def collect(  # type: ignore[no-untyped-def]
         if output.same_spans_as != located:
             # Most outputs have the same spans as the output before them.
             located = output.same_spans_as
-            locate(output, episode, start, length, episode_steps, finals, spans)
+            if output.hops and len(hops) < count:
+                hops, ended = np.empty(count, np.int64), np.empty(count, np.bool_)
+                _find_hops(output, episode, start, episode_steps, finals, shard, base, addresses, hops, ended)
+            if output.hops and output.shift:
+                _locate_next(output, episode, start, episode_steps, finals, hops, spans)
+            else:
+                locate(output, episode, start, length, episode_steps, finals, spans)
         reads_column = kind in COLUMN_KINDS
+        # With hops, the spans are already those of the next states.
+        shift = np.int64(0) if output.hops else output.shift
         # Windows are scattered: without prefetching, each begins with a wait for memory.
         lines = min((width * source_bytes + 63) // 64, _MAX_LINES) if reads_column else 0
         for b in range(count):
@@ -170,11 +217,15 @@ def collect(  # type: ignore[no-untyped-def]
             span = spans[b]
             out = outputs[k] + (row_of_window[b] if len(row_of_window) else b) * window_bytes
             target = out + span.head * row_bytes
+            valid[b // windows_per_batch] += (width if output.hops else span.count) * row_bytes
             if span.count > 0:
-                valid[b // windows_per_batch] += span.count * row_bytes
-                if reads_column:
-                    source = addresses[shard[b], column] + (base[b] + span.first + output.shift) * source_bytes
-                    _write_column(output, span, source, target, episode_steps[b] - span.first)
+                if kind == KIND_HOP:
+                    row = hops[b] + (output.horizon + 1) * ended[b]
+                    memcpy(target, output.valid + row * row_bytes, np.uint64(row_bytes))
+                elif reads_column:
+                    source = addresses[shard[b], column] + (base[b] + span.first + shift) * source_bytes
+                    left = max(hops[b], np.int64(1)) if output.hops else episode_steps[b] - span.first
+                    _write_column(output, span, source, target, left)
                 elif kind == KIND_TIMESTEP:
                     write_timesteps(output.out_type, target, span.count, span.first + output.origin)
                 else:

@@ -33,7 +33,7 @@ const i64 PIECE = 8192;
 // Copies of up to this many bytes use one load for each lane, even if the loads are narrow.
 const i64 SHORT = 128;
 
-enum { COPY, CONVERT, TIMESTEP, CONSTANT, DISCOUNTED };
+enum { COPY, CONVERT, TIMESTEP, CONSTANT, DISCOUNTED, HOP };
 enum { PAD_FILL, PAD_EDGE, PAD_FIRST, PAD_EXTRAPOLATE };
 enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16 };
 enum { STEP_INT64, STEP_INT32, STEP_FLOAT32, STEP_FLOAT64 };
@@ -47,9 +47,9 @@ struct OutputPlan {
     i64 affine_rows, origin, shift;
     const u8 *finals;
     const double *discounts;
-    i64 horizon, same_spans_as;
+    i64 horizon, hops, ends, reach, same_spans_as;
 };
-static_assert(sizeof(OutputPlan) == 22 * sizeof(i64), "a record of OUTPUT_PLAN");
+static_assert(sizeof(OutputPlan) == 25 * sizeof(i64), "a record of OUTPUT_PLAN");
 
 // The valid rows of a window in an output. first: first step in the episode. count: valid rows. head: padding rows
 // before them. final: row of the final observation if that is the last valid row, else -1.
@@ -70,6 +70,30 @@ __device__ Span locate(const OutputPlan &plan, i64 start, i64 length, i64 total,
     // A missing final observation leaves its row empty, so that the other rows stay with their own steps.
     i64 head = count == 0 ? width : plan.pad_left ? width - count - missing : first - wanted;
     return Span{first, count, head, final};
+}
+
+// The hop of a window's first step: the steps to its next state, and whether its last step is terminal. See
+// gear_data.kernels.cpu.hops. flags: the flag of the step.
+struct Hop {
+    i64 steps;
+    bool ended;
+};
+
+__device__ Hop hop_of(const OutputPlan &plan, const u8 *flags, i64 step, i64 total, i64 episode, const i64 *finals) {
+    i64 left = min(plan.hops, total - step);
+    for (i64 j = 0; j < left; j++) {
+        if (flags[j]) return Hop{j + 1, true};
+    }
+    bool missing = step + left == total && !(plan.reach && finals[episode] >= 0);
+    return Hop{left - missing, false};
+}
+
+// The rows of an output whose steps are relative to the next state. Without a next state, all rows are padding.
+__device__ Span locate_next(const OutputPlan &plan, i64 hop, i64 start, i64 total, i64 episode, const i64 *finals) {
+    i64 final = plan.finals ? finals[episode] : -1, states = total + (final >= 0), state = start + hop;
+    i64 first = max(state + plan.first, 0LL), last = min(state + plan.first + plan.width, states);
+    i64 count = hop && state < states ? max(last - first, 0LL) : 0;
+    return Span{first, count, count ? first - state - plan.first : plan.width, count && last > total ? final : -1};
 }
 
 // Bytes
@@ -400,6 +424,7 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
                            i64 lo, i64 hi, i64 left) {
     i64 head = span.head, rows = span.count, end = head + rows, padding = plan.padding;
     bool reads = plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED;
+    // HOP: `source` is the chosen row of the table.
     // blank: the first valid row holds the fill, because no step precedes it. final: the last valid row is a final
     // observation.
     i64 blank = rows > 0 && reads && plan.shift < 0 && span.first == 0, final = rows > 0 && reads && span.final >= 0;
@@ -424,13 +449,14 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
             }
         }
         u64 here = fill                     ? (u64)plan.fill
+                   : plan.kind == HOP       ? (u64)source
                    : !reads                 ? (u64)plan.valid + row * plan.out_bytes
                    : final && row == rows - 1 ? (u64)plan.finals + span.final * plan.source_bytes
                                             : (u64)source + row * plan.source_bytes;
         u8 *target = out + from * plan.out_bytes;
         if (fill && !here) {
             zero(lane, target + first, last - first);
-        } else if (fill || (!repeat && (plan.kind == COPY || plan.kind == CONSTANT))) {
+        } else if (fill || (!repeat && (plan.kind == COPY || plan.kind == CONSTANT || plan.kind == HOP))) {
             copy(lane, stage, target + first, (const u8 *)here + first, last - first);
         } else {
             make_rows(plan, lane, stage, target, (const u8 *)here, first, last, span.first + row, left - row, repeat);
@@ -472,7 +498,8 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
             // Each lane counts other outputs.
             u64 bytes = 0;
             for (i64 i = lane; i < outputs_count; i += LANES) {
-                bytes += locate(plans[i], start[b], length[b], total, e, finals).count * plans[i].out_bytes;
+                i64 rows = plans[i].hops ? plans[i].width : locate(plans[i], start[b], length[b], total, e, finals).count;
+                bytes += rows * plans[i].out_bytes;
             }
             for (u32 apart = LANES / 2; apart; apart /= 2) bytes += __shfl_xor_sync(0xFFFFFFFF, bytes, apart);
             if (lane == 0) atomicAdd(valid + b / windows_per_batch, bytes);
@@ -480,17 +507,26 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
         const OutputPlan &plan = plans[k];
         i64 size = plan.width * plan.out_bytes, at = (number - pieces[k]) * PIECE;
         Span span = locate(plan, start[b], length[b], total, e, finals);
+        Hop hop = {0, false};
+        if (plan.hops) {
+            hop = hop_of(plan, (const u8 *)addresses[shards[e] * columns + plan.ends] + bases[e] + start[b], start[b], total,
+                         e, finals);
+            if (plan.shift) span = locate_next(plan, hop.steps, start[b], total, e, finals);
+        }
         u8 *out = (u8 *)outputs[k] + (row_of_window ? row_of_window[b] : b) * size;
         u64 source = 0;
         i64 phase = 0;
         if (span.count && (plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED)) {
             // An integer, because the row before an episode's first row may lie outside the column.
             source = (u64)addresses[shards[e] * columns + plan.column] +
-                     (u64)((bases[e] + span.first + plan.shift) * plan.source_bytes);
+                     (u64)((bases[e] + span.first + (plan.hops ? 0 : plan.shift)) * plan.source_bytes);
             // A copy is cut into pieces at lines of the source.
             if (plan.kind == COPY) phase = (i64)((source - (u64)(span.head * plan.out_bytes)) & (LINE - 1));
+        } else if (plan.kind == HOP) {
+            source = (u64)plan.valid + (u64)((hop.steps + (plan.horizon + 1) * hop.ended) * plan.out_bytes);
         }
         fill_piece(plan, span, lane, (u8 *)stages[warp], out, (const u8 *)source, max(at - phase, 0LL),
-                   min(at + PIECE - phase, size), total - span.first);
+                   min(at + PIECE - phase, size),
+                   plan.hops ? max(hop.steps, 1LL) : total - span.first);
     }
 }

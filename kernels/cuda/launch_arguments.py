@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.kernels.output_plan import OutputPlanArray
+from gear_data.kernels.output_plan import KIND_HOP, OutputPlanArray
 
 #: Bytes of an output's window that a warp of `gear_collect` processes at a time, and bytes of a memory line.
 PIECE_BYTES = 8192
@@ -80,7 +80,7 @@ def plan_buffers(plan: OutputPlanArray) -> Iterator[PlanBuffer]:
         template = output["width"] * output["out_bytes"]
         sizes = {
             "fill": template,
-            "valid": template,
+            "valid": 2 * (output["horizon"] + 1) * output["out_bytes"] if output["kind"] == KIND_HOP else template,
             "affine": 2 * 8 * output["affine_rows"] * output["elements"],
             "discounts": 8 * output["horizon"],
         }

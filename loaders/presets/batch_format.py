@@ -60,6 +60,27 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Transitions:
+    """How batches of transitions treat a last step without a next observation.
+
+    That is the last step of an episode that was cut off, if no final observation is stored.
+
+    Attributes:
+        missing_next: `drop`: no batch has the step. `mark`: batches have the step, with zeros in `next_observations`,
+            and with a mask `next_observations_mask`.
+
+    Raises:
+        InvalidArgumentError: another `missing_next`.
+    """
+
+    missing_next: str = "drop"
+
+    def __post_init__(self) -> None:
+        if self.missing_next not in ("drop", "mark"):
+            raise InvalidArgumentError(f"missing_next must be 'drop' or 'mark', not {self.missing_next!r}")
+
+
+@dataclass(frozen=True)
 class BatchFormat:
     """The keys of a batch, and the contents of each key. B windows, K = context.
 
@@ -97,6 +118,9 @@ class BatchFormat:
         timesteps_padding: `fill` (zeros), or `extrapolate`: the count continues.
         loss_weight: if not None, `loss_weight` float32 [B, K] has this number, also in padding.
         tokens: if not None, observations and actions become tokens.
+        transitions: if not None, each row is a transition: see `gear_data.loaders.presets.transitions`. `sequences`
+            must be empty.
+        context: steps of a window, unless the loader's `context` says it.
 
     Raises:
         InvalidArgumentError: a field has a value that is not allowed.
@@ -130,6 +154,8 @@ class BatchFormat:
     timesteps_padding: str = "fill"
     loss_weight: float | None = None
     tokens: Tokens | None = None
+    transitions: Transitions | None = None
+    context: int = 20
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -142,6 +168,8 @@ class BatchFormat:
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise InvalidArgumentError(f"preset '{self.name}': {name} must be a finite number, not {value!r}")
+        if self.transitions is not None and self.sequences != ():
+            raise InvalidArgumentError(f"preset '{self.name}': transitions have no sequences, not {self.sequences!r}")
         roles = [role.value for role in Role]
         for name in ("roles", "sequences"):
             for role in getattr(self, name) or ():
@@ -205,7 +233,7 @@ def _checked(annotation: str, new: Any, old: Any, label: str) -> Any:
             return tuple(new)
         case "float" if _is_number(new):
             return float(new)
-        case "int" | "str" | "bool" | "Tokens" as name if type(new).__name__ == name:
+        case "int" | "str" | "bool" | "Tokens" | "Transitions" as name if type(new).__name__ == name:
             return new
     raise InvalidArgumentError(f"{label} must be {annotation}, not {new!r}")
 

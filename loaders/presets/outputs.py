@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.output import MASK, TIMESTEPS, Output, Padding
+from gear_data.collection.output import MASK, TIMESTEPS, NextState, Output, Padding
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from gear_data.loaders.presets import gato_tokens as gato
+from gear_data.loaders.presets import transitions
 from gear_data.loaders.presets.batch_format import BatchFormat, Tokens
 from gear_data.loaders.presets.registry import PRESETS, resolve_preset
 from gear_data.schema import ColumnSpec, Role, Schema
@@ -21,6 +22,7 @@ __all__ = [
     "PRESETS",
     "BatchRequest",
     "BatchFormat",
+    "next_state",
     "preset_postprocess",
     "batch_outputs",
     "normalization_columns",
@@ -105,10 +107,16 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
             )
     numeric = [item for item in columns if not item.spec.variable_length]
     outputs = [_column(batch_format, request, item) for item in numeric]
-    if request.n_step is not None:
+    if request.n_step is not None and batch_format.transitions is None:
         outputs.append(_n_step_returns(batch_format, request))
     outputs += _common(batch_format, request)
     outputs += _column_masks(batch_format, request, numeric)
+    state = next_state(batch_format, request)
+    if state is not None:
+        outputs = transitions.transition_outputs(
+            outputs, state, n_step=request.n_step, discount=request.discount,
+            dtype=request.float_dtype or batch_format.dtype or "float32",
+        )  # fmt: skip
     _check_keys(batch_format, outputs, [item for item in columns if item.spec.variable_length])
     used = {item.spec.name for item in numeric}
     for name in request.offsets:
@@ -123,6 +131,33 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
                 hint="add it with columns=, or leave it out of offsets",
             )
     return outputs
+
+
+def next_state(preset: str | BatchFormat, request: BatchRequest) -> NextState | None:
+    """Returns the next state of a batch's transitions; None if its rows are not transitions.
+
+    Raises:
+        UnknownNameError, MissingColumnError, InvalidArgumentError: see `batch_outputs`.
+    """
+    batch_format = resolve_preset(preset)
+    if batch_format.transitions is None:
+        return None
+    if request.context != 1:
+        raise InvalidArgumentError(
+            f"preset '{batch_format.name}' has one step in each row, and context is {request.context}",
+            hint="leave context out; offsets={'observations': (-3, 1)} stacks four observations, or use preset='raw'",
+        )
+    for name in batch_format.required_columns:
+        if name in request.offsets and request.schema[name].role is not Role.ACTION:
+            raise InvalidArgumentError(
+                f"preset '{batch_format.name}' has one value of this column in each row, so it cannot have offsets",
+                column=name,
+                hint="leave it out of offsets",
+            )
+    following = [item.spec for item in _batch_columns(batch_format, request) if item.own and item.next_step]
+    # A request may add columns such as `next_actions`.
+    observations = [spec for spec in following if spec.role is Role.OBSERVATION]
+    return transitions.next_state(observations, request.n_step)
 
 
 def text_columns(preset: str | BatchFormat, request: BatchRequest) -> dict[str, str]:
@@ -192,6 +227,17 @@ def _batch_columns(batch_format: BatchFormat, request: BatchRequest) -> list[_Ba
     else:
         names = list(dict.fromkeys(names))
     own = [_batch_column(batch_format, schema, name, own=True) for name in names]
+    if batch_format.transitions is not None:
+        observations = [item for item in own if item.spec.role is Role.OBSERVATION]
+        if not observations:
+            raise MissingColumnError(
+                f"preset '{batch_format.name}' needs observations, which the dataset lacks",
+                column="observations",
+                hint=f"it has: {', '.join(schema.names)}",
+            )
+        rest = [item for item in own if item.spec.role is not Role.OBSERVATION]
+        following = [_batch_column(batch_format, schema, _NEXT + item.name, own=True) for item in observations]
+        own = [*observations, *rest, *following]
     return own + [_batch_column(batch_format, schema, name, own=False, own_names=names) for name in requested or ()]
 
 
@@ -340,7 +386,8 @@ def _column_masks(batch_format: BatchFormat, request: BatchRequest, columns: Seq
     for item in columns:
         positions = _positions(batch_format, request, item.spec)
         needs_mask = batch_format.mask_key is None and "squeeze_time" not in positions
-        if item.spec.name in request.offsets or item.next_step or needs_mask:
+        marked = batch_format.transitions is None or batch_format.transitions.missing_next == "mark"
+        if item.spec.name in request.offsets or (item.next_step and marked) or needs_mask:
             key = batch_format.column_mask.replace("{column}", item.name).replace("{key}", item.key)
             mask_column = item.spec.name if item.next_step else None
             masks.append(

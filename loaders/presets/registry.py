@@ -9,6 +9,8 @@ Sources, read in 2026 (facts only; no code is copied):
 - `lerobot`: `LeRobotDataset` of huggingface/lerobot with `delta_timestamps`.
 - `gato`: Reed et al., "A Generalist Agent" (2022), sections 2.1 to 2.3 and appendix B; one sample at a time, padded on
   the left as in ManifoldRG/NEKO; vocabulary as in huggingface/jat's `gato`.
+- `transitions`: `Batch` of ikostrikov/implicit_q_learning, `Dataset` of seohongpark/ogbench; n steps as in
+  `MultiStepTransitionPicker` of takuseno/d3rlpy 2.8.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.loaders.presets.batch_format import BatchFormat, Tokens, replace_fields
+from gear_data.loaders.presets.batch_format import BatchFormat, Tokens, Transitions, replace_fields
 from gear_data.schema import Role
 
 RAW = BatchFormat(name="raw", roles=None)
@@ -106,9 +108,23 @@ GATO = BatchFormat(
     tokens=Tokens(),
 )
 
+TRANSITIONS = BatchFormat(
+    name="transitions",
+    required_columns=("actions", "rewards", "terminated"),
+    roles=(Role.OBSERVATION.value,),
+    sequences=(),
+    padding="edge",
+    dtype="float32",
+    mask_key=None,
+    timesteps_key=None,
+    transitions=Transitions(),
+    context=1,
+)
+
 #: Name -> format, for `preset=`.
 PRESETS: dict[str, BatchFormat] = {
-    batch_format.name: batch_format for batch_format in (RAW, DECISION_TRANSFORMER, CORL, D3RLPY, JAT, LEROBOT, GATO)
+    batch_format.name: batch_format
+    for batch_format in (RAW, DECISION_TRANSFORMER, CORL, D3RLPY, JAT, LEROBOT, GATO, TRANSITIONS)
 }
 
 

@@ -22,7 +22,7 @@ def direct_output(plan: OutputPlanArray, column: int) -> int | None:
         return None
     output = plan[outputs[0]]
     # A shifted output is not one range of rows: one of its rows is a final observation, or a fill.
-    return int(outputs[0]) if output["kind"] == KIND_COPY and not output["shift"] else None
+    return int(outputs[0]) if output["kind"] == KIND_COPY and not output["shift"] and not output["hops"] else None
 
 
 def row_targets(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gear_data.collection.collector import Collector
-from gear_data.collection.output import MASK, TIMESTEPS, Output, Padding
+from gear_data.collection.output import MASK, TIMESTEPS, NextState, Output, Padding
 from gear_data.collection.plan import CollectSource
 from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels import cpu
@@ -300,6 +300,29 @@ class CollectChecks:
         if source == out:
             outputs.pop(0)
         check(columns, outputs, windows_of(lengths, 20))
+
+    @pytest.mark.parametrize("most", [1, 2, 5, 40])
+    @pytest.mark.parametrize("final_counts", [False, True])
+    def test_next_states(self, runner: Runner, most: int, final_counts: bool) -> None:
+        lengths = [1, 7, 40, 2, 33, 1]
+        specs = {"x": ("float32", (11,)), "r": ("int16", ()), "ends": ("bool", ())}
+        columns = Columns(runner, specs, lengths, [0, 0, 1, 1, 0, 1], finals_of=(0, 2, 3))
+        for shard, flags in enumerate(columns.columns):
+            flags[2][:] = np.random.default_rng(shard).integers(0, 6, len(flags[2])) == 0
+        state = NextState(most, "ends", "x" if final_counts else None)
+        hop = {"next_state": state, "squeeze_time": True}
+        outputs = [
+            Output("copy", "x", "float32", (11,), 0, 1, shift=1, within_window=False, **hop),
+            Output("stack", "x", "float32", (11,), -3, 4, shift=1, within_window=False, next_state=state,
+                   padding=Padding.EDGE),
+            converted("half", "x", (11,), "bfloat16", 0, 2, shift=1, within_window=False, next_state=state),
+            converted("sum", "r", (), "float32", 0, 1, discounts=tuple(0.9**j for j in range(most)), **hop),
+            Output("table", "ends", "float64", (), 0, 1, table=np.arange(2 * most + 2).reshape(2, -1), **hop),
+            Output("flag", "ends", "bool", (), 0, 1, table=[[0], [1]] * np.ones(most + 1), **hop),
+            Output("mask", MASK, "bool", (), -1, 3, column=False, shift=1, mask_column="x", next_state=state),
+            Output("now", "x", "float32", (11,), 0, 1, squeeze_time=True),
+        ]  # fmt: skip
+        check(columns, outputs, [(e, s, 1) for e, length in enumerate(lengths) for s in range(length)], batches=4)
 
     def test_subnormal_numbers_are_no_zeros(self, runner: Runner) -> None:
         columns = Columns(runner, {"x": ("float32", (256,)), "y": ("float64", (256,))}, [32], [0], Launch(2))

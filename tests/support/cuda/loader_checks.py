@@ -124,6 +124,21 @@ CASES: dict[str, dict[str, Any]] = {
     "n-step": {"n_step": 5, "discount": 0.9},
     "discount": {"preset": "corl", "discount": 0.97},
     "offsets": {"preset": "lerobot", "offsets": {"observations": (-2, 3), "actions": (0, 50)}},
+    "transitions": {
+        "preset": "transitions",
+        "context": 1,
+        "n_step": 3,
+        "discount": 0.9,
+        "offsets": {"observations": (-2, 1)},
+    },
+    "transitions, marked": {
+        "preset": "transitions",
+        "context": 1,
+        "dtype": "bfloat16",
+        "normalize": True,
+        "columns": ["next_infos.half"],
+        "preset_options": {"transitions": {"missing_next": "mark"}},
+    },
     "edges": {"preset": "jat", "columns": ["next_observations"], "anchor": "end"},
     "long context": {"context": 45, "preset_options": {"side": "left"}},
     "no short windows": {"short_windows": False, "stride": 3, "anchor": "random"},
@@ -144,7 +159,8 @@ class LoaderChecks:
     @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "gato"])
     @pytest.mark.parametrize("residency", RESIDENCIES)
     def test_every_preset(self, gpu: GpuUnderTest, folder: Path, preset: str, residency: str) -> None:
-        check(gpu, convert(11, folder / "one"), residency, preset=preset)
+        context = 1 if PRESETS[preset].transitions else OPTIONS["context"]
+        check(gpu, convert(11, folder / "one"), residency, preset=preset, context=context)
 
     @pytest.mark.parametrize("sampler", EVERY_SAMPLER)
     @pytest.mark.parametrize("residency", ["device", "tiered"])
