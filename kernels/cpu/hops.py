@@ -1,4 +1,4 @@
-"""Hops: how far a step's n-th next step is, and whether the episode ends before it.
+"""Hops: the steps from a step to its n-th next state, or to the episode's end.
 
 An episode of T steps has the states 0 to T. State T is the final observation. It is the next state of the last step if
 it is stored, or if the last step is terminal: then no value is read from the state. Else the states end at T - 1. The

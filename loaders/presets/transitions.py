@@ -38,7 +38,7 @@ def transition_outputs(
     """Returns the outputs of a batch of transitions.
 
     Args:
-        outputs: the columns and masks; those of a next step have `shift` 1.
+        outputs: the columns and masks; outputs of a next step have `shift` 1.
         state: the next state.
         n_step, discount: n and the discount of the rewards' sum. None: a reward is the step's own.
         dtype: dtype of rewards, masks and discounts.

@@ -16,7 +16,8 @@ from tests.support.feed.batches import CONTEXT, column, first_batch
 # offsets
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name].tokens is None])
+#: Batches of transitions have one step: test_transitions.py.
+@pytest.mark.parametrize("preset", [n for n in PRESETS if PRESETS[n].tokens is None and n != "transitions"])
 @pytest.mark.parametrize("span", [(-1, 1), (0, 16), (-8, -3), (5, 9), (-60, 60), (1, 2), (100, 101)])
 def test_offsets_give_a_column_its_own_steps(dataset, episodes, preset, span):
     batch, windows = first_batch(dataset, preset=preset, offsets={"actions": span})

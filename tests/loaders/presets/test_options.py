@@ -15,7 +15,7 @@ import torch
 
 from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
-from gear_data.loaders.presets.batch_format import Tokens
+from gear_data.loaders.presets.batch_format import Tokens, Transitions
 from gear_data.loaders.presets.outputs import PRESETS, BatchFormat, resolve_preset
 from tests.support.feed import batches as feed_batches
 from tests.support.feed import data as feed_data
@@ -155,6 +155,8 @@ CHANGES: dict[str, Change] = {
         "gato", None, {"tokens", "target_mask", "attention_mask", "observations", "actions"},
         lambda p, b, w: b["observations"].shape == (32, CONTEXT, 4) and "tokens" not in b,
     ),
+    # The loader has a context of its own.
+    "context": Change("corl", 3, set(), lambda *_: True),
 }  # fmt: skip
 
 
@@ -187,7 +189,8 @@ def resolved(change, name):
 
 
 def test_every_field_is_tested():
-    assert set(CHANGES) == {item.name for item in dataclasses.fields(BatchFormat)}
+    # test_transitions.py tests the field `transitions`: it changes windows, too.
+    assert {*CHANGES, "transitions"} == {item.name for item in dataclasses.fields(BatchFormat)}
 
 
 def test_vectors_refuses_images(make_dataset, episodes):
@@ -205,10 +208,12 @@ def test_batch_formats_with_options_survive_json(name):
     assert convention.fill == {**PRESETS[name].fill, "rewards": 2.0}
     data = json.loads(json.dumps(convention.to_json()))
     assert data["name"] == name and data["side"] == "left"
-    tokens = data.pop("tokens")
+    tokens, transitions = data.pop("tokens"), data.pop("transitions")
     again = BatchFormat(**{key: tuple(v) if isinstance(v, list) else v for key, v in data.items()})
     if tokens is not None:
         tokens = Tokens(**{**tokens, "companded": tuple(tokens["companded"])})
+    if transitions is not None:
+        again = dataclasses.replace(again, sequences=(), transitions=Transitions(**transitions))
     assert dataclasses.replace(again, tokens=tokens) == convention
 
 

@@ -13,7 +13,8 @@ from gear_data.schema import ColumnSpec, Schema
 from tests.support.feed import reference as ref
 from tests.support.feed.batches import CONTEXT, column, first_batch
 
-every_preset = pytest.mark.parametrize("preset", PRESETS)
+#: Batches of transitions have one step: test_transitions.py.
+every_preset = pytest.mark.parametrize("preset", [name for name in PRESETS if name != "transitions"])
 
 
 #: Keys of float columns of the dataset of these tests.
@@ -115,6 +116,9 @@ def test_no_two_arrays_share_a_key(make_dataset, episodes, columns):
         with pytest.raises(InvalidArgumentError) as error:
             SequenceLoader(dataset, preset=preset, columns=columns)
         assert error.value.column == columns[0]
+    dataset = make_dataset([{**episode, "masks": episode["rewards"]} for episode in episodes])
+    with pytest.raises(InvalidArgumentError, match="the key 'masks'"):
+        SequenceLoader(dataset, preset="transitions", columns=["masks"])
 
 
 # Columns of variable length.

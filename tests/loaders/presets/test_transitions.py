@@ -170,6 +170,12 @@ def test_arguments_that_make_no_transitions_are_refused(dataset, options, messag
         SequenceLoader(dataset, preset="transitions", **options)
 
 
+def test_the_context_is_one_unless_given(dataset):
+    assert SequenceLoader(dataset, preset="transitions").context == 1
+    assert SequenceLoader(dataset).context == 20
+    assert SequenceLoader(dataset, preset_options={"context": 7}).context == 7
+
+
 def test_a_dataset_without_observations_is_refused(make_dataset):
     dataset = make_dataset([{"actions": np.zeros((3, 1), np.float32), "rewards": np.zeros(3, np.float32)}])
     with pytest.raises(MissingColumnError, match="needs observations"):
