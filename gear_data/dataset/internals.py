@@ -42,7 +42,7 @@ def ends_without_state(dataset: Dataset, *, finals: bool) -> npt.NDArray[np.bool
     Args:
         finals: whether a stored final observation is such a state.
     """
-    cut = ~dataset.episode_table.column("terminated").to_numpy(zero_copy_only=False)
+    cut: npt.NDArray[np.bool_] = ~dataset.episode_table.column("terminated").to_numpy(zero_copy_only=False)
     if finals:
         has_final = np.zeros(len(store_of(dataset).lengths), np.bool_)
         has_final[store_of(dataset).finals[0]] = True

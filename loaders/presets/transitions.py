@@ -59,7 +59,7 @@ def transition_outputs(
             if n_step is not None:
                 output = _summed(output, state, discount)
         elif output.key == TERMINATED and n_step is not None:
-            output = _of_hop(TERMINATED, output.dtype, state, [[0], [1]] * np.ones_like(hops))
+            output = _of_hop(TERMINATED, output.dtype, state, np.array([[0], [1]]) * np.ones_like(hops))
         result.append(output)
     ended = np.array([[1.0], [0.0]])
     result.append(_of_hop(MASKS, dtype, state, ended * np.ones_like(hops)))
