@@ -26,6 +26,7 @@ from gear_data.loaders.component import make_components
 from gear_data.loaders.config import resolve_config
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
+from gear_data.loaders.grain_source import GrainSource
 from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.misuse import check_consumer, check_dataloader_options
@@ -290,6 +291,14 @@ class SequenceLoader(IterableDataset[Batch]):
             self._random_access = key, self._builder(key[0], 1, IDLE_BUFFERS)
         (built,) = self._random_access[1].build([int(step)])
         return built.batch if built.deliver is None else built.deliver(built.batch)
+
+    def as_grain_source(self) -> GrainSource:
+        """Returns the batches by step as NumPy arrays, for Grain's DataLoader and MapDataset.
+
+        Raises:
+            InvalidArgumentError: the batches are not in the CPU's memory.
+        """
+        return GrainSource(self, self._config.device.type, self.spec())
 
     def dataloader(self, num_workers: int = 0, **options: Any) -> DataLoader[Batch]:
         """Returns a torch DataLoader of this loader's batches.

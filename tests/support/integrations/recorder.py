@@ -1,8 +1,9 @@
-"""Recorder of training batches: the inputs of a model's first linear layer."""
+"""Recorder of training batches: inputs of a torch model's first layer, or rows that become a JAX array."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
@@ -26,17 +27,28 @@ def start(path: str, kill_at: int | None, arrivals: int) -> None:
     count = 0
     file = open(path, "wb", buffering=0)  # noqa: SIM115
 
-    def record(module: Any, inputs: tuple[Any, ...]) -> None:
+    def record(inputs: np.ndarray) -> None:
         nonlocal count
-        if not (isinstance(module, torch.nn.Linear) and module.in_features == WIDTH and torch.is_grad_enabled()):
-            return
-        np.save(file, inputs[0].detach().float().cpu().numpy())
+        np.save(file, inputs)
         if count == kill_at:
             os.write(arrivals, b"x")
             time.sleep(600)
         count += 1
 
-    register_module_forward_pre_hook(record)
+    def record_module(module: Any, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, torch.nn.Linear) and module.in_features == WIDTH and torch.is_grad_enabled():
+            record(inputs[0].detach().float().cpu().numpy())
+
+    register_module_forward_pre_hook(record_module)
+    if jax := sys.modules.get("jax"):
+        make = jax.make_array_from_process_local_data
+
+        def make_and_record(sharding: Any, rows: np.ndarray) -> Any:
+            if rows.shape[-1] == WIDTH:
+                record(rows)
+            return make(sharding, rows)
+
+        jax.make_array_from_process_local_data = make_and_record
 
 
 def read(path: str) -> list[np.ndarray]:
