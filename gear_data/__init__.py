@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gear_data.dataset.episode import Episode
     from gear_data.dataset.open import open_dataset as open
     from gear_data.errors import GearError
+    from gear_data.evaluation.episodes import Evaluation, evaluate
+    from gear_data.evaluation.normalizer import Normalizer
+    from gear_data.evaluation.rollout import Rollout
     from gear_data.exports.batches import export_batches
     from gear_data.exports.registry import export
     from gear_data.ingest.convert import ConvertReport, convert
@@ -43,14 +46,17 @@ _PUBLIC = {
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset.dataset", "Dataset"),
     "Episode": ("gear_data.dataset.episode", "Episode"),
+    "Evaluation": ("gear_data.evaluation.episodes", "Evaluation"),
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
     "LintReport": ("gear_data.ingest.lint", "LintReport"),
     "MergeReport": ("gear_data.ingest.merge", "MergeReport"),
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
+    "Normalizer": ("gear_data.evaluation.normalizer", "Normalizer"),
     "Placement": ("gear_data.cluster.placement", "Placement"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
+    "Rollout": ("gear_data.evaluation.rollout", "Rollout"),
     "Schema": ("gear_data.schema", "Schema"),
     "SequenceLoader": ("gear_data.loaders.sequence_loader", "SequenceLoader"),
     "Shuffle": ("gear_data.selection.samplers", "Shuffle"),
@@ -58,6 +64,7 @@ _PUBLIC = {
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
     "Weighted": ("gear_data.selection.samplers", "Weighted"),
     "convert": ("gear_data.ingest.convert", "convert"),
+    "evaluate": ("gear_data.evaluation.episodes", "evaluate"),
     "export": ("gear_data.exports.registry", "export"),
     "export_batches": ("gear_data.exports.batches", "export_batches"),
     "lint": ("gear_data.ingest.lint", "lint"),
@@ -73,14 +80,17 @@ __all__ = [
     "ConvertReport",
     "Dataset",
     "Episode",
+    "Evaluation",
     "Fifo",
     "GearError",
     "LintReport",
     "MergeReport",
     "Mixture",
+    "Normalizer",
     "Placement",
     "RepairReport",
     "ResidencyPlan",
+    "Rollout",
     "Schema",
     "SequenceLoader",
     "Shuffle",
@@ -89,6 +99,7 @@ __all__ = [
     "Weighted",
     "convert",
     "errors",
+    "evaluate",
     "export",
     "export_batches",
     "lint",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gear_data.collection.output import Output, check_batch_bytes
+from gear_data.collection.output import Output, check_batch_bytes, output_to_json
 from gear_data.collection.plan import CollectSource
 from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
@@ -84,6 +84,7 @@ class LoaderComponent:
             "offsets": {name: list(span) for name, span in request.offsets.items()},
             "normalize": {name: [mean.tolist(), std.tolist()] for name, (mean, std) in request.normalize.items()},
             "n_step": request.n_step,
+            "outputs": [output_to_json(output) for output in self.outputs],
         }
 
 

@@ -17,6 +17,7 @@ from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.common.distributed import is_distributed, rank_and_world_size
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.dataset import Dataset
+from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
 from gear_data.loaders.arguments import Normalize, check_range, check_rank_rows
 from gear_data.loaders.batch_iterator import BatchIterator, group_size
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
@@ -397,6 +398,15 @@ class SequenceLoader(IterableDataset[Batch]):
         which it has a hash.
         """
         return loader_spec(self._config, self._components, self._source, self._rank_and_world_size())
+
+    @property
+    def normalizer(self) -> Normalizer:
+        """The maps of this loader's columns to batches and back, for a policy in an environment.
+
+        Raises:
+            InvalidArgumentError: the datasets of a mixture have different maps.
+        """
+        return shared_normalizer([component.outputs for component in self._components])
 
     def metrics(self) -> dict[str, Any]:
         """Returns counts and rates since the loader was made.

@@ -30,6 +30,7 @@ LAYERS = (
     ("storage", "kernels"),
     ("ingest", "selection"),
     ("collection",),
+    ("evaluation",),
     ("residency",),
     ("cluster",),
     ("dataset",),

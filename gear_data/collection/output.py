@@ -6,8 +6,9 @@ outputs; a `BatchPlan` turns the list into numbers for the kernels.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,6 +128,36 @@ class Output:
     def row_bytes(self) -> int:
         """Bytes of one row (one window) in the array."""
         return self.width * self.step_bytes
+
+
+def output_to_json(output: Output) -> dict[str, Any]:
+    """Returns the fields that are not the default, as types of JSON."""
+    plain: dict[str, Any] = {}
+    for item in dataclasses.fields(output):
+        value = getattr(output, item.name)
+        if value is not item.default:
+            plain[item.name] = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    return plain
+
+
+def output_from_json(plain: Mapping[str, Any]) -> Output:
+    """Returns the output of `output_to_json`.
+
+    Raises:
+        InvalidArgumentError: a field is unknown, missing or of another type.
+    """
+    fields = dict(plain)
+    try:
+        for name in ("mean", "scale"):
+            if fields.get(name) is not None:
+                fields[name] = np.array(fields[name], np.float64)
+        fields["shape"] = tuple(int(size) for size in fields["shape"])
+        fields["padding"] = Padding(fields.get("padding", Padding.FILL))
+        return Output(**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"not an output of a batch: {error}", hint="give what SequenceLoader.spec() returned"
+        ) from error
 
 
 def check_batch_bytes(outputs: Sequence[Output], rows: int) -> None:

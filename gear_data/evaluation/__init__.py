@@ -1,0 +1,1 @@
+"""Evaluating policies in environments, with the inputs that they were trained on."""

@@ -1,0 +1,258 @@
+"""Rollout: the inputs of a trained sequence model while an episode runs.
+
+A model in an environment needs the last steps as its training batches had them: normalised, scaled, padded on the same
+side with the same values, with masks and timesteps. `loader.spec()` records all of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.collection.output import MASK, Output, Padding, output_from_json
+from gear_data.errors import InvalidArgumentError
+from gear_data.evaluation.normalizer import normalizer_of
+
+_OF_STEPS = _ACTIONS, _REWARDS, _RETURN_TO_GO = "actions", "rewards", "returns_to_go"
+#: They are 0 while an episode runs.
+_FLAGS = ("terminated", "truncated")
+
+#: One observation, or column -> its value. `observations.camera` may also be given as `camera`.
+Observation = npt.ArrayLike | Mapping[str, npt.ArrayLike]
+
+
+class Rollout:
+    """The running episode, as a window of a batch that ends at the current step.
+
+    The action and the reward of the current step are not known yet, so their elements are 0. Arrays that have later
+    steps, such as `next_observations` and ranges of actions to predict, are left out.
+
+    Args:
+        outputs: the arrays of the training batches.
+        target: the return-to-go at the first step, in units of the environment's rewards. It is needed if the batches
+            have returns-to-go.
+        discount: the loader's `discount`.
+
+    Raises:
+        InvalidArgumentError: there is no target, or columns with offsets are beside windows of several steps.
+    """
+
+    def __init__(self, outputs: Sequence[Output], *, target: float | None = None, discount: float = 1.0) -> None:
+        if any(not o.within_window for o in outputs) and any(o.within_window and o.width > 1 for o in outputs):
+            raise InvalidArgumentError(
+                "the batches have columns with offsets beside windows of several steps", hint="train with context=1"
+            )
+        self._outputs = [output for output in outputs if _is_known(output)]
+        self._action_output = next((each for each in outputs if each.column and each.source == _ACTIONS), None)
+        self._normalizer = normalizer_of(outputs)
+        self._discount = discount
+        if target is None and any(each.source == _RETURN_TO_GO and each.column for each in self._outputs):
+            raise InvalidArgumentError(
+                "the batches have returns_to_go, so the rollout needs a target", hint="target=3000"
+            )
+        self._target = 0.0 if target is None else float(target)
+        self._length = max((each.width - _last_offset(each) for each in self._outputs), default=1)
+        self._columns = {each.source: each for each in self._outputs if each.column}
+        self._observations = [name for name in self._columns if name not in (*_OF_STEPS, *_FLAGS)]
+        self._history: dict[str, list[npt.NDArray[Any]]] = {}
+        self._step = -1
+        self._return_to_go = self._target
+
+    @staticmethod
+    def from_spec(spec: Mapping[str, Any], *, target: float | None = None) -> Rollout:
+        """Returns a rollout for a model that was trained on a loader's batches.
+
+        Args:
+            spec: what `SequenceLoader.spec` returned, maybe read from JSON.
+            target: the return-to-go at the first step.
+
+        Raises:
+            InvalidArgumentError: as for `Rollout`; or the spec is of a mixture, or has tokens.
+        """
+        if "outputs" not in spec:
+            raise InvalidArgumentError(
+                "the spec has no outputs", hint="for a mixture, give one of spec['datasets'] and the mixture's discount"
+            )
+        if spec["batch_format"].get("tokens") is not None:
+            raise InvalidArgumentError(
+                f"preset '{spec['batch_format']['name']}' makes tokens, which a rollout does not"
+            )
+        outputs = [output_from_json(each) for each in spec["outputs"]]
+        return Rollout(outputs, target=target, discount=float(spec.get("discount", 1.0)))
+
+    def reset(self, observation: Observation) -> None:
+        """Begins an episode.
+
+        Args:
+            observation: the environment's first observation.
+
+        Raises:
+            InvalidArgumentError: a column is missing, or has another shape.
+        """
+        self._history = {name: [] for name in self._columns}
+        self._step, self._return_to_go = -1, self._target
+        self._begin_step(observation)
+
+    def update(self, action: npt.ArrayLike, reward: float, observation: Observation) -> None:
+        """Ends a step, and begins the next one.
+
+        Args:
+            action: the action that the environment took, as the environment has it.
+            reward: the reward of the step.
+            observation: the observation after the step.
+
+        Raises:
+            InvalidArgumentError: the episode has not begun, or a value has another shape.
+        """
+        self._check_begun()
+        for name, value in ((_ACTIONS, action), (_REWARDS, reward)):
+            if name in self._columns:
+                self._history[name][-1] = self._value(name, value)
+        self._return_to_go = (self._return_to_go - float(reward)) / self._discount
+        self._begin_step(observation)
+
+    def inputs(self) -> dict[str, npt.NDArray[Any]]:
+        """Returns a batch of one window, [1, ...] for each key.
+
+        Keys, dtypes and padding are those of training batches. Half precisions are float32.
+
+        Raises:
+            InvalidArgumentError: the episode has not begun.
+        """
+        self._check_begun()
+        return {output.key: self._array(output)[None] for output in self._outputs}
+
+    def action(self, predicted: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Returns the current step's action from a model's predictions.
+
+        Args:
+            predicted: [1, K, A], [K, A] or [A]: actions as the batches have them.
+
+        Returns:
+            [A]; it is not normalised any more.
+        """
+        self._check_begun()
+        array = np.asarray(predicted)
+        output = self._action_output
+        shape = array.shape[-1:] if output is None else output.shape
+        steps = array.reshape(-1, *shape)
+        position = -1
+        if output is not None and len(steps) > 1:
+            position = self._place(output).stop - 1 if output.within_window else -output.first
+        return self._normalizer.denormalize(_ACTIONS, steps[position])
+
+    def _begin_step(self, observation: Observation) -> None:
+        self._step += 1
+        for name, values in self._history.items():
+            if name == _RETURN_TO_GO:
+                values.append(np.asarray(self._return_to_go))
+            elif name in self._observations:
+                values.append(self._value(name, _observed(observation, name, self._observations)))
+            else:
+                values.append(_UNKNOWN)
+            # One more than a window, for arrays of the step before.
+            del values[: -self._length - 1]
+
+    def _value(self, name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Returns a value as the dataset has it, after a check of its size."""
+        array, shape = np.asarray(value), self._columns[name].shape
+        if array.size != np.prod(shape, dtype=np.int64):
+            raise InvalidArgumentError(
+                f"the value has the shape {array.shape}, and the training data had {shape}", column=name
+            )
+        return array
+
+    def _check_begun(self) -> None:
+        if self._step < 0:
+            raise InvalidArgumentError("the episode has not begun", hint="call reset with the first observation")
+
+    def _place(self, output: Output) -> slice:
+        """Returns the valid steps of an array without the axis of windows."""
+        valid = min(max(0, self._step + 1 + _last_offset(output)), output.width)
+        if output.pad_left or not output.within_window:
+            return slice(output.width - valid, output.width)
+        return slice(0, valid)
+
+    def _array(self, output: Output) -> npt.NDArray[Any]:
+        """Returns an array of a batch without the axis of windows."""
+        place = self._place(output)
+        valid = place.stop - place.start
+        array = np.empty((output.width, *output.shape), output.dtype)
+        array[:] = output.fill
+        if not output.column:
+            if output.source == MASK:
+                array[place] = output.valid
+            else:
+                last = self._step + _last_offset(output)
+                numbers = output.origin + last - (place.stop - 1) + np.arange(output.width)
+                inside = slice(None) if output.padding is Padding.EXTRAPOLATE else place
+                array[inside] = numbers[inside]
+        else:
+            history = self._history[output.source]
+            # With shift=-1 each step has the value of the step before, and the first step has `fill`.
+            last = max(0, len(history) + output.shift + _last_offset(output))
+            values = history[max(0, last - valid) : last]
+            for position, value in enumerate(values, place.stop - len(values)):
+                array[position] = _mapped(output, value)
+            if output.padding in (Padding.EDGE, Padding.FIRST) and values:
+                array[: place.start] = array[place.start]
+                array[place.stop :] = array[place.stop - 1 if output.padding is Padding.EDGE else place.start]
+        return array[0] if output.squeeze_time else array
+
+
+#: A value that is not known yet.
+_UNKNOWN = np.empty(0)
+
+
+def _mapped(output: Output, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns one step of a column as a batch has it."""
+    if value is _UNKNOWN:
+        return np.zeros(output.shape)
+    if output.mean is None or output.scale is None:
+        return value.reshape(output.shape)
+    mapped: npt.NDArray[Any] = (value.reshape(output.mean.shape if output.mean.size > 1 else -1) - output.mean) * (
+        output.scale
+    )
+    return mapped.reshape(output.shape)
+
+
+def _last_offset(output: Output) -> int:
+    """Returns the last step of an array, relative to the current step.
+
+    An array of a window ends with the current step. Another array has its own range around the window's only step.
+    """
+    return 0 if output.within_window else output.first + output.width - 1
+
+
+def _is_known(output: Output) -> bool:
+    """Returns whether all steps of an array are known while an episode runs."""
+    return output.shift <= 0 and output.discounts is None and _last_offset(output) <= 0
+
+
+def _observed(observation: Observation, name: str, names: Sequence[str]) -> npt.ArrayLike:
+    """Returns the value of one column of an observation.
+
+    Args:
+        observation: the observation.
+        name: the column.
+        names: all columns of observations.
+
+    Raises:
+        InvalidArgumentError: the observation does not have the column.
+    """
+    if not isinstance(observation, Mapping):
+        if len(names) == 1:
+            return observation
+        raise InvalidArgumentError(
+            f"the batches have {len(names)} columns of observations: {', '.join(names)}",
+            hint="give a mapping of column to value",
+        )
+    for key in (name, name.partition(".")[2]):
+        if key in observation:
+            return observation[key]
+    raise InvalidArgumentError(
+        "the observation does not have this column", column=name, hint=f"it has: {', '.join(map(str, observation))}"
+    )

@@ -1,0 +1,127 @@
+"""A rollout's inputs are the windows of training batches that end at the same step."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from gear_data import Fifo, Rollout, SequenceLoader
+from gear_data.errors import InvalidArgumentError
+from tests.support.feed.data import convert_episodes, locomotion
+
+LENGTHS = [9, 1, 30]
+CONTEXT = 7
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    return locomotion(LENGTHS, seed=3)
+
+
+@pytest.fixture(scope="module")
+def dataset(episodes, tmp_path_factory):
+    return convert_episodes(episodes, tmp_path_factory.mktemp("rollout") / "dataset")
+
+
+def loader_of(dataset, **options):
+    """A loader whose batch is every window that ends at a step, in order."""
+    options = {"context": CONTEXT, "anchor": "end", "normalize": True, "sampler": Fifo(), "prefetch": 0, **options}
+    return SequenceLoader(dataset, sum(LENGTHS), epochs=1, **options)
+
+
+def inputs_of_episodes(loader, episodes):
+    """Plays the episodes again; returns the inputs of each step, and whether the step is an episode's first."""
+    spec = json.loads(json.dumps(loader.spec()))
+    every = []
+    for episode in episodes:
+        rollout = Rollout.from_spec(spec, target=float(episode["rewards"].astype(np.float64).sum()))
+        rollout.reset(episode["observations"][0])
+        for step in range(len(episode["rewards"])):
+            every.append(rollout.inputs())
+            following = episode["observations"][min(step + 1, len(episode["rewards"]) - 1)]
+            rollout.update(episode["actions"][step], episode["rewards"][step], following)
+    return every
+
+
+@pytest.mark.parametrize(
+    ("preset", "unknown"),
+    [
+        ("decision_transformer", {"actions", "rewards"}),
+        ("corl", {"actions"}),
+        ("d3rlpy", {"actions", "rewards", "terminals"}),
+        ("jat", {"actions"}),
+        ("raw", {"actions", "rewards", "terminated", "truncated"}),
+    ],
+)
+def test_inputs_are_the_windows_of_batches(dataset, episodes, preset, unknown):
+    loader = loader_of(dataset, preset=preset)
+    (batch,) = loader
+    lengths = batch["valid_count"].numpy()
+    pads_left = loader.spec()["batch_format"]["side"] == "left"
+    every = inputs_of_episodes(loader, episodes)
+    assert len(every) == len(lengths)
+    for row, inputs in enumerate(every):
+        assert set(inputs) == set(batch) - {"valid_count"}
+        current = CONTEXT - 1 if pads_left else lengths[row] - 1
+        for key, array in inputs.items():
+            expected = batch[key].numpy()[row].copy()
+            assert array.shape == (1, *expected.shape), key
+            assert array.dtype == expected.dtype, key
+            if key in unknown:
+                # Padding of `jat` repeats the first step.
+                expected[... if preset == "jat" and lengths[row] == 1 else current] = 0
+            np.testing.assert_allclose(array[0], expected, rtol=1e-5, atol=1e-4, err_msg=f"{key} of row {row}")
+
+
+def test_a_range_of_observations_without_the_actions_to_predict(dataset, episodes):
+    offsets = {"observations": (-2, 1), "actions": (0, 4)}
+    loader = loader_of(dataset, context=1, offsets=offsets, columns=["observations", "actions"])
+    (batch,) = loader
+    for row, inputs in enumerate(inputs_of_episodes(loader, episodes)):
+        assert "actions" not in inputs
+        for key in ("observations", "observations_mask"):
+            np.testing.assert_allclose(inputs[key][0], batch[key][row], rtol=1e-6, err_msg=f"{key} of row {row}")
+
+
+def test_the_action_is_the_current_steps_in_the_units_of_the_environment(dataset, episodes):
+    for preset, options in (("decision_transformer", {}), ("corl", {}), ("raw", {"context": 1})):
+        loader = loader_of(dataset, preset=preset, normalize="actions", **options)
+        statistics = dataset.statistics["actions"]
+        epsilon = 0 if preset == "raw" else 1e-6
+        rollout = Rollout.from_spec(loader.spec(), target=1.0)
+        context = options.get("context", CONTEXT)
+        predicted = np.arange(context * 3, dtype=np.float32).reshape(1, context, 3)
+        rollout.reset(episodes[0]["observations"][0])
+        rollout.update(episodes[0]["actions"][0], 0.0, episodes[0]["observations"][1])
+        current = min(1, context - 1) if preset == "corl" else -1
+        expected = predicted[0, current] * (statistics.std + epsilon) + statistics.mean
+        np.testing.assert_allclose(rollout.action(predicted), expected, rtol=1e-5)
+
+
+def test_a_target_with_a_discount(dataset, episodes):
+    loader = loader_of(dataset, preset="decision_transformer", discount=0.9)
+    rollout = Rollout.from_spec(loader.spec(), target=100.0)
+    rollout.reset(episodes[0]["observations"][0])
+    rollout.update(episodes[0]["actions"][0], 10.0, episodes[0]["observations"][1])
+    assert rollout.inputs()["returns_to_go"][0, -2:, 0] == pytest.approx([0.1, 0.1])  # (100 - 10) / 0.9
+
+
+def test_errors(dataset, episodes):
+    spec = loader_of(dataset, preset="decision_transformer").spec()
+    with pytest.raises(InvalidArgumentError, match="needs a target"):
+        Rollout.from_spec(spec)
+    rollout = Rollout.from_spec(spec, target=1.0)
+    with pytest.raises(InvalidArgumentError, match="has not begun"):
+        rollout.inputs()
+    with pytest.raises(InvalidArgumentError, match=r"shape \(3,\), and the training data had \(4,\)"):
+        rollout.reset(np.zeros(3))
+    with pytest.raises(InvalidArgumentError, match="does not have this column"):
+        rollout.reset({"state": np.zeros(4)})
+    with pytest.raises(InvalidArgumentError, match="makes tokens"):
+        Rollout.from_spec(loader_of(dataset, preset="gato", normalize=None).spec())
+    with pytest.raises(InvalidArgumentError, match="train with context=1"):
+        Rollout.from_spec(loader_of(dataset, offsets={"observations": (-1, 1)}).spec())
+    with pytest.raises(InvalidArgumentError, match="not an output of a batch"):
+        Rollout.from_spec({**spec, "outputs": [{"key": "states"}]}, target=1.0)
