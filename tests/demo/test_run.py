@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import gear_data
 from gear_data.demo.report import DemoReport
 from gear_data.demo.rollouts import make_rollouts
 from gear_data.demo.run import DEMO_REPORT, run_demo
 from gear_data.errors import DestinationExistsError, InvalidArgumentError
+from gear_data.evaluation.episodes import SequencePolicy
 from gear_data.storage.atomic import checksum
 
 EPISODES = 8
@@ -68,6 +70,26 @@ def test_the_report_lists_all_files(demo: tuple[Path, DemoReport]) -> None:
         assert unit in summary
     assert f"loss {report.loss_start:.4f} -> {report.loss_end:.4f}" in summary
     assert f"{len(report.files)} files" in summary
+
+
+def test_the_model_acts_with_what_lies_beside_it(demo: tuple[Path, DemoReport]) -> None:
+    from transformers import DecisionTransformerModel
+
+    model_folder = demo[0] / "training/model"
+    model = DecisionTransformerModel.from_pretrained(model_folder).eval()
+    spec = json.loads((model_folder / "loader.json").read_text())
+    statistics = gear_data.open(demo[0] / "dataset").statistics["observations"]
+    normalizer = gear_data.Normalizer.load(model_folder / "normalizer.json")
+    np.testing.assert_allclose(normalizer.normalize("observations", statistics.mean), 0, atol=1e-6)
+
+    @torch.no_grad()
+    def predict(inputs: dict[str, np.ndarray]) -> torch.Tensor:
+        return model(**{key: torch.from_numpy(values) for key, values in inputs.items()}).action_preds
+
+    policy = SequencePolicy(predict, gear_data.Rollout.from_spec(spec, target=-200))
+    result = gear_data.evaluate(policy, "Pendulum-v1", episodes=1, progress=False)
+    assert result.lengths.tolist() == [200]
+    assert -3000 < result.returns[0] < 0
 
 
 def test_a_second_run_replaces_only_its_own_files(demo: tuple[Path, DemoReport], tmp_path: Path) -> None:
