@@ -63,7 +63,7 @@ def fork(request: Request, rank: int, arrivals: int) -> int:
 
 
 def run_rank(request: Request, rank: int, arrivals: int) -> NoReturn:
-    """Runs the script as a launcher's rank does, with a log; ends this process."""
+    """Runs the script as torchrun would, with a log; ends this process."""
     status = 1
     try:
         log = os.open(f"{request['records']}/rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
@@ -73,7 +73,7 @@ def run_rank(request: Request, rank: int, arrivals: int) -> NoReturn:
         if request["world_size"] > 1:
             size = str(request["world_size"])
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]))
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]), TORCHELASTIC_RUN_ID="test")
         recorder.start(f"{request['records']}/rank-{rank}.npy", request["kill_at"], arrivals)
         sys.argv = [request["script"], *request["arguments"]]
         runpy.run_path(request["script"], run_name="__main__")

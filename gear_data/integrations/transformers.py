@@ -1,0 +1,133 @@
+"""Hugging Face Transformers: a Trainer whose batches are a loader's.
+
+trainer = LoaderTrainer(model=model, args=args, train_dataset=gear_data.SequenceLoader(...))
+trainer.train(resume_from_checkpoint=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from gear_data.errors import InvalidArgumentError, StateMismatchError
+from gear_data.loaders.sequence_loader import SequenceLoader
+
+#: Name of the loader's state in trainer_state.json, among the states of callbacks.
+_STATE = "SequenceLoader"
+
+
+class LoaderTrainer(Trainer):
+    """A Trainer that takes its batches from loaders, whole and as they are.
+
+    A pass of the loader is an epoch. The next epoch has new batches. Checkpoints hold the loader's state in
+    trainer_state.json: a resumed run continues with the next batch, also on another number of processes.
+
+    The loader decides the batch size, so `args.per_device_train_batch_size` is set to this process's rows. The model
+    is called with all keys of a batch: choose them by the loader's preset and columns.
+
+    Args:
+        model: see `transformers.Trainer`.
+        args: see `transformers.Trainer`.
+        train_dataset: the loader. Without an end, `args.max_steps` is needed.
+        **options: other arguments of `transformers.Trainer`. `eval_dataset` may be a loader with an end, too.
+
+    Raises:
+        InvalidArgumentError: the training set is not a loader, or `args` has worker processes.
+    """
+
+    def __init__(
+        self, model: Any = None, args: TrainingArguments | None = None, *, train_dataset: SequenceLoader, **options: Any
+    ) -> None:
+        if not isinstance(train_dataset, SequenceLoader):
+            raise InvalidArgumentError(
+                f"train_dataset is a {type(train_dataset).__name__}, not a SequenceLoader",
+                hint="give train_dataset=gear_data.SequenceLoader(...), or use transformers.Trainer",
+            )
+        super().__init__(model, args, train_dataset=train_dataset, **options)
+        if self.args.dataloader_num_workers:
+            raise InvalidArgumentError(
+                f"dataloader_num_workers is {self.args.dataloader_num_workers}, but the loader builds batches in a "
+                "thread, and checkpoints need its position",
+                hint="leave dataloader_num_workers at 0; SequenceLoader(prefetch=...) keeps batches ready",
+            )
+        self.args.per_device_train_batch_size = train_dataset.local_batch_size
+        self._train_batch_size = self.args.train_batch_size
+        self._passes = _Passes(train_dataset)
+        self.add_callback(_LoadState(self._passes))
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Returns a DataLoader of the training loader's batches."""
+        return DataLoader(self._passes, batch_size=None)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Returns a DataLoader of a loader's batches, or what `Trainer` makes of another dataset."""
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(chosen, str):
+            chosen = self.eval_dataset[chosen]
+        return chosen.dataloader() if isinstance(chosen, SequenceLoader) else super().get_eval_dataloader(eval_dataset)
+
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
+        """Returns the number of windows of a pass, of all processes."""
+        if isinstance(dataloader.dataset, SequenceLoader | _Passes):
+            return len(dataloader.dataset) * self.train_dataset.batch_size
+        found: int = super().num_examples(dataloader)
+        return found
+
+    def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        self.state.stateful_callbacks[_STATE] = self.train_dataset.state_dict()
+        super()._save_checkpoint(*arguments, **options)
+
+
+class _Passes(IterableDataset[Any]):
+    """A loader's passes, each from its beginning.
+
+    In the epoch in which it resumes, `Trainer` drops the batches on which it was trained. It gets None for each of
+    them, so they are not built again.
+
+    Args:
+        loader: the loader, whose own position says how a pass continues.
+    """
+
+    def __init__(self, loader: SequenceLoader) -> None:
+        super().__init__()
+        self.loader, self.dropped = loader, 0
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        dropped, self.dropped = self.dropped, 0
+        yield from repeat(None, dropped)
+        yield from self.loader
+
+
+class _LoadState(TrainerCallback):
+    """Callback that loads the state of a checkpoint into a loader."""
+
+    def __init__(self, passes: _Passes) -> None:
+        self._passes = passes
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if not state.global_step:
+            return
+        saved = state.stateful_callbacks.get(_STATE)
+        if saved is None:
+            raise StateMismatchError(
+                f"the checkpoint of step {state.global_step} has no state of a loader",
+                hint="resume from a checkpoint that LoaderTrainer saved",
+            )
+        self._passes.loader.load_state_dict(saved)
+        # As many as `Trainer` drops.
+        accumulated = args.gradient_accumulation_steps
+        try:
+            updates = -(-len(self._passes) // accumulated)
+        except TypeError:  # no end: the epoch has all steps of the run
+            updates = args.max_steps
+        self._passes.dropped = 0 if args.ignore_data_skip else state.global_step % updates * accumulated
