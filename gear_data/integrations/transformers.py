@@ -73,9 +73,9 @@ class LoaderTrainer(Trainer):
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Returns the number of windows of a pass, of all processes."""
         if isinstance(dataloader.dataset, SequenceLoader | _Passes):
-            return len(dataloader.dataset) * self.train_dataset.batch_size
-        found: int = super().num_examples(dataloader)
-        return found
+            batch_size: int = self.train_dataset.batch_size
+            return len(dataloader.dataset) * batch_size
+        return super().num_examples(dataloader)  # type: ignore[no-any-return]
 
     def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
         self.state.stateful_callbacks[_STATE] = self.train_dataset.state_dict()

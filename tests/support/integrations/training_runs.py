@@ -43,7 +43,67 @@ class Trained:
     inputs: list[list[np.ndarray]]
     logs: list[str]
 
-    def global_batches(
+    def global_batches(self) -> list[np.ndarray]:
+        """Returns the rows of all ranks of each step, in the order of the ranks."""
+        return [np.concatenate(rows) for rows in zip(*self.inputs, strict=True)]
+
+
+class RankServer:
+    """Client of `rank_server`.
+
+    Args:
+        process: the server.
+        folder: where records are written.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process, self._folder, self._runs = process, folder, 0
+
+    def train(
+        self, script: Path, arguments: Sequence[object], world_size: int, *, imports: Sequence[str] = (),
+        kill_at: int | None = None, status: int = 0,
+    ) -> Trained:  # fmt: skip
+        """Runs a script on `world_size` ranks; checks their exit status.
+
+        Args:
+            script: the script; its model's first layer is `torch.nn.Linear(recorder.WIDTH, ...)`.
+            arguments: of its command line.
+            world_size: number of processes. With 1, no launcher's variables are set.
+            imports: modules that are imported once for all runs.
+            kill_at: number of the step of this run in which all ranks get SIGKILL. None: no rank is killed.
+            status: exit status of each rank that is not killed.
+        """
+        self._runs += 1
+        records = self._folder / f"run-{self._runs}"
+        records.mkdir()
+        request = {
+            "script": str(script), "arguments": [*map(str, arguments)], "world_size": world_size,
+            "imports": [*IMPORTS, *imports], "records": str(records), "kill_at": kill_at, "port": free_port(),
+        }  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        statuses = json.loads(self._process.stdout.readline())
+        logs = [(records / f"rank-{rank}.log").read_text() for rank in range(world_size)]
+        assert statuses == [status if kill_at is None else -9] * world_size, f"{statuses}\n" + "\n".join(logs)
+        inputs = [recorder.read(str(records / f"rank-{rank}.npy")) for rank in range(world_size)]
+        return Trained(inputs, logs)
+
+
+@contextmanager
+def rank_server(folder: Path) -> Iterator[RankServer]:
+    """Yields a server that runs ranks, with one thread each."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.integrations.rank_server"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    with process:
+        yield RankServer(process, folder)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def global_batches(
     dataset: Path | gear_data.Dataset, steps: int, column: str = "observations", **options: object
 ) -> list[np.ndarray]:
     """Returns a column of the first batches of a loader without end, in one process."""
@@ -55,8 +115,7 @@ class Trained:
 def check_resumed(
     server: RankServer, script: Path, dataset: Path, out: Path, expected: Sequence[np.ndarray], *,
     imports: Sequence[str] = (), arguments: Sequence[object] = (), save_every: int = 4, kill_at: int = 6,
-    resumed_at: int | None = None,
-    world_sizes: Sequence[int] = (2, 3),
+    resumed_at: int | None = None, world_sizes: Sequence[int] = (2, 3),
 ) -> list[Trained]:  # fmt: skip
     """Trains, kills all ranks, resumes with other ranks; checks each step's rows.
 
@@ -72,8 +131,7 @@ def check_resumed(
         arguments: further arguments of the script; the last one of a name counts.
         save_every: steps between checkpoints.
         kill_at: number of the step of the first run in which its ranks get SIGKILL.
-        resumed_at: number of the step with which the second run must begin. None: the step after the last multiple of
-            `save_every`.
+        resumed_at: number of the step with which the second run must begin. None: the last multiple of `save_every`.
         world_sizes: ranks of each of the two runs.
 
     Returns:
