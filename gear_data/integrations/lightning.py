@@ -29,7 +29,10 @@ class LoaderDataModule(LightningDataModule):
     def __init__(self, train: SequenceLoader, val: SequenceLoader | None = None) -> None:
         super().__init__()
         self._train = _TrainingBatches(self, train)
-        self._val: Any = [] if val is None else _ValidationBatches(val)
+        self._val = val
+        if val is None:
+            # Lightning validates if a module has another method than its own.
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
 
     def train_dataloader(self) -> Any:
         """Returns the batches of the training loader."""
@@ -37,7 +40,7 @@ class LoaderDataModule(LightningDataModule):
 
     def val_dataloader(self) -> Any:
         """Returns the batches of the validation loader."""
-        return self._val
+        return _ValidationBatches(self._val)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the training loader's state after the last batch that was trained on."""
