@@ -29,7 +29,7 @@ class LoaderDataModule(LightningDataModule):
     def __init__(self, train: SequenceLoader, val: SequenceLoader | None = None) -> None:
         super().__init__()
         self._train = _TrainingBatches(self, train)
-        self._val = val
+        self._val = None if val is None else _ValidationBatches(val)
         if val is None:
             # Lightning validates if a module has another method than its own.
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
@@ -40,7 +40,7 @@ class LoaderDataModule(LightningDataModule):
 
     def val_dataloader(self) -> Any:
         """Returns the batches of the validation loader."""
-        return _ValidationBatches(self._val)
+        return self._val
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the training loader's state after the last batch that was trained on."""
@@ -87,7 +87,7 @@ class _ValidationBatches(_Batches):
 
 
 class _TrainingBatches(_Batches):
-    """A loader's passes, with a state that counts the batches that Lightning has finished.
+    """A loader's passes, with a state that counts finished batches.
 
     Lightning fetches one batch ahead from a loader without an end, so the loader's own position is one too far.
 

@@ -64,7 +64,7 @@ class LoaderTrainer(Trainer):
         return DataLoader(self._passes, batch_size=None)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Returns a DataLoader of a loader's batches, or what `Trainer` makes of another dataset."""
+        """Returns a DataLoader of a loader's batches, or Trainer's of another dataset."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]

@@ -1,4 +1,4 @@
-"""Trains a Decision Transformer with Trainer, and continues from the last checkpoint.
+"""Trains a Decision Transformer, and continues from the last checkpoint.
 
 torchrun --nproc-per-node 4 scripts/integrations/with_transformers.py hopper/ --out runs/dt --steps 1000
 """
@@ -16,7 +16,7 @@ from gear_data.integrations.transformers import LoaderTrainer
 
 
 class Policy(DecisionTransformerModel):
-    """A Decision Transformer that returns the loss of its actions, as `Trainer` expects."""
+    """A Decision Transformer that returns its loss, as `Trainer` expects."""
 
     def forward(self, valid_count: torch.Tensor, **batch: torch.Tensor) -> dict[str, torch.Tensor]:
         found = super().forward(**batch, return_dict=True).action_preds
