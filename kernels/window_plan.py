@@ -17,6 +17,7 @@ import numpy.typing as npt
 WITHIN_OFFSET = 0  # the point's offset in the episode's interval is the anchor's index
 WITHIN_QUOTIENT = 1  # the episode's interval is divided evenly among its anchors
 WITHIN_DRAWN = 2  # a second draw selects the anchor
+WITHIN_STEP = 3  # the table has an interval for each step, and not for each episode: the step is the anchor (CPU only)
 
 #: Where in its window an anchor stands, in the order of `gear_data.selection.windows.ANCHORS`.
 ANCHOR_START, ANCHOR_END, ANCHOR_RANDOM = range(3)

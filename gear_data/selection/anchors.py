@@ -75,6 +75,19 @@ class Anchors:
         """Returns the number of anchors of each episode, int64 [k]."""
         return np.diff(self.prefix)
 
+    def flags(self) -> npt.NDArray[np.bool_]:
+        """Returns whether each step of the episodes is an anchor, bool [steps]."""
+        steps, lengths = int(self.offsets[-1]), np.diff(self.offsets)
+        if self.eligible is None and self.rule.all_steps_are_anchors():
+            return np.ones(steps, np.bool_)
+        if self.eligible is not None:
+            of_dataset = self.eligible.flags(0, self.eligible.num_steps)
+            return of_dataset[np.arange(steps) + np.repeat(self.first - self.offsets[:-1], lengths)]
+        number, skipped = np.divmod(
+            np.arange(steps) - np.repeat(self.offsets[:-1] + self.rule.first_anchor, lengths), self.rule.stride
+        )
+        return np.asarray((skipped == 0) & (number >= 0) & (number < np.repeat(self.counts(), lengths)))
+
     def _no_anchor(self, lengths: Int64Array) -> InvalidArgumentError:
         if not len(lengths):
             return InvalidArgumentError(

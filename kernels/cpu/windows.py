@@ -32,6 +32,7 @@ from gear_data.kernels.window_plan import (
     WITHIN_DRAWN,
     WITHIN_OFFSET,
     WITHIN_QUOTIENT,
+    WITHIN_STEP,
 )
 
 #: After this many rejected repeats a slot draws from the weight that the earlier slots left.
@@ -168,6 +169,26 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _find_steps(plan, total, out, probability):  # type: ignore[no-untyped-def]
+    """Finds the episodes of the steps out[0], which are counted over all episodes.
+
+    out[0] receives the episodes, out[1] the steps in their episodes, and `probability` the probabilities of the steps.
+    """
+    offsets = _int64s(plan.offsets, plan.episodes + 1)
+    for i in range(out.shape[1]):
+        step = out[0, i]
+        probability[i] = np.float64(_int_weight_of(plan, step)) / np.float64(total)
+        low, high = np.int64(0), plan.episodes - 1
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if offsets[middle] <= step:
+                low = middle
+            else:
+                high = middle - 1
+        out[0, i], out[1, i] = low, step - offsets[low]
+
+
+@njit(nogil=True, cache=True)
 def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
     """Finds the anchors that the points' offsets out[2] select in the episodes out[0].
 
@@ -178,6 +199,9 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
     counts = _int64s(plan.counts, episodes + 1)
     # A pointer, because Numba takes seconds to compile `view`.
     probability = carray(pointer(out.ctypes.data + 3 * 8 * count), (count,), np.float64)
+    if within == WITHIN_STEP:
+        _find_steps(plan, total, out, probability)
+        return
     if episodes >= _CACHED_EPISODES:
         for i in range(count):
             prefetch(plan.counts + 8 * out[0, i])

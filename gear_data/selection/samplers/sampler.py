@@ -7,6 +7,7 @@ the step number only.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,10 +31,12 @@ class Candidates:
         anchors: the steps that position windows.
         evaluate: evaluate(expression, name) -> float64 [k], the value of an expression for each of the anchors' k
             episodes, null as NaN. `name` names the value in errors.
+        agree: agree(make) -> the result of make() on rank 0, for all ranks that make the sampler together.
     """
 
     anchors: Anchors
     evaluate: Callable[[str | pl.Expr, str], Float64Array]
+    agree: Callable[[Callable[[], Float64Array]], Float64Array] = operator.call
 
 
 class Selector(Protocol):

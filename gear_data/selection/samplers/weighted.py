@@ -14,12 +14,15 @@ import xxhash
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
-from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_QUOTIENT
+from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_STEP
 from gear_data.selection.anchors import Anchors
+from gear_data.selection.importance import ImportanceWeights
 from gear_data.selection.integer_weights import check_weights, int_weight_prefix, int_weight_scale
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers.sampler import Candidates, check_by
+from gear_data.selection.schedule import Schedule, checked_schedule
 from gear_data.selection.weight_history import WeightHistory
+from gear_data.selection.weight_units import EpisodeUnits, StepUnits, WeightUnits, array_weights
 from gear_data.selection.window_sampler import IntWeightTable, SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
@@ -32,33 +35,76 @@ class Weighted:
     """Draws episodes, or steps, in proportion to weights.
 
     Attributes:
-        expression: the weight of an episode over the episode table, a Polars expression or SQL; finite, not negative.
-        by: `episode`: an episode is drawn in proportion to its weight, and then each of its anchors is equally likely;
-            `step`: each anchor is drawn in proportion to the weight of its episode.
-        replacement: False: no episode occurs twice in one batch. Slots then take episodes one after another, in
-            proportion to the weights of the episodes that are left.
+        weights: finite and not negative. An expression over the episode table (Polars or SQL) gives the weight of each
+            episode. An array has one weight an episode, or one weight a step: the steps of all episodes of the dataset
+            or view, one episode after another. With one weight a step, each anchor is drawn in proportion to its own
+            weight.
+        by: with one weight an episode, `episode`: an episode is drawn in proportion to its weight, and then each of its
+            anchors is equally likely; `step`: each anchor is drawn in proportion to the weight of its episode. None:
+            `episode`; with one weight a step, `step`.
+        replacement: False: no episode (with one weight a step: no step) occurs twice in one batch. Slots then take
+            episodes one after another, in proportion to the weights of the episodes that are left.
+        beta: adds `importance_weights` to the batch: (N p)^-beta, for N anchors and the probability p of a window's
+            anchor. A number of at least 0, breakpoints [(step, beta), ...] with straight lines between them, or a
+            function of the step. None: the batch has no such key.
+        divide_by_max: whether importance weights are divided by the largest of the global batch, as by Schaul et al.
+            ("Prioritized Experience Replay", 2016).
 
     Raises:
         UnknownNameError: another `by`.
+        InvalidArgumentError: `beta` has another form, or `divide_by_max` is given without `beta`.
     """
 
-    expression: str | pl.Expr
-    by: str = "episode"
+    weights: str | pl.Expr | npt.ArrayLike
+    by: str | None = None
     replacement: bool = True
+    beta: Schedule | None = None
+    divide_by_max: bool = False
     name = "weighted"
 
     def __post_init__(self) -> None:
-        check_by(self.by)
+        if self.by is not None:
+            check_by(self.by)
+        if self.beta is not None:
+            checked_schedule("beta", self.beta)
+        elif self.divide_by_max:
+            raise InvalidArgumentError("divide_by_max=True needs importance weights", hint="give beta= too")
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the weights are an array, and not an expression."""
+        return not isinstance(self.weights, str) and hasattr(self.weights, "__len__")
 
     def bind(self, candidates: Candidates, seed: int) -> WeightedSelector:
         """Returns the selector for these candidates.
 
         Raises:
-            InvalidArgumentError: a weight is null, NaN, infinite or negative, or all weights are zero.
+            InvalidArgumentError: a weight is null, NaN, infinite or negative, all weights are zero, or an array has
+                another length.
         """
-        weights = candidates.evaluate(self.expression, "weight")
-        check_weights(weights, "weight", candidates.anchors.ids)
-        return WeightedSelector(candidates.anchors, weights, seed, self.by == "step", self.replacement)
+        anchors = candidates.anchors
+        if self.is_array:
+            weights = candidates.agree(lambda: array_weights(self.weights, anchors))
+        else:
+            weights = candidates.evaluate(self.weights, "weight")  # type: ignore[arg-type]
+        units = self._units(anchors, len(weights))
+        units.check(weights)
+        importance = None
+        if self.beta is not None:
+            beta = checked_schedule("beta", self.beta)
+            importance = ImportanceWeights(anchors.total, beta, self.divide_by_max)
+        return WeightedSelector(anchors, units, weights, seed, self.replacement, importance)
+
+    def _units(self, anchors: Anchors, count: int) -> WeightUnits:
+        if count == len(anchors):
+            return EpisodeUnits(anchors, self.by == "step")
+        if self.by == "episode":
+            raise InvalidArgumentError(
+                f"by='episode' takes one weight an episode, {len(anchors)} in all, and there are {count} weights, one a "
+                "step",
+                hint="leave by out",
+            )
+        return StepUnits(anchors)
 
 
 class WeightedSelector:
@@ -69,24 +115,36 @@ class WeightedSelector:
 
     Args:
         anchors: the episodes and their anchors.
-        weights: float64 [k], finite, not negative; not changed.
+        units: the units that have weights: the episodes, or their steps.
+        weights: float64, one for each unit, finite, not negative; not changed.
         seed: 0 to 2^64 - 1.
-        by_step: True: a weight applies to each anchor of an episode; False: to the episode.
-        replacement: False: no episode occurs twice in one batch.
+        replacement: False: no unit occurs twice in one batch.
+        importance: computes importance weights; None: windows have none.
 
     Raises:
-        InvalidArgumentError: no episode with an anchor has a positive weight.
+        InvalidArgumentError: no unit with an anchor has a positive weight.
     """
 
-    def __init__(self, anchors: Anchors, weights: Float64Array, seed: int, by_step: bool, replacement: bool) -> None:
+    def __init__(
+        self,
+        anchors: Anchors,
+        units: WeightUnits,
+        weights: Float64Array,
+        seed: int,
+        replacement: bool,
+        importance: ImportanceWeights | None,
+    ) -> None:
         self._anchors = anchors
+        self._units = units
         self._weights = weights
         self._seed = seed
-        self._by_step = by_step
         self._replacement = replacement
-        self._scale = int_weight_scale(weights, anchors.prefix, by_step)
+        self.importance = importance
+        self._scale = int_weight_scale(weights, units.prefix, units.by_anchor)
         # None after the first update.
-        self._table: PrefixTable | None = PrefixTable(int_weight_prefix(weights, anchors.prefix, by_step, self._scale))
+        self._table: PrefixTable | None = PrefixTable(
+            int_weight_prefix(weights, units.prefix, units.by_anchor, self._scale)
+        )
         self._history: WeightHistory | None = None
         self._sampler = self._make_sampler(self._table)
         self._lock = fork_safe_lock()
@@ -100,9 +158,8 @@ class WeightedSelector:
         self._lock = fork_safe_lock()
 
     def _make_sampler(self, table: IntWeightTable) -> WindowSampler:
-        within = WITHIN_QUOTIENT if self._by_step else WITHIN_DRAWN
-        domain = cpu.random.DOMAIN_EPISODE
-        return WindowSampler(self._anchors, table, self._seed, domain, within, not self._replacement, True)
+        domain, distinct = cpu.random.DOMAIN_EPISODE, not self._replacement
+        return WindowSampler(self._anchors, table, self._seed, domain, self._units.within, distinct, True)
 
     def select(self, step: int, count: int, position: int) -> Windows:
         """Selects the windows of slots 0 to count - 1 of batch `step`.
@@ -110,7 +167,7 @@ class WeightedSelector:
         The weights that hold at that step are used.
 
         Raises:
-            InvalidArgumentError: without replacement, more slots than episodes; or a step that `compact` removed.
+            InvalidArgumentError: without replacement, more slots than units; or a step that `compact` removed.
         """
         with self._lock:
             positive = self._scale.positive
@@ -119,13 +176,22 @@ class WeightedSelector:
                 positive = self._history.tree.positive
             if not self._replacement and count > positive:
                 raise InvalidArgumentError(
-                    f"{count} slots without replacement, but {positive} episodes have a positive weight and a window",
+                    f"{count} slots without replacement, but {positive} {self._units.name} have a positive weight and a "
+                    "window",
                     hint="take a smaller batch, or replacement=True",
                 )
-            return self._sampler.draw(step, count)
+            windows = self._sampler.draw(step, count)
+        if self.importance is not None and windows.probability is not None:
+            windows.importance = self.importance(step, windows.probability)
+        return windows
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
-        """Returns None after an update, or if `select` refuses `count` slots."""
+        """Returns None after an update, or if `select` refuses `count` slots.
+
+        Devices have neither tables of steps nor importance weights.
+        """
+        if self._units.within == WITHIN_STEP or self.importance is not None:
+            return None
         with self._lock:
             if self._history is not None or (not self._replacement and count > self._scale.positive):
                 return None
@@ -135,7 +201,7 @@ class WeightedSelector:
         with self._lock:
             if self._history is not None:
                 self._history.go_to_last()
-            return self._sampler.shares()
+            return self._units.episode_sums(self._sampler.shares())
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None
@@ -144,7 +210,7 @@ class WeightedSelector:
         """Returns everything that windows depend on before any update, JSON-able."""
         return {
             "name": "weighted",
-            "by": "step" if self._by_step else "episode",
+            "by": "episode" if self._units.within == WITHIN_DRAWN else "step",
             "replacement": self._replacement,
             "weights": self._digest,
         }
@@ -164,16 +230,16 @@ class WeightedSelector:
 
     @property
     def raised(self) -> int:
-        """The number of episodes whose integer weight was raised from 0 to 1.
+        """The number of units whose integer weight was raised from 0 to 1.
 
         Only the initial weights count.
         """
         return self._scale.raised
 
     def effective_sample_size(self) -> float:
-        """Returns 1 / the sum of the squared probabilities of the episodes.
+        """Returns 1 / the sum of the squared probabilities of the units.
 
-        The probabilities are those after the last update. Draws from this many episodes of equal weight would have the
+        The probabilities are those after the last update. Draws from this many units of equal weight would have the
         same variance.
         """
         with self._lock:
@@ -187,21 +253,25 @@ class WeightedSelector:
         prefix = self._initial_table().prefix
         return float(prefix[-1]) ** 2 / float(cpu.integer_weights.squares_between(prefix))
 
-    def update(self, from_step: int, ids: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Sets the weights of some episodes from a step on.
+    def update(
+        self, from_step: int, ids: npt.ArrayLike, values: npt.ArrayLike, steps: npt.ArrayLike | None = None
+    ) -> None:
+        """Sets the weights of some units from a step on.
 
         An error leaves all weights unchanged.
 
         Args:
             from_step: not before the step of any earlier update.
-            ids: int [m], episode ids; if an id occurs twice, its last value counts.
+            ids: int [m], episode ids; if a unit occurs twice, its last value counts.
             values: float [m], finite, not negative.
+            steps: int [m], steps of these episodes, if steps have weights.
 
         Raises:
-            InvalidArgumentError: an unknown id; a value that is NaN, infinite or negative; a step before an earlier
-                update's; or no positive weight would be left.
+            InvalidArgumentError: an unknown id or step; a value that is NaN, infinite or negative; a step before an
+                earlier update's; or no positive weight would be left.
         """
-        rows, weights = self._rows(np.asarray(ids)), np.array(values, np.float64)
+        rows = self._units.rows(np.asarray(ids), None if steps is None else np.asarray(steps))
+        weights = np.array(values, np.float64)
         if rows.shape != weights.shape:
             raise InvalidArgumentError(
                 f"the update has {rows.shape} episode ids, but {weights.shape} weights",
@@ -211,46 +281,20 @@ class WeightedSelector:
         with self._lock:
             self._start_history().update(from_step, rows, weights)
 
+    def weights_of(self, rows: Int64Array) -> Float64Array:
+        """Returns the initial weights of the units of some episodes, given the episodes' indices."""
+        return self._units.of_episodes(self._weights, rows)
+
     def _start_history(self) -> WeightHistory:
         if self._history is None:
             # The digest must be computed before the table goes. The table goes first, to save memory.
             self.identity()
             del self._sampler
             self._table = None
-            history = WeightHistory(self._weights, self._anchors.prefix, self._by_step, self._scale.exponent)
+            history = WeightHistory(self._weights, self._units.prefix, self._units.by_anchor, self._scale.exponent)
             self._sampler = self._make_sampler(history.tree)
             self._history = history
         return self._history
-
-    def _rows(self, ids: npt.NDArray[Any]) -> Int64Array:
-        """Returns int64 [m], the index of each episode id among the anchors' episodes.
-
-        Raises:
-            InvalidArgumentError: `ids` is not an integer array [m], or an id is unknown.
-        """
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise InvalidArgumentError(f"episode ids are {ids.dtype} {list(ids.shape)}, not integers [m]")
-        ids = ids.astype(np.int64)
-        if self._anchors.ids is None:
-            rows, known = ids, (ids >= 0) & (ids < len(self._anchors))
-        else:
-            sorted_ids, order = self._sorted_ids
-            found = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
-            rows, known = order[found], sorted_ids[found] == ids
-        if not known.all():
-            raise InvalidArgumentError(
-                f"there is no episode {ids[np.argmin(known)]} in the dataset or view",
-                row=int(np.argmin(known)),
-                hint="give ids of the loader's dataset; a view keeps the ids of the whole dataset",
-            )
-        return rows
-
-    @cached_property
-    def _sorted_ids(self) -> tuple[Int64Array, Int64Array]:
-        """(the episodes' ids in ascending order, the index of each)."""
-        ids = np.arange(len(self._anchors)) if self._anchors.ids is None else self._anchors.ids
-        order = np.argsort(ids, kind="stable")
-        return ids[order], order
 
     def version(self, step: int) -> int:
         """Returns the number of updates that hold at a step.
