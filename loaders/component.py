@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from gear_data.loaders.presets.outputs import (
     text_columns,
 )
 from gear_data.loaders.presets.registry import resolve_preset
-from gear_data.selection.samplers import Candidates, Selector, as_sampler
+from gear_data.selection.samplers import Candidates, Selector, WeightedSelector, as_sampler
 from gear_data.selection.windows import Float64Array
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ class LoaderComponent:
     def spec(self) -> dict[str, Any]:
         """Returns the contents of the component's batches, JSON-able."""
         request = self.request
+        importance = self.selector.importance if isinstance(self.selector, WeightedSelector) else None
         return {
+            **({} if importance is None else {"importance_weights": importance.to_json()}),
             "batch_format": self.batch_format.to_json(),
             "columns": None if request.columns is None else list(request.columns),
             "offsets": {name: list(span) for name, span in request.offsets.items()},
@@ -139,13 +141,11 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
         excluded = ends_without_state(dataset, finals=state.finals is not None)
     anchors = anchors_of(dataset, config.rule, excluded)
 
-    def evaluate(expression: str | pl.Expr, purpose: str) -> Float64Array:
+    def agree(make: Callable[[], Float64Array]) -> Float64Array:
         if not ask_rank_zero:
-            return dataset.evaluate(expression, purpose)
+            return make()
         # The ranks open the dataset one after another. It may be replaced in between.
-        of_rank_zero, values = compute_on_rank_zero(
-            lambda: (dataset.fingerprint, dataset.evaluate(expression, purpose))
-        )
+        of_rank_zero, values = compute_on_rank_zero(lambda: (dataset.fingerprint, make()))
         if dataset.fingerprint != of_rank_zero:
             raise DatasetReplacedError(
                 "this rank has other episodes than rank 0; the dataset was replaced meanwhile, or the views differ",
@@ -154,7 +154,10 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
             )
         return values
 
-    selector = sampler.bind(Candidates(anchors, evaluate), config.seed)
+    def evaluate(expression: str | pl.Expr, purpose: str) -> Float64Array:
+        return agree(lambda: dataset.evaluate(expression, purpose))
+
+    selector = sampler.bind(Candidates(anchors, evaluate, agree), config.seed)
     if config.membership is not None:
         selector = node_local_selector(dataset, config.membership, anchors, sampler, selector, evaluate, config.seed)
     variable = text_columns(batch_format, request)

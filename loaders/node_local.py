@@ -21,7 +21,7 @@ from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.kernels import cpu
 from gear_data.loaders.mixture import Mixture
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.samplers import Candidates, Sampler, Selector, TopK
+from gear_data.selection.samplers import Candidates, Sampler, Selector, TopK, Weighted, WeightedSelector
 from gear_data.selection.turns import Cycle
 from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Float64Array, Windows
@@ -144,6 +144,11 @@ def node_local_selector(
             f"the sampler selects no window of node {names[int(np.argmin(proportions))]}: its ranks would have no rows",
             hint="use selection='centralized', or fewer nodes",
         )
+    if isinstance(whole, WeightedSelector) and whole.importance is not None:
+        raise InvalidArgumentError(
+            "beta= was given, and no node knows the importance weights of the whole batch",
+            hint="use selection='centralized', or leave beta out",
+        )
     own_episodes = np.flatnonzero(owner == node)
     excluded = None if anchors.excluded is None else anchors.excluded[own_episodes]
     own_anchors = anchors_of(dataset.select(own_episodes), anchors.rule, excluded)
@@ -152,6 +157,9 @@ def node_local_selector(
         chosen = whole.shares()[own_episodes] > 0
         sampler = dataclasses.replace(sampler, k=int(np.count_nonzero(chosen)))
         candidates = Candidates(own_anchors, lambda *_: np.where(chosen, 1.0, np.nan))
+    elif isinstance(sampler, Weighted) and isinstance(whole, WeightedSelector) and sampler.is_array:
+        sampler = dataclasses.replace(sampler, weights=whole.weights_of(own_episodes), by=whole.by)
+        candidates = Candidates(own_anchors, evaluate)
     else:
         candidates = Candidates(own_anchors, lambda *arguments: evaluate(*arguments)[own_episodes])
     random = cpu.random

@@ -319,10 +319,11 @@ class SequenceLoader(IterableDataset[Batch]):
         episode_ids: Sequence[int] | npt.NDArray[np.int64],
         values: Sequence[float] | npt.NDArray[np.float64],
         *,
+        steps: Sequence[int] | npt.NDArray[np.int64] | None = None,
         from_step: int | None = None,
         dataset: int = 0,
     ) -> int:
-        """Changes the weights of some episodes, with `sampler=Weighted(...)`.
+        """Changes the weights of some episodes or steps, with `sampler=Weighted(...)`.
 
         The new weights hold from a step after every batch that is already built. So no existing batch changes.
 
@@ -334,8 +335,9 @@ class SequenceLoader(IterableDataset[Batch]):
         the order of the ranks, from the same step on.
 
         Args:
-            episode_ids: int [n]. Of an episode that occurs twice, the last value counts.
+            episode_ids: int [n]. Of an episode (or step) that occurs twice, the last value counts.
             values: float [n], finite and not negative.
+            steps: int [n], the anchor steps in these episodes, if the sampler has one weight a step.
             from_step: the first step with these weights. None: as soon as possible.
             dataset: number of the dataset in a mixture.
 
@@ -344,8 +346,8 @@ class SequenceLoader(IterableDataset[Batch]):
             when the window was sampled.
 
         Raises:
-            InvalidArgumentError: another sampler, an episode that is not in the dataset, a value that cannot be a
-                weight, a `from_step` too early, or DataLoader workers build the batches. No weight changes then.
+            InvalidArgumentError: another sampler, an episode or step that is not in the dataset, a value that cannot be
+                a weight, a `from_step` too early, or DataLoader workers build the batches. No weight changes then.
         """
         selector = check_updatable(self._components, dataset, self._progress.shared())
         # Prefetch threads start no batch until the update is in place.
@@ -355,10 +357,10 @@ class SequenceLoader(IterableDataset[Batch]):
                 self._source.loader_step(dataset, selector.soonest),
                 *(batches.unstarted_step for each in self._ahead if (batches := each()) is not None),
             )
-            (ids, weights), first_step = agree_on_update(
-                episode_ids, values, from_step, soonest, all_ranks=self._config.rank is None
+            (ids, weights, of_steps), first_step = agree_on_update(
+                episode_ids, values, steps, from_step, soonest, all_ranks=self._config.rank is None
             )
-            selector.update(self._source.selector_step(dataset, first_step), ids, weights)
+            selector.update(self._source.selector_step(dataset, first_step), ids, weights, of_steps)
             oldest = max(0, self._progress.position.next_step - _STEPS_KEPT)
             selector.compact(self._source.selector_step(dataset, oldest))
         return first_step

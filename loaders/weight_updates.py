@@ -16,8 +16,8 @@ from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.passes.shared_state import SharedResumeState
 from gear_data.selection.samplers.weighted import WeightedSelector
 
-#: Episode ids, int64 [n], and their weights, float64 [n].
-Update = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
+#: Episode ids, int64 [n]; weights, float64 [n]; and steps in these episodes, int64 [n], or None.
+Update = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64] | None]
 
 
 def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared: SharedResumeState) -> WeightedSelector:
@@ -53,12 +53,12 @@ def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared:
 
 
 def agree_on_update(
-    episode_ids: Any, values: Any, from_step: int | None, soonest: int, *, all_ranks: bool
+    episode_ids: Any, values: Any, steps: Any, from_step: int | None, soonest: int, *, all_ranks: bool
 ) -> tuple[Update, int]:
     """Joins the updates of all ranks, in the order of the ranks.
 
     Args:
-        episode_ids, values: this rank's update.
+        episode_ids, values, steps: this rank's update.
         from_step: the step from which it holds; None: as soon as possible.
         soonest: the first step that this rank has not started.
         all_ranks: whether the ranks of torch.distributed update together.
@@ -71,7 +71,7 @@ def agree_on_update(
     """
     problem, own = None, None
     try:
-        own = _checked(episode_ids, values)
+        own = _checked(episode_ids, values, steps)
         if from_step is not None:
             check_range("from_step", from_step, 0)
     except InvalidArgumentError as error:
@@ -93,19 +93,34 @@ def agree_on_update(
             hint=f"give {soonest} or more, or leave it out",
         )
     updates = [rank[1] for rank in ranks if rank[1] is not None]
-    joined = np.concatenate([ids for ids, _ in updates]), np.concatenate([weights for _, weights in updates])
+    of_steps = [own_steps for *_, own_steps in updates if own_steps is not None]
+    if of_steps and len(of_steps) < len(updates):
+        raise InvalidArgumentError("some ranks give steps, and others do not", hint="give steps= on all ranks or none")
+    joined = (
+        np.concatenate([ids for ids, *_ in updates]),
+        np.concatenate([weights for _, weights, _ in updates]),
+        np.concatenate(of_steps) if of_steps else None,
+    )
     return joined, int(soonest if from_step is None else from_step)
 
 
-def _checked(episode_ids: Any, values: Any) -> Update:
+def _checked(episode_ids: Any, values: Any, steps: Any) -> Update:
     try:
         ids, weights = np.asarray(episode_ids), np.asarray(values, np.float64)
+        of_steps = None if steps is None else np.asarray(steps)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"update_weights takes integers [n] and numbers [n]: {error}") from error
     if ids.size == 0:
         ids = ids.astype(np.int64)
+    if of_steps is not None and of_steps.size == 0:
+        of_steps = of_steps.astype(np.int64)
+    if of_steps is not None and (of_steps.shape != ids.shape or of_steps.dtype.kind not in "iu"):
+        raise InvalidArgumentError(
+            f"update_weights takes one integer step for each of {list(ids.shape)} episodes, not {of_steps.dtype} "
+            f"{list(of_steps.shape)}"
+        )
     if ids.ndim != 1 or ids.shape != weights.shape or ids.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"update_weights takes integers [n] and numbers [n], not {ids.dtype} {ids.shape} and {weights.shape}"
         )
-    return ids.astype(np.int64), weights
+    return ids.astype(np.int64), weights, None if of_steps is None else of_steps.astype(np.int64)

@@ -122,8 +122,8 @@ class InterleavedMixture:
     def sample(self, step: int, count: int) -> Windows:
         source, before = self._cycle.turns(step * count, count)
         columns = np.empty((3, count), np.int64)
-        probability = np.full(count, np.nan)
-        weighted = False
+        probability, importance = np.full(count, np.nan), np.ones(count)
+        weighted = corrected = False
         for number, selector in enumerate(self._selectors):
             rows = np.flatnonzero(source == number)
             if not len(rows):
@@ -132,8 +132,12 @@ class InterleavedMixture:
             columns[:, rows] = windows.episode_id, windows.start, windows.length
             if windows.probability is not None:
                 probability[rows], weighted = windows.probability, True
+            if windows.importance is not None:
+                importance[rows], corrected = windows.importance, True
         episode_id, start, length = columns
-        return Windows(episode_id, start, length, probability if weighted else None, source)
+        return Windows(
+            episode_id, start, length, probability if weighted else None, importance if corrected else None, source
+        )
 
     def turn(self, step: int) -> tuple[int | None, int]:
         return None, step

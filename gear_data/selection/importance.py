@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from gear_data.selection.schedule import CheckedSchedule, value_at
+from gear_data.selection.schedule import CheckedSchedule, schedule_json, value_at
 from gear_data.selection.windows import Float64Array
 
 
@@ -22,6 +23,10 @@ class ImportanceWeights:
     beta: CheckedSchedule
     divide_by_max: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns `beta` and `divide_by_max`, JSON-able."""
+        return {"beta": schedule_json(self.beta), "divide_by_max": self.divide_by_max}
+
     def __call__(self, step: int, probability: Float64Array) -> Float64Array:
         """Returns the weights of the windows of a global batch, float64 [B].
 
@@ -33,9 +38,7 @@ class ImportanceWeights:
             InvalidArgumentError: the function of `beta` returns a wrong value.
         """
         beta = value_at("beta", self.beta, step)
-        # Relative to the least probable window nothing overflows.
-        base = (
-            probability / probability.min() if self.divide_by_max and len(probability) else self.anchors * probability
-        )
-        weights: Float64Array = base**-beta
+        # The least probable window has the largest weight.
+        unit = probability.min(initial=1.0) if self.divide_by_max else 1.0 / self.anchors
+        weights: Float64Array = (probability / unit) ** -beta
         return weights

@@ -31,6 +31,7 @@ class Windows:
         probability: float64, the probability of drawing the window's anchor step in one slot (without replacement: in
             the first slot). 1 / (probability * number of anchors) is the importance weight. None: the windows were
             drawn without weights.
+        importance: float64, the importance weight (N p)^-beta of a sampler with `beta`; None without.
         source: the number of the windows' dataset in a mixture, 0 without a mixture; int64 [B] if the windows are of
             several datasets.
     """
@@ -39,6 +40,7 @@ class Windows:
     start: Int64Array
     length: Int64Array
     probability: Float64Array | None = None
+    importance: Float64Array | None = None
     source: int | Int64Array = 0
 
     def __len__(self) -> int:
@@ -46,8 +48,9 @@ class Windows:
 
     def __getitem__(self, rows: slice | Int64Array) -> Windows:
         probability = None if self.probability is None else self.probability[rows]
+        importance = None if self.importance is None else self.importance[rows]
         source = self.source if isinstance(self.source, int) else self.source[rows]
-        return Windows(self.episode_id[rows], self.start[rows], self.length[rows], probability, source)
+        return Windows(self.episode_id[rows], self.start[rows], self.length[rows], probability, importance, source)
 
 
 @dataclass(frozen=True)

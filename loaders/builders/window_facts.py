@@ -1,6 +1,6 @@
 """Window facts: the numbers that a batch has for each of its windows.
 
-The keys are `valid_count`, `probability`, `weights_version` and `source`, each if it applies.
+The keys are `valid_count`, `probability`, `importance_weights`, `weights_version` and `source`, each if it applies.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class SourceFacts:
 
 
 def sampled_facts(windows: Windows) -> WindowFacts:
-    """Returns `valid_count`, and for weighted windows `probability`."""
+    """Returns `valid_count`, and for weighted windows `probability` and `importance_weights`."""
     if windows.probability is None:
         return {"valid_count": windows.length}
-    return {"valid_count": windows.length, "probability": windows.probability}
+    facts: WindowFacts = {"valid_count": windows.length, "probability": windows.probability}
+    if windows.importance is not None:
+        facts["importance_weights"] = windows.importance
+    return facts

@@ -403,20 +403,27 @@ SCRIPT = Path(update_rank.__file__)
 def test_ranks_update_together(dataset, tmp_path):
     feed_data.run_two_ranks(SCRIPT, dataset.path, tmp_path)
     results = [json.loads((tmp_path / f"out-{rank}.json").read_text()) for rank in range(2)]
-    first, second = results[0]["from"]
-    assert results[1]["from"] == [first, second]
+    first, second, of_steps = results[0]["from"]
+    assert results[1]["from"] == [first, second, of_steps]
     assert first >= 9
     assert second >= 25
     # One process, with all updates in the order of the ranks.
     alone = update_rank.loader(dataset, prefetch=0)
     alone.update_weights([3, 0, 3, 5], [1000.0, 500.0, 0.0, 250.0], from_step=first)
     alone.update_weights([1, 0], [800.0, 0.0], from_step=second)
+    by_steps = update_rank.by_steps(dataset)
+    joined = zip(*(update_rank.steps_update(rank) for rank in range(2)), strict=True)
+    ids, values, steps = (list(itertools.chain(*each)) for each in joined)
+    by_steps.update_weights(ids, values, steps=steps, from_step=of_steps)
+    for rank in range(2):
+        assert results[rank]["starts"] == [by_steps.windows(step)["start"].tolist() for step in range(20)]
     windows = [{name: values.tolist() for name, values in alone.windows(s).items()} for s in range(update_rank.STEPS)]
     assert not any(3 in selection["episode_id"] for selection in windows[first:])
     whole = take(alone, update_rank.STEPS)
     for rank in range(2):
         assert results[rank]["windows"] == windows
-        wrong, unknown, unlike, early = results[rank]["errors"]
+        wrong, unknown, unlike, early, partly = results[rank]["errors"]
+        assert "some ranks give steps" in partly
         assert "-1" in wrong
         assert "no episode 99" in unknown
         assert "different from_step" in unlike

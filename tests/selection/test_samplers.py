@@ -200,8 +200,8 @@ def test_wrong_arguments_of_samplers():
 
 def test_a_sampler_with_a_polars_expression_can_be_pickled():
     sampler = pickle.loads(pickle.dumps(Weighted(pl.col("return") + 1, by="step")))
-    assert isinstance(sampler.expression, pl.Expr)
-    assert str(sampler.expression) == str(pl.col("return") + 1)
+    assert isinstance(sampler.weights, pl.Expr)
+    assert str(sampler.weights) == str(pl.col("return") + 1)
 
 
 # Fixed: a run that is resumed with another release must draw the same windows. Computed by the references with seed

@@ -21,8 +21,8 @@ from gear_data.selection.integer_weights import check_weights, int_weight_prefix
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers.sampler import Candidates, check_by
 from gear_data.selection.schedule import Schedule, checked_schedule
+from gear_data.selection.units import EpisodeUnits, StepUnits, WeightUnits, array_weights
 from gear_data.selection.weight_history import WeightHistory
-from gear_data.selection.weight_units import EpisodeUnits, StepUnits, WeightUnits, array_weights
 from gear_data.selection.window_sampler import IntWeightTable, SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
@@ -100,8 +100,7 @@ class Weighted:
             return EpisodeUnits(anchors, self.by == "step")
         if self.by == "episode":
             raise InvalidArgumentError(
-                f"by='episode' takes one weight an episode, {len(anchors)} in all, and there are {count} weights, one a "
-                "step",
+                f"by='episode' takes one weight an episode, {len(anchors)} in all, and there are {count}, one a step",
                 hint="leave by out",
             )
         return StepUnits(anchors)
@@ -176,8 +175,8 @@ class WeightedSelector:
                 positive = self._history.tree.positive
             if not self._replacement and count > positive:
                 raise InvalidArgumentError(
-                    f"{count} slots without replacement, but {positive} {self._units.name} have a positive weight and a "
-                    "window",
+                    f"{count} slots without replacement, but {positive} {self._units.name} have a positive weight and "
+                    "a window",
                     hint="take a smaller batch, or replacement=True",
                 )
             windows = self._sampler.draw(step, count)
@@ -210,10 +209,15 @@ class WeightedSelector:
         """Returns everything that windows depend on before any update, JSON-able."""
         return {
             "name": "weighted",
-            "by": "episode" if self._units.within == WITHIN_DRAWN else "step",
+            "by": self.by,
             "replacement": self._replacement,
             "weights": self._digest,
         }
+
+    @property
+    def by(self) -> str:
+        """The field of `Weighted`, resolved."""
+        return "episode" if self._units.within == WITHIN_DRAWN else "step"
 
     @cached_property
     def _digest(self) -> str:
@@ -282,7 +286,7 @@ class WeightedSelector:
             self._start_history().update(from_step, rows, weights)
 
     def weights_of(self, rows: Int64Array) -> Float64Array:
-        """Returns the initial weights of the units of some episodes, given the episodes' indices."""
+        """Returns the initial weights of the units of the episodes with indices `rows`."""
         return self._units.of_episodes(self._weights, rows)
 
     def _start_history(self) -> WeightHistory:

@@ -32,6 +32,17 @@ def loader(dataset: gear_data.Dataset, **options: Any) -> gear_data.SequenceLoad
     return gear_data.SequenceLoader(dataset, 6, context=5, sampler=sampler, seed=21, steps=STEPS, **options)
 
 
+def by_steps(dataset: gear_data.Dataset, **options: Any) -> gear_data.SequenceLoader:
+    """Returns a loader with one weight a step. Only rank 0's weights count."""
+    weights = np.ones(dataset.num_steps) * (1 + options.get("prefetch", 0))
+    return gear_data.SequenceLoader(dataset, 6, context=5, sampler=gear_data.Weighted(weights), steps=STEPS, **options)
+
+
+def steps_update(rank: int) -> tuple[list[int], list[float], list[int]]:
+    """Returns each rank's episodes, values and steps."""
+    return [3, 3 + rank], [400.0, 900.0 * rank], [20, 1]
+
+
 def refused(changing: gear_data.SequenceLoader, *update: Any, **options: Any) -> str:
     try:
         changing.update_weights(*update, **options)
@@ -56,9 +67,16 @@ def main(path: str, out: str, store: str, rank: str, size: str) -> None:
         refused(changing, [0], [1.0], from_step=50 + int(rank)),
         refused(changing, [0], [1.0], from_step=held_from[1] - 1),
     ]
+    of_steps = by_steps(gear_data.open(path), prefetch=int(rank))
+    ids, values, steps = steps_update(int(rank))
+    held_from.append(of_steps.update_weights(ids, values, steps=steps, from_step=4))
+    errors.append(refused(of_steps, ids, values, steps=steps if rank == "1" else None))
+    starts = [of_steps.windows(step)["start"].tolist() for step in range(20)]
     batches += list(iterator)
     windows = [{name: values.tolist() for name, values in changing.windows(step).items()} for step in range(STEPS)]
-    Path(f"{out}-{rank}.json").write_text(json.dumps({"from": held_from, "errors": errors, "windows": windows}))
+    Path(f"{out}-{rank}.json").write_text(
+        json.dumps({"from": held_from, "errors": errors, "windows": windows, "starts": starts})
+    )
     arrays = {key: np.stack([batch[key].numpy() for batch in batches]) for key in batches[0]}
     np.savez(f"{out}-{rank}.npz", **arrays)
     torch.distributed.destroy_process_group()

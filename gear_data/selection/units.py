@@ -1,4 +1,4 @@
-"""Weight units: the things that have one weight each, episodes or steps."""
+"""Units: the things that have one weight each, episodes or steps."""
 
 from __future__ import annotations
 
