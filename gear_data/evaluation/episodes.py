@@ -140,7 +140,7 @@ def evaluate(
 
 
 def _episode(policy: Policy, env: Any, seed: int) -> tuple[float, int, bool]:
-    """Runs one episode; returns its return, its length and whether the environment ended it."""
+    """Returns an episode's return, its length, and whether the environment ended it."""
     observation, _ = env.reset(seed=seed)
     policy.reset(observation)
     total, length = 0.0, 0

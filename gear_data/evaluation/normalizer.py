@@ -47,9 +47,9 @@ class AffineMap:
 
 
 class Normalizer:
-    """The normalisation of a loader's columns, which a trained model needs in an environment.
+    """The normalisation of a loader's columns.
 
-    Columns that a batch holds as they are stay as they are. A Decision Transformer's returns-to-go are multiplied by
+    A trained model needs it in an environment. Columns that a batch holds as they are stay as they are. A Decision Transformer's returns-to-go are multiplied by
     0.001, which is a map, too.
 
     Args:

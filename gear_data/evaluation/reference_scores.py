@@ -36,7 +36,7 @@ _SAME_REWARDS = ("halfcheetah", "hopper", "walker2d", "ant", "pen", "hammer", "d
 
 
 def reference_returns(name: str) -> tuple[float, float] | None:
-    """Returns the reference returns of an environment; None if there are none.
+    """Returns the reference returns of an environment; None if D4RL has none.
 
     Args:
         name: an environment or a dataset, such as `Hopper-v5`, `hopper-medium-v2` or `mujoco/hopper/expert-v0`.
@@ -49,7 +49,9 @@ def reference_returns(name: str) -> tuple[float, float] | None:
 
 
 def normalized_scores(returns: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
-    """Returns 100 * (return - random) / (expert - random), float64 of the shape of `returns`.
+    """Returns 100 * (return - random) / (expert - random).
+
+    The scores are float64, of the shape of `returns`.
 
     Raises:
         UnknownNameError: D4RL has no reference returns for this environment.

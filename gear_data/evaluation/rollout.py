@@ -37,13 +37,13 @@ class Rollout:
         discount: the loader's `discount`.
 
     Raises:
-        InvalidArgumentError: there is no target, or columns with offsets are beside windows of several steps.
+        InvalidArgumentError: there is no target, or the batches have columns with offsets and windows of several steps.
     """
 
     def __init__(self, outputs: Sequence[Output], *, target: float | None = None, discount: float = 1.0) -> None:
         if any(not o.within_window for o in outputs) and any(o.within_window and o.width > 1 for o in outputs):
             raise InvalidArgumentError(
-                "the batches have columns with offsets beside windows of several steps", hint="train with context=1"
+                "the batches have columns with offsets, and windows of several steps", hint="train with context=1"
             )
         self._outputs = [output for output in outputs if _is_known(output)]
         self._action_output = next((each for each in outputs if each.column and each.source == _ACTIONS), None)
@@ -117,7 +117,7 @@ class Rollout:
     def inputs(self) -> dict[str, npt.NDArray[Any]]:
         """Returns a batch of one window, [1, ...] for each key.
 
-        Keys, dtypes and padding are those of training batches. Half precisions are float32.
+        Keys, dtypes and padding are as in training batches. Half precisions are float32.
 
         Raises:
             InvalidArgumentError: the episode has not begun.
