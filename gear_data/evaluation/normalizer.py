@@ -49,8 +49,8 @@ class AffineMap:
 class Normalizer:
     """The normalisation of a loader's columns.
 
-    A trained model needs it in an environment. Columns that a batch holds as they are stay as they are. A Decision Transformer's returns-to-go are multiplied by
-    0.001, which is a map, too.
+    A trained model needs it in an environment. Columns that a batch holds as they are stay as they are. A Decision
+    Transformer's returns-to-go are multiplied by 0.001, which is a map, too.
 
     Args:
         columns: name of a column -> its map.

@@ -19,6 +19,7 @@ from typing import Any
 import cluster
 import common
 import convert_layouts
+import numpy as np
 import pytest
 import rdma
 import scale
@@ -26,6 +27,7 @@ import selection
 from feeding.contenders import CONTENDERS, INLINE, THREADS
 from feeding.scenarios import SCENARIOS
 
+from gear_data.demo.rollouts import write_rollouts
 from tests.support.benchmarks.commands import BENCHMARKS, COMMANDS
 from tests.support.benchmarks.results import Result, read_record, rows_of
 from tests.support.benchmarks.warm_python import warm_python
@@ -47,6 +49,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Parquet of Hopper's shape."""
     path = tmp_path_factory.mktemp("source") / "hopper.parquet"
     common.write_parquet(common.synthetic_episodes(5000, seed=3), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rollouts") / "pendulum" / "train.parquet"
+    write_rollouts(path, 12, 0, False)
     return path
 
 
@@ -302,6 +311,26 @@ def test_every_other_shape_is_measured(run: Run) -> None:
     assert result.record["settings"]["seed"] == 1
     large = [each["data"] for each in result.record["scenarios"] if each["scenario"].endswith("-large")]
     assert len(large) == 3 and all(text.startswith("synthetic data, 2 copies: ") for text in large)
+
+
+def test_policies_are_trained_and_run(run: Run, rollouts: Path) -> None:
+    result = run("learning", source=rollouts)
+    assert result.status == 0, result.errors
+    (returns,) = result.record["bc"]["returns"]
+    assert len(returns) == 2
+    assert all(-3000 < each < 0 for each in returns)
+    table = rows_of(result.printed, "target")
+    assert [row[0] for row in table] == ["-200.0", "-1000.0"]
+    # Of the same windows, in other orders: the models differ, and their returns too.
+    feeds = result.record["dt"]
+    assert list(feeds) == ["published loop", "gear-data", 'gear-data, anchor="end"']
+    assert all(np.shape(feeds[name]["returns"]["-200.0"]) == (1, 2) for name in feeds)
+
+
+def test_one_policy_is_trained(run: Run, rollouts: Path) -> None:
+    result = run("learning of one policy", source=rollouts)
+    assert result.status == 0, result.errors
+    assert "Behaviour cloning" not in result.printed
 
 
 def test_parts_without_contenders(run: Run, source: Path) -> None:
