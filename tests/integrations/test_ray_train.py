@@ -1,0 +1,61 @@
+"""Ray Train: rows of all workers through a kill and a resume."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import ray.train.torch
+
+import gear_data
+from tests.support.integrations import recorder
+from tests.support.integrations.ray_workers import recorded
+from tests.support.integrations.training_runs import SCRIPTS, Trained, check_equal, global_batches
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_run_resumes_on_another_number_of_workers(
+    trained_on: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = global_batches(trained_on, 10, batch_size=64, context=20)
+    trainer = ray.train.torch.TorchTrainer
+
+    def train(name: str, workers: int, kill_at: int | None = None, loader: Any = None) -> Trained:
+        (tmp_path / name).mkdir()
+
+        def recording(loop: Any, **options: Any) -> Any:
+            return trainer(recorded(loop, tmp_path / name, tmp_path / "run", kill_at, loader), **options)
+
+        monkeypatch.setattr(ray.train.torch, "TorchTrainer", recording)
+        command = ["with_ray_train.py", trained_on, "--out", tmp_path / "run", "--workers", workers, "--restarts", 0]
+        monkeypatch.setattr(sys, "argv", [*map(str, command), "--steps", "10", "--save-every", "4"])
+        try:
+            runpy.run_path(str(SCRIPTS / "with_ray_train.py"), run_name="__main__")
+        except ray.train.TrainingFailedError:
+            assert kill_at is not None
+        return Trained([recorder.read(str(tmp_path / name / f"rank-{rank}.npy")) for rank in range(workers)], [])
+
+    loader = gear_data.SequenceLoader(gear_data.open(trained_on), 64, context=20)
+    check_equal(train("killed", 2, kill_at=6, loader=loader).global_batches(), expected[:7])
+    check_equal(train("resumed", 1).global_batches(), expected[4:])
+    # The driver's loader, pickled, has no process group; in a worker it reads the worker's rows.
+    rows = [np.load(tmp_path / "killed" / f"travelled-{rank}.npy") for rank in range(2)]
+    assert np.array_equal(np.concatenate(rows), expected[0])
+    for rank in range(2):
+        refused = (tmp_path / "killed" / f"refused-{rank}.txt").read_text()
+        assert f"the loader reads the rows of rank 0 of 1, and this is worker {rank} of 2\n" in refused
