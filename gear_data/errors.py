@@ -10,12 +10,14 @@ import difflib
 import errno
 from collections.abc import Iterable
 
+from gear_data.error_text import shorten_values
+
 
 class GearError(Exception):
     """Base class of all gear-data errors.
 
     Args:
-        message: the problem.
+        message: the problem. Values in it, in quotes or brackets, are shortened to 200 characters.
         file: file or URL of the problem.
         column: column of the problem.
         row: zero-based row of `file`.
@@ -31,6 +33,7 @@ class GearError(Exception):
         row: int | None = None,
         hint: str | None = None,
     ) -> None:
+        message = shorten_values(message)
         super().__init__(message)
         self.message = message
         self.file = file
@@ -44,7 +47,7 @@ class GearError(Exception):
             text
             for text in (
                 self.file,
-                None if self.column is None or named in self.message else named,
+                None if self.column is None or shorten_values(named) in self.message else shorten_values(named),
                 None if self.row is None else f"row {self.row}",
             )
             if text is not None

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from gear_data.dataset.dataset import Dataset
+from gear_data.error_text import shown
 from gear_data.errors import DeviceError, InvalidArgumentError, unknown_name
 from gear_data.loaders.presets.outputs import normalization_columns
 
@@ -75,7 +76,7 @@ def check_dataset(dataset: Any) -> Dataset:
     """Returns the dataset; raises InvalidArgumentError if it is not a Dataset."""
     if not isinstance(dataset, Dataset):
         raise InvalidArgumentError(
-            f"a loader takes a Dataset or a Mixture, not {dataset!r}", hint="open it with gear_data.open(path)"
+            f"a loader takes a Dataset or a Mixture, not {shown(dataset)}", hint="open it with gear_data.open(path)"
         )
     return dataset
 

@@ -25,6 +25,7 @@ TESTS = Path(__file__).parent
 #: Packages and modules below gear_data, from the lowest layer to the highest. A layer imports only itself and the
 #: layers below it.
 LAYERS = (
+    ("error_text",),
     ("errors",),
     ("schema", "common"),
     ("storage", "kernels"),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.polars_threads import check_polars_threads
+from gear_data.error_text import shown
 from gear_data.errors import EmptySourceError, InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.kernels.cuda import cudf
 
@@ -38,7 +39,7 @@ def parse(expression: pl.Expr | str, names: Sequence[str]) -> pl.Expr:
         expression = pl.col(expression) if expression in names else _from_sql(expression)
     elif not isinstance(expression, pl.Expr):
         raise InvalidArgumentError(
-            f"expected a Polars expression or SQL text, not {expression!r}", hint="such as 'return > 100'"
+            f"expected a Polars expression or SQL text, not {shown(expression)}", hint="such as 'return > 100'"
         )
     for name in column_names(expression):
         if name not in names:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gear_data.dataset.dataset import Dataset
+from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.exports.d4rl import export_d4rl
 from gear_data.exports.destination import FILE_SUFFIXES, export_target
@@ -88,7 +89,9 @@ def export(
         UnwritableError: the system refuses the write.
     """
     if not isinstance(dataset, Dataset):
-        raise InvalidArgumentError(f"export takes a Dataset, not {dataset!r}", hint="open it with gear_data.open(path)")
+        raise InvalidArgumentError(
+            f"export takes a Dataset, not {shown(dataset)}", hint="open it with gear_data.open(path)"
+        )
     if format not in EXPORTERS:
         raise unknown_name("export format", format, EXPORTERS)
     target = export_target(destination, format, FILE_SUFFIXES.get(format, ()))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from gear_data.error_text import shown
+from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, Transform
 from gear_data.loaders.builders.transfer import map_tensors
 from gear_data.loaders.component import LoaderComponent
@@ -72,5 +74,16 @@ class Postprocessor:
                 batch = {key: map_tensors(value, cast) if key in floats else value for key, value in batch.items()}
         if config.transform is not None:
             rng = np.random.Generator(np.random.Philox(key=np.array([config.seed, step], np.uint64)))
-            batch = config.transform(batch, rng)
+            transformed = config.transform(batch, rng)
+            if transformed is None:
+                raise InvalidArgumentError(
+                    f"the transform {_name(config.transform)} returned None, not a batch",
+                    hint="end it with 'return batch', also if it changes the batch in place",
+                )
+            batch = transformed
         return batch
+
+
+def _name(transform: Transform) -> str:
+    """Returns the name of a function, or the text of another callable."""
+    return getattr(transform, "__qualname__", None) or shown(transform)

@@ -203,6 +203,14 @@ def test_a_transform_need_not_keep_any_key(dataset):
     assert loader.metrics()["windows"] == 20
 
 
+def test_a_transform_that_returns_nothing_is_named(dataset):
+    def scale_rewards(batch, rng):
+        batch["rewards"] *= 2
+
+    with pytest.raises(InvalidArgumentError, match=r"scale_rewards returned None.*\n.*return batch"):
+        take(SequenceLoader(dataset, transform=scale_rewards, **OPTIONS), 1)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 def test_an_error_in_a_transform_comes_at_its_step_and_ends_the_iteration(dataset, prefetch):
     # Not the fourth call: prefetch threads overtake each other.
