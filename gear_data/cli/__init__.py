@@ -31,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GearError as error:
         _print_error(options, error)
         return 2 if isinstance(error, InvalidArgumentError | UnknownNameError) else 1
-    except KeyboardInterrupt:
-        print("gear-data: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        notes = getattr(interrupt, "__notes__", [])
+        print("\n  ".join(["gear-data: interrupted", *notes]), file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader of the output ended (`| head`). Without this, Python would report the error again at exit.

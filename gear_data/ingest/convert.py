@@ -218,7 +218,8 @@ class Conversion:
             if self._resume and (not self._locked.locks or self._store.size(MANIFEST_NAME) is not None):
                 return finished_manifest(self._store, self._locked, identity)
             tasks = plan_tasks(source.units(), self._spec.shard_bytes)
-            staging_options = {**identity, "tasks": [list(task.start) for task in tasks]}
+            embodiments = [part.embodiment for part in self._spec.parts]
+            staging_options = {**identity, "embodiments": embodiments, "tasks": [list(task.start) for task in tasks]}
             staged = StagedDataset(self._store, stored_schema(source), staging_options, resume=self._resume)
             with abandoned_on_error(staged, self._target):
                 pool.resize(len(tasks) - 1)

@@ -21,7 +21,7 @@ from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 from gear_data.storage.writing.folder_lock import LOCK_NAME, FolderLock
 from gear_data.storage.writing.progress_files import LOCK, PROGRESS
-from gear_data.storage.writing.staging import StagedDataset, difference
+from gear_data.storage.writing.staging import StagedDataset, conversion_difference
 
 #: The files that a dataset's folder may hold. The hub adds `.gitattributes`.
 _DATASET_FILES = frozenset(
@@ -145,7 +145,7 @@ def finished_manifest(store: FileStore, locked: LockedTarget, identity: Mapping[
         raise ResumeError(f"cannot be read: {error}", file=file, hint="use --overwrite to convert again") from error
     manifest = Manifest.from_text(text, file)
     known = {name: manifest.provenance.get(name) for name in identity}
-    change = difference(known, json.loads(json.dumps(identity)))
+    change = conversion_difference(known, json.loads(json.dumps(identity)))
     if change is not None:
         raise ResumeError(
             f"the finished dataset has another {change}", file=store.name, hint="use --overwrite to convert again"
@@ -163,10 +163,13 @@ def abandoned_on_error(staged: StagedDataset, target: Target) -> Iterator[None]:
     except BaseException as error:
         kept = staged.abandon()
         # A failed overwrite keeps the old dataset, and nothing of the new one.
-        if kept and isinstance(error, GearError) and not target.replaces:
+        if kept and not target.replaces:
             text = f"{pluralize(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: "
-            text += "--resume continues from there"
-            error.hint = f"{error.hint}\n  {text}" if error.hint else text
+            text += "--resume (resume=True) continues from there"
+            if isinstance(error, GearError):
+                error.hint = f"{error.hint}\n  {text}" if error.hint else text
+            elif isinstance(error, KeyboardInterrupt):
+                error.add_note(text)
         raise
 
 

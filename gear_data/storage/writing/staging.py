@@ -125,7 +125,7 @@ class StagedDataset:
         earlier = read_progress_file(self._store, _OPTIONS)
         if earlier is None:
             raise ResumeError("is missing", file=file, hint=START_OVER)
-        change = difference(earlier, json.loads(json.dumps(options)))
+        change = conversion_difference(earlier, json.loads(json.dumps(options)))
         if change is not None:
             raise ResumeError(
                 f"the unfinished conversion has another {change}",
@@ -231,6 +231,17 @@ def write_table(store: FileStore, name: str, table: pa.Table) -> FileEntry:
     with store.writing(name) as path:
         write_ipc(path, table.combine_chunks())
         return FileEntry(name, path.stat().st_size, checksum(path))
+
+
+def conversion_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """Returns the first difference of two conversions, as `difference` does.
+
+    If the files of the source have the same names, sizes and times, its path does not matter: it may be relative to
+    another folder.
+    """
+    if first.get("source_files") and first["source_files"] == second.get("source_files"):
+        first, second = ({**each, "source": None} for each in (first, second))
+    return difference(first, second)
 
 
 def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import gear_data
+from gear_data.cli import main
 from gear_data.errors import (
     DatasetNotFoundError,
     DestinationExistsError,
@@ -19,6 +20,7 @@ from gear_data.errors import (
     UnwritableError,
 )
 from gear_data.storage.writing import staging
+from gear_data.storage.writing.shard_writer import ShardWriter
 from tests.support.hangs import SPECIAL_FILES, no_hang
 from tests.support.manifests import signed
 
@@ -200,3 +202,46 @@ def test_an_unfinished_conversion_is_not_a_free_destination(
     gear_data.convert(source, half_done, overwrite=True)
     sources.check_dataset(half_done, rollouts)
     assert sorted(path.name for path in half_done.parent.iterdir()) == ["d", "s.parquet"]
+
+
+def test_an_interrupt_names_resume(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_shard = ShardWriter._write_shard
+
+    def interrupt(writer: ShardWriter) -> Any:
+        if writer.finished_shards == 2:
+            raise KeyboardInterrupt
+        return write_shard(writer)
+
+    monkeypatch.setattr(ShardWriter, "_write_shard", interrupt)
+    assert main(["convert", str(source), str(tmp_path / "d"), "--shard-bytes", "2048"]) == 1
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "gear-data: interrupted",
+        "  2 finished shards are kept: --resume (resume=True) continues from there",
+    ]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_relative_path_is_the_same_source(
+    finished: bool, source: Path, half_done: Path, sources: Any, rollouts: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if finished:
+        gear_data.convert(source, half_done, shard_bytes=2048, resume=True)
+    monkeypatch.chdir(source.parent)
+    gear_data.convert(source.name, half_done, shard_bytes=2048, resume=True)
+    sources.check_dataset(half_done, rollouts)
+
+
+def test_a_relative_path_among_several_sources(
+    source: Path, stop_at: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.parquet"
+    other.write_bytes(source.read_bytes())
+    stop_at(2)
+    with pytest.raises(StorageFullError):
+        gear_data.convert([source, other], tmp_path / "d", shard_bytes=2048)
+    stop_at(None)
+    monkeypatch.chdir(tmp_path)
+    gear_data.convert([source.name, f"../{tmp_path.name}/other.parquet"], "d", shard_bytes=2048, resume=True)
+    assert set(gear_data.open("d").episodes["embodiment"]) == {"s", "other"}
