@@ -110,9 +110,10 @@ def convert(
 
     Args:
         source: A path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset`
-            or `IterableDataset`, or an iterable of episodes in memory (`gear_data.ingest.sources.in_memory`). A list
-            or tuple of paths, URLs and hub ids is several sources, which become one dataset. The column `embodiment`
-            of the episode table names the source of each episode: the last part of its path.
+            or `IterableDataset`, or data in memory: an iterable of episodes, a mapping of arrays with a row per step,
+            a list of transitions (s, a, r, s', done), or a pandas, Polars or Arrow table. A list or tuple of paths,
+            URLs and hub ids is several sources, which become one dataset. The column `embodiment` of the episode table
+            names the source of each episode: the last part of its path.
         destination: The folder of the dataset, as a path or an fsspec URL. It must not exist, or must be empty, unless
             `overwrite` or `resume` is set.
         format: `auto`, or one of `gear_data.ingest.sources.registry.known_formats()`.

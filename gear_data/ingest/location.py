@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import IO, Any
 
+import pyarrow as pa
+
 from gear_data.common.paths import is_remote, is_utf8, plain_path, printable
 from gear_data.common.retry import with_retries
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
+from gear_data.ingest.sources.memory.objects import as_table, holds_arrays, holds_transitions
+from gear_data.ingest.sources.memory.transitions import transition_episodes
 from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
 
@@ -76,6 +81,8 @@ class Location:
         dataset: A HuggingFace dataset object.
         folder: Whether the path or URL is a folder.
         episodes: An iterable of episodes in memory, or a function that returns one.
+        arrays: Arrays of steps in memory: name -> [N, ...].
+        table: A table in memory.
         split: The split that the format must choose; None if the files are of one split.
         parts: The locations of several sources or splits that are read as one; empty for one source.
     """
@@ -85,6 +92,8 @@ class Location:
     dataset: Any = None
     folder: bool = False
     episodes: Any = None
+    arrays: Mapping[str, Any] | None = None
+    table: pa.Table | None = None
     split: str | None = None
     parts: tuple[Location, ...] = ()
 
@@ -158,7 +167,7 @@ def locate(source: Any, split: str | None) -> Location:
         MissingExtraError: The package for this kind of URL is not installed.
     """
     if not isinstance(source, str | os.PathLike):
-        return _dataset_object(source, split)
+        return _object(source, split)
     text = plain_path(source)
     if is_remote(text):
         return _choose_split(_remote(text), split)
@@ -267,10 +276,9 @@ def _choose_split(location: Location, split: str | None) -> Location:
     return replace(location, files=tuple(files), split=left)
 
 
-def _dataset_object(source: Any, split: str | None) -> Location:
-    import datasets
-
-    if isinstance(source, dict) and all(hasattr(value, "features") for value in source.values()):
+def _object(source: Any, split: str | None) -> Location:
+    """Returns the location of an object of `datasets`, or of data in memory."""
+    if isinstance(source, dict) and source and all(hasattr(value, "features") for value in source.values()):
         # DatasetDict and IterableDatasetDict
         if split is None and len(source) == 1:
             split = next(iter(source))
@@ -281,24 +289,27 @@ def _dataset_object(source: Any, split: str | None) -> Location:
                 f"the source has the splits {', '.join(source)}, not {split!r}", hint="choose one with split= (--split)"
             )
         source, split = source[split], None
-    if not isinstance(source, datasets.Dataset | datasets.IterableDataset):
-        return _episodes(source, split)
+    datasets = sys.modules.get("datasets")  # its import takes seconds, and its objects exist only if it was imported
+    if datasets is None or not isinstance(source, datasets.Dataset | datasets.IterableDataset):
+        return _in_memory(source, split)
     if split is not None and str(source.split) != split:
         raise InvalidArgumentError(f"this dataset is the split '{source.split}', not '{split}'", hint="leave split out")
     return Location(f"datasets.{type(source).__name__}", dataset=source)
 
 
-def _episodes(source: Any, split: str | None) -> Location:
-    """Returns the location of episodes in memory.
+def _in_memory(source: Any, split: str | None) -> Location:
+    """Returns the location of data in memory.
 
-    The source is an iterable, or a function that returns one.
+    The source is a table, a mapping of arrays, a list of transitions, an iterable of episodes, or a function that
+    returns such an iterable.
     """
     iterable = hasattr(source, "__iter__") or hasattr(source, "__getitem__") or callable(source)
-    if not iterable or isinstance(source, dict | bytes | bytearray | type):
+    table = as_table(source)
+    is_empty = isinstance(source, Mapping) and not source
+    if table is None and (not iterable or is_empty or isinstance(source, bytes | bytearray | type)):
         raise InvalidArgumentError(
-            "a source must be a path, a URL, a hub id, a datasets.Dataset or an iterable of episodes, not "
-            f"{type(source).__name__}",
-            hint="put a single episode into a list" if isinstance(source, dict) else None,
+            "a source must be a path, a URL, a hub id, a datasets.Dataset, an iterable of episodes, a mapping of "
+            f"arrays, a table or a list of transitions, not {type(source).__name__}"
         )
     # Compared by name, because ingest does not import the layers above it.
     if type(source).__module__ == "gear_data.dataset.dataset":
@@ -307,8 +318,13 @@ def _episodes(source: Any, split: str | None) -> Location:
             hint="export a view with gear_data.export(view, folder), then convert that folder",
         )
     if split is not None:
-        raise InvalidArgumentError("episodes in memory have no splits", hint="leave split out")
-    return Location(f"{type(source).__name__} in memory", episodes=source)
+        raise InvalidArgumentError("data in memory has no splits", hint="leave split out")
+    name = f"{type(source).__name__} in memory"
+    if table is not None:
+        return Location(name, table=table)
+    if holds_transitions(source):
+        return Location(name, episodes=transition_episodes(source, name))
+    return Location(name, arrays=source) if holds_arrays(source) else Location(name, episodes=source)
 
 
 def _hub(name: str, split: str | None) -> Location:
@@ -322,5 +338,5 @@ def _hub(name: str, split: str | None) -> Location:
             file=name,
             hint="check the path; a hub dataset needs network access, and a login if it is private",
         ) from error
-    location = _dataset_object(loaded, split if isinstance(loaded, dict) else None)
+    location = _object(loaded, split if isinstance(loaded, dict) else None)
     return Location(name, dataset=location.dataset)

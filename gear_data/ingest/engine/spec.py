@@ -139,7 +139,7 @@ class ConversionSpec:
             source.findings.make_strict()
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
-        report_names(source)
+        report_names(source, all_columns=self.options.columns is None)
         return source, name, reason
 
     def _open_format(self, location: Location) -> tuple[EpisodeSource, str, str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from gear_data.common.paths import printable
-from gear_data.errors import UnsupportedColumnError, unknown_name
+from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name, name_map
 from gear_data.ingest.source import SourceOptions
 
@@ -20,8 +20,14 @@ SCALAR_COLUMNS = END_FLAGS | {"rewards"}
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode", "traj_id", "trajectory_id")
 
 
-def choose_columns(names: Iterable[str], options: SourceOptions) -> dict[str, str]:
+def choose_columns(names: Iterable[str], options: SourceOptions, *, structure: Iterable[str] = ()) -> dict[str, str]:
     """Returns the columns to read, as source name -> canonical name.
+
+    Args:
+        names: The source's names of the columns that could be read.
+        options: The user's options.
+        structure: The source's names of the columns that say where episodes and steps are. `options.columns` may name
+            them. They are not stored.
 
     Raises:
         UnknownNameError: `options.columns` names a column that does not exist. Source and canonical names are valid.
@@ -29,7 +35,7 @@ def choose_columns(names: Iterable[str], options: SourceOptions) -> dict[str, st
         UnsupportedColumnError: The name of a column to read is invalid, see `is_column_name`.
     """
     mapping = name_map(names, options.rename)
-    chosen = mapping if options.columns is None else _selected(mapping, options.columns)
+    chosen = mapping if options.columns is None else _selected(mapping, options.columns, {*structure})
     for source, name in chosen.items():
         if not is_column_name(name):
             raise UnsupportedColumnError(
@@ -40,11 +46,16 @@ def choose_columns(names: Iterable[str], options: SourceOptions) -> dict[str, st
     return chosen
 
 
-def _selected(mapping: Mapping[str, str], columns: Sequence[str]) -> dict[str, str]:
+def _selected(mapping: Mapping[str, str], columns: Sequence[str], structure: Set[str]) -> dict[str, str]:
     wanted = set(columns)
     for name in columns:
-        if name not in mapping and name not in mapping.values():
-            raise unknown_name("column", name, mapping.values())
+        if name not in mapping and name not in mapping.values() and name not in structure:
+            raise unknown_name("column", name, {*mapping.values(), *structure})
+    if wanted and wanted <= structure:
+        raise InvalidArgumentError(
+            f"columns names only {', '.join(columns)}, which says where episodes or steps are and is not stored",
+            hint="name at least one column of steps, such as observations",
+        )
     return {source: name for source, name in mapping.items() if source in wanted or name in wanted or name in END_FLAGS}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable, Mapping
 
 from gear_data.common.paths import is_utf8
@@ -47,6 +49,9 @@ _CANONICAL = {
 _PREFIXES = (("observation.", "observations."), ("obs.", "observations."), ("action.", "actions."), ("info.", "infos."))
 
 
+#: Usual names of actions, in lower case, that have no canonical name because they may mean something else.
+_NEARLY_ACTIONS = re.compile(r"(a|u|act|action|control|controls|ctrl|command|commands)s?[_\d]*|actions?_.*")
+
 #: Column name -> the presets whose batches have another array of that name. Other presets leave such a column out.
 _BATCH_KEYS = {"mask": ("raw",), "timesteps": ("raw",), "valid_count": ("raw", "lerobot")}
 #: The end of the names of arrays that the preset `lerobot` adds.
@@ -74,6 +79,12 @@ def canonical_name(name: str) -> str:
         if dotted.startswith(prefix):
             return replacement + dotted.removeprefix(prefix)
     return dotted
+
+
+def is_nearly_actions(name: str) -> bool:
+    """Returns whether a name that is not `actions` looks like the name of actions, such as `act` or `Action_0`."""
+    last = name.replace("/", ".").rpartition(".")[2].lower()
+    return bool(_NEARLY_ACTIONS.fullmatch(last) or difflib.get_close_matches(last, ["action", "actions"], cutoff=0.8))
 
 
 def is_storable(name: str) -> bool:

@@ -14,10 +14,10 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.findings.non_finite import check_finite
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
 from gear_data.ingest.pipeline.end_flags import check_end_flags, complete_end_flags, end_flag_columns
-from gear_data.ingest.pipeline.names import INVALID_NAME, conflicting_presets, is_storable
+from gear_data.ingest.pipeline.names import INVALID_NAME, conflicting_presets, is_nearly_actions, is_storable
 from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
 from gear_data.ingest.source import EpisodeSource, typed_memory_errors
-from gear_data.schema import ColumnSpec, Schema
+from gear_data.schema import ColumnSpec, Role, Schema, role_of
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 
@@ -26,13 +26,18 @@ def stored_schema(source: EpisodeSource) -> Schema:
     return Schema(with_derived_columns(end_flag_columns(without_variable_finals(source.columns))))
 
 
-def report_names(source: EpisodeSource) -> None:
-    """Adds findings about columns whose names mean something else.
+def report_names(source: EpisodeSource, *, all_columns: bool) -> None:
+    """Adds findings about the names of columns.
 
-    A derived column replaces a column of the source (`replaced-column`), or the batches of a preset have an array of
-    the column's name (`reserved-name`).
+    A derived column replaces a column of the source (`replaced-column`), the batches of a preset have an array of the
+    column's name (`reserved-name`), or no column is `actions` (`no-actions-column`).
+
+    Args:
+        source: The opened source.
+        all_columns: Whether all columns are read. A user who chose columns may have left the actions out.
     """
     columns = {column.name: column for column in source.columns}
+    _report_actions(source, all_columns)
     if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
         message = "replaced by values computed from the rewards; --rename keeps the source's column under another name"
         source.findings.add(Finding("replaced-column", message, column=RETURNS_TO_GO))
@@ -43,6 +48,20 @@ def report_names(source: EpisodeSource) -> None:
             message += "name, so that preset cannot feed the column; "
             message += f"rename it with --rename {printable(column.source or column.name)}=NAME"
             source.findings.add(Finding("reserved-name", message, column=column.name))
+
+
+def _report_actions(source: EpisodeSource, all_columns: bool) -> None:
+    """Adds the finding `no-actions-column`, with the names that are nearly `actions`."""
+    if any(role_of(column.name) is Role.ACTION for column in source.columns):
+        return
+    names = [printable(column.source or column.name) for column in source.columns]
+    near = [name for name in names if is_nearly_actions(name)]
+    if not near and not all_columns:
+        return
+    message = "no column is 'actions', which training needs"
+    if near:
+        message += f"; if {' or '.join(map(repr, near))} holds the actions: --rename {near[0]}=actions"
+    source.findings.add(Finding("no-actions-column", message))
 
 
 def prepared_blocks(

@@ -35,7 +35,7 @@ _MODULES = (
     "d3rlpy",
     "d4rl.reader",
     "robomimic.reader",
-    "in_memory",
+    "memory.episodes",
     "lerobot.reader",
     "minari.arrow",
     "minari.hdf5",

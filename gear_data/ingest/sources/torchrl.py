@@ -237,7 +237,8 @@ def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns
             rename.setdefault(key, name if name.startswith("observations") else f"observations.{name}")
         names.append(key)
     rename |= dict(options.rename or {})
-    steps = choose_columns(names, replace(options, rename=rename))
+    structure = {_INDEX, *([trajectory] if trajectory else [])} & keys.keys()
+    steps = choose_columns(names, replace(options, rename=rename), structure=structure)
     next_keys = {name: _NEXT + key for key, name in steps.items() if not key.startswith(_NEXT) and _NEXT + key in keys}
     return _TensorColumns(steps, next_keys, trajectory)
 

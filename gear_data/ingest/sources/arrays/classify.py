@@ -130,7 +130,7 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
     if options.columns is None:
         chosen = choose_columns(names, options)
     else:
-        requested = choose_columns([*names, *objects, *scalars], options)
+        requested = choose_columns([*names, *objects, *scalars], options, structure=boundaries)
         chosen = {source: column for source, column in requested.items() if source in names}
         objects = [source for source in objects if source in requested]
         scalars = {source: array for source, array in scalars.items() if source in requested}

@@ -1,4 +1,4 @@
-"""Headers of `.npy`, `.npy.gz` and `.npz` files, read defensively.
+"""Headers of `.npy`, `.npy.gz` and `.npz` files, read defensively, and arrays in memory.
 
 Sizes are checked before memory is allocated, and no pickle is loaded. Formats:
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html and, for the archive, ZIP.
@@ -14,11 +14,12 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import IO, Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.location import SourceFile
@@ -52,6 +53,7 @@ class StoredArray:
         fortran: whether the first axis varies fastest in the file.
         gzipped: whether the file is compressed by gzip.
         rotation: the stored row that is read as row 0, of a ring buffer. The rows before it follow the last stored row.
+        values: the values of an array in memory, which is in no file; otherwise None.
     """
 
     file: SourceFile
@@ -62,6 +64,7 @@ class StoredArray:
     fortran: bool = False
     gzipped: bool = False
     rotation: int = 0
+    values: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -28,7 +28,7 @@ from gear_data.ingest.sources.tables.episode_columns import (
     infer_columns,
     marked_facts,
 )
-from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
+from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
 from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES, open_tables, require_tables
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
@@ -108,8 +108,9 @@ class EpisodeRowSource:
         types = {field.name: field.type for field in tables.schema}
         options = resolve_structure_columns(types, options)
         check_structure_options(types, options, location.name)
-        names = leave_out_null_columns(tables.schema, location.name, options, self.findings)
-        chosen = choose_columns([name for name in names if name != options.step_column], options)
+        names = leave_out_columns(tables.schema, location.name, options, self.findings)
+        structure = {options.step_column} if options.step_column else set()
+        chosen = choose_columns([name for name in names if name not in structure], options, structure=structure)
         marked = marked_facts(tables.schema)
         self._roles = assign_roles(chosen, types, marked, options.step_column, location.name)
         tables.select(self._roles.sources)

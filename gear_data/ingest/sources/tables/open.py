@@ -6,6 +6,7 @@ import os
 
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location
+from gear_data.ingest.sources.memory.tables import MemoryTable
 from gear_data.ingest.sources.tables.dataset_stream import DatasetTables
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.arrow import ARROW
@@ -42,6 +43,8 @@ def open_tables(location: Location, *, requested: bool = False) -> TableStream |
     """
     if location.dataset is not None:
         return DatasetTables(location)
+    if location.table is not None:
+        return MemoryTable(location.table, location.name)
     if is_dataset(location) or is_unfinished_conversion(location):
         return None
     if files := saved_files(location):

@@ -28,7 +28,7 @@ from gear_data.ingest.pipeline.columns import (
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
-from gear_data.ingest.sources.tables.null_columns import leave_out_null_columns
+from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
 from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES, open_tables, require_tables
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
@@ -112,9 +112,10 @@ class StepRowSource:
         if self._episode is not None:
             _require_ids(tables.schema, self._episode, location.name)
         self._orders = self._order_columns(tables.schema)
-        names = leave_out_null_columns(tables.schema, location.name, options, self.findings)
+        names = leave_out_columns(tables.schema, location.name, options, self.findings)
         #: Source name -> canonical name.
-        self._sources = choose_columns([name for name in names if name not in {self._episode, *self._orders}], options)
+        structure = {*self._orders, *([self._episode] if self._episode else [])}
+        self._sources = choose_columns([n for n in names if n not in structure], options, structure=structure)
         self._ends_by_steps = self._ends_only_by_steps()
         needed = [self._episode, *self._orders, *self._sources]
         tables.select([name for name in dict.fromkeys(needed) if name is not None])

@@ -13,20 +13,35 @@ from typing import Any
 from gear_data.errors import InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
-from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.source import EpisodeSource, Format, SourceOptions, Unit
+from gear_data.ingest.sources.memory.arrays import open_arrays
 from gear_data.storage.episode_block import BEGIN
+
+#: Options for arrays, which say where their episodes end.
+_USES = frozenset({"episode_column", "step_column", "end_column", "max_episode_steps"})
 
 
 def probe(location: Location) -> str | None:
-    """Returns the reason if the location holds episodes in memory; otherwise None."""
+    """Returns the reason if the location holds episodes or arrays in memory; otherwise None."""
+    if location.arrays is not None:
+        return f"arrays in memory, with a row per step: {', '.join(location.arrays)}"
     return None if location.episodes is None else "episodes in memory"
 
 
-def open_(location: Location, options: SourceOptions) -> EpisodeStream:
-    """Opens episodes in memory. Raises UnknownFormatError for files."""
+def open_(location: Location, options: SourceOptions) -> EpisodeSource:
+    """Opens episodes or arrays in memory. Raises UnknownFormatError for files."""
+    if location.arrays is not None:
+        return open_arrays(location.arrays, location.name, options)
     episodes = location.episodes
     if episodes is None:
         raise UnknownFormatError("is not an iterable of episodes", file=location.name, hint="leave --format out")
+    for name in _USES:
+        if getattr(options, name) is not None:
+            raise InvalidArgumentError(
+                f"the format {FORMAT.name} does not support {name}, because each item is an episode",
+                file=location.name,
+                hint="leave it out, or give arrays with a row per step",
+            )
     count = len(episodes) if hasattr(episodes, "__len__") else None
     is_iterator = not callable(episodes) and iter(episodes) is episodes
     reader = _OneShotEpisodes(episodes, location.name) if is_iterator else _RepeatableEpisodes(episodes, location.name)
@@ -83,4 +98,5 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=60,
+    uses=_USES,
 )

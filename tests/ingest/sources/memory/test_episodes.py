@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import BadEpisodeError, EmptySourceError, InvalidArgumentError, UnsupportedColumnError
+from gear_data.errors import (
+    BadEpisodeError,
+    EmptySourceError,
+    InvalidArgumentError,
+    UnknownFormatError,
+    UnsupportedColumnError,
+)
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
@@ -249,11 +255,8 @@ def test_bad_episodes_are_named(sources: Any, tmp_path: Path, change: dict[str, 
     [
         ([], EmptySourceError, "no episode"),
         ([1, 2], InvalidArgumentError, "an episode must be a mapping"),
-        (
-            {"observations": np.zeros((3, 1)), "rewards": np.zeros(3)},
-            InvalidArgumentError,
-            "single episode into a list",
-        ),
+        ({"observations": np.zeros((3, 1)), "rewards": np.zeros(3)}, UnknownFormatError, "mapping into a list"),
+        ({}, InvalidArgumentError, "not dict"),
         (3, InvalidArgumentError, "not int"),
         (b"path", InvalidArgumentError, "not bytes"),
     ],

@@ -1,0 +1,1 @@
+"""Sources in memory: episodes, arrays of steps, transitions and tables."""

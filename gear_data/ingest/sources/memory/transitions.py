@@ -1,0 +1,131 @@
+"""Transitions in memory: tuples (s, a, r, s', done), in the order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import BadEpisodeError, UnsupportedColumnError
+from gear_data.ingest.pipeline.episode_values import flatten
+from gear_data.ingest.pipeline.names import DONES, canonical_name
+
+_NEXT = "next_observations"
+_COLUMNS = ("observations", "actions", "rewards", _NEXT, "terminated", "truncated")
+#: Usual names of the fields of a named tuple, beside those that columns have.
+_FIELDS = {
+    "state": "observations",
+    "s": "observations",
+    "a": "actions",
+    "r": "rewards",
+    "next_state": _NEXT,
+    "s_": _NEXT,
+    "s2": _NEXT,
+    "s_next": _NEXT,
+    "d": DONES,
+}
+
+
+def transition_episodes(transitions: Sequence[Sequence[Any]], name: str) -> list[dict[str, Any]]:
+    """Returns the episodes of transitions: mappings of arrays, with the final observation.
+
+    Observations that are mappings become columns with dotted names. An episode ends at a flag, and where s' differs
+    from the next s. An end without a flag is a truncation.
+
+    Args:
+        transitions: tuples (s, a, r, s', done) or (s, a, r, s', terminated, truncated), or named tuples, whose fields
+            say what they are. `done` is a terminal step.
+        name: the name of the source, for errors.
+
+    Raises:
+        BadEpisodeError: a transition has other values than the first, or values of another shape.
+        UnsupportedColumnError: the field of a named tuple is unknown.
+    """
+    columns = _columns_of(transitions[0], name)
+    for row, transition in enumerate(transitions):
+        if not isinstance(transition, tuple | list) or len(transition) != len(columns):
+            raise BadEpisodeError(
+                f"is not a tuple of the {len(columns)} values that the first transition has",
+                file=name,
+                row=row,
+                hint=f"give ({', '.join(columns)}) for each step",
+            )
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for column, values in zip(columns, zip(*transitions, strict=True), strict=True):
+        arrays |= _stacked(column, values, name)
+    after = {key: arrays.pop(f"next_{key}") for key in list(arrays) if f"next_{key}" in arrays}
+    ends = np.zeros(len(transitions), np.bool_)
+    ends[-1] = True
+    for key in ("terminated", "truncated"):
+        if key in arrays:
+            ends |= arrays[key].astype(np.bool_).reshape(len(ends), -1).any(1)
+    for key, values in after.items():
+        ends[:-1] |= _rows_differ(values[:-1], arrays[key][1:])
+    bounds = [0, *(np.flatnonzero(ends) + 1)]
+    return [
+        {
+            key: np.concatenate([values[a:b], after[key][b - 1 : b]]) if key in after else values[a:b]
+            for key, values in arrays.items()
+        }
+        for a, b in pairwise(bounds)
+    ]
+
+
+def _rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Returns bool [n]: whether the rows of two [n, ...] arrays differ. NaN equals NaN."""
+    different = np.asarray((a != b) & ((a == a) | (b == b))).reshape(len(a), -1)
+    return np.asarray(different.any(axis=1))
+
+
+def _columns_of(first: Sequence[Any], name: str) -> list[str]:
+    """Returns the column of each value of a transition."""
+    fields = getattr(first, "_fields", None)
+    if fields is None:
+        return list(_COLUMNS[: len(first)])
+    columns = [_FIELDS.get(field, canonical_name(field)) for field in fields]
+    columns = ["terminated" if column == DONES else column for column in columns]
+    for field, column in zip(fields, columns, strict=True):
+        if column not in _COLUMNS or columns.count(column) > 1:
+            raise UnsupportedColumnError(
+                f"is a field of the tuples {type(first).__name__}({', '.join(fields)}), and no part of a transition",
+                file=name,
+                column=field,
+                hint=f"use tuples ({', '.join(_COLUMNS[:4])}, done)",
+            )
+    return columns
+
+
+def _stacked(column: str, values: Sequence[Any], name: str) -> dict[str, npt.NDArray[Any]]:
+    """Stacks the values of all transitions; mappings by key."""
+    missing = next((row for row, value in enumerate(values) if value is None), None)
+    if missing is not None:
+        raise BadEpisodeError(
+            "is None",
+            file=name,
+            column=column,
+            row=missing,
+            hint="give the observation after the last step of an episode, too" if column == _NEXT else None,
+        )
+    if not isinstance(values[0], Mapping):
+        return {column: _array(column, values, name)}
+    flat = [flatten(value) if isinstance(value, Mapping) else {} for value in values]
+    for row, value in enumerate(flat):
+        if value.keys() != flat[0].keys():
+            raise BadEpisodeError("has other keys than in the first transition", file=name, column=column, row=row)
+    return {f"{column}.{key}": _array(f"{column}.{key}", [value[key] for value in flat], name) for key in flat[0]}
+
+
+def _array(column: str, values: Sequence[Any], name: str) -> npt.NDArray[Any]:
+    parts = [np.asarray(value) for value in values]
+    for row, part in enumerate(parts):
+        if part.shape != parts[0].shape:
+            raise BadEpisodeError(
+                f"has the shape {part.shape}, in the first transition {parts[0].shape}",
+                file=name,
+                column=column,
+                row=row,
+            )
+    return np.stack(parts)
