@@ -17,16 +17,25 @@ def add_commands(commands: Any) -> None:
 
 def _add_doctor(commands: Any) -> None:
     summary = "check this machine's CPU, GPU, RDMA and limits, and print how to fix problems"
-    add_command(commands, "doctor", _doctor, summary, "gear-data doctor")
+    parser = add_command(commands, "doctor", _doctor, summary, "gear-data doctor --warm")
+    help = "also compile all CPU kernels into Numba's cache now, so that no later run waits for that"
+    parser.add_argument("--warm", action="store_true", help=help)
 
 
 def _doctor(options: argparse.Namespace) -> int:
     from gear_data.cli.doctor import examine
 
+    warmed = None
+    if options.warm:
+        from gear_data.cli.warm import warm_kernels
+
+        warmed = warm_kernels()
     checks = examine()
     if options.json:
-        print_json({"checks": [check.to_json() for check in checks]})
+        print_json({"checks": [check.to_json() for check in checks], "warm_seconds": warmed})
     else:
+        if warmed is not None:
+            print(f"all CPU kernels are in the cache, after {warmed:.0f} s")
         for check in checks:
             remedy = f"\n    {check.remedy}" if check.remedy else ""
             print(f"{'yes' if check.ok else 'no ':<4}{check.name:<15}{check.found}{remedy}")

@@ -46,6 +46,7 @@ class Dataset:
         ds[10:20]           a view of episodes 10 to 19
         ds[[1, 4, 7]]       a view of three episodes
         for episode in ds:  every episode, in order
+        ds.final(i)         the final observation of the episode with id i
 
     The id of an episode is its position in the whole dataset. Views keep the ids: `ds[10:20].episode(12)` is episode 12
     of `ds`. A dataset can be pickled; unpickling opens it again.

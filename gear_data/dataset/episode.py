@@ -41,6 +41,11 @@ class Episode(Mapping[str, npt.NDArray[Any]]):
         return len(self._store.schema)
 
     @property
+    def id(self) -> int:
+        """Returns the id: the position in the whole dataset, also for an episode of a view."""
+        return self._index
+
+    @property
     def num_steps(self) -> int:
         """Returns the number of steps, T."""
         return int(self._store.lengths[self._index])

@@ -10,6 +10,7 @@ file: after you edit such a kernel, delete `kernels/cpu/__pycache__`.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -31,7 +32,14 @@ _MODULES = frozenset(
 )
 
 
+@cache
+def _listen() -> None:
+    """Begins, once, to tell the user that kernels are being compiled."""
+    import_module(f"{__name__}.compile_notice").listen()
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
+        _listen()
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

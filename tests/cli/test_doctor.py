@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from gear_data.cli import doctor
+from gear_data.cli.warm import warm_kernels
+from gear_data.kernels import cpu
 from gear_data.kernels.cuda.nvml import NvidiaDriver
 from tests.support.command_line import run_json
 
@@ -172,6 +174,12 @@ ctypes.CDLL = lambda name, *more, **options: Driver() if name == "libcuda.so.1" 
     assert check.ok == ok
     assert words in check.found
     assert bool(check.remedy) != ok
+
+
+def test_warm_compiles_the_kernels_that_batches_need() -> None:
+    assert warm_kernels(progress=False) > 0
+    for kernel in (cpu.windows.draw_windows, cpu.collect.collect, cpu.weight_tree.put, cpu.turns.deal):
+        assert kernel.signatures
 
 
 def test_every_failed_check_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:

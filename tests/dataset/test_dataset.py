@@ -38,6 +38,12 @@ def test_an_episode_is_a_mapping(rollouts: list[Any], rollouts_path: Path) -> No
     assert {name: values.shape for name, values in episode.items()}["actions"] == (len(rollouts[2]), 2)
 
 
+def test_episodes_of_a_view_keep_their_ids(rollouts: list[Any], rollouts_path: Path) -> None:
+    view = gear_data.open(rollouts_path)[[2, 5]]
+    assert [episode.id for episode in view] == [2, 5]
+    assert np.array_equal(view.episode(view[1].id)["rewards"], rollouts[5].columns["rewards"])
+
+
 def test_episode_table(rollouts: list[Any], rollouts_path: Path) -> None:
     table = gear_data.open(rollouts_path).episodes
     assert isinstance(table, pl.DataFrame)

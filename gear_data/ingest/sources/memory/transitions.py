@@ -62,8 +62,8 @@ def transition_episodes(transitions: Sequence[Sequence[Any]], name: str) -> list
     for key in ("terminated", "truncated"):
         if key in arrays:
             ends |= arrays[key].astype(np.bool_).reshape(len(ends), -1).any(1)
-    for key, values in after.items():
-        ends[:-1] |= _rows_differ(values[:-1], arrays[key][1:])
+    for key in after:
+        ends[:-1] |= _rows_differ(after[key][:-1], arrays[key][1:])
     bounds = [0, *(np.flatnonzero(ends) + 1)]
     return [
         {

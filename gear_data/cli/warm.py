@@ -1,0 +1,81 @@
+"""Compiling of all kernels ahead, into Numba's cache, for `gear-data doctor --warm`.
+
+A kernel is compiled for the types of its arguments. So each step does what a user does, on a small dataset, and not
+only calls a kernel.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gear_data
+from gear_data.common.progress import progress_bar
+
+_EPISODES, _STEPS = 6, 12
+
+
+def warm_kernels(progress: bool | None = None) -> float:
+    """Compiles the kernels that are not in the cache yet, and returns the seconds that this took.
+
+    Args:
+        progress: Show a progress bar; None shows one on a terminal.
+    """
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="gear-data-warm-") as folder:
+        gear_data.convert(list(_episodes()), Path(folder) / "dataset", progress=False)
+        dataset = gear_data.open(Path(folder) / "dataset")
+        with progress_bar(len(_WORK), "compile", "step", progress) as bar:
+            for name, work in _WORK.items():
+                bar.set_postfix_str(name)
+                work(dataset)
+                bar.update(1)
+    return time.perf_counter() - start
+
+
+def _episodes() -> Iterator[dict[str, Any]]:
+    generator = np.random.default_rng(0)
+    for _ in range(_EPISODES):
+        yield {
+            "observations": generator.normal(size=(_STEPS + 1, 3)).astype(np.float32),
+            "actions": generator.normal(size=(_STEPS, 2)).astype(np.float32),
+            "rewards": np.ones(_STEPS, np.float32),
+            "terminated": True,
+            "text": ["a"] * _STEPS,
+        }
+
+
+def _feed(dataset: Any, **options: Any) -> gear_data.SequenceLoader:
+    """Returns a loader after one batch."""
+    columns = {} if "preset" in options else {"preset": "raw"}
+    loader = gear_data.SequenceLoader(dataset, 4, context=4, prefetch=0, seed=1, **{**columns, **options})
+    next(iter(loader))
+    return loader
+
+
+def _weights(dataset: gear_data.Dataset) -> None:
+    loader = _feed(dataset, sampler=gear_data.Weighted("return"))
+    loader.update_weights(np.arange(2), np.ones(2))
+    next(iter(loader))
+
+
+#: What the progress bar shows -> what compiles the kernels.
+_WORK: dict[str, Callable[[gear_data.Dataset], object]] = {
+    "windows and batches": lambda ds: _feed(ds, preset="decision_transformer", normalize=True),
+    "text": lambda ds: _feed(ds),
+    "returns": lambda ds: _feed(ds.with_discount(0.9), preset="decision_transformer"),
+    "half precision": lambda ds: _feed(ds, preset="decision_transformer", dtype="bfloat16"),
+    "weights": _weights,
+    "top k": lambda ds: _feed(ds, sampler=gear_data.TopK("return", 2)),
+    "fifo": lambda ds: _feed(ds, sampler="fifo"),
+    "shuffle": lambda ds: _feed(ds, sampler="shuffle"),
+    "step filters": lambda ds: [_feed(ds.filter_steps("rewards > 0", mode=mode)) for mode in ("first", "all")],
+    "strides": lambda ds: _feed(ds, stride=2, anchor="end"),
+    "splits": lambda ds: ds.split({"a": 0.5, "b": 0.5}),
+    "mixtures": lambda ds: _feed(gear_data.Mixture([(ds, 0.5), (ds, 0.5)])),
+}
