@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 import gear_data
 from gear_data.common.extras import import_extra
+from gear_data.common.progress import progress_bar
 from gear_data.demo.checkpoint import save_model
 from gear_data.demo.loss_curve import loss_ends, write_loss_curve
 from gear_data.demo.model import Hyperparameters
@@ -97,7 +97,7 @@ def train(options: argparse.Namespace) -> None:
 
     rank_zero = not dist.is_initialized() or dist.get_rank() == 0
     resumed_at, started = trainer.step, time.perf_counter()
-    with tqdm(total=options.steps, initial=resumed_at, unit="step", disable=None if rank_zero else True) as bar:
+    with progress_bar(options.steps, "train", "step", None if rank_zero else False, resumed_at) as bar:
         for loss in trainer.run(options.steps):
             bar.update()
             bar.set_postfix(loss=f"{loss:.4f}", refresh=False)

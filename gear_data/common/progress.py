@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import sys
 import threading
+import time
 from typing import Any
 
 from tqdm import tqdm
+
+#: Seconds between two lines of progress without a terminal.
+_LINE_SECONDS = 60.0
 
 
 class _Bar(tqdm):  # type: ignore[misc]
@@ -23,10 +30,67 @@ class _Bar(tqdm):  # type: ignore[misc]
         return super().update(n)
 
 
-def progress_bar(total: int | None, description: str, unit: str, show: bool | None) -> Any:
-    """Returns a tqdm bar on standard error. `show=None` shows it only on a terminal."""
-    disable = None if show is None else not show
-    return _Bar(total=total, desc=description, unit=f" {unit}", unit_scale=True, disable=disable, leave=False)
+class ProgressLines:
+    """Progress of a long run without a terminal: at most one line a minute on standard error.
+
+    A run of less than a minute prints nothing. The methods are those of tqdm that this package uses.
+
+    Args:
+        total: The amount of work; None if it is unknown.
+        description: The name of the work.
+        unit: The unit of the work.
+        initial: The amount that an earlier run did.
+        seconds: The time between two lines.
+    """
+
+    def __init__(
+        self, total: int | None, description: str, unit: str, initial: int = 0, *, seconds: float = _LINE_SECONDS
+    ) -> None:
+        self.n = initial
+        self._total, self._description, self._unit, self._seconds = total, description, unit, seconds
+        self._started = self._last = time.monotonic()
+        self._postfix = ""
+
+    def __enter__(self) -> ProgressLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, n: int = 1) -> None:
+        self.n += n
+        now = time.monotonic()
+        if now - self._last < self._seconds:
+            return
+        self._last = now
+        total = "" if self._total is None else f" of {max(self._total, self.n):,}"
+        minutes = (now - self._started) / 60
+        line = f"{self._description}: {self.n:,}{total} {self._unit}, {minutes:.0f} min{self._postfix}"
+        print(line, file=sys.stderr, flush=True)
+
+    def set_postfix(self, *, refresh: bool = True, **values: Any) -> None:
+        self._postfix = "".join(f", {name} {value}" for name, value in values.items())
+
+    def set_postfix_str(self, text: str) -> None:
+        self._postfix = f", {text}"
+
+
+def is_main_process() -> bool:
+    """Returns whether a user reads this process's output: it is no worker, and the first rank of its machine."""
+    return multiprocessing.parent_process() is None and os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def progress_bar(total: int | None, description: str, unit: str, show: bool | None, initial: int = 0) -> Any:
+    """Returns a tqdm bar on standard error.
+
+    `show=None` shows the bar on a terminal. Elsewhere it prints a line a minute, for logs of batch jobs.
+    """
+    if show is None and not sys.stderr.isatty() and is_main_process():
+        return ProgressLines(total, description, unit, initial)
+    return _Bar(
+        total=total, initial=initial, desc=description, unit=f" {unit}", unit_scale=True, leave=False,
+        disable=None if show is None else not show,
+    )  # fmt: skip
 
 
 def pluralize(count: int, noun: str) -> str:

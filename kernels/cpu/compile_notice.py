@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
 import time
 from typing import Any
 
 from numba import config
 from numba.core import event
+
+from gear_data.common.progress import is_main_process
 
 _log = logging.getLogger(__name__)
 _PACKAGE = "gear_data.kernels."
@@ -28,7 +28,7 @@ class CompileNotice(event.Listener):  # type: ignore[misc]
         self._depth = 0
         self._began = 0.0
         self._seconds = 0.0
-        self._done = not _is_main_process()
+        self._done = not is_main_process()
 
     def on_start(self, event: Any) -> None:
         if self._done:
@@ -55,11 +55,6 @@ class CompileNotice(event.Listener):  # type: ignore[misc]
             "gear-data compiles its kernels for this machine, once: up to a minute; later runs load them from %s",
             config.CACHE_DIR or "__pycache__",
         )
-
-
-def _is_main_process() -> bool:
-    """Returns whether this process is no worker, and the first rank of its machine."""
-    return multiprocessing.parent_process() is None and os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def listen() -> None:

@@ -254,8 +254,8 @@ def test_paths_next_to_bytes_are_counted(tmp_path: Path) -> None:
     table = _episode_table(pa.string(), pa.binary()).set_column(2, "image", pa.array(frames, pa.list_(_FILE)))
     report = _convert(_parquet(table, tmp_path / "s.parquet", 4), tmp_path / "d")
     codes = [warning.split(":")[0] for warning in report.warnings]
-    assert codes == ["paths-left-out", "no-end-flag", "one-step-episode"]
-    assert f"({sum(LENGTHS[1::2])}x" in report.warnings[0]
+    assert codes == ["no-actions-column", "paths-left-out", "no-end-flag", "one-step-episode"]
+    assert f"({sum(LENGTHS[1::2])}x" in report.warnings[1]
 
 
 # on disk
