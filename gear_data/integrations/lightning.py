@@ -73,9 +73,7 @@ class _Batches:
 
     def _seek(self, step: int) -> None:
         """Makes the next iteration start at a step."""
-        state = self._loader.state_dict()
-        if state["step"] != step:
-            self._loader.load_state_dict({**state, "step": step})
+        self._loader.load_state_dict({**self._loader.state_dict(), "step": step})
 
 
 class _ValidationBatches(_Batches):

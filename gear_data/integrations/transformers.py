@@ -7,7 +7,7 @@ trainer.train(resume_from_checkpoint=True)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -85,27 +85,36 @@ class LoaderTrainer(Trainer):
 class _Passes(IterableDataset[Any]):
     """A loader's passes, each from its beginning.
 
-    In the epoch in which it resumes, `Trainer` drops the batches on which it was trained. It gets None for each of
-    them, so they are not built again.
-
     Args:
-        loader: the loader, whose own position says how a pass continues.
+        loader: the loader.
     """
 
     def __init__(self, loader: SequenceLoader) -> None:
         super().__init__()
-        self.loader, self.dropped = loader, 0
+        self._loader = loader
+        # The first iteration after `resume`.
+        self._resumed: Iterator[Any] | None = None
+
+    def resume(self, state: dict[str, Any], dropped: int) -> None:
+        """Makes the next iteration continue from a state.
+
+        Args:
+            state: of the loader.
+            dropped: number of batches that `Trainer` drops first. It gets None for each, so none is built again.
+        """
+        self._loader.load_state_dict(state)
+        # A loader refuses to resume below a frame of Accelerate that drops batches, as `Trainer` does here.
+        self._resumed = chain(repeat(None, dropped), iter(self._loader))
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self._loader)
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        dropped, self.dropped = self.dropped, 0
-        yield from repeat(None, dropped)
-        yield from self.loader
+        batches, self._resumed = self._resumed, None
+        return iter(self._loader) if batches is None else batches
 
 
 class _LoadState(TrainerCallback):
@@ -123,11 +132,11 @@ class _LoadState(TrainerCallback):
                 f"the checkpoint of step {state.global_step} has no state of a loader",
                 hint="resume from a checkpoint that LoaderTrainer saved",
             )
-        self._passes.loader.load_state_dict(saved)
         # As many as `Trainer` drops.
         accumulated = args.gradient_accumulation_steps
         try:
             updates = -(-len(self._passes) // accumulated)
         except TypeError:  # no end: the epoch has all steps of the run
             updates = args.max_steps
-        self._passes.dropped = 0 if args.ignore_data_skip else state.global_step % updates * accumulated
+        dropped = 0 if args.ignore_data_skip else state.global_step % updates * accumulated
+        self._passes.resume(saved, dropped)
