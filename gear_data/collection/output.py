@@ -135,8 +135,12 @@ def output_to_json(output: Output) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for item in dataclasses.fields(output):
         value = getattr(output, item.name)
+        if isinstance(value, np.ndarray | np.generic):
+            value = value.tolist()
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = dataclasses.asdict(value)
         if value is not item.default:
-            plain[item.name] = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+            plain[item.name] = value
     return plain
 
 
@@ -151,6 +155,10 @@ def output_from_json(plain: Mapping[str, Any]) -> Output:
         for name in ("mean", "scale"):
             if fields.get(name) is not None:
                 fields[name] = np.array(fields[name], np.float64)
+        if fields.get("table") is not None:
+            fields["table"] = np.array(fields["table"])
+        if fields.get("next_state") is not None:
+            fields["next_state"] = NextState(**fields["next_state"])
         fields["shape"] = tuple(int(size) for size in fields["shape"])
         fields["padding"] = Padding(fields.get("padding", Padding.FILL))
         return Output(**fields)

@@ -229,7 +229,8 @@ def _last_offset(output: Output) -> int:
 
 def _is_known(output: Output) -> bool:
     """Returns whether all steps of an array are known while an episode runs."""
-    return output.shift <= 0 and output.discounts is None and _last_offset(output) <= 0
+    later = output.next_state is not None or output.discounts is not None
+    return not later and output.shift <= 0 and _last_offset(output) <= 0
 
 
 def _observed(observation: Observation, name: str, names: Sequence[str]) -> npt.ArrayLike:

@@ -85,6 +85,18 @@ def test_a_range_of_observations_without_the_actions_to_predict(dataset, episode
             np.testing.assert_allclose(inputs[key][0], batch[key][row], rtol=1e-6, err_msg=f"{key} of row {row}")
 
 
+def test_transitions_have_no_next_observations_yet(dataset, episodes):
+    loader = SequenceLoader(dataset, 8, preset="transitions", n_step=3, discount=0.9, normalize=True)
+    for inputs, observation in zip(
+        inputs_of_episodes(loader, episodes),
+        np.concatenate([episode["observations"] for episode in episodes]),
+        strict=True,
+    ):
+        assert set(inputs) == {"observations", "actions"}
+        expected = loader.normalizer.normalize("observations", observation)
+        np.testing.assert_allclose(inputs["observations"][0], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_action_is_the_current_steps_in_the_units_of_the_environment(dataset, episodes):
     for preset, options in (("decision_transformer", {}), ("corl", {}), ("raw", {"context": 1})):
         loader = loader_of(dataset, preset=preset, normalize="actions", **options)
