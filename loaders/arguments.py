@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from gear_data.collection.output import BFLOAT16
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
-from gear_data.errors import DeviceError, InvalidArgumentError, unknown_name
+from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.presets.outputs import normalization_columns
+
+if TYPE_CHECKING:
+    import torch
 
 Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any]] | None
 
@@ -81,36 +84,6 @@ def check_dataset(dataset: Any) -> Dataset:
     return dataset
 
 
-def check_pin_memory(pin_memory: bool | None, device: torch.device) -> bool:
-    """Returns whether to pin memory; None pins it for a GPU.
-
-    Raises:
-        DeviceError: `pin_memory` is True, and torch sees no GPU.
-    """
-    if pin_memory and not torch.cuda.is_available():
-        raise DeviceError("pin_memory=True needs a GPU, and torch sees none", hint="leave pin_memory out")
-    return device.type == "cuda" if pin_memory is None else pin_memory
-
-
-def check_device(device: str | torch.device) -> torch.device:
-    """Returns the torch device; raises DeviceError if this machine does not have it."""
-    try:
-        result = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise DeviceError(f"unknown device {device!r}", hint="use 'cpu', 'cuda' or 'cuda:N'") from error
-    if result.type not in ("cpu", "cuda"):
-        raise DeviceError(
-            f"device is {device!r}; batches go only to 'cpu' or 'cuda'",
-            hint="give device='cpu', and copy the batches yourself",
-        )
-    if result.type == "cuda" and (result.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(
-            f"device {device!r} does not exist: torch sees {torch.cuda.device_count()} CUDA devices",
-            hint="use device='cpu'; 'gear-data doctor' shows what is missing",
-        )
-    return result
-
-
 def check_backend(backend: str) -> str:
     """Returns the backend; raises UnknownNameError if there is no such backend."""
     if backend not in BACKENDS:
@@ -125,7 +98,7 @@ def check_sm_budget(sm_budget: float) -> float:
     return sm_budget
 
 
-def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, str | None]:
+def check_dtype(dtype: npt.DTypeLike | torch.dtype | None) -> tuple[np.dtype[Any] | None, str | None]:
     """Resolves the loader's argument `dtype`.
 
     Returns:
@@ -137,10 +110,17 @@ def check_dtype(dtype: str | torch.dtype | None) -> tuple[torch.dtype | None, st
     if dtype is None:
         return None, None
     name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES and not isinstance(dtype, str) and dtype is not float:
+        # `np.float32` and `jnp.bfloat16` are classes. Python's float could mean any.
+        try:
+            name = np.dtype(dtype).name  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            name = ""
     if name not in _DTYPES:
         raise InvalidArgumentError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}")
-    half = getattr(torch, name) if _DTYPES[name] != name else None
-    return half, _DTYPES[name]
+    if _DTYPES[name] == name:
+        return None, name
+    return BFLOAT16 if name == "bfloat16" else np.dtype(name), _DTYPES[name]
 
 
 def check_offsets(offsets: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:

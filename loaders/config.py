@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.store import check_discount
@@ -15,15 +16,15 @@ from gear_data.loaders.arguments import (
     Normalize,
     check_backend,
     check_dataset,
-    check_device,
     check_dtype,
     check_numbers,
     check_offsets,
-    check_pin_memory,
     check_rank,
     check_rank_rows,
     check_sm_budget,
 )
+from gear_data.loaders.frameworks.framework import Framework
+from gear_data.loaders.frameworks.resolve import resolve_framework
 from gear_data.loaders.mixture import Mixture, MixtureComponent
 from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.presets.batch_format import BatchFormat
@@ -32,6 +33,8 @@ from gear_data.selection.samplers import Sampler
 from gear_data.selection.windows import WindowRule
 
 if TYPE_CHECKING:
+    import torch
+
     from gear_data.cluster.rendezvous import Membership
     from gear_data.loaders.builders.batch import Transform
     from gear_data.loaders.decoding.images import Decoder
@@ -45,10 +48,9 @@ class LoaderConfig:
 
     Attributes:
         rule: the anchors and lengths of windows.
-        half: torch.float16 or torch.bfloat16, to which float columns are rounded; None: float columns are not rounded.
+        half: float16 or bfloat16, to which float columns are rounded; None: float columns are not rounded.
         float_dtype: NumPy dtype of float columns before rounding; None: as the preset says.
         membership: this process in its run, with `decentralized` selection; else None.
-        pin: whether batches are copied to pinned memory.
     """
 
     dataset: Dataset | Mixture
@@ -61,7 +63,7 @@ class LoaderConfig:
     columns: Sequence[str] | None
     offsets: Mapping[str, tuple[int, int]]
     normalize: Normalize
-    half: torch.dtype | None
+    half: np.dtype[Any] | None
     float_dtype: str | None
     n_step: int | None
     discount: float
@@ -70,10 +72,9 @@ class LoaderConfig:
     rank: int | None
     world_size: int | None
     membership: Membership | None
-    device: torch.device
+    framework: Framework
     backend: str
     sm_budget: float
-    pin: bool
     prefetch: int
     steps: int | None
     epochs: int | None
@@ -103,7 +104,7 @@ class LoaderConfig:
     @property
     def dtype_name(self) -> str | None:
         """The name of the dtype of float columns; None: as the preset says."""
-        return self.float_dtype if self.half is None else str(self.half).removeprefix("torch.")
+        return self.float_dtype if self.half is None else self.half.name
 
 
 def resolve_config(
@@ -118,7 +119,7 @@ def resolve_config(
     columns: Sequence[str] | None,
     offsets: Mapping[str, tuple[int, int]] | None,
     normalize: Normalize,
-    dtype: str | torch.dtype | None,
+    dtype: npt.DTypeLike | torch.dtype | None,
     n_step: int | None,
     discount: float,
     transform: Transform | None,
@@ -126,6 +127,7 @@ def resolve_config(
     rank: int | None,
     world_size: int | None,
     selection: str,
+    framework: str | None,
     device: str | torch.device,
     backend: str,
     sm_budget: float,
@@ -154,7 +156,6 @@ def resolve_config(
     check_rank(rank, world_size)
     check_rank_rows(batch_size, world_size or 1)
     membership = check_selection(selection, dataset, rank, world_size)
-    torch_device = check_device(device)
     half, float_dtype = check_dtype(dtype)
     # NumPy integers become Python's: the loader's state is JSON.
     return LoaderConfig(
@@ -177,10 +178,9 @@ def resolve_config(
         rank=rank,
         world_size=world_size,
         membership=membership,
-        device=torch_device,
+        framework=resolve_framework(framework, device, pin_memory),
         backend=check_backend(backend),
         sm_budget=check_sm_budget(sm_budget),
-        pin=check_pin_memory(pin_memory, torch_device),
         prefetch=prefetch,
         steps=steps,
         epochs=epochs,

@@ -11,6 +11,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.frameworks.framework import Framework
+from gear_data.loaders.frameworks.values import in_numpy
 
 if TYPE_CHECKING:
     from gear_data.loaders.sequence_loader import SequenceLoader
@@ -28,17 +30,17 @@ class GrainSource:
 
     Args:
         loader: the loader.
-        device: kind of the loader's device.
+        framework: the framework of the loader's batches.
         spec: the loader's specification.
 
     Raises:
         InvalidArgumentError: the batches are not in the CPU's memory.
     """
 
-    def __init__(self, loader: SequenceLoader, device: str, spec: Mapping[str, Any]) -> None:
-        if device != "cpu":
+    def __init__(self, loader: SequenceLoader, framework: Framework, spec: Mapping[str, Any]) -> None:
+        if framework.device is not None and framework.device.type != "cpu":
             raise InvalidArgumentError(
-                f"Grain reads batches in the CPU's memory, and this loader's device is {device}",
+                f"Grain reads batches in the CPU's memory, and this loader's device is {framework.device.type}",
                 hint="make the loader with device='cpu', and copy batches with jax.device_put",
             )
         self._loader, self._checked = loader, False
@@ -64,24 +66,10 @@ class GrainSource:
             _check_reader()
             self._checked = True
         batch = self._loader.batch(operator.index(step))
-        return {key: _as_numpy(value) for key, value in batch.items()}
+        return {key: in_numpy(value) for key, value in batch.items()}
 
     def __repr__(self) -> str:
         return self._name
-
-
-def _as_numpy(value: Any) -> Any:
-    """Returns a value of a batch with arrays over the memory of its tensors."""
-    if isinstance(value, list):
-        return [_as_numpy(each) for each in value]
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor):
-        return value
-    if value.dtype != torch.bfloat16:
-        return value.numpy()
-    import ml_dtypes  # of JAX; NumPy itself has no bfloat16
-
-    return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
 
 
 def _check_reader() -> None:

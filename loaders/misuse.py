@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from types import FrameType
 
 from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.frameworks.framework import Framework
 
 #: Modules of the frames that are looked at. `__init__` of a fetcher and `__iter__` of a dispatcher have `self`.
 _FETCHER, _DISPATCHER = "torch.utils.data._utils.fetch", "accelerate.data_loader"
@@ -45,8 +46,13 @@ def check_consumer() -> None:
         frame = frame.f_back
 
 
-def check_dataloader_options(options: Iterable[str]) -> None:
-    """Raises InvalidArgumentError if DataLoader options would change batches."""
+def check_dataloader_options(framework: Framework, options: Iterable[str]) -> None:
+    """Raises InvalidArgumentError if a DataLoader with these options would change batches."""
+    if framework.name != "torch":
+        raise InvalidArgumentError(
+            f"torch's DataLoader turns arrays into tensors, and the batches are of {framework.name}",
+            hint="iterate the loader itself, or give it framework='torch'",
+        )
     for name in options:
         if name in _CHANGE_BATCHES:
             raise InvalidArgumentError(

@@ -6,12 +6,10 @@ import copy
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.common.distributed import is_distributed, rank_and_world_size
@@ -27,6 +25,8 @@ from gear_data.loaders.component import make_components
 from gear_data.loaders.config import resolve_config
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
+from gear_data.loaders.frameworks.iterable import LoaderBase
+from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.grain_source import GrainSource
 from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
@@ -41,11 +41,15 @@ from gear_data.loaders.weight_updates import agree_on_update, check_updatable
 from gear_data.loaders.window_source import make_window_source
 from gear_data.selection.samplers import Sampler
 
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
 #: After an update of weights, the weights of this many steps before the next step are kept, for `windows`.
 _STEPS_KEPT = 1024
 
 
-class SequenceLoader(IterableDataset[Batch]):
+class SequenceLoader(LoaderBase):
     """Padded sequence batches of a dataset.
 
     The batches are the same for any number of ranks and workers, and for any prefetch depth.
@@ -71,10 +75,12 @@ class SequenceLoader(IterableDataset[Batch]):
             excluded. Each step has its own position, and a mask `COLUMN_mask`. Other columns have `context` steps.
         normalize: True (float observations), one column or several, by the dataset's statistics; or column -> (mean,
             std). None: nothing is normalised.
-        dtype: dtype of float columns: float32, float64, float16 or bfloat16 (name or torch dtype). None: the preset's.
-            Masks keep their dtype.
+        dtype: dtype of float columns: float32, float64, float16 or bfloat16, by name or as a framework's
+            dtype. None: the preset's. Masks keep their dtype.
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
         rank, world_size: None reads torch.distributed if it is initialised, else 0 of 1.
+        framework: framework of the batch's arrays. `torch`: tensors. `numpy`: arrays. None: `torch` where torch is
+            installed, else `numpy`.
         device: device of the tensors.
         backend: the processor that collects batches. `cpu` collects in this machine's memory and copies to the device.
             `cuda` collects with kernels of the device, which read the columns in place. `auto` takes the backend that
@@ -123,10 +129,11 @@ class SequenceLoader(IterableDataset[Batch]):
         columns: Sequence[str] | None = None,
         offsets: Mapping[str, tuple[int, int]] | None = None,
         normalize: Normalize = None,
-        dtype: str | torch.dtype | None = None,
+        dtype: npt.DTypeLike | torch.dtype | None = None,
         transform: Transform | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        framework: str | None = None,
         device: str | torch.device = "cpu",
         backend: str = "auto",
         sm_budget: float = 1.0,
@@ -148,9 +155,9 @@ class SequenceLoader(IterableDataset[Batch]):
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
             sampler=sampler, seed=seed, columns=columns, offsets=offsets, normalize=normalize, dtype=dtype,
             n_step=n_step, discount=discount, transform=transform, decoders=decoders, rank=rank,
-            world_size=world_size, selection=selection, device=device, backend=backend, sm_budget=sm_budget,
-            pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs, stride=stride, anchor=anchor,
-            short_windows=short_windows,
+            world_size=world_size, selection=selection, framework=framework, device=device, backend=backend,
+            sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs, stride=stride,
+            anchor=anchor, short_windows=short_windows,
         )  # fmt: skip
         self.dataset = config.dataset
         self.batch_size, self.context, self.seed = config.batch_size, config.context, config.seed
@@ -162,10 +169,10 @@ class SequenceLoader(IterableDataset[Batch]):
         if config.joined:
             check_joined(self._components)
         self._postprocess = PostprocessConfig(
-            config.half, dict(config.decoders), config.transform, config.seed, config.context
+            config.half, dict(config.decoders), config.transform, config.seed, config.context, config.framework
         )
-        chosen = resolve_backend(config.backend, self._components, self._postprocess, config.batch_size, config.device)
-        self._builders = BuilderFactory(chosen, config.device, config.sm_budget, config.pin, config.joined)
+        chosen = resolve_backend(config.backend, self._components, self._postprocess, config.batch_size)
+        self._builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)
         selectors = tuple(component.selector for component in self._components)
         self._source = make_window_source(selectors, config.proportions, join=config.joined)
         self._steps, self._last_rows = end_of_pass(config, self._source, self._components[0].num_windows)
@@ -212,6 +219,8 @@ class SequenceLoader(IterableDataset[Batch]):
             return config.membership.local_rank, config.membership.local_size
         if config.rank is not None and config.world_size is not None:
             return config.rank, config.world_size
+        if config.framework.rank is not None:
+            return config.framework.rank
         return rank_and_world_size(self._inherited_rank)
 
     @property
@@ -299,7 +308,7 @@ class SequenceLoader(IterableDataset[Batch]):
         Raises:
             InvalidArgumentError: the batches are not in the CPU's memory.
         """
-        return GrainSource(self, self._config.device.type, self.spec())
+        return GrainSource(self, self._config.framework, self.spec())
 
     def dataloader(self, num_workers: int = 0, **options: Any) -> DataLoader[Batch]:
         """Returns a torch DataLoader of this loader's batches.
@@ -309,9 +318,11 @@ class SequenceLoader(IterableDataset[Batch]):
             **options: other arguments of `torch.utils.data.DataLoader`.
 
         Raises:
-            InvalidArgumentError: an option that would change the batches.
+            InvalidArgumentError: the batches are not of torch, or an option would change them.
         """
-        check_dataloader_options(options)
+        check_dataloader_options(self._config.framework, options)
+        from torch.utils.data import DataLoader
+
         return DataLoader(self, batch_size=None, num_workers=num_workers, **options)
 
     def update_weights(

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import get_worker_info
 
 from gear_data.common.distributed import all_gather, is_distributed
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import check_range
 from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.passes.shared_state import SharedResumeState
 from gear_data.selection.samplers.weighted import WeightedSelector
 

@@ -74,8 +74,10 @@ def _kernels() -> MachineCheck:
 
 
 def _torch() -> MachineCheck:
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return MachineCheck("torch", True, "not installed, so batches are of NumPy: pip install 'gear-data[torch]'")
     cuda = torch.version.cuda
     found = f"{torch.__version__}, {torch.get_num_threads()} threads, {f'CUDA {cuda}' if cuda else 'no CUDA'}"
     if not cuda and gpu_count():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_data.cluster.key_value_store import TIMEOUT_VARIABLE, join_timeout
+from gear_data.common.extras import import_extra
 from gear_data.errors import ClusterError
 
 
@@ -64,7 +65,9 @@ def find_ranks() -> Ranks:
 
     Raises:
         ClusterError: torch.distributed is not initialized, and there is no launcher; or the store cannot be reached.
+        MissingExtraError: torch is not installed.
     """
+    import_extra("torch", "torch")
     from torch import distributed
 
     if not distributed.is_available():

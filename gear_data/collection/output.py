@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +20,8 @@ from gear_data.errors import InvalidArgumentError
 
 TIMESTEPS = "timesteps"
 MASK = "mask"
+#: NumPy itself has no bfloat16. JAX has the same dtype.
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 #: Far more than any memory holds, and far below the sizes that overflow int64.
 _MAX_BATCH_BYTES = 1 << 40
@@ -80,8 +83,7 @@ class Output:
             `shift`, the steps are relative to the next state, and the window is padding if there is none. The sum of
             `discounts` ends at the next state. `width` is 1, except with `shift`.
         table: numbers [2, n + 1]; output = table[last step of the hop is terminal, hop]. See `NextState`.
-        half: `float16` or `bfloat16`: the dtype to which float32 values are rounded. The array of bfloat16 is uint16
-            and holds its bits.
+        half: `float16` or `bfloat16`: the dtype to which float32 values are rounded.
     """
 
     key: str
@@ -109,10 +111,10 @@ class Output:
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
-        """The dtype of the array; uint16 for bfloat16."""
-        if self.half is None:
-            return np.dtype(self.dtype)
-        return np.dtype("float16" if self.half == "float16" else "uint16")
+        """The dtype of the array."""
+        if self.half == "bfloat16":
+            return BFLOAT16
+        return np.dtype(self.half or self.dtype)
 
     @property
     def array_shape(self) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ class ArrayLayout:
     Attributes:
         key: name in the batch.
         shape: shape of a row.
-        dtype: dtype of the array; uint16 for bfloat16.
+        dtype: dtype of the array.
         offset: first byte in the buffer.
         row_bytes: bytes of a row.
     """

@@ -1,22 +1,29 @@
-"""Values that the ranks of torch.distributed exchange."""
+"""Values that the ranks of a run exchange: the ranks of torch.distributed, or the processes of JAX.
+
+A process that has initialised either has imported it. So nothing is imported here.
+"""
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
+import numpy as np
 
 T = TypeVar("T")
 
 
 def rank_and_world_size(default: tuple[int, int] = (0, 1)) -> tuple[int, int]:
-    """Returns (rank, world size) of torch.distributed.
+    """Returns (rank, world size) of torch.distributed, or of jax.distributed.
 
-    Without an initialised process group it returns the default.
+    If neither is initialised, it returns the default. If both are, torch.distributed counts.
     """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if (torch_ranks := _torch_ranks()) is not None:
+        return torch_ranks.get_rank(), torch_ranks.get_world_size()
+    if (jax := _initialised_jax()) is not None:
+        return jax.process_index(), jax.process_count()
     return default
 
 
@@ -34,12 +41,15 @@ def compute_on_rank_zero(compute: Callable[[], T]) -> T:
     if not is_distributed():
         return compute()
     result: list[Any] = [None, None]
-    if torch.distributed.get_rank() == 0:
+    if rank_and_world_size()[0] == 0:
         try:
             result[0] = compute()
         except Exception as error:
             result[1] = error
-    torch.distributed.broadcast_object_list(result, src=0)
+    if (torch_ranks := _torch_ranks()) is not None:
+        torch_ranks.broadcast_object_list(result, src=0)
+    else:
+        result = _gather_by_jax(result)[0]
     if result[1] is not None:
         raise result[1]
     value: T = result[0]
@@ -50,6 +60,34 @@ def all_gather(value: T) -> list[T]:
     """Returns every rank's value, in rank order. Every rank must call it."""
     if not is_distributed():
         return [value]
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
+    torch_ranks = _torch_ranks()
+    if torch_ranks is None:
+        return _gather_by_jax(value)
+    values: list[Any] = [None] * torch_ranks.get_world_size()
+    torch_ranks.all_gather_object(values, value)
     return values
+
+
+def _torch_ranks() -> Any:
+    """Returns torch.distributed if it is initialised, else None."""
+    module = sys.modules.get("torch.distributed")
+    return module if module is not None and module.is_available() and module.is_initialized() else None
+
+
+def _initialised_jax() -> Any:
+    """Returns jax if jax.distributed is initialised, else None."""
+    module = sys.modules.get("jax")
+    return module if module is not None and module.distributed.is_initialized() else None
+
+
+def _gather_by_jax(value: T) -> list[T]:
+    """Gathers the values of all processes as bytes, because JAX gathers only arrays."""
+    from jax.experimental.multihost_utils import process_allgather
+
+    own = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = process_allgather(np.int32(len(own))).tolist()
+    row = np.zeros(max(sizes), np.uint8)
+    row[: len(own)] = own
+    rows = np.asarray(process_allgather(row))
+    # The processes of one run trust each other, as in torch.distributed, which pickles objects too.
+    return [pickle.loads(each[:size].tobytes()) for each, size in zip(rows, sizes, strict=True)]  # noqa: S301

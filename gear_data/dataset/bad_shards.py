@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 
 import numpy as np
 
+from gear_data.common.distributed import all_gather
 from gear_data.dataset.store import DatasetStore
 from gear_data.errors import CorruptShardError, DatasetReplacedError, EmptySourceError
 from gear_data.selection.windows import Int64Array
@@ -19,7 +19,7 @@ from gear_data.storage.verify import verify
 def find_bad_shards(files: DatasetFiles) -> frozenset[str]:
     """Verifies a dataset and returns the file names of its bad shards.
 
-    Each bad shard gives a warning. Under torch.distributed, a shard is bad if it is bad on any rank.
+    Each bad shard gives a warning. Among several ranks, a shard is bad if it is bad on any of them.
 
     Raises:
         CorruptShardError: a table is damaged. No episode can be read without the tables.
@@ -39,17 +39,11 @@ def find_bad_shards(files: DatasetFiles) -> frozenset[str]:
 
 
 def _of_all_ranks(manifest: Manifest, errors: dict[str, str]) -> dict[str, str]:
-    """Returns the errors of all ranks of torch.distributed.
-
-    Returns the argument if torch.distributed is not imported.
+    """Returns the errors of all ranks.
 
     Raises:
         DatasetReplacedError: the ranks opened different datasets.
     """
-    if "torch.distributed" not in sys.modules:
-        return errors
-    from gear_data.common.distributed import all_gather
-
     ranks = all_gather((dataset_identity(manifest), errors))
     for rank, (identity, _) in enumerate(ranks):
         if identity != ranks[0][0]:

@@ -66,7 +66,7 @@ def run_demo(
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from gear_data.common.extras import import_extra
 
-    for module in ("gymnasium", "transformers", "matplotlib"):
+    for module in ("torch", "gymnasium", "transformers", "matplotlib"):
         import_extra(module)
     target = Path(folder)
     seconds: dict[str, float] = {}

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
+from gear_data.collection.output import BFLOAT16
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.exports.destination import atomic_folder, export_target
 from gear_data.exports.nested import nested_episodes, nested_rows
-from gear_data.loaders.builders.transfer import map_tensors
+from gear_data.loaders.frameworks.values import in_numpy, map_arrays
 from gear_data.storage.atomic import checksum
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def export_batches(
         for batch in islice(loader, batches):
             step = loader.state_dict()["step"] - 1
             name = f"batch-{len(entries):06d}.{format}"
-            on_host = {key: map_tensors(value, _on_host) for key, value in batch.items()}
+            on_host = {key: _on_host(value) for key, value in batch.items()}
             BATCH_WRITERS[format](on_host, folder / name)
             entries.append(_entry(on_host, folder / name, step))
             bar.update(1)
@@ -131,24 +132,25 @@ def _entry(batch: Batch, path: Path, step: int) -> dict[str, Any]:
         "bytes": path.stat().st_size,
         "checksum": checksum(path),
         "tensors": {
-            key: {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
-            if isinstance(value, torch.Tensor)
+            key: {"dtype": value.dtype.name, "shape": list(value.shape)}
+            if isinstance(value, np.ndarray)
             else {"dtype": "list", "shape": [len(value)]}
             for key, value in batch.items()
         },
     }
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().contiguous()
+def _on_host(value: Any) -> Any:
+    """Returns a value of a batch with NumPy arrays, in C order, for arrays of any framework."""
+    return map_arrays(in_numpy(value), np.ndarray, partial(np.require, requirements="C"))
 
 
 def _write_safetensors(batch: Batch, path: Path) -> None:
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.numpy import save_file
 
     try:
-        save_file(_tensors(batch), path)
+        save_file(_flat(batch), path)
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
@@ -157,7 +159,7 @@ def _write_safetensors(batch: Batch, path: Path) -> None:
 
 
 def _write_npz(batch: Batch, path: Path) -> None:
-    arrays: dict[str, Any] = {key: _array(tensor, key) for key, tensor in _tensors(batch).items()}
+    arrays: dict[str, Any] = {key: _array(array, key) for key, array in _flat(batch).items()}
     np.savez(path, **arrays)
 
 
@@ -165,52 +167,52 @@ def _write_parquet(batch: Batch, path: Path) -> None:
     pq.write_table(pa.table({key: _rows(value, key) for key, value in batch.items()}), path)
 
 
-def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """Converts lists of tensors to single tensors.
+def _flat(batch: Batch) -> dict[str, npt.NDArray[Any]]:
+    """Converts lists of arrays to single arrays.
 
-    B tensors of different lengths become `KEY.values`, their concatenation, and `KEY.offsets`, int64 [B + 1].
+    B arrays of different lengths become `KEY.values`, their concatenation, and `KEY.offsets`, int64 [B + 1].
 
     Raises:
         InvalidArgumentError: a value is text or bytes.
     """
-    tensors = {}
+    arrays = {}
     for key, value in batch.items():
-        if isinstance(value, torch.Tensor):
-            tensors[key] = value
-        elif _are_tensors(value):
-            tensors[f"{key}.values"], tensors[f"{key}.offsets"] = torch.cat(value), torch.from_numpy(_offsets(value))
+        if isinstance(value, np.ndarray):
+            arrays[key] = value
+        elif _are_arrays(value):
+            arrays[f"{key}.values"], arrays[f"{key}.offsets"] = np.concatenate(value), _offsets(value)
         else:
             raise InvalidArgumentError(
                 "only Parquet stores text and bytes", column=key, hint="use --format parquet, or give a decoder"
             )
-    return tensors
+    return arrays
 
 
 def _rows(value: Any, key: str) -> pa.Array:
     """Converts a value of a batch to one row per window."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, np.ndarray):
         return nested_rows(_array(value, key), key)
-    if _are_tensors(value):
-        return nested_episodes(_array(torch.cat(value), key), _offsets(value), key)
+    if _are_arrays(value):
+        return nested_episodes(_array(np.concatenate(value), key), _offsets(value), key)
     array = pa.array(value)
     # If no window has a value, text and bytes cannot be distinguished. Text is assumed.
     return array.cast(pa.list_(pa.string())) if array.type == pa.list_(pa.null()) else array
 
 
-def _are_tensors(value: list[Any]) -> bool:
-    return len(value) > 0 and all(isinstance(each, torch.Tensor) and each.ndim > 0 for each in value)
+def _are_arrays(value: list[Any]) -> bool:
+    return len(value) > 0 and all(isinstance(each, np.ndarray) and each.ndim > 0 for each in value)
 
 
-def _offsets(value: list[torch.Tensor]) -> npt.NDArray[np.int64]:
+def _offsets(value: list[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
     return np.cumsum([0, *(len(each) for each in value)], dtype=np.int64)
 
 
-def _array(tensor: torch.Tensor, key: str) -> npt.NDArray[Any]:
-    if tensor.dtype == torch.bfloat16:
+def _array(array: npt.NDArray[Any], key: str) -> npt.NDArray[Any]:
+    if array.dtype == BFLOAT16:
         raise InvalidArgumentError(
             "NumPy and Parquet cannot store bfloat16", column=key, hint="use --format safetensors, or another dtype"
         )
-    return tensor.numpy()
+    return array
 
 
 #: Name -> writer, as `format=` takes them.

@@ -6,15 +6,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import BatchBuilder, RankRows
 from gear_data.loaders.builders.cpu import CpuBatchBuilder
-from gear_data.loaders.builders.device import DeviceBatchBuilder, device_number, staging_reader
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
 from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency.device.columns import current_device
 
@@ -77,7 +75,6 @@ def resolve_backend(
     components: Sequence[LoaderComponent],
     postprocess: PostprocessConfig,
     rows: int,
-    device: torch.device,
 ) -> str:
     """Returns the backend of a loader: `cpu` or `cuda`.
 
@@ -92,7 +89,8 @@ def resolve_backend(
         InvalidArgumentError: `cuda` for batches that do not go to a GPU, or for columns in the memory of another GPU.
         MissingExtraError, DeviceError: `cuda` without CuPy or without a GPU.
     """
-    if device.type != "cuda":
+    device = postprocess.framework.device
+    if device is None or device.type != "cuda":
         if backend == "cuda":
             raise InvalidArgumentError("backend='cuda' collects in a GPU's memory", hint="give device='cuda' too")
         return "cpu"
@@ -103,6 +101,9 @@ def resolve_backend(
     if reason is not None:
         _log.warning("batches are collected on the CPU: %s", reason)
         return "cpu"
+    # The module imports torch, which a loader of other frameworks does without.
+    from gear_data.loaders.builders.device import device_number
+
     current_device()
     for component in components:
         column_device = store_of(component.dataset).device_columns().device
@@ -122,6 +123,8 @@ def resolve_backend(
 
 def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: PostprocessConfig) -> str | None:
     """Returns why a GPU cannot make these batches, or None if it can."""
+    from gear_data.loaders.builders.device import staging_reader
+
     for component in components:
         if component.postprocess is not None:
             return f"preset '{component.batch_format.name}' makes tokens there"
@@ -136,16 +139,14 @@ class BuilderFactory:
 
     Attributes:
         backend: `cpu` or `cuda`.
-        device: device of the tensors.
+        framework: the framework of the batches.
         sm_budget: see `gear_data.kernels.cuda.launcher.CudaLauncher`.
-        pin: whether the CPU's batches go to the device through pinned memory.
         joined: whether one batch has windows of several datasets.
     """
 
     backend: str
-    device: torch.device
+    framework: Framework
     sm_budget: float
-    pin: bool
     joined: bool
 
     def make(
@@ -161,12 +162,15 @@ class BuilderFactory:
             keep: see `DeviceBatchBuilder`.
             in_worker: whether this process is a DataLoader's worker.
         """
-        if self.backend == "cuda" and not in_worker:
+        device = self.framework.device
+        if self.backend == "cuda" and device is not None and not in_worker:
+            from gear_data.loaders.builders.device import DeviceBatchBuilder
+
             return DeviceBatchBuilder(
                 components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
-                device=self.device, sm_budget=self.sm_budget, keep=keep, pin=self.pin,
+                device=device, sm_budget=self.sm_budget, keep=keep, pin=self.framework.pin,
             )  # fmt: skip
         return CpuBatchBuilder(
             components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
-            reuse=not in_worker, device=self.device, pin=self.pin,
+            reuse=not in_worker, deliver=self.framework.deliver,
         )  # fmt: skip

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
-import torch
-
 from gear_data.collection.collector import CollectedBatch, Collector
-from gear_data.loaders.builders.batch import Batch, BuiltBatch, RankRows
+from gear_data.loaders.builders.batch import BuiltBatch, RankRows
 from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.postprocess import Postprocessor
-from gear_data.loaders.builders.transfer import to_device
 from gear_data.loaders.builders.window_facts import SourceFacts, sampled_facts
 from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.frameworks.framework import Change
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Windows
 
@@ -25,18 +22,17 @@ class CpuBatchBuilder:
         components: the loader's datasets.
         source: samples the windows of global batches.
         rows: the rows of this rank.
-        postprocess: applied to each batch of tensors.
+        postprocess: turns collected arrays into a batch.
         joined: whether one batch has windows of several datasets.
         max_rows: the most rows of a batch of this rank.
         max_batches: the most steps in one call of `build`.
         reuse: whether the memory of a batch is used again after the batch is gone; see `BufferPool`.
-        device: device of the consumer's tensors.
-        pin: whether batches are copied there through pinned memory.
+        deliver: applied to each batch in the consumer's thread; None: nothing.
     """
 
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
-        *, joined: bool, max_rows: int, max_batches: int, reuse: bool, device: torch.device, pin: bool,
+        *, joined: bool, max_rows: int, max_batches: int, reuse: bool, deliver: Change | None,
     ) -> None:  # fmt: skip
         self.source = source
         self.postprocess = postprocess
@@ -46,9 +42,7 @@ class CpuBatchBuilder:
         sources = [component.collect_source() for component in components]
         groups = [sources] if joined else [[each] for each in sources]
         self.collectors = [Collector(group, max_rows, batches=max_batches, reuse=reuse) for group in groups]
-        # NumPy has no bfloat16: the collector writes its bits as uint16.
-        self._bfloat16 = [[o.key for o in component.outputs if o.half == "bfloat16"] for component in components]
-        self._deliver = functools.partial(to_device, device=device, pin=pin) if pin or device.type != "cpu" else None
+        self._deliver = deliver
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Builds the batches of these steps."""
@@ -87,21 +81,15 @@ class CpuBatchBuilder:
         return [self._finished(*each) for each in zip(steps, windows, collected, strict=True)]
 
     def _finished(self, step: int, windows: Windows, collected: CollectedBatch) -> BuiltBatch:
-        """Wraps collected arrays in tensors, and postprocesses them."""
-        batch: Batch = {}
-        for key, array in collected.arrays.items():
-            batch[key] = torch.from_numpy(array)
-        for key in self._bfloat16[windows.source if isinstance(windows.source, int) else 0]:
-            batch[key] = batch[key].view(torch.bfloat16)
+        """Turns collected arrays, and the numbers of the windows, into a batch."""
+        arrays = collected.arrays
         facts = sampled_facts(windows)
         dataset_counts = None
         if not self._facts.empty:
             facts.update(self._facts(step, windows.source, len(windows)))
             dataset_counts = self._facts.counts(facts)
-        for key, values in facts.items():
-            batch[key] = torch.from_numpy(values)
-        if not self.postprocess.is_identity:
-            batch = self.postprocess(step, windows, batch)
+        arrays.update(facts)
+        batch = self.postprocess(step, windows, arrays)
         return BuiltBatch(
             batch, len(windows), collected.padded_bytes, collected.valid_bytes, dataset_counts, self._deliver
         )

@@ -19,9 +19,9 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, BuiltBatch, RankRows
 from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.postprocess import Postprocessor
-from gear_data.loaders.builders.transfer import to_device
 from gear_data.loaders.builders.window_facts import SourceFacts, WindowFacts, sampled_facts
 from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.frameworks.torch_tensors import to_device, to_tensors
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device.collector import DeviceBatches, DeviceCollector
@@ -67,7 +67,7 @@ class DeviceBatchBuilder:
         components: the loader's datasets.
         source: samples the windows of global batches.
         rows: the rows of this rank.
-        postprocess: applied to each batch of tensors.
+        postprocess: adds the arrays that the CPU makes.
         joined: whether one batch has windows of several datasets.
         max_rows: the most windows of a batch.
         max_batches: the most batches in one call of `build`.
@@ -106,10 +106,7 @@ class DeviceBatchBuilder:
             )
             for group, plan in zip(groups, self._plans, strict=True)
         ]  # fmt: skip
-        self._layouts = [
-            _layout(plan, {o.key for o in components[group[0]].outputs if o.half == "bfloat16"})
-            for group, plan in zip(groups, self._plans, strict=True)
-        ]
+        self._layouts = [_layout(plan) for plan in self._plans]
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Builds the batches of these steps."""
@@ -169,7 +166,7 @@ class DeviceBatchBuilder:
         batches = self._tensors(number, collected, len(windows[0]), kinds)
         for step, each, own, built in zip(steps, windows, facts, batches, strict=True):
             built.dataset_counts = self._facts.counts(own)
-            if not self.postprocess.is_identity:
+            if not self.postprocess.only_converts:
                 built.batch = self.postprocess(step, each, built.batch)
         return batches
 
@@ -252,14 +249,14 @@ def _slice(whole: torch.Tensor, first: int, nbytes: int, dtype: torch.dtype) -> 
     return whole[first : first + nbytes].view(dtype)
 
 
-def _layout(plan: BatchPlan, bfloat16: set[str]) -> list[tuple[str, int, int, torch.dtype, tuple[int, ...]]]:
+def _layout(plan: BatchPlan) -> list[tuple[str, int, int, torch.dtype, tuple[int, ...]]]:
     """Returns key, first byte, bytes of a row, dtype and shape of a row of each array."""
     return [
         (
             array.key,
             array.offset,
             array.row_bytes,
-            torch.bfloat16 if array.key in bfloat16 else torch.from_numpy(np.empty(0, array.dtype)).dtype,
+            to_tensors({"": np.empty(0, array.dtype)})[""].dtype,
             array.shape,
         )
         for array in plan.arrays

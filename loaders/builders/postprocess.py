@@ -1,27 +1,28 @@
-"""Postprocessor: the work on a batch's tensors after collection."""
+"""Postprocessor: the work on a batch's arrays after collection."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, Transform
-from gear_data.loaders.builders.transfer import map_tensors
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import VariableColumns
+from gear_data.loaders.frameworks.framework import Framework
+from gear_data.loaders.frameworks.values import map_arrays
 from gear_data.selection.windows import Windows
 
 
 @dataclass(frozen=True)
 class PostprocessConfig:
-    """The arguments of a loader that change tensors after collection.
+    """The arguments of a loader that change arrays after collection.
 
     Attributes:
         half: half precision of float columns; None leaves them.
@@ -29,19 +30,22 @@ class PostprocessConfig:
         transform: called as transform(batch, rng) with a generator keyed by (seed, step).
         seed: seed of the loader.
         context: steps of a sequence.
+        framework: the framework of the batch.
     """
 
-    half: torch.dtype | None
+    half: np.dtype[Any] | None
     decoders: dict[str, Decoder]
     transform: Transform | None
     seed: int
     context: int
+    framework: Framework
 
 
 class Postprocessor:
-    """Decodes columns, and applies the preset's postprocessing and `transform`.
+    """Turns collected arrays into the batch of a framework.
 
-    It also applies half precision to batches that a preset postprocesses.
+    Decodes columns, and applies the preset's postprocessing and `transform`. It also applies half precision to batches
+    that a preset postprocesses.
 
     Args:
         components: the loader's datasets.
@@ -51,37 +55,49 @@ class Postprocessor:
         self._components = components
         self._config = config
         self._variable = VariableColumns(components, config.context, config.decoders)
-        #: Whether `__call__` returns every batch unchanged, so that the builder can skip the call.
-        self.is_identity = config.transform is None and not any(
-            component.variable or component.postprocess for component in components
-        )
+        self._convert, self._place = config.framework.convert, config.framework.place
+        self._changes_arrays = any(component.variable or component.postprocess for component in components)
+        #: Whether `__call__` returns a batch of the framework's arrays unchanged, so that a builder can skip the call.
+        self.only_converts = config.transform is None and not self._changes_arrays
 
     def __call__(self, step: int, windows: Windows, batch: Batch) -> Batch:
-        """Returns the postprocessed batch of a step.
+        """Returns the batch of a step.
 
         `batch` was collected from `windows`, and may be changed in place.
         """
-        config = self._config
+        if self._changes_arrays:
+            batch = self._changed(windows, batch)
+        if self._convert is not None:
+            batch = self._convert(batch)
+        if self._config.transform is not None:
+            rng = np.random.Generator(np.random.Philox(key=np.array([self._config.seed, step], np.uint64)))
+            batch = self._config.transform(batch, rng)
+            if batch is None:
+                raise InvalidArgumentError(
+                    f"the transform {_name(self._config.transform)} returned None, not a batch",
+                    hint="end it with 'return batch', also if it changes the batch in place",
+                )
+        return batch if self._place is None else self._place(batch)
+
+    def _changed(self, windows: Windows, batch: Batch) -> Batch:
+        """Decodes columns, and applies the preset's postprocessing."""
         component = self._components[windows.source if isinstance(windows.source, int) else 0]
         if component.variable:
             self._variable.add(batch, windows)
-        if component.postprocess is not None:
-            batch = component.postprocess(batch)
-            if config.half is not None:
-                # The collector rounds the batches of other presets. This preset's postprocessing needs float32.
-                cast = functools.partial(torch.Tensor.to, dtype=config.half)
-                floats = component.float_keys()
-                batch = {key: map_tensors(value, cast) if key in floats else value for key, value in batch.items()}
-        if config.transform is not None:
-            rng = np.random.Generator(np.random.Philox(key=np.array([config.seed, step], np.uint64)))
-            transformed = config.transform(batch, rng)
-            if transformed is None:
-                raise InvalidArgumentError(
-                    f"the transform {_name(config.transform)} returned None, not a batch",
-                    hint="end it with 'return batch', also if it changes the batch in place",
-                )
-            batch = transformed
-        return batch
+        if component.postprocess is None:
+            return batch
+        batch = component.postprocess(batch)
+        half = self._config.half
+        if half is None:
+            return batch
+
+        def rounded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            with np.errstate(over="ignore"):  # a large value becomes infinite, as in every framework
+                return array.astype(half)
+
+        # The collector rounds the batches of other presets. This preset's postprocessing needs float32.
+        floats = component.float_keys()
+        return {key: map_arrays(value, np.ndarray, rounded) if key in floats else value for key, value in batch.items()}
 
 
 def _name(transform: Transform) -> str:

@@ -69,6 +69,9 @@ class SourceFacts:
         """
         selector_step = self._source.turn(step)[1]
         versions = np.zeros(rows, np.int64)
+        if isinstance(source, int):
+            versions[:] = self._weighted[source].version(selector_step)
+            return versions
         for number, selector in self._weighted.items():
             chosen = source == number
             if np.any(chosen):

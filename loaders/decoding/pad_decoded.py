@@ -1,4 +1,4 @@
-"""Decoded values of a batch's valid steps, as padded tensors."""
+"""Decoded values of a batch's valid steps, as padded arrays."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
+from gear_data.collection.output import BFLOAT16
 from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.frameworks.values import as_numpy
+from gear_data.selection.windows import Int64Array
+
+#: Dtypes that every framework has.
+_DTYPES = (
+    *(np.dtype(kind) for kind in ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")),
+    *(np.dtype(kind) for kind in ("float16", "float32", "float64", "complex64", "complex128")),
+    BFLOAT16,
+)
 
 
 @dataclass(frozen=True)
@@ -23,16 +33,16 @@ class StepPositions:
     """
 
     shape: tuple[int, ...]
-    positions: torch.Tensor
+    positions: Int64Array
 
-    def spread(self, values: torch.Tensor) -> torch.Tensor:
+    def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Spreads [n, ...] to [*shape, ...], with zeros in padding."""
-        whole = values.new_zeros((math.prod(self.shape), *values.shape[1:]))
+        whole = np.zeros((math.prod(self.shape), *values.shape[1:]), values.dtype)
         whole[self.positions] = values
         return whole.reshape(*self.shape, *values.shape[1:])
 
 
-def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[str, torch.Tensor]:
+def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[str, npt.NDArray[Any]]:
     """Pads the values that a decoder returns for n valid steps.
 
     Args:
@@ -47,7 +57,7 @@ def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[st
         lengths, unless the mapping has an `attention_mask`.
 
     Raises:
-        InvalidArgumentError: the number of values is not n, or a tensor cannot hold them.
+        InvalidArgumentError: the number of values is not n, or an array cannot hold them.
     """
     is_mapping = isinstance(decoded, Mapping)
     named = {f"{key}.{name}": value for name, value in decoded.items()} if is_mapping else {key: decoded}
@@ -55,7 +65,7 @@ def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[st
     result = {}
     for name, value in named.items():
         try:
-            tensor, lengths = _tensor(value, len(steps.positions))
+            array, lengths = _array(value, len(steps.positions))
         except (TypeError, ValueError, RuntimeError) as error:
             problem = (
                 error.message if isinstance(error, InvalidArgumentError) else f"values that no tensor holds: {error}"
@@ -65,55 +75,60 @@ def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[st
                 column=column,
                 hint="a decoder takes a list and returns one number, array or list of numbers for each item",
             ) from error
-        result[name] = steps.spread(tensor)
+        result[name] = steps.spread(array)
         if lengths is not None and not masked:
             result[f"{name}_length"] = steps.spread(lengths)
     return result
 
 
-def _tensor(value: Any, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns a tensor [n, ...], and for sequences their lengths, int64 [n]."""
-    if isinstance(value, np.ndarray):
-        # torch takes no negative strides, and warns about read-only arrays.
-        value = torch.from_numpy(np.require(value, requirements=("C", "W")))
-    if not isinstance(value, torch.Tensor | list | tuple):
+def _array(value: Any, count: int) -> tuple[npt.NDArray[Any], Int64Array | None]:
+    """Returns an array [n, ...], and for sequences their lengths, int64 [n]."""
+    array = as_numpy(value)
+    if array is None and not isinstance(value, list | tuple):
         raise InvalidArgumentError(f"a {type(value).__name__}")
-    found = len(value) if not isinstance(value, torch.Tensor) or value.ndim else 1
+    found = len(value) if array is None or array.ndim else 1
     if found != count:
         raise InvalidArgumentError(f"{found} values for {count} steps")
-    if isinstance(value, torch.Tensor):
-        return value, None
+    if array is not None:
+        return _checked(array), None
     if all(isinstance(item, list | tuple) for item in value):
         return _from_lists(value)
     return _from_arrays(value)
 
 
-def _from_lists(value: Sequence[Sequence[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _checked(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.dtype not in _DTYPES:
+        raise TypeError(f"an array of {array.dtype}")
+    return array
+
+
+def _from_lists(value: Sequence[Sequence[Any]]) -> tuple[npt.NDArray[Any], Int64Array]:
     items = [item for each in value for item in each]
     # NumPy makes float64 of an empty list; lists are usually tokens.
-    flat = torch.from_numpy(np.asarray(items, None if items else np.int64))
-    return _ragged(flat, torch.tensor([len(each) for each in value]))
+    flat = _checked(np.asarray(items, None if items else np.int64))
+    return _ragged(flat, np.array([len(each) for each in value], np.int64))
 
 
-def _from_arrays(value: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    arrays = [item if isinstance(item, torch.Tensor) else torch.from_numpy(np.array(item)) for item in value]
-    dtypes = sorted({str(array.dtype).removeprefix("torch.") for array in arrays})
+def _from_arrays(value: Sequence[Any]) -> tuple[npt.NDArray[Any], Int64Array | None]:
+    known = [(item, as_numpy(item)) for item in value]
+    arrays = [_checked(np.array(item) if array is None else array) for item, array in known]
+    dtypes = sorted({str(array.dtype) for array in arrays})
     if len(dtypes) > 1:
         raise InvalidArgumentError(f"arrays of different dtypes: {', '.join(dtypes)}")
     if all(array.ndim == 1 for array in arrays):
-        return _ragged(torch.cat(arrays), torch.tensor([len(array) for array in arrays]))
-    shapes = sorted({tuple(array.shape) for array in arrays})
+        return _ragged(np.concatenate(arrays), np.array([len(array) for array in arrays], np.int64))
+    shapes = sorted({array.shape for array in arrays})
     if len(shapes) > 1:
         raise InvalidArgumentError(f"arrays of different shapes: {', '.join(map(str, shapes))}")
-    return torch.stack(arrays), None
+    return np.stack(arrays), None
 
 
-def _ragged(flat: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _ragged(flat: npt.NDArray[Any], lengths: Int64Array) -> tuple[npt.NDArray[Any], Int64Array]:
     """Pads sequences to [n, longest, ...]; returns them and their lengths.
 
     The sequences lie one after another in `flat`.
     """
     longest = int(lengths.max())
-    result = flat.new_zeros((len(lengths), longest, *flat.shape[1:]))
-    result[torch.arange(longest) < lengths[:, None]] = flat
+    result = np.zeros((len(lengths), longest, *flat.shape[1:]), flat.dtype)
+    result[np.arange(longest) < lengths[:, None]] = flat
     return result, lengths

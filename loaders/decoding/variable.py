@@ -1,4 +1,4 @@
-"""Columns of text and encoded bytes, as lists or as a decoder's tensors."""
+"""Columns of text and encoded bytes, as lists or as a decoder's arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 
 from gear_data.collection.output import check_alike
 from gear_data.dataset.internals import store_of
@@ -17,7 +16,7 @@ from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.pad_decoded import StepPositions, padded
-from gear_data.selection.windows import Windows
+from gear_data.selection.windows import Int64Array, Windows
 
 
 def check_decoders(components: Sequence[LoaderComponent], decoders: Mapping[str, Decoder]) -> None:
@@ -168,9 +167,10 @@ def _layout(component: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
     }
 
 
-def _positions(windows: Windows, width: int, *, pad_left: bool) -> torch.Tensor:
+def _positions(windows: Windows, width: int, *, pad_left: bool) -> Int64Array:
     """Returns int64 [n], the positions of the valid steps in [B, width], flattened."""
     length = windows.length
     first = np.arange(len(windows)) * width + (width - length if pad_left else 0)
     before = length.cumsum() - length
-    return torch.from_numpy(np.repeat(first - before, length) + np.arange(length.sum()))
+    positions: Int64Array = np.repeat(first - before, length) + np.arange(length.sum())
+    return positions

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from gear_data.loaders.batch_iterator import NextStep
+from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.passes.shared_state import SharedResumeState
 
 

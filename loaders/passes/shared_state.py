@@ -8,7 +8,7 @@ import os
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
+from gear_data.loaders.frameworks.workers import get_worker_info
 
 if TYPE_CHECKING:
     from torch.utils.data._utils.worker import WorkerInfo

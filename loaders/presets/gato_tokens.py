@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from gear_data.errors import InvalidArgumentError, NonFiniteError
 from gear_data.loaders.presets.batch_format import Tokens
@@ -40,7 +39,7 @@ def add_tokens(
     `tokens`, `target_mask` and the mask are [B, K * P].
 
     Args:
-        batch: key -> tensor [B, K, ...], and `valid_count` int64 [B].
+        batch: key -> array [B, K, ...], and `valid_count` int64 [B].
         tokens: vocabulary and form.
         observations, actions: keys of [B, K] or [B, K, n]. Floats are continuous, integers and booleans are discrete.
         sequences: further keys of [B, K, ...], whose valid steps are the window's; ragged tokens make them lists, too.
@@ -52,12 +51,11 @@ def add_tokens(
         InvalidArgumentError: a discrete value is not 0 to bins - 1.
     """
     rest = {key: value for key, value in batch.items() if key not in (*observations, *actions)}
-    # NumPy's loops stay in this thread; torch's thread pool would compete with prefetching for the cores.
-    pieces = [_encode(batch[key].numpy(), tokens, Role.OBSERVATION, key) for key in observations]
+    pieces = [_encode(batch[key], tokens, Role.OBSERVATION, key) for key in observations]
     lengths, context = batch["valid_count"].tolist(), batch[(*observations, *actions)[0]].shape[1]
     pieces.append(np.full((len(lengths), context, 1), tokens.separator, np.int64))
     before = sum(piece.shape[2] for piece in pieces)
-    pieces += [_encode(batch[key].numpy(), tokens, Role.ACTION, key) for key in actions]
+    pieces += [_encode(batch[key], tokens, Role.ACTION, key) for key in actions]
     steps = np.concatenate(pieces, 2)
     targets = np.zeros(steps.shape, np.bool_)
     targets[..., before:] = True
@@ -70,16 +68,16 @@ def add_tokens(
         if mask_key is not None:
             del rest[mask_key]
         for key, array in ((TOKENS, steps), (TARGETS, targets)):
-            values = torch.from_numpy(array.reshape(len(array), context * width))
+            values = array.reshape(len(array), context * width)
             rest[key] = [values[row, span.start * width : span.stop * width] for row, span in enumerate(spans)]
         return rest
     positions = np.arange(context)[None, :, None]
-    valid = batch["valid_count"].numpy()[:, None, None]
+    valid = batch["valid_count"][:, None, None]
     padding = positions < context - valid if pad_left else positions >= valid
-    rest[TOKENS] = torch.from_numpy(np.where(padding, tokens.padding, steps).reshape(len(steps), context * width))
-    rest[TARGETS] = torch.from_numpy((targets & ~padding).reshape(len(steps), context * width))
+    rest[TOKENS] = np.where(padding, tokens.padding, steps).reshape(len(steps), context * width)
+    rest[TARGETS] = (targets & ~padding).reshape(len(steps), context * width)
     if mask_key is not None:
-        rest[mask_key] = rest[mask_key].repeat_interleave(steps.shape[2], 1)
+        rest[mask_key] = rest[mask_key].repeat(steps.shape[2], 1)
     return rest
 
 

@@ -1,0 +1,1 @@
+"""Frameworks whose arrays a batch can have: torch, NumPy and JAX."""

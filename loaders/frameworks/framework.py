@@ -1,0 +1,40 @@
+"""Framework: how a batch of NumPy arrays becomes a batch of torch, NumPy or JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gear_data.loaders.builders.batch import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+Change = Callable[[Batch], Batch]
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework, and the steps from collected arrays to its batch.
+
+    A builder collects, decodes and makes tokens in NumPy. After that come `convert`, the user's `transform`, `place`
+    and `deliver`, in this order. None skips a step.
+
+    Attributes:
+        name: one of `gear_data.loaders.frameworks.resolve.FRAMEWORKS`.
+        convert: turns NumPy arrays into the arrays for `transform`.
+        place: puts the batch in its place, in the thread that builds it.
+        deliver: puts the batch in its place, in the consumer's thread.
+        device: torch's device of the batch; None with other frameworks.
+        pin: whether batches are copied to pinned memory.
+        rank: this process's rank and the number of ranks, where a sharding decides them; else None.
+    """
+
+    name: str
+    convert: Change | None = None
+    place: Change | None = None
+    deliver: Change | None = None
+    device: torch.device | None = None
+    pin: bool = False
+    rank: tuple[int, int] | None = None

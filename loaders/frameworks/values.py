@@ -1,0 +1,51 @@
+"""Values of a batch: arrays of any framework, and lists."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.collection.output import BFLOAT16
+
+
+def as_numpy(value: Any) -> npt.NDArray[Any] | None:
+    """Returns an array of NumPy, torch or JAX as a NumPy array; None for anything else.
+
+    A tensor on another device is copied.
+    """
+    array: npt.NDArray[Any]
+    if isinstance(value, np.ndarray):
+        return value
+    # A value of torch or JAX means that the process has imported it.
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        half = tensor.dtype == torch.bfloat16
+        array = tensor.view(torch.uint16).numpy().view(BFLOAT16) if half else tensor.numpy()
+        return array
+    if jax is not None and isinstance(value, jax.Array):
+        array = np.asarray(value)
+        return array
+    return None
+
+
+def in_numpy(value: Any) -> Any:
+    """Returns a value of a batch with a NumPy array for every array of another framework."""
+    if isinstance(value, list):
+        return [in_numpy(each) for each in value]
+    array = as_numpy(value)
+    return value if array is None else array
+
+
+def map_arrays(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Applies `change` to every array of a kind in a value of a batch.
+
+    Lists of text stay unchanged.
+    """
+    if isinstance(value, kind):
+        return change(value)
+    return [map_arrays(each, kind, change) for each in value] if isinstance(value, list) else value
