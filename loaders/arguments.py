@@ -12,12 +12,13 @@ from gear_data.collection.output import BFLOAT16
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.loaders.normalization import MODES, mode_statistics
 from gear_data.loaders.presets.outputs import normalization_columns
 
 if TYPE_CHECKING:
     import torch
 
-Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any]] | None
+Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any] | str] | None
 
 #: The known backends; see `SequenceLoader`.
 BACKENDS = ("auto", "cpu", "cuda")
@@ -157,16 +158,23 @@ def normalization_statistics(
         return {}
     if isinstance(normalize, Mapping):
         normalization_columns(dataset.schema, tuple(normalize))
-        return {name: _mean_and_std(name, value) for name, value in normalize.items()}
-    names = normalization_columns(dataset.schema, normalize)
-    return {name: (dataset.statistics[name].mean, dataset.statistics[name].std) for name in names}
+        return {name: _mean_and_std(dataset, name, value) for name, value in normalize.items()}
+    mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
+    names = normalization_columns(dataset.schema, True if mode == normalize else normalize)
+    return {name: mode_statistics(dataset, name, mode) for name in names}
 
 
-def _mean_and_std(name: str, value: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _mean_and_std(dataset: Dataset, name: str, value: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    if isinstance(value, str):
+        if value not in MODES:
+            raise unknown_name("normalisation", value, MODES)
+        return mode_statistics(dataset, name, value)
     try:
         mean, std = (np.asarray(each, np.float64) for each in value)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"normalize takes (mean, std), not {value!r}", column=name) from error
+        raise InvalidArgumentError(
+            f"normalize takes (mean, std) or a mode, not {value!r}", column=name, hint=f"modes: {', '.join(MODES)}"
+        ) from error
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
         raise InvalidArgumentError(
             f"normalize takes finite means, and finite deviations of at least 0, not {value!r}", column=name

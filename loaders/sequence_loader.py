@@ -73,8 +73,9 @@ class SequenceLoader(LoaderBase):
             `next_X` is column X of the next step, and for the last step the final observation.
         offsets: column -> (first, last): the column's own range of steps relative to the window's first step, `last`
             excluded. Each step has its own position, and a mask `COLUMN_mask`. Other columns have `context` steps.
-        normalize: True (float observations), one column or several, by the dataset's statistics; or column -> (mean,
-            std). None: nothing is normalised.
+        normalize: True (float observations), one column or several, by the dataset's mean and standard deviation; or
+            `quantiles` (float observations, the 1st and 99th percentile to -1 and 1) or `min-max` (to -1 to 1); or
+            column -> (mean, std), `mean-std`, `quantiles` or `min-max`. None: nothing is normalised.
         dtype: dtype of float columns: float32, float64, float16 or bfloat16, by name or as a framework's
             dtype. None: the preset's. Masks keep their dtype.
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.

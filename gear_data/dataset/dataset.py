@@ -195,6 +195,29 @@ class Dataset:
             return self._store.statistics
         return views.view_statistics(self._store, self.episode_ids)
 
+    def quantiles(self, column: str, probabilities: Sequence[float] = (0.01, 0.99)) -> npt.NDArray[np.float64]:
+        """Returns quantiles of a column over all steps of the episodes, exactly.
+
+        Quantiles are of finite values, and interpolated as by `numpy.quantile`. A vector column has quantiles for each
+        element; other columns have one set for all their elements. The first call reads the column three times (64-bit
+        numbers: six times), in blocks. The result is kept in the folder `sidecars` of the dataset.
+
+        Args:
+            column: a column of a fixed size.
+            probabilities: numbers from 0 to 1.
+
+        Returns:
+            float64 [probabilities, elements]; NaN for an element without finite values.
+
+        Raises:
+            UnknownNameError: the column does not exist. The error lists the columns.
+            UnsupportedColumnError: the column has text or bytes.
+            InvalidArgumentError: a probability is not a number from 0 to 1.
+        """
+        ids = self._ids(0, len(self))
+        contents = self.manifest.fingerprint if self.episode_ids is None else views.view_fingerprint(self._store, ids)
+        return views.episode_quantiles(self._store, ids, contents, column, views.checked_probabilities(probabilities))
+
     @cached_property
     def episodes(self) -> pl.DataFrame:
         """Episode table: one row per episode, in source order.

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
 from gear_data.dataset.store import DatasetStore
+from gear_data.errors import InvalidArgumentError
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import fingerprint
-from gear_data.storage.statistics import ColumnStatistics, RunningStatistics
+from gear_data.storage.quantiles.exact import Float64Array, exact_quantiles
+from gear_data.storage.quantiles.files import load_quantiles, save_quantiles
+from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, statistics_width
+
+#: Bytes of a column that a pass for quantiles reads at once. Their keys take up to eight times as much.
+_QUANTILE_BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -67,3 +77,57 @@ def view_statistics(store: DatasetStore, ids: Int64Array) -> dict[str, ColumnSta
             running.update({spec.name: store.steps(spec.name, block) for spec in columns}, lengths[first:last])
             bar.update(int(lengths[first:last].sum()))
     return running.result()
+
+
+def checked_probabilities(probabilities: Sequence[float]) -> tuple[float, ...]:
+    """Returns probabilities as floats.
+
+    Raises:
+        InvalidArgumentError: the list is empty, or a probability is not a number from 0 to 1.
+    """
+    try:
+        checked = tuple(float(each) for each in probabilities)
+    except (TypeError, ValueError):
+        checked = ()
+    if not checked or not all(0 <= each <= 1 for each in checked):
+        raise InvalidArgumentError(
+            f"the probabilities of quantiles are {probabilities!r}",
+            hint="give numbers from 0 to 1, such as (0.01, 0.99)",
+        )
+    return checked
+
+
+def episode_quantiles(
+    store: DatasetStore, ids: Int64Array, episodes: str, name: str, probabilities: tuple[float, ...]
+) -> Float64Array:
+    """Returns quantiles of a column over all steps of some episodes.
+
+    The result is float64 [probabilities, elements].
+
+    Args:
+        store: the dataset.
+        ids: int64 [k], the episodes.
+        episodes: hash of the contents of the episodes.
+        name: the column.
+        probabilities: 0 to 1 each.
+    """
+    spec = store.schema[name]
+    dtype, width = spec.storage_dtype, statistics_width(spec)
+    facts = [episodes, name, str(dtype), list(spec.shape), store.discount if spec.derived else None, probabilities]
+    key = xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())
+    path = store.files.sidecars(key) / "quantiles" / f"{key}.json"
+    found = load_quantiles(path, (len(probabilities), width))
+    if found is not None:
+        return found
+
+    mask = store.schema.mask_of(name)
+    lengths = store.lengths[ids]
+
+    def blocks() -> Iterator[npt.NDArray[Any]]:
+        for first, last in block_ranges(lengths, spec.row_bytes, _QUANTILE_BLOCK_BYTES):
+            values = store.steps(name, ids[first:last])
+            yield values if mask is None else values[store.steps(mask, ids[first:last]).astype(np.bool_)]
+
+    result = exact_quantiles(blocks, dtype, width, probabilities)
+    save_quantiles(path, result)
+    return result

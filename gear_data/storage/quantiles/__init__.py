@@ -1,0 +1,1 @@
+"""Quantiles of columns: computed exactly, and stored."""
