@@ -14,11 +14,11 @@ from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
 from gear_data.kernels.cpu.hops import hop_of
 from gear_data.kernels.cpu.native import memcpy, prefetch
 from gear_data.kernels.cpu.padding import fill_rows, pad_window, write_timesteps
+from gear_data.kernels.cpu.single_rows import IS_STEP, NO_STATE, is_single, write_single_rows
 from gear_data.kernels.output_plan import (
     COLUMN_KINDS,
     KIND_COPY,
     KIND_DISCOUNTED,
-    KIND_HOP,
     KIND_TIMESTEP,
 )
 
@@ -95,12 +95,25 @@ def _locate_next(output, episode, start, episode_steps, finals, hops, spans):  #
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def _find_hops(output, episode, start, episode_steps, finals, shard, base, addresses, hops, ended):  # type: ignore[no-untyped-def]
-    """Fills `hops`, int64 [B], and `ended`, bool [B], for the first step of each window: see `hop_of`."""
+def _find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, hops, ended, places):  # type: ignore[no-untyped-def]
+    """Finds the next state of each window's first step.
+
+    Args:
+        hops, ended: int64 and bool [B], receive the results of `hop_of`.
+        places: int64 [B], receives where the state is: see `write_single_rows`.
+        output, episode, start, episode_steps, finals, shard, row, addresses: see `collect`.
+    """
     for b in range(len(episode)):
-        flags = addresses[shard[b], output.ends] + base[b] + start[b]
-        has_final = output.reach != 0 and finals[episode[b]] >= 0
-        hops[b], ended[b] = hop_of(flags, start[b], episode_steps[b], output.hops, has_final)
+        final = finals[episode[b]] if len(finals) else np.int64(-1)
+        flags = addresses[shard[b], output.ends] + row[b]
+        hop, end = hop_of(flags, start[b], episode_steps[b], output.hops, output.reach != 0 and final >= 0)
+        hops[b], ended[b] = hop, end
+        if hop == 0:
+            places[b] = NO_STATE
+        elif start[b] + hop < episode_steps[b]:
+            places[b] = IS_STEP
+        else:
+            places[b] = final
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -120,7 +133,7 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
     Args:
         output, span: records of OUTPUT_PLAN and SPAN.
         source, target: addresses of the first valid row, in the column and in the output.
-        left: number of steps from the first valid step to the last one that a discounted sum may have.
+        left: number of steps from the first valid step to the episode's end.
     """
     if output.kind == KIND_DISCOUNTED:
         sum_discounted_rows(output, source, target, span.count, left)
@@ -185,21 +198,28 @@ def collect(  # type: ignore[no-untyped-def]
     # Looked up once for each window, not again for each output: a large episode table is not in the cache.
     shard, base, episode_steps = shards[episode], bases[episode], lengths[episode]
     valid[:] = 0
+    row, left = base + start, episode_steps - start
     spans = np.empty(count, SPAN)
     located = np.int64(-1)
-    hops, ended = np.empty(0, np.int64), np.empty(0, np.bool_)
+    hops, ended, places = np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.int64)
     for k in range(len(plan)):
         output = plan[k]
+        if output.hops and len(hops) < count:
+            # The same for all outputs.
+            hops, ended, places = np.empty(count, np.int64), np.empty(count, np.bool_), np.empty(count, np.int64)
+            _find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, hops, ended, places)
+        if is_single(output):
+            write_single_rows(output, outputs[k], shard, row, left, addresses, row_of_window, hops, ended, places)
+            for i in range(count // windows_per_batch):
+                valid[i] += windows_per_batch * output.out_bytes
+            continue
         kind, column, row_bytes, source_bytes = output.kind, output.column, output.out_bytes, output.source_bytes
         width = output.width
         window_bytes = width * row_bytes
         if output.same_spans_as != located:
             # Most outputs have the same spans as the output before them.
             located = output.same_spans_as
-            if output.hops and len(hops) < count:
-                hops, ended = np.empty(count, np.int64), np.empty(count, np.bool_)
-                _find_hops(output, episode, start, episode_steps, finals, shard, base, addresses, hops, ended)
-            if output.hops and output.shift:
+            if output.hops:
                 _locate_next(output, episode, start, episode_steps, finals, hops, spans)
             else:
                 locate(output, episode, start, length, episode_steps, finals, spans)
@@ -219,13 +239,9 @@ def collect(  # type: ignore[no-untyped-def]
             target = out + span.head * row_bytes
             valid[b // windows_per_batch] += (width if output.hops else span.count) * row_bytes
             if span.count > 0:
-                if kind == KIND_HOP:
-                    row = hops[b] + (output.horizon + 1) * ended[b]
-                    memcpy(target, output.valid + row * row_bytes, np.uint64(row_bytes))
-                elif reads_column:
+                if reads_column:
                     source = addresses[shard[b], column] + (base[b] + span.first + shift) * source_bytes
-                    left = max(hops[b], np.int64(1)) if output.hops else episode_steps[b] - span.first
-                    _write_column(output, span, source, target, left)
+                    _write_column(output, span, source, target, episode_steps[b] - span.first)
                 elif kind == KIND_TIMESTEP:
                     write_timesteps(output.out_type, target, span.count, span.first + output.origin)
                 else:

@@ -377,7 +377,8 @@ def test_a_damaged_state_is_refused(dataset, change):
 
 BAD = [
     *(pytest.param({name: value}, id=f"{name}={value}")
-      for name in ("batch_size", "context") for value in (0, -1, 1.5, "8", None, True, np.float64(3))),
+      for name in ("batch_size", "context") for value in (0, -1, 1.5, "8", True, np.float64(3))),
+    pytest.param({"batch_size": None}, id="batch_size=None"),
     *(pytest.param({name: value}, id=f"{name}={value}")
       for name in ("prefetch", "steps", "epochs") for value in (-1, 0.5, "1", False)),
     *(pytest.param({"seed": value}, id=f"seed={value}") for value in (-1, 2**64, 1.0, None)),
