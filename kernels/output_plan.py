@@ -59,7 +59,7 @@ _FIELDS = (
     "finals",  # address of the column's final observations; 0: there are none
     "discounts",  # address of float64 discounts, for KIND_DISCOUNTED
     "horizon",  # number of discounts; for KIND_HOP, hops
-    "hops",  # the most steps from a step to its next one, see `gear_data.kernels.cpu.hops`; 0: see `shift`
+    "hops",  # the most steps from a step to its next one, see `gear_data.kernels.cpu.transitions`; 0: see `shift`
     "ends",  # with hops: index of the column of flags (uint8) that end a hop
     "reach",  # with hops: 1: a final observation is a next step
     "same_spans_as",  # index of the first output whose windows have the same steps in the same rows; may be its own

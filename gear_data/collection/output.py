@@ -41,7 +41,7 @@ class NextState:
     """The n-th next state of a window's first step, for all outputs of a batch that have one.
 
     The hop is the number of steps to it: n, or fewer up to a terminal step or the last state of the episode; 0 if
-    there is none. `gear_data.kernels.cpu.hops` says which states an episode has.
+    there is none. `gear_data.kernels.cpu.transitions` says which states an episode has.
 
     Attributes:
         most: n, the longest hop.

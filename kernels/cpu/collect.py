@@ -11,10 +11,9 @@ import numpy as np
 from numba import njit
 
 from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
-from gear_data.kernels.cpu.hops import hop_of
 from gear_data.kernels.cpu.native import memcpy, prefetch
 from gear_data.kernels.cpu.padding import fill_rows, pad_window, write_timesteps
-from gear_data.kernels.cpu.single_rows import IS_STEP, NO_STATE, is_single, write_single_rows
+from gear_data.kernels.cpu.transitions import find_hops, is_single, write_single_rows
 from gear_data.kernels.output_plan import (
     COLUMN_KINDS,
     KIND_COPY,
@@ -92,28 +91,6 @@ def _locate_next(output, episode, start, episode_steps, finals, hops, spans):  #
         span = spans[b]
         span.first, span.count, span.head = low, count, low - state - output.first if count else width
         span.final = final if count and high > episode_steps[b] else np.int64(-1)
-
-
-@njit(nogil=True)  # type: ignore[untyped-decorator]
-def _find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, hops, ended, places):  # type: ignore[no-untyped-def]
-    """Finds the next state of each window's first step.
-
-    Args:
-        hops, ended: int64 and bool [B], receive the results of `hop_of`.
-        places: int64 [B], receives where the state is: see `write_single_rows`.
-        output, episode, start, episode_steps, finals, shard, row, addresses: see `collect`.
-    """
-    for b in range(len(episode)):
-        final = finals[episode[b]] if len(finals) else np.int64(-1)
-        flags = addresses[shard[b], output.ends] + row[b]
-        hop, end = hop_of(flags, start[b], episode_steps[b], output.hops, output.reach != 0 and final >= 0)
-        hops[b], ended[b] = hop, end
-        if hop == 0:
-            places[b] = NO_STATE
-        elif start[b] + hop < episode_steps[b]:
-            places[b] = IS_STEP
-        else:
-            places[b] = final
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -207,7 +184,7 @@ def collect(  # type: ignore[no-untyped-def]
         if output.hops and len(hops) < count:
             # The same for all outputs.
             hops, ended, places = np.empty(count, np.int64), np.empty(count, np.bool_), np.empty(count, np.int64)
-            _find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, hops, ended, places)
+            find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, hops, ended, places)
         if is_single(output):
             write_single_rows(output, outputs[k], shard, row, left, addresses, row_of_window, hops, ended, places)
             for i in range(count // windows_per_batch):

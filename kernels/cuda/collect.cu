@@ -73,7 +73,7 @@ __device__ Span locate(const OutputPlan &plan, i64 start, i64 length, i64 total,
 }
 
 // The hop of a window's first step: the steps to its next state, and whether its last step is terminal. See
-// gear_data.kernels.cpu.hops. flags: the flag of the step.
+// gear_data.kernels.cpu.transitions. flags: the flag of the step.
 struct Hop {
     i64 steps;
     bool ended;

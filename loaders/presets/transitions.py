@@ -1,6 +1,6 @@
 """Transitions as outputs: a step, its reward, and its next state.
 
-`gear_data.kernels.cpu.hops` defines the next state, n steps ahead.
+`gear_data.kernels.cpu.transitions` defines the next state, n steps ahead.
 """
 
 from __future__ import annotations

@@ -1,16 +1,21 @@
-"""Outputs with one row for each window: no padding, except where a next state is missing.
+"""Transitions: the next state of a step, and rows of single steps.
 
-Such rows are short, so that locating spans and padding would take longer than copying. Nothing is prefetched: short
-copies overlap anyway, and prefetching made them slower.
+An episode of T steps has the states 0 to T. State T is the final observation. It is the next state of the last step if
+it is stored, or if the last step is terminal: then no value is read from the state. Else the states end at T - 1. The
+hop of step t is the number of steps from t to its next state: at most n, and at most the number of steps up to the
+first terminal one. It is 0 for a last step without a next state.
+
+A batch of transitions has one short row for each window. To locate spans and padding would take longer than to copy
+such rows. Nothing is prefetched: short copies overlap anyway, and prefetching made them slower.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import carray, njit
 
 from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
-from gear_data.kernels.cpu.native import memcpy
+from gear_data.kernels.cpu.native import memcpy, pointer
 from gear_data.kernels.cpu.padding import fill_rows
 from gear_data.kernels.output_plan import COLUMN_KINDS, KIND_COPY, KIND_DISCOUNTED, KIND_HOP
 
@@ -18,6 +23,49 @@ from gear_data.kernels.output_plan import COLUMN_KINDS, KIND_COPY, KIND_DISCOUNT
 _SHORT_BYTES = 512
 #: The next state is a step of the episode; there is no next state, or the final observation is not stored.
 IS_STEP, NO_STATE = -2, -1
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def hop_of(flags, step, total, most, has_final):  # type: ignore[no-untyped-def]
+    """Returns (hop, whether the last step of the hop is terminal).
+
+    Args:
+        flags: address of the uint8 flag of `step`, and of the flags of the steps after it.
+        step: the step in its episode.
+        total: steps of the episode.
+        most: n, the longest hop.
+        has_final: whether the episode's final observation is a next state.
+    """
+    left = min(most, total - step)
+    ended = carray(pointer(flags), (left,), np.uint8)
+    for j in range(left):
+        if ended[j]:
+            return np.int64(j + 1), True
+    if step + left == total and not has_final:
+        return np.int64(left - 1), False
+    return np.int64(left), False
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, hops, ended, places):  # type: ignore[no-untyped-def]
+    """Finds the next state of each window's first step.
+
+    Args:
+        hops, ended: int64 and bool [B], receive the results of `hop_of`.
+        places: int64 [B], receives where the state is: see `write_single_rows`.
+        output, episode, start, episode_steps, finals, shard, row, addresses: see `collect`.
+    """
+    for b in range(len(episode)):
+        final = finals[episode[b]] if len(finals) else np.int64(-1)
+        flags = addresses[shard[b], output.ends] + row[b]
+        hop, end = hop_of(flags, start[b], episode_steps[b], output.hops, output.reach != 0 and final >= 0)
+        hops[b], ended[b] = hop, end
+        if hop == 0:
+            places[b] = NO_STATE
+        elif start[b] + hop < episode_steps[b]:
+            places[b] = IS_STEP
+        else:
+            places[b] = final
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
