@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import inspect
@@ -50,6 +51,17 @@ def test_a_public_name_is_documented(name: str) -> None:
     if inspect.isclass(value):
         missing = [member for member, code in _public_members(value) if not getattr(code, "__doc__", None)]
         assert not missing, f"gear_data.{name}: no docstring for {', '.join(missing)}"
+
+
+def test_integrations_are_documented() -> None:
+    found = {
+        f"gear_data.integrations.{path.stem}.{node.name}"
+        for path in (ROOT / "gear_data" / "integrations").glob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    }
+    assert len(found) > 3
+    assert found <= _documented(), "add them to docs/reference/api/integrations.md"
 
 
 def test_every_error_is_documented() -> None:
